@@ -1,9 +1,9 @@
-"""Episodes on an engine that knows of none: a turn is a request that completes, the next one resumes from all so far.
+"""Multi-turn episodes on an engine of single requests: each turn is a request that resumes all tokens so far.
 
-`EpisodeEngine` is an engine itself, whose requests are whole episodes. Between two turns a trajectory is in no batch:
-its environment answers in another process (see environments/pool.py), while the engine goes on with the others. What is
-observed is appended, and never encoded again. Nothing is kept of an episode but its tokens and which of them the model
-drew: moved, resumed or interrupted it is played again from the texts of its turns.
+`EpisodeEngine` is itself an engine, whose requests are whole episodes. Between two turns a trajectory is in no batch:
+its environment steps in another process (see environments/pool.py) while the engine runs the others. The tokens of an
+observation are appended and never encoded again. The state of an episode is its tokens and their loss mask; after a
+move, a resumption or an interrupt the environment is replayed from the texts of the turns.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from operators.rollout.turns import append_observation, last_turn, observation_r
 from schemas.records import Ending, Episode, PolicyVersion
 
 ENVIRONMENT_WAIT_S = 0.005
-"""How long a step waits for an environment where there is nothing else to do."""
+"""A step without other work waits so many seconds for an environment."""
 RECENT_REQUEST_S = 0.1
-"""How long after it was asked an environment may answer any moment; a later answer waits for the next look."""
+"""For so many seconds after a request the engine polls for the reply; later replies wait for the next step."""
 EMPTY_RESPONSE = PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32), loss_mask=np.zeros(0, bool))
 
 
 @dataclass(slots=True, eq=False)
 class _ActiveEpisode:
-    """An episode under way: all that is known before its engine goes on, or while its environment is `asked`."""
+    """An active episode: its tokens before the engine resumes it, or while the environment's `reply` is pending."""
 
     request: Request
     pool: EnvironmentPool
     known: PartialResponse
-    asked: Future[EpisodeState] | None = None
-    asked_at: float = 0.0
-    seen: list[str | None] = field(default_factory=list)
-    """Observations that are known to be those in its tokens."""
+    reply: Future[EpisodeState] | None = None
+    requested_at: float = 0.0
+    verified: list[str | None] = field(default_factory=list)
+    """Observations that were compared with the tokens."""
     rewards: tuple[float, ...] = ()
 
     @property
@@ -52,20 +52,20 @@ class _ActiveEpisode:
 
     @property
     def turn(self) -> range | None:
-        """The turn with which what is known ends; None where it ends with what was observed, or is nothing."""
+        """The turn at the end of the known tokens; None if they are empty or end with an observation."""
         return last_turn(self.known.drawn)
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for another token."""
+        """Whether the token limit is reached."""
         return len(self.known.token_ids) >= self.request.sampling.max_new_tokens
 
 
 class EpisodeEngine:
-    """`engine`, with the environments of `pools` by the name that prompts give them.
+    """`engine` with the environments of `pools`, by the name that prompts use.
 
-    `encode` and `decode` are the tokenizer's; `frames` are what stands around the messages of those environments whose
-    words are messages. Requests without an environment pass through.
+    `encode` and `decode` are the tokenizer's; `frames` has the message frame of each environment whose observations are
+    messages. Requests without an environment pass through.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EpisodeEngine:
         self._engine = StoppingEngine(engine, decode)
         self._pools, self._encode, self._decode = pools, encode, decode
         self._frames = frames or {}
-        self._playing: dict[str, _ActiveEpisode] = {}
+        self._active: dict[str, _ActiveEpisode] = {}
         self._ended: list[Completion] = []
 
     @property
@@ -88,71 +88,73 @@ class EpisodeEngine:
         return self._engine.version
 
     def load(self, weights: Path, version: PolicyVersion) -> None:
-        """As the engine's; raises RuntimeError while an environment is asked, too."""
+        """As the engine's; also raises RuntimeError while an environment's reply is pending."""
         check_loadable(self.status(), version)
         self._engine.load(weights, version)
 
     def submit(self, request: Request) -> None:
-        """As the engine's; raises ValueError for an unknown environment, too."""
+        """As the engine's; also raises ValueError for an unknown environment."""
         if request.environment_prompt is None:
             self._engine.submit(request)
             return
         name = request.environment_prompt.environment
         if name not in self._pools:
             raise ValueError(f"there is no environment {name!r}: rollout.environments has {sorted(self._pools)}")
-        if request.trajectory_id in self._playing:
+        if request.trajectory_id in self._active:
             raise ValueError(f"trajectory {request.trajectory_id!r} is already in the engine")
         known = EMPTY_RESPONSE if request.partial is None else request.partial
         if known.loss_mask is None:
             known = replace(known, loss_mask=known.drawn)
-        playing = self._playing[request.trajectory_id] = _ActiveEpisode(request, self._pools[name], known)
+        episode = self._active[request.trajectory_id] = _ActiveEpisode(request, self._pools[name], known)
         if len(known.token_ids):
-            self._generate(playing)  # a turn that has ended completes as it is
+            self._generate(episode)  # a finished turn completes unchanged
         else:
-            self._ask(playing)
+            self._request_observation(episode)
 
     def step(self) -> Sequence[Completion]:
-        """One round of the engine; those whose turn ended in it are answered meanwhile, and go on in a later one."""
-        waits = [each.asked for each in self._playing.values() if each.asked is not None]
-        if waits and self._engine.due() > 0:
-            wait(waits, timeout=ENVIRONMENT_WAIT_S, return_when=FIRST_COMPLETED)
+        """One round of the engine. Environments process the turns that ended in it while later rounds run."""
+        waiting = [each.reply for each in self._active.values() if each.reply is not None]
+        if waiting and self._engine.due() > 0:
+            wait(waiting, timeout=ENVIRONMENT_WAIT_S, return_when=FIRST_COMPLETED)
         for completion in self._engine.step():
-            playing = self._playing.get(completion.trajectory_id)
-            if playing is None:
+            episode = self._active.get(completion.trajectory_id)
+            if episode is None:
                 self._ended.append(completion)
             elif completion.finish_reason == "failed":
-                playing.known = with_loss_mask(completion.generated, playing.known)
-                self._fail(playing, completion.error or "")
+                episode.known = with_loss_mask(completion.generated, episode.known)
+                self._fail(episode, completion.error or "")
             else:
-                self._turn_over(playing, completion.generated)
-        for playing in [each for each in self._playing.values() if each.asked is not None and each.asked.done()]:
-            self._answered(playing)
+                self._handle_turn_end(episode, completion.generated)
+        for episode in [each for each in self._active.values() if each.reply is not None and each.reply.done()]:
+            self._handle_reply(episode)
         ended, self._ended = self._ended, []
         return ended
 
     def take_started(self) -> Sequence[str]:
-        """As the engine's: a trajectory is told of in every turn."""
+        """As the engine's: a trajectory is listed once per turn."""
         return self._engine.take_started()
 
     def due(self) -> float:
-        """As the engine's; 0 where an environment has answered, or may any moment."""
-        soon = time.monotonic() - RECENT_REQUEST_S
-        waits = [each for each in self._playing.values() if each.asked is not None]
-        if self._ended or any(each.asked_at > soon or each.asked.done() for each in waits if each.asked is not None):
+        """As the engine's; 0 if an environment has replied, or was requested less than RECENT_REQUEST_S ago."""
+        recent = time.monotonic() - RECENT_REQUEST_S
+        waiting = [each for each in self._active.values() if each.reply is not None]
+        if self._ended or any(
+            each.requested_at > recent or each.reply.done() for each in waiting if each.reply is not None
+        ):
             return 0.0
         return self._engine.due()
 
     def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
-        """As the engine's; what an environment is asked about is asked again where it goes on."""
+        """As the engine's; the next owner repeats a pending environment request."""
         released = self._engine.release(trajectory_ids, with_kv=with_kv)
-        for playing in [self._playing.pop(name) for name in trajectory_ids if name in self._playing]:
-            generated = released.get(playing.name)
+        for episode in [self._active.pop(name) for name in trajectory_ids if name in self._active]:
+            generated = released.get(episode.name)
             if generated is not None:
-                released[playing.name] = with_loss_mask(generated, playing.known)
+                released[episode.name] = with_loss_mask(generated, episode.known)
             else:
-                released[playing.name] = replace(playing.known, kv=None)
-            if playing.asked is not None:
-                playing.asked.cancel()
+                released[episode.name] = replace(episode.known, kv=None)
+            if episode.reply is not None:
+                episode.reply.cancel()
         for ended in [each for each in self._ended if each.trajectory_id in set(trajectory_ids)]:
             released[ended.trajectory_id] = ended.generated
             self._ended.remove(ended)
@@ -161,133 +163,136 @@ class EpisodeEngine:
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """As the engine's, loss masks included."""
         found = self._engine.generated(since)
-        for name in since.keys() & self._playing.keys():
-            known, start = self._playing[name].known, since[name]
+        for name in since.keys() & self._active.keys():
+            known, start = self._active[name].known, since[name]
             found[name] = with_loss_mask(found[name], known, start) if name in found else known.since(start)
         return found
 
     def status(self) -> EngineStatus:
-        """The engine's load; who waits for an environment counts as running, for it comes back."""
+        """The engine's load; episodes that wait for an environment count as running, because they return."""
         status = self._engine.status()
-        asked = sum(each.asked is not None for each in self._playing.values())
+        asked = sum(each.reply is not None for each in self._active.values())
         return replace(status, running=status.running + asked, waiting=status.waiting + len(self._ended))
 
     def close(self) -> None:
-        """Free what the engine holds; the pools are their owner's."""
+        """Free the engine's resources; the caller closes the pools."""
         self._engine.close()
 
     # -- one episode --------------------------------------------------------------------------------------------------
 
-    def _generate(self, playing: _ActiveEpisode) -> None:
-        """Let the engine make the next turn, or what is missing of it."""
-        request, known = playing.request, playing.known
-        turn, sampling, pool = playing.turn, request.sampling, playing.pool
+    def _generate(self, episode: _ActiveEpisode) -> None:
+        """Submit the next turn, or the rest of an unfinished one, to the engine."""
+        request, known = episode.request, episode.known
+        turn, sampling, pool = episode.turn, request.sampling, episode.pool
         if turn is None and len(known.token_ids) and int(known.token_ids[-1]) in sampling.stop_token_ids:
-            self._fail(playing, "what was observed ends with a stop token")
+            self._fail(episode, "the observation ends with a stop token")
             return
-        begun = len(known.token_ids) if turn is None else turn.start
-        most = min(begun + (pool.spec.turn_tokens or sampling.max_new_tokens), sampling.max_new_tokens)
+        start = len(known.token_ids) if turn is None else turn.start
+        most = min(start + (pool.spec.turn_tokens or sampling.max_new_tokens), sampling.max_new_tokens)
         sampling = replace(sampling, max_new_tokens=most, stop_strings=(*sampling.stop_strings, *pool.stop))
-        playing.asked = None
+        episode.reply = None
         partial = known if len(known.token_ids) else None
-        playing.known = replace(known, kv=None)
+        episode.known = replace(known, kv=None)
         try:
             keep = pool.spec.kv_megabytes > 0
             self._engine.submit(
                 replace(request, sampling=sampling, partial=partial, environment_prompt=None, keep_kv=keep)
             )
         except ValueError as error:
-            self._fail(playing, str(error))
+            self._fail(episode, str(error))
 
-    def _turn_over(self, playing: _ActiveEpisode, generated: PartialResponse) -> None:
-        """The engine has made a turn, or the one that it was given had ended."""
-        known = with_loss_mask(generated, playing.known)
-        kv = generated.kv if self._keeps(playing, generated.kv) else None
-        playing.known = PartialResponse(known.token_ids, known.logprobs, kv, known.drawn)
-        if playing.turn is None:  # there was no room for one
-            self._end(playing, "length", "length")
+    def _handle_turn_end(self, episode: _ActiveEpisode, generated: PartialResponse) -> None:
+        """Handle a turn that the engine finished, or that had already finished."""
+        known = with_loss_mask(generated, episode.known)
+        kv = generated.kv if self._has_memory_for(episode, generated.kv) else None
+        episode.known = PartialResponse(known.token_ids, known.logprobs, kv, known.drawn)
+        if episode.turn is None:  # no token was left for a turn
+            self._end(episode, "length", "length")
         else:
-            self._ask(playing)
+            self._request_observation(episode)
 
-    def _keeps(self, playing: _ActiveEpisode, kv: KV | None) -> bool:
-        """Whether there is memory for `kv` beside what those have who wait for the same environment."""
-        alike = [each.known.kv for each in self._playing.values() if each.pool is playing.pool and each is not playing]
-        held = sum(len(each.data) for each in alike if each is not None)
-        return kv is not None and held + len(kv.data) <= playing.pool.spec.kv_megabytes * 1_000_000
+    def _has_memory_for(self, episode: _ActiveEpisode, kv: KV | None) -> bool:
+        """Whether `kv` fits the environment's `kv_megabytes`, together with that of the other waiting episodes."""
+        others = [each.known.kv for each in self._active.values() if each.pool is episode.pool and each is not episode]
+        held = sum(len(each.data) for each in others if each is not None)
+        return kv is not None and held + len(kv.data) <= episode.pool.spec.kv_megabytes * 1_000_000
 
-    def _ask(self, playing: _ActiveEpisode) -> None:
-        """Let the environment answer the turns so far."""
-        asked, known = playing.request.environment_prompt, playing.known
-        assert asked is not None
+    def _request_observation(self, episode: _ActiveEpisode) -> None:
+        """Send the turns so far to the environment."""
+        prompt_record, known = episode.request.environment_prompt, episode.known
+        assert prompt_record is not None
         runs = turn_ranges(known.drawn)
         texts = [self._decode(known.token_ids[run.start : run.stop].tolist()) for run in runs]
-        prompt = {"text": asked.text, "task": asked.task, "number": asked.number}
+        prompt = {"text": prompt_record.text, "task": prompt_record.task, "number": prompt_record.number}
         try:
-            prompt["reference"] = json.loads(asked.reference)
+            prompt["reference"] = json.loads(prompt_record.reference)
         except ValueError as error:
-            self._fail(playing, f"the reference is no JSON: {error}")
+            self._fail(episode, f"the reference is not valid JSON: {error}")
             return
-        last = playing.full or len(runs) >= playing.pool.spec.turns
-        playing.asked, playing.asked_at = playing.pool.play(playing.name, prompt, texts, last=last), time.monotonic()
+        last = episode.full or len(runs) >= episode.pool.spec.turns
+        episode.reply, episode.requested_at = (
+            episode.pool.play(episode.name, prompt, texts, last=last),
+            time.monotonic(),
+        )
 
-    def _answered(self, playing: _ActiveEpisode) -> None:
-        """Append what was observed and go on, or end."""
-        assert playing.asked is not None
+    def _handle_reply(self, episode: _ActiveEpisode) -> None:
+        """Append the observation and continue the episode, or end it."""
+        assert episode.reply is not None
         try:
-            played = playing.asked.result()
+            state = episode.reply.result()
         except EnvironmentFailed as failed:
-            self._fail(playing, str(failed))
+            self._fail(episode, str(failed))
             return
-        known, spec = playing.known, playing.pool.spec
+        known, spec = episode.known, episode.pool.spec
         count = len(turn_ranges(known.drawn))
-        differs = self._difference(playing, played)
-        if differs is not None:
-            self._fail(playing, differs)
+        divergence = self._find_divergence(episode, state)
+        if divergence is not None:
+            self._fail(episode, divergence)
             return
-        playing.seen, playing.rewards = played.observations, tuple(played.rewards)
-        if played.done:
-            self._end(playing, "stop", "done")
-        elif playing.full:
-            self._end(playing, "length", "length")
+        episode.verified, episode.rewards = state.observations, tuple(state.rewards)
+        if state.done:
+            self._end(episode, "stop", "done")
+        elif episode.full:
+            self._end(episode, "length", "length")
         elif count >= spec.turns:
-            self._end(playing, "length", "turns")
+            self._end(episode, "length", "turns")
         else:
-            self._observe(playing, played.observations[-1] or "", first=not count)
+            self._observe(episode, state.observations[-1] or "", first=not count)
 
-    def _observe(self, playing: _ActiveEpisode, observation: str, first: bool) -> None:
-        token_ids = self._read(playing, observation, len(playing.known.token_ids))
+    def _observe(self, episode: _ActiveEpisode, observation: str, first: bool) -> None:
+        token_ids = self._encode_observation(episode, observation, len(episode.known.token_ids))
         if not token_ids and not first:
-            self._fail(playing, "the environment observed nothing, but the episode goes on")
-        elif len(playing.known.token_ids) + len(token_ids) >= playing.request.sampling.max_new_tokens:
-            self._end(playing, "length", "length")
+            self._fail(episode, "the observation is empty, but the episode is not done")
+        elif len(episode.known.token_ids) + len(token_ids) >= episode.request.sampling.max_new_tokens:
+            self._end(episode, "length", "length")
         else:
-            playing.known = append_observation(playing.known, token_ids)
-            self._generate(playing)
+            episode.known = append_observation(episode.known, token_ids)
+            self._generate(episode)
 
-    def _read(self, playing: _ActiveEpisode, observation: str, at: int) -> list[int]:
-        """`observation` as tokens of the response from `at` on."""
+    def _encode_observation(self, episode: _ActiveEpisode, observation: str, at: int) -> list[int]:
+        """The tokens of `observation` at position `at` of the response, with the message frame."""
         token_ids = self._encode(observation)
-        frame = self._frames.get(playing.pool.spec.resolved_name)
+        frame = self._frames.get(episode.pool.spec.resolved_name)
         if frame is None or not token_ids:
             return token_ids
-        stops = playing.request.sampling.stop_token_ids
-        return frame.around(token_ids, ended=at > 0 and int(playing.known.token_ids[at - 1]) in stops)
+        stops = episode.request.sampling.stop_token_ids
+        return frame.around(token_ids, ended=at > 0 and int(episode.known.token_ids[at - 1]) in stops)
 
-    def _difference(self, playing: _ActiveEpisode, played: EpisodeState) -> str | None:
-        """What is not the same where the episode was played again; None if all is."""
-        for number, run in enumerate(observation_ranges(playing.known.drawn)):
-            if number < len(playing.seen) and played.observations[number] in (playing.seen[number], None):
+    def _find_divergence(self, episode: _ActiveEpisode, state: EpisodeState) -> str | None:
+        """The error if a replay of the episode gave another observation than before; None if all are equal."""
+        for number, run in enumerate(observation_ranges(episode.known.drawn)):
+            if number < len(episode.verified) and state.observations[number] in (episode.verified[number], None):
                 continue
-            said = played.observations[number]
-            known = playing.known.token_ids[run.start : run.stop].tolist()
-            if said is not None and self._read(playing, said, run.start) != known:
-                return f"the environment is not deterministic: played again, observation {number} is another"
+            observation = state.observations[number]
+            known = episode.known.token_ids[run.start : run.stop].tolist()
+            if observation is not None and self._encode_observation(episode, observation, run.start) != known:
+                return f"the environment is not deterministic: on replay observation {number} differs"
         return None
 
-    def _end(self, playing: _ActiveEpisode, reason: str, ending: Ending, error: str | None = None) -> None:
-        del self._playing[playing.name]
-        episode = Episode(playing.rewards, ending)
-        self._ended.append(Completion(playing.name, playing.known, reason, error, episode))
+    def _end(self, episode: _ActiveEpisode, reason: str, ending: Ending, error: str | None = None) -> None:
+        del self._active[episode.name]
+        record = Episode(episode.rewards, ending)
+        self._ended.append(Completion(episode.name, episode.known, reason, error, record))
 
-    def _fail(self, playing: _ActiveEpisode, error: str) -> None:
-        self._end(playing, "failed", "failed", error)
+    def _fail(self, episode: _ActiveEpisode, error: str) -> None:
+        self._end(episode, "failed", "failed", error)

@@ -1,4 +1,4 @@
-"""What a model says in the end, and whether it is right."""
+"""Parses answers and tool calls in a model's text, and checks answers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _MAX_CHARS = 64
 
 
 def is_correct(text: str, reference: Mapping[str, Any]) -> bool:
-    """Whether what follows the last `#` of `text` (all of it where there is none) is the `answer` of `reference`.
+    """Whether the text after the last `#` of `text` (all of it if there is none) equals the `answer` of `reference`.
 
-    Numbers are compared as numbers. Raises ValueError where the reference has no answer.
+    Numbers are compared as numbers. Raises ValueError if the reference has no answer.
     """
     accepted = reference.get("answer")
     if accepted is None:
         raise ValueError("the reference has no answer")
-    said, right = text.rpartition(ANSWER_MARK)[2].strip(), str(accepted).strip()
-    number = parse_number(said)
-    return said == right or (number is not None and number == parse_number(right))
+    answer, expected = text.rpartition(ANSWER_MARK)[2].strip(), str(accepted).strip()
+    number = parse_number(answer)
+    return answer == expected or (number is not None and number == parse_number(expected))
 
 
 def parse_number(text: str) -> Fraction | None:
-    """`text` as a number; None if it is none."""
+    """`text` as a number; None if it is not one."""
     try:
         return Fraction(text) if len(text) <= _MAX_CHARS and "e" not in text.lower() else None
     except (ValueError, ZeroDivisionError):
@@ -32,9 +32,9 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def last_call(text: str, name: str) -> str | None:
-    """What stands in the last `<name>…</name>` of `text`; None where `text` calls nothing.
+    """The content of the last `<name>…</name>` in `text`; None if `text` has no call.
 
-    A call that is not begun, or not ended, is an empty one.
+    A call without its opening or closing tag counts as an empty one.
     """
     opening, closing = f"<{name}>", f"</{name}>"
     if opening not in text and closing not in text:

@@ -25,9 +25,9 @@ _BINARY: Mapping[type, Callable[[Fraction, Fraction], Fraction]] = {
 
 
 class Calculator:
-    """A turn without a call is the answer: what follows its last `#` earns 1 if the reference has it, else 0.
+    """A turn without a call is the answer: the reward is 1 if the text after its last `#` is the reference's, else 0.
 
-    A call that cannot be computed is answered with `<error>…</error>`, and the model may try again.
+    A call that cannot be computed returns `<error>…</error>`, and the episode continues.
     """
 
     stop = ("</calc>",)
@@ -47,16 +47,16 @@ class Calculator:
 
 
 def compute(expression: str) -> str:
-    """The value of an expression of numbers, + - * / // % ** and brackets; a fraction to 12 digits.
+    """The value of an expression of numbers, + - * / // % ** and parentheses; fractions to 12 digits.
 
-    Raises ValueError for what is none and for numbers of too many digits, ArithmeticError where there is no value.
+    Raises ValueError for other expressions and numbers of too many digits, ArithmeticError for undefined values.
     """
     if len(expression) > _MAX_CHARS:
-        raise ValueError(f"an expression has at most {_MAX_CHARS} letters")
+        raise ValueError(f"an expression may have at most {_MAX_CHARS} characters")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, MemoryError, RecursionError) as error:
-        raise ValueError(f"no expression: {expression.strip()[:40]}") from error
+        raise ValueError(f"not an expression: {expression.strip()[:40]}") from error
     value = _value(tree.body)
     return str(value) if value.denominator == 1 else f"{float(value):.12g}"
 
@@ -69,7 +69,7 @@ def _value(node: ast.expr) -> Fraction:
     elif isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         value = _BINARY[type(node.op)](_value(node.left), _value(node.right))
     else:
-        raise ValueError("only numbers, + - * / // % ** and brackets are computed")
+        raise ValueError("only numbers, + - * / // % ** and parentheses are supported")
     if max(abs(value.numerator), value.denominator) >= 10**_MAX_DIGITS:
         raise ValueError(f"a number has more than {_MAX_DIGITS} digits")
     return value
@@ -77,5 +77,5 @@ def _value(node: ast.expr) -> Fraction:
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) > _MAX_EXPONENT:
-        raise ValueError(f"an exponent is a whole number up to {_MAX_EXPONENT}")
+        raise ValueError(f"an exponent must be an integer up to {_MAX_EXPONENT}")
     return base ** int(exponent)

@@ -1,4 +1,4 @@
-"""Which environments a run has, and what they may use up. Imports none of them."""
+"""The configuration of a run's environments and their limits. Imports none of them."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ ENVIRONMENTS: Mapping[str, str] = {
     "openenv": "operators.rollout.environments.openenv_session:OpenEnvSession",
     "verifiers": "operators.rollout.environments.verifiers_rollout:VerifiersRollout",
 }
-"""Those that come along, by name."""
+"""The built-in environments, by name."""
 
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """One environment. Raises ValueError naming the field that does not fit.
+    """One environment. Raises ValueError naming the field that is invalid.
 
-    `name` is one of `ENVIRONMENTS` or a class of the user's, `module:Class` or `file.py:Class` (see contract.py), which
-    must be code you trust: it runs as you, within limits that catch mistakes, not malice.
+    `name` is one of `ENVIRONMENTS` or a user's class, `module:Class` or `file.py:Class` (see contract.py). Use only
+    code that you trust: it runs with your permissions, within limits that catch mistakes, not attacks.
     """
 
     name: str
     label: str = ""
-    """What prompts call it; empty: the class's or the environment's name."""
+    """The name that prompts use; empty: the name of the class or the environment."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the class."""
+    """Keyword arguments of the class."""
     role: str = ""
-    """What is observed is a message of this role ("user", "tool") by the model's own chat template; empty: bare text
-    behind the turn."""
+    """Observations are messages of this role ("user", "tool") by the model's own chat template; empty: they are plain
+    text after the turn."""
     turns: int = 8
-    """Turns of the model in an episode, at the most."""
+    """Maximum number of the model's turns in an episode."""
     turn_tokens: int | None = None
-    """Tokens of one turn at the most; None: what is left of the response."""
+    """Maximum tokens of one turn; None: the remaining tokens of the response."""
     seconds: float = 10.0
-    """Wall-clock time of one step; then its process is killed, and the episode has failed."""
+    """Wall-clock limit of one step; beyond it the process is killed and the episode fails."""
     max_observation_chars: int = 16_384
-    """The longest observation that is taken; one that is longer fails its episode."""
+    """Maximum characters of an observation; a longer one fails its episode."""
     kv_megabytes: int = 0
-    """Memory of a replica for the KV of trajectories that wait for this environment, so that it is not computed anew
-    in the next turn. What does not fit is freed; vLLM keeps what it can by itself."""
+    """Memory of a replica, in MB, for the KV of trajectories that wait for this environment, so that the next turn need
+    not recompute it. KV that does not fit is freed. vLLM ignores it and uses its prefix cache."""
     workers: int = 2
-    """Processes; each takes one step at a time."""
+    """Worker processes; each runs one step at a time."""
     memory_mb: int = 1024
-    """Address space of such a process, in MiB."""
+    """Address space limit of a worker process, in MiB."""
 
     def __post_init__(self) -> None:
         if ":" not in self.name:
@@ -69,10 +69,10 @@ class EnvironmentSpec:
 
     @property
     def resolved_name(self) -> str:
-        """What prompts call it."""
+        """The name that prompts use."""
         return self.label or self.name.rpartition(":")[2]
 
     @property
     def target(self) -> str:
-        """Its class, as `module:Class`."""
+        """Its class as `module:Class`."""
         return ENVIRONMENTS.get(self.name, self.name)

@@ -1,4 +1,4 @@
-"""A text game: guess a number; after each guess the model reads whether it is higher or lower."""
+"""A text game: guess a number; after each guess the observation says whether the number is higher or lower."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 
 
 class Guess:
-    """A number from 1 to `most`, which the number of the prompt says. A turn is a line, its last number the guess.
+    """The number, 1 to `maximum`, is derived from the prompt number. A turn is a line; its last number is the guess.
 
-    The right one ends the game and earns 1; one that is nearer than all before earns `nearer`.
+    The correct guess has reward 1 and ends the episode; a guess closer than all before has reward `closer_reward`.
     """
 
     stop = ("\n",)
 
-    def __init__(self, most: int = 100, nearer: float = 0.0) -> None:
-        if most < 2:
-            raise ValueError(f"most must be at least 2, not {most}")
-        self._most, self._nearer = most, nearer
+    def __init__(self, maximum: int = 100, closer_reward: float = 0.0) -> None:
+        if maximum < 2:
+            raise ValueError(f"maximum must be at least 2, not {maximum}")
+        self._maximum, self._closer_reward = maximum, closer_reward
 
     def reset(self, prompt: Mapping[str, Any]) -> str:
         digest = hashlib.blake2b(str(prompt["number"]).encode(), digest_size=8).digest()
-        self._number = 1 + int.from_bytes(digest, "big") % self._most
-        self._nearest = self._most + 1
-        return f"A number from 1 to {self._most}. Your guess?\n"
+        self._number = 1 + int.from_bytes(digest, "big") % self._maximum
+        self._closest = self._maximum + 1
+        return f"A number from 1 to {self._maximum}. Your guess?\n"
 
     def step(self, text: str) -> tuple[str, float, bool, Mapping[str, Any]]:
         guesses = re.findall(r"\d{1,9}", text, re.ASCII)
         if not guesses:
             return "That is no number.\n", 0.0, False, {}
         guess = int(guesses[-1])
-        away = abs(guess - self._number)
-        if not away:
+        distance = abs(guess - self._number)
+        if not distance:
             return "Right.\n", 1.0, True, {}
-        nearer, self._nearest = away < self._nearest, min(away, self._nearest)
+        closer, self._closest = distance < self._closest, min(distance, self._closest)
         hint = "higher" if guess < self._number else "lower"
-        return f"It is {hint}.\n", self._nearer if nearer else 0.0, False, {}
+        return f"It is {hint}.\n", self._closer_reward if closer else 0.0, False, {}

@@ -1,7 +1,7 @@
-"""Worker processes that play the episodes of one environment beside the engine, whatever happens to them.
+"""A pool of worker processes that run the episodes of one environment beside the engine.
 
-Each process belongs to a thread, which waits for it: for a step that takes long nobody else does. A process that
-overruns its time is killed; one that dies is replaced and the episode played again there, once.
+Each process has a thread that waits for it, so a slow step delays no other episode. A process that exceeds its time
+limit is killed; one that dies is replaced, and its episode is replayed there once.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.contract import EpisodeState
 
 _START_S = 120.0
-_BYTES_PER_CHAR = 12  # the longest escape in JSON, a pair of surrogates
+_BYTES_PER_CHAR = 12  # the longest JSON escape: a surrogate pair
 
 
 class EnvironmentUnavailable(RuntimeError):
-    """The environment cannot be had at all: its module cannot be imported, say. The message has its words."""
+    """The environment cannot be started, for example because its module cannot be imported."""
 
 
 class EnvironmentFailed(RuntimeError):
-    """An episode came to nothing; the message says why."""
+    """An episode failed; the message has the reason."""
 
 
 class _Closed(Exception):
@@ -46,9 +46,9 @@ class _EpisodeJob:
 
 
 class EnvironmentPool:
-    """The processes of `spec`, the first of which is started at once. Any thread may use it.
+    """The processes of `spec`; the first is started at once, the others on demand. Thread-safe.
 
-    Raises EnvironmentUnavailable if that does not come up.
+    Raises EnvironmentUnavailable if the first process does not start.
     """
 
     def __init__(self, spec: EnvironmentSpec) -> None:
@@ -64,8 +64,8 @@ class EnvironmentPool:
         }
         self._reply_bytes = 65_536 + (spec.turns + 1) * (spec.max_observation_chars * _BYTES_PER_CHAR + 64)
         self._jobs: deque[_EpisodeJob] = deque()
-        self._held: dict[str, int] = {}
-        """Which thread's process has an episode."""
+        self._worker_of: dict[str, int] = {}
+        """By episode: the worker whose process has it."""
         self._change = threading.Condition()
         self._closed = False
         self._closing, self._close = os.pipe()
@@ -73,11 +73,11 @@ class EnvironmentPool:
         self._threads = [
             threading.Thread(
                 target=self._work,
-                args=(me, started if not me else None),
-                name=f"{spec.resolved_name}-{me}",
+                args=(worker, started if not worker else None),
+                name=f"{spec.resolved_name}-{worker}",
                 daemon=True,
             )
-            for me in range(spec.workers)
+            for worker in range(spec.workers)
         ]
         for thread in self._threads:
             thread.start()
@@ -90,9 +90,9 @@ class EnvironmentPool:
     def play(
         self, episode: str, prompt: Mapping[str, Any], texts: Sequence[str], *, last: bool
     ) -> Future[EpisodeState]:
-        """The episode named `episode` by its turns `texts` so far; `last`: none will follow.
+        """Run episode `episode` up to its turns `texts`; `last`: no turn will follow.
 
-        The future has EnvironmentFailed for whatever goes wrong, and may be cancelled.
+        The future raises EnvironmentFailed for every failure, and may be cancelled.
         """
         job = _EpisodeJob(episode, prompt, tuple(texts), last)
         with self._change:
@@ -101,7 +101,7 @@ class EnvironmentPool:
         return job.done
 
     def close(self) -> None:
-        """End all processes, and whatever they started, and wait for them; what is under way fails."""
+        """Kill all processes and their children, and wait for them; running episodes fail."""
         with self._change:
             if self._closed:
                 return
@@ -114,9 +114,9 @@ class EnvironmentPool:
         for job in self._jobs:
             job.done.cancel()
 
-    # -- in a thread --------------------------------------------------------------------------------------------------
+    # -- in the worker threads -----------------------------------------------------------------------------------------
 
-    def _work(self, me: int, started: Future[None] | None) -> None:
+    def _work(self, worker: int, started: Future[None] | None) -> None:
         process: WorkerProcess | None = None
         try:
             if started is not None:
@@ -129,49 +129,49 @@ class EnvironmentPool:
                     )
                     return
             calls = 0
-            while (job := self._next(me)) is not None:
+            while (job := self._next(worker)) is not None:
                 if not job.done.set_running_or_notify_cancel():
                     continue
                 calls += 1
                 try:
-                    process, played = self._play(process, job, calls)
+                    process, state = self._play(process, job, calls)
                 except _Closed:
                     job.done.set_exception(EnvironmentFailed("the environment was closed"))
                     return
-                if isinstance(played, EpisodeState):
-                    job.done.set_result(played)
+                if isinstance(state, EpisodeState):
+                    job.done.set_result(state)
                 else:
-                    job.done.set_exception(EnvironmentFailed(played))
+                    job.done.set_exception(EnvironmentFailed(state))
                 if process is None:
-                    self._forget(me)
+                    self._release_episodes(worker)
         except _Closed:
             return
         finally:
             if process is not None:
                 process.kill()
 
-    def _next(self, me: int) -> _EpisodeJob | None:
-        """The next job for this thread: of an episode that its process has, else of one that none has, else any."""
+    def _next(self, worker: int) -> _EpisodeJob | None:
+        """The next job for this worker: of an episode that its process has, else that no process has, else any."""
         with self._change:
             while not (self._jobs or self._closed):
                 self._change.wait()
             if self._closed:
                 return None
-            job = min(self._jobs, key=lambda job: {me: 0, None: 1}.get(self._held.get(job.episode), 2))
+            job = min(self._jobs, key=lambda job: {worker: 0, None: 1}.get(self._worker_of.get(job.episode), 2))
             self._jobs.remove(job)
-            self._held.pop(job.episode, None)
+            self._worker_of.pop(job.episode, None)
             if not job.last:
-                self._held[job.episode] = me
+                self._worker_of[job.episode] = worker
             return job
 
-    def _forget(self, me: int) -> None:
+    def _release_episodes(self, worker: int) -> None:
         with self._change:
-            self._held = {name: thread for name, thread in self._held.items() if thread != me}
+            self._worker_of = {name: owner for name, owner in self._worker_of.items() if owner != worker}
 
     def _play(
         self, process: WorkerProcess | None, job: _EpisodeJob, call: int
     ) -> tuple[WorkerProcess | None, EpisodeState | str]:
-        """What came of `job`, or why nothing did, and the process that is left."""
+        """Run `job`; returns the process if it still runs, and the episode's state or the reason of the failure."""
         request = {"episode": job.episode, "prompt": dict(job.prompt), "texts": job.texts, "last": job.last}
         ending = ""
         for _ in range(2):
@@ -182,10 +182,10 @@ class EnvironmentPool:
             process.begin(0, call, request, 0.0)
             try:
                 while "step" in (reply := self._wait(process, time.monotonic() + self.spec.seconds)):
-                    pass  # it is being played from its beginning: every step has its own time
+                    pass  # the episode is being replayed: every step has its own time limit
             except TimeoutError:
                 process.kill()
-                return None, f"the environment took longer than {self.spec.seconds:g} s a step"
+                return None, f"a step of the environment took longer than {self.spec.seconds:g} s"
             except ProcessEnded as ended:
                 process.kill()
                 ending, process = str(ended) or process.ending(), None
@@ -198,14 +198,14 @@ class EnvironmentPool:
                 process.kill()
                 process = None
             try:
-                played = EpisodeState(list(reply["observations"]), list(reply["rewards"]), bool(reply["done"]))
+                state = EpisodeState(list(reply["observations"]), list(reply["rewards"]), bool(reply["done"]))
             except KeyError:
                 return process, f"the environment failed: {reply.get('error')}"
-            return process, played
+            return process, state
         return None, ending
 
     def _start(self) -> WorkerProcess:
-        """A process that is ready. Raises EnvironmentUnavailable, TimeoutError, ProcessEnded."""
+        """Start a process and wait until it is ready. Raises EnvironmentUnavailable, TimeoutError, ProcessEnded."""
         process = WorkerProcess(
             "operators.rollout.environments.worker", self._setup, 0.0, self._reply_bytes, "environment"
         )
@@ -220,19 +220,19 @@ class EnvironmentPool:
         return process
 
     def _wait(self, process: WorkerProcess, deadline: float) -> Mapping[str, Any]:
-        """The process's next reply. Raises TimeoutError, ProcessEnded, _Closed."""
+        """Wait for the process's next reply. Raises TimeoutError, ProcessEnded, _Closed."""
         while True:
             process.send()
             if (reply := process.receive()) is not None:
                 return reply
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError("it took too long")
-            waits = select.poll()
-            waits.register(self._closing, select.POLLIN)
-            waits.register(process.replies, select.POLLIN)
+                raise TimeoutError("no reply within the time limit")
+            poller = select.poll()
+            poller.register(self._closing, select.POLLIN)
+            poller.register(process.replies, select.POLLIN)
             if process.requests is not None:
-                waits.register(process.requests, select.POLLOUT)
-            waits.poll(left * 1000)
+                poller.register(process.requests, select.POLLOUT)
+            poller.poll(left * 1000)
             if self._closed:
                 raise _Closed

@@ -10,7 +10,7 @@ from operators.rollout.environments.answers import is_correct, last_call
 
 _ENDINGS = {
     "time": "it took longer than {seconds:g} s",
-    "output": "it wrote more than {letters} letters",
+    "output": "it wrote more than {output_bytes} bytes",
     "disk": "its files are too large",
     "threads": "it started more than {threads} threads",
     "killed": "it was killed",
@@ -18,18 +18,18 @@ _ENDINGS = {
 
 
 class PythonTool:
-    """Each program runs in a sandbox of its own (see infra/sandbox), for `seconds` at most; nothing is left of it.
+    """Each program runs in a sandbox of its own (see infra/sandbox) for at most `seconds`, and leaves no files.
 
-    What it prints is observed, the last `letters` of its errors where it fails. A turn without a call is the answer:
-    what follows its last `#` earns 1 if the reference has it, else 0. Raises SandboxUnavailable where programs cannot
-    be confined.
+    The observation is its output, or if it fails its errors, at most `output_chars` characters. A turn without a call
+    is the answer: the reward is 1 if the text after its last `#` is the reference's, else 0. Raises SandboxUnavailable
+    if programs cannot be confined.
     """
 
     stop = ("</python>",)
     starts_processes = independent = True
 
-    def __init__(self, seconds: float = 4.0, memory_mb: int = 512, letters: int = 2000) -> None:
-        self._limits, self._letters = Limits(seconds=seconds, memory_mb=memory_mb), letters
+    def __init__(self, seconds: float = 4.0, memory_mb: int = 512, output_chars: int = 2000) -> None:
+        self._limits, self._output_chars = Limits(seconds=seconds, memory_mb=memory_mb), output_chars
 
     def reset(self, prompt: Mapping[str, Any]) -> str:
         self._reference = prompt["reference"]
@@ -39,12 +39,12 @@ class PythonTool:
         program = last_call(text, "python")
         if program is None:
             return "", float(is_correct(text, self._reference)), True, {}
-        ran = run_python(program, limits=self._limits)
-        if ran.ended == "exited" and ran.status == 0:
-            said = ran.output.decode(errors="replace")[: self._letters].strip()
-            return f"<output>{said}</output>", 0.0, False, {}
-        why = _ENDINGS.get(ran.ended, "").format(
-            seconds=self._limits.seconds, letters=self._limits.output_bytes, threads=self._limits.threads
+        result = run_python(program, limits=self._limits)
+        if result.ended == "exited" and result.status == 0:
+            output = result.output.decode(errors="replace")[: self._output_chars].strip()
+            return f"<output>{output}</output>", 0.0, False, {}
+        reason = _ENDINGS.get(result.ended, "").format(
+            seconds=self._limits.seconds, output_bytes=self._limits.output_bytes, threads=self._limits.threads
         )
-        why = why or ran.errors.decode(errors="replace")[-self._letters :].strip()
-        return f"<error>{why}</error>", 0.0, False, {"ended": ran.ended}
+        reason = reason or result.errors.decode(errors="replace")[-self._output_chars :].strip()
+        return f"<error>{reason}</error>", 0.0, False, {"ended": result.ended}

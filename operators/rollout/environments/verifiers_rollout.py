@@ -1,7 +1,7 @@
-"""An environment of the package `verifiers` as one of ours.
+"""Adapter for environments of the package `verifiers`.
 
-Its own rollout runs as it is, down to the score; the model that it asks is us. What it asks next is what our model
-observes, and what our model writes is the answer.
+The environment's own rollout runs unchanged, scoring included, with a proxy client in place of its model: each request
+of the rollout is an observation, and the model's next turn is the response.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 class VerifiersRollout:
     """A rollout of the environment that `verifiers.load_environment(id, **args)` gives.
 
-    The prompt's reference has a row of its dataset: `answer`, and `info` and `prompt` where it has them. Where it has
-    tools a turn calls them as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`. The reward is its rubric's, and
-    comes when it is done: give it its own `max_turns`, not more than the specification's turns. Raises
-    ModuleNotFoundError without the package, and what the environment raises.
+    The prompt's reference is a row of its dataset: `answer`, and optionally `info` and `prompt`. If it has tools, a
+    turn calls them as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`. The reward is that of its rubric, at the
+    end: set its own `max_turns`, at most the `turns` of the configuration. Raises ModuleNotFoundError without the
+    package, and what the environment raises.
     """
 
     keeps_threads = True
@@ -37,46 +37,46 @@ class VerifiersRollout:
         messages = reference.get("prompt") or [{"role": "user", "content": prompt["text"]}]
         row = {"prompt": messages, "example_id": prompt["number"]}
         row |= {name: reference[name] for name in ("answer", "info") if name in reference}
-        self._asking = _proxy_client()
-        self._rollout = _event_loop().create_task(self._environment.run_rollout(row, self._asking, "laminar", {}))
-        asked = self._until_asked()
-        if asked is None:
-            raise RuntimeError(f"the environment asked nothing: {self._ended().get('stop_condition')}")
+        self._client = _proxy_client()
+        self._rollout = _event_loop().create_task(self._environment.run_rollout(row, self._client, "laminar", {}))
+        requested = self._next_request()
+        if requested is None:
+            raise RuntimeError(f"the environment sent no request: {self._result().get('stop_condition')}")
         self._known = len(messages)
-        return self._observed(asked)
+        return self._observed(requested)
 
     def step(self, text: str) -> tuple[str, float, bool, Mapping[str, Any]]:
         self._known += 1
-        self._asking.answer(text)
-        asked = self._until_asked()
-        if asked is not None:
-            return self._observed(asked), 0.0, False, {}
-        ended = self._ended()
-        return "", float(ended["reward"]), True, dict(ended.get("metrics") or {})
+        self._client.respond(text)
+        messages = self._next_request()
+        if messages is not None:
+            return self._observed(messages), 0.0, False, {}
+        result = self._result()
+        return "", float(result["reward"]), True, dict(result.get("metrics") or {})
 
     def close(self) -> None:
-        """Let an unfinished rollout clean up."""
+        """Cancel an unfinished rollout and wait for its clean-up."""
         if self._rollout is not None and not self._rollout.done():
             self._rollout.cancel()
             with suppress(Exception, asyncio.CancelledError):
                 _event_loop().run_until_complete(self._rollout)
 
-    def _until_asked(self) -> Sequence[Any] | None:
-        """Let the rollout run until it asks for an answer; the messages it asks with, None where it has ended."""
-        question = self._asking.question
-        _event_loop().run_until_complete(asyncio.wait({question, self._rollout}, return_when=asyncio.FIRST_COMPLETED))
-        return question.result() if question.done() else None
+    def _next_request(self) -> Sequence[Any] | None:
+        """Run the rollout until its next request; returns the messages of the request, or None if it has ended."""
+        request = self._client.request
+        _event_loop().run_until_complete(asyncio.wait({request, self._rollout}, return_when=asyncio.FIRST_COMPLETED))
+        return request.result() if request.done() else None
 
-    def _ended(self) -> Mapping[str, Any]:
-        """What came of the rollout. Raises what it raised, RuntimeError where it says that it failed."""
+    def _result(self) -> Mapping[str, Any]:
+        """The result of the rollout. Raises what it raised, RuntimeError if it reports an error."""
         assert self._rollout is not None
-        ended: Mapping[str, Any] = self._rollout.result()
-        if ended.get("error"):
-            raise RuntimeError(f"the environment ended with {ended['error']}")
-        return ended
+        result: Mapping[str, Any] = self._rollout.result()
+        if result.get("error"):
+            raise RuntimeError(f"the environment failed: {result['error']}")
+        return result
 
-    def _observed(self, asked: Sequence[Any]) -> str:
-        new, self._known = asked[self._known :], len(asked)
+    def _observed(self, messages: Sequence[Any]) -> str:
+        new, self._known = messages[self._known :], len(messages)
         return "\n".join(str(message.content or "") for message in new)
 
 
@@ -89,26 +89,26 @@ def _load_cached(id: str, args: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """What an environment opens is bound to one loop, which runs while we wait for it."""
+    """The event loop of all environments of this process; it runs only while we wait for a rollout."""
     return asyncio.new_event_loop()
 
 
 def _proxy_client() -> Any:
-    """A client of `verifiers` that asks whoever calls `answer`."""
+    """A client of `verifiers` whose responses come from `respond`."""
     from verifiers.clients import Client
     from verifiers.types import Response, ResponseMessage, ToolCall
 
-    class Asking(Client):
-        """`question` has the messages of the next question, once it is asked."""
+    class ProxyClient(Client):
+        """`request` resolves to the messages of the rollout's next request."""
 
         def __init__(self) -> None:
             super().__init__(None)
-            self.question, self._answered = _event_loop().create_future(), _event_loop().create_future()
+            self.request, self._response = _event_loop().create_future(), _event_loop().create_future()
 
-        def answer(self, text: str) -> None:
-            answered, self._answered = self._answered, _event_loop().create_future()
-            self.question = _event_loop().create_future()
-            answered.set_result(text)
+        def respond(self, text: str) -> None:
+            response, self._response = self._response, _event_loop().create_future()
+            self.request = _event_loop().create_future()
+            response.set_result(text)
 
         def setup_client(self, config: Any) -> None:
             return None
@@ -122,12 +122,12 @@ def _proxy_client() -> Any:
         async def get_native_response(
             self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **others: Any
         ) -> Response:
-            self.question.set_result(prompt)
-            text = await self._answered
+            self.request.set_result(prompt)
+            text = await self._response
             calls = [ToolCall(id=f"call-{n}", **call) for n, call in enumerate(tool_calls(text))] if tools else []
-            said = _CALL.sub("", text).strip() if calls else text
+            content = _CALL.sub("", text).strip() if calls else text
             message = ResponseMessage(
-                content=said,
+                content=content,
                 tool_calls=calls or None,
                 finish_reason="tool_calls" if calls else "stop",
                 is_truncated=False,
@@ -135,19 +135,19 @@ def _proxy_client() -> Any:
             return Response(id="", created=0, model=model, message=message)
 
         async def raise_from_native_response(self, response: Any) -> None:
-            """Whatever was written is an answer."""
+            """Does nothing: every text is a valid response."""
 
         async def from_native_response(self, response: Any) -> Any:
             return response
 
         async def close(self) -> None:
-            """There is nothing to let go of."""
+            """Does nothing: there is nothing to free."""
 
-    return Asking()
+    return ProxyClient()
 
 
 def tool_calls(text: str) -> list[dict[str, str]]:
-    """The calls in `text`: each a name and its arguments as JSON. What is no call is left out."""
+    """The tool calls in `text`: each a name and its arguments as JSON. Invalid calls are left out."""
     calls = []
     for found in _CALL.findall(text):
         try:

@@ -1,4 +1,4 @@
-"""A process in which episodes of one environment are played, a step at a time."""
+"""A worker process that runs the episodes of one environment, one step at a time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from infra.workers.limits import describe_error, die_with, forbid_processes, lim
 from operators.rollout.environments.contract import EnvironmentKind, LiveEpisode, load_environment
 
 MAX_LIVE_EPISODES = 64
-"""Episodes that are kept alive; one that was let go is played again from its texts."""
+"""The number of live episodes that a process keeps; an evicted one is replayed from its texts."""
 
 
 def main(parent: int) -> None:
-    """Serve the process `parent` until it closes this one's standard input."""
+    """Serve the process `parent` until it closes our standard input."""
     die_with(parent)
     requests, replies = take_channels()
     setup = read_frame(requests)
@@ -42,7 +42,7 @@ def main(parent: int) -> None:
         steps = itertools.count()
 
         def begin_step(steps: Iterator[int] = steps, call: int = request["call"]) -> None:
-            """Every step has its own time, also where an episode is played again from its beginning."""
+            """Every step has its own time limit, also during a replay."""
             limit_cpu(setup["seconds"])
             if step := next(steps):
                 write_frame(replies, {"step": step, "call": call})
@@ -54,7 +54,7 @@ def main(parent: int) -> None:
             live.pop(request["episode"], None)
             reply = {"error": describe_error(error)}
             retire = isinstance(error, MemoryError)
-        # A thread left behind could spoil later steps.
+        # A thread that is left over could corrupt later steps.
         retire = retire or (threading.active_count() > threads and not kind.keeps_threads)
         write_frame(replies, {**reply, "call": request["call"], "retire": retire})
         if retire:
@@ -65,10 +65,10 @@ def advance_episode(
     live: OrderedDict[str, LiveEpisode],
     kind: EnvironmentKind,
     request: dict[str, Any],
-    most: int,
+    max_chars: int,
     begin_step: Callable[[], None],
 ) -> dict[str, Any]:
-    """Bring an episode to where `request` wants it: on from where it is, or from its beginning.
+    """Run an episode up to the turns of `request`: from its present state, or replayed from the reset.
 
     `begin_step` is called before the reset and before each turn.
     """
@@ -78,7 +78,7 @@ def advance_episode(
         if episode is not None:
             episode.close()
         begin_step()
-        episode = LiveEpisode(kind, request["prompt"], most)
+        episode = LiveEpisode(kind, request["prompt"], max_chars)
     try:
         for text in episode.take_remaining(texts):
             begin_step()

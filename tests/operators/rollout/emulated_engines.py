@@ -1,4 +1,4 @@
-"""Emulated engines on clocks of the test's own, and what they would do if they went round by round."""
+"""Emulated engines on manual clocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEFAULT = RooflineConfig()
 
 
 class ManualClock:
-    """Stands until it is told otherwise; `ticks` seconds pass each time that somebody looks."""
+    """A clock that the test sets; each reading advances it by `ticks` seconds."""
 
     def __init__(self, ticks: float = 0.0) -> None:
         self.now, self._ticks = 100.0, ticks
@@ -39,7 +39,7 @@ def emulated(
     round_prefill: int | None = None,
     **options: Any,
 ) -> EmulatedEngine:
-    """A small one; without a clock one round or so passes whenever it looks at its own."""
+    """A small emulated engine; with the default clock about one round passes per reading."""
     capacity = slots * -(-context // block) * block if kv_capacity is None else kv_capacity
     config = SchedulerConfig(slots, context, capacity, VOCABULARY, block=block, round_prefill=round_prefill)
     clock = ManualClock(ticks=0.008) if clock is None else clock

@@ -1,4 +1,4 @@
-"""Engines of every kind over the same tiny models, and requests that they all are given."""
+"""Engines of every kind over the same tiny models, and requests for all of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from operators.rollout.engine import Completion, Engine, Request
 MakeEngine = Callable[..., Engine]
 KINDS = ("transformers", "emulated", "vllm")
 WITH_MODEL = ("transformers", "vllm")
-"""Engines that run a model: made-up tokens have no distribution, and no weights behind them."""
+"""Engines that run a model: synthetic tokens have neither a distribution nor weights."""
 STOPS = (3, 7)
 
 
 def maker(kind: str) -> MakeEngine:
-    """Makes engines of a kind, over the weights of `tiny_model(family)`."""
+    """A factory of engines of a kind, over the weights of `tiny_model(family)`."""
     if kind == "vllm":
         pytest.importorskip("vllm", reason="make vllm-test has it")
         return vllm_engine

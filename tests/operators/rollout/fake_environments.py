@@ -1,4 +1,4 @@
-"""Environments for tests, good ones and others, by the class that a test names; worker processes import this file."""
+"""Valid and faulty environments for tests; worker processes import this file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Echo:
-    """Observes how many turns there were and how long the text was; is done after `turns`; earns the turn's number."""
+    """Observes the number of turns and a checksum of all texts; done after `turns`; the reward grows by turn."""
 
     stop = ()
 
@@ -17,24 +17,24 @@ class Echo:
         self._turns = turns
 
     def reset(self, prompt: dict[str, Any]) -> str:
-        self._seen: list[str] = []
+        self._texts: list[str] = []
         return f"[{prompt['number']}]"
 
     def step(self, text: str) -> tuple[str, float, bool, dict[str, Any]]:
-        self._seen.append(text)
-        # What it has heard so far stands in what it says: another past is another observation.
-        heard = sum(map(ord, "".join(self._seen))) % 1000
-        return f"({len(self._seen)}:{heard})", len(self._seen) * 0.25, len(self._seen) >= self._turns, {}
+        self._texts.append(text)
+        # The observation depends on all earlier texts, so another past gives another observation.
+        checksum = sum(map(ord, "".join(self._texts))) % 1000
+        return f"({len(self._texts)}:{checksum})", len(self._texts) * 0.25, len(self._texts) >= self._turns, {}
 
 
 class Stopped(Echo):
-    """As Echo, but a turn ends at one of these letters."""
+    """As Echo, but a turn ends at one of these characters."""
 
     stop = ("A", "K", "Z")
 
 
 class Waits(Echo):
-    """Answers once a file is there, whose name the reference gives."""
+    """Each step waits until the file named by the reference exists."""
 
     def reset(self, prompt: dict[str, Any]) -> str:
         self._file = prompt["reference"].get("file")
@@ -47,21 +47,21 @@ class Waits(Echo):
 
 
 class DiesOnce(Echo):
-    """Its process is killed in the second turn, unless there is a file, whose name the reference gives."""
+    """Its process is killed in the second turn, unless the file named by the reference exists."""
 
     def reset(self, prompt: dict[str, Any]) -> str:
         self._file = prompt["reference"]["file"]
         return super().reset(prompt)
 
     def step(self, text: str) -> tuple[str, float, bool, dict[str, Any]]:
-        if self._seen and not os.path.exists(self._file):
+        if self._texts and not os.path.exists(self._file):
             with open(self._file, "w"):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().step(text)
 
 
-class Bad:
-    """Does what `how` says, in its first step or in its reset."""
+class Faulty:
+    """Fails as `how` says, in its first step or in its reset."""
 
     def __init__(self, how: str) -> None:
         self._how = how
@@ -81,14 +81,14 @@ class Bad:
                 raise SystemExit(0)
             case "hangs":
                 time.sleep(3600)
-            case "spins":
+            case "loops":
                 while True:
                     pass
             case "kills itself":
                 os.kill(os.getpid(), signal.SIGKILL)
-            case "says 100 MB":
+            case "returns 100 MB":
                 return "x" * 100_000_000, 0.0, False, {}
-            case "eats memory":
+            case "allocates 1 TB":
                 return str(len(bytearray(10**12))), 0.0, False, {}
             case "starts a process":
                 os.system("true")
@@ -96,23 +96,23 @@ class Bad:
                 return "0", 0.0
             case "returns no text":
                 return b"a", 0.0, False, {}
-            case "returns half a letter":
+            case "returns an unpaired surrogate":
                 return "\ud800", 0.0, False, {}
             case "rewards with text":
                 return "0", "1", False, {}
             case "rewards with NaN":
                 return "0", float("nan"), False, {}
-            case "is done by 1":
+            case "returns done as 1":
                 return "0", 0.0, 1, {}
-            case "informs in a list":
+            case "returns info as a list":
                 return "0", 0.0, False, []
-            case "says nothing":
+            case "returns an empty observation":
                 return "", 0.0, False, {}
         return "0", 0.0, True, {}
 
 
-class Forgetful(Echo):
-    """Not deterministic: says something else in every process."""
+class Nondeterministic(Echo):
+    """Not deterministic: the observation depends on the process."""
 
     def step(self, text: str) -> tuple[str, float, bool, dict[str, Any]]:
         _, reward, done, info = super().step(text)
@@ -120,17 +120,17 @@ class Forgetful(Echo):
 
 
 class Independent:
-    """Every step by itself; tells how many it has heard, which is what a turn that is not played again does not add."""
+    """Independent steps; the observation has the number of steps, which skipped turns do not increase."""
 
     independent = True
 
     def reset(self, prompt: dict[str, Any]) -> str:
-        self._heard = 0
+        self._steps = 0
         return ""
 
     def step(self, text: str) -> tuple[str, float, bool, dict[str, Any]]:
-        self._heard += 1
-        return f"({text}:{self._heard})", float(text == "end"), text == "end", {}
+        self._steps += 1
+        return f"({text}:{self._steps})", float(text == "end"), text == "end", {}
 
 
 class NoSteps:
@@ -138,5 +138,5 @@ class NoSteps:
         return ""
 
 
-class ListensToAString(Echo):
+class StopIsAString(Echo):
     stop = "no"  # type: ignore[assignment]

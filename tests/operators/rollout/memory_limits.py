@@ -1,4 +1,4 @@
-"""Memory that a process may take, held down by the kernel."""
+"""Limits of a process's memory, enforced by the kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def no_more_memory_than(more: int) -> Iterator[None]:
-    """Let this process hold `more` bytes of its own beyond what it has now; files mapped to be read do not count."""
+    """Limit this process to `more` bytes of private memory beyond the present; read-only mapped files do not count."""
     match = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert match is not None
     before = resource.getrlimit(resource.RLIMIT_DATA)

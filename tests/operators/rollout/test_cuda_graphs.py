@@ -1,7 +1,7 @@
-"""What a GPU would be given, followed without one.
+"""The work that runners submit to a GPU, checked without one.
 
-Fake tensors have a device, a type and a shape, but no values: what mixes devices raises, and so does what looks at a
-value, which waits for the GPU and cannot be recorded in a graph.
+Fake tensors have a device, a type and a shape, but no values: code that mixes devices raises, and so does code that
+reads a value, which would synchronise with the GPU and cannot be recorded in a graph.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ STEP = Decode(np.array([1, 2, 3]), np.array([5, 9, 2]))
 
 
 class Driver:
-    """Stands in for CUDA's streams and graphs: it notes what is asked of them, in order."""
+    """Replaces CUDA's streams and graphs, and records the calls in order."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.graphs = 0
 
-    def stand_in(self, patch: pytest.MonkeyPatch) -> None:
+    def install(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch.cuda, "Stream", lambda: Stream(self, "aside"))
         patch.setattr(torch.cuda, "current_stream", lambda: Stream(self, "main"))
         patch.setattr(torch.cuda, "stream", lambda stream: self.within(stream.name))
@@ -44,9 +44,9 @@ class Driver:
 
     @contextmanager
     def within(self, what: str) -> Iterator[None]:
-        self.asked.append(f"begin {what}")
+        self.calls.append(f"begin {what}")
         yield
-        self.asked.append(f"end {what}")
+        self.calls.append(f"end {what}")
 
 
 class Stream:
@@ -54,7 +54,7 @@ class Stream:
         self._driver, self.name = driver, name
 
     def wait_stream(self, other: Stream) -> None:
-        self._driver.asked.append(f"{self.name} waits for {other.name}")
+        self._driver.calls.append(f"{self.name} waits for {other.name}")
 
 
 class Graph:
@@ -63,7 +63,7 @@ class Graph:
         driver.graphs += 1
 
     def replay(self) -> None:
-        self._driver.asked.append(f"replay {self.name}")
+        self._driver.calls.append(f"replay {self.name}")
 
     def pool(self) -> str:
         return "the pool"
@@ -72,15 +72,15 @@ class Graph:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     found = Driver()
-    found.stand_in(monkeypatch)
+    found.install(monkeypatch)
     return found
 
 
 @contextmanager
 def runner_of(kind: type[Any], family: str, dtype: torch.dtype, **options: Any) -> Iterator[Runner]:
-    """One on a GPU that is not there; within the context, what is made there is fake."""
+    """A runner on a fake GPU; within the context, tensors on the GPU are fake."""
     geometry = kv_geometry(tiny_model(family))
-    with FakeTensorMode(allow_non_fake_inputs=True):  # what comes from the host is real, and copied
+    with FakeTensorMode(allow_non_fake_inputs=True):  # tensors from the host are real, and copied
         torch.set_default_dtype(dtype)
         try:
             with torch.device("cuda"):
@@ -93,7 +93,7 @@ def runner_of(kind: type[Any], family: str, dtype: torch.dtype, **options: Any) 
 
 
 def contexts(*lengths: int) -> list[np.ndarray]:
-    """Of two tokens or more: what comes from the host with one element is taken for a constant, which needs a GPU."""
+    """Contexts of at least two tokens: torch treats a host tensor of one element as a constant, which needs a GPU."""
     return [np.arange(length) % VOCABULARY for length in lengths]
 
 
@@ -110,7 +110,7 @@ def contexts(*lengths: int) -> list[np.ndarray]:
         (ForwardRunner, "gpt_neox", {}),
     ],
 )
-def test_every_pass_stays_on_the_gpu_and_waits_for_nothing(
+def test_runner_stays_on_gpu_without_synchronising(
     kind: type[Any], family: str, options: dict[str, Any], dtype: torch.dtype, driver: Driver
 ) -> None:
     with runner_of(kind, family, dtype, **options) as runner:
@@ -121,12 +121,12 @@ def test_every_pass_stays_on_the_gpu_and_waits_for_nothing(
     assert bool(driver.graphs) == (kind is DirectRunner and "fixed" not in options)
 
 
-def test_a_shape_is_warmed_up_aside_and_recorded_once(driver: Driver) -> None:
+def test_cuda_graphs_record_each_shape_once_after_warm_up(driver: Driver) -> None:
     with runner_of(DirectRunner, "qwen2", torch.bfloat16) as runner:
         for step in (STEP, STEP, Decode(np.arange(6), np.arange(6)), STEP):
             runner.decode(step)
     recorded = ["aside waits for main", "begin aside", "end aside", "main waits for aside"]
-    assert driver.asked == [
+    assert driver.calls == [
         *[*recorded, "begin graph 0 in None", "end graph 0 in None", "replay graph 0"],
         "replay graph 0",
         *[*recorded, "begin graph 1 in the pool", "end graph 1 in the pool", "replay graph 1"],
@@ -134,14 +134,14 @@ def test_a_shape_is_warmed_up_aside_and_recorded_once(driver: Driver) -> None:
     ]
 
 
-def test_what_looks_at_a_value_cannot_be_recorded(driver: Driver) -> None:
-    """These tests would see it."""
+def test_cuda_graphs_cannot_record_a_read_of_a_value(driver: Driver) -> None:
+    """The tests above detect such a read."""
     with FakeTensorMode(), pytest.raises(DataDependentOutputException):
         CudaGraphs().record(lambda: torch.zeros(int(torch.ones(2, device="cuda").sum()), device="cuda"))
 
 
 @pytest.mark.parametrize("sampling", ["plain", "cut", "greedy"])
-def test_tokens_are_drawn_on_the_gpu(sampling: str) -> None:
+def test_draw_stays_on_gpu(sampling: str) -> None:
     columns = SamplingColumns(
         temperature=None if sampling == "plain" else np.full(3, 0.7),
         cut=(np.full(3, 5), np.full(3, 0.9)) if sampling == "cut" else None,

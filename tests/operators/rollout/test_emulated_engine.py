@@ -1,4 +1,4 @@
-"""When an emulated engine does what: against tables, and against going round by round."""
+"""The timing of emulated engines, against tables and against a round-by-round simulation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from operators.rollout.scheduler import Scheduler, SchedulerConfig
 from schemas.records import PolicyVersion, Sampling
 
 FLAT = RooflineConfig(decode_ms=((1, 10.0), (2, 10.0)), decode_context=0, kv_ns=0.0, prefill_us=1000.0)
-"""A round is 10 ms whatever it does, a token of prefill 1 ms."""
+"""Each round takes 10 ms, each prefill token 1 ms."""
 SHORT = LengthsConfig(p50=12, p99=40)
 
 
@@ -35,14 +35,14 @@ def advance_to(it: EmulatedEngine, clock: ManualClock, now: float) -> list[str]:
 # --- time
 
 
-def test_a_request_ends_when_its_rounds_are_over_and_not_before() -> None:
+def test_emulated_request_ends_with_its_last_round() -> None:
     clock = ManualClock()
     it = emulated(clock=clock, roofline=FLAT)
     it.submit(request("a", prompt=6, new=4))
-    # five tokens of the prompt, then four rounds, of which the first takes the prompt's last token
+    # prefill of five prompt tokens, then four rounds; the first computes the prompt's last token
     assert it.due() == pytest.approx(0.0)
     assert advance_to(it, clock, 100.0) == []
-    assert it.due() == pytest.approx(0.015)  # its first token, of which others are to be told
+    assert it.due() == pytest.approx(0.015)  # its first token, which the replica reports
     assert advance_to(it, clock, 100.0149) == []
     assert (it.status().tokens_generated, it.take_started()) == (0, [])
     assert advance_to(it, clock, 100.0151) == []
@@ -53,7 +53,7 @@ def test_a_request_ends_when_its_rounds_are_over_and_not_before() -> None:
     assert it.due() == math.inf
 
 
-def test_time_scale_divides_and_loading_takes_its_time() -> None:
+def test_time_scale_applies_to_rounds_and_weight_loads() -> None:
     clock = ManualClock()
     it = emulated(clock=clock, roofline=FLAT, time_scale=10.0, pull_s=0.5)
     it.load(None, PolicyVersion(1, 0))  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def test_time_scale_divides_and_loading_takes_its_time() -> None:
     assert advance_to(it, clock, 100.0546) == ["a"]
 
 
-def test_a_round_that_has_begun_is_not_joined() -> None:
+def test_new_request_joins_the_next_round() -> None:
     clock = ManualClock()
     it = emulated(clock=clock, roofline=FLAT)
     it.submit(request("a", prompt=31, new=1))  # a first round of 30 + 10 ms
@@ -75,7 +75,7 @@ def test_a_round_that_has_begun_is_not_joined() -> None:
     assert advance_to(it, clock, 100.0511) == ["b"]
 
 
-def test_who_comes_to_an_idle_engine_does_not_begin_in_its_past() -> None:
+def test_idle_engine_starts_a_request_at_its_arrival() -> None:
     clock = ManualClock()
     it = emulated(clock=clock, roofline=FLAT)
     advance_to(it, clock, 200.0)
@@ -84,20 +84,20 @@ def test_who_comes_to_an_idle_engine_does_not_begin_in_its_past() -> None:
     assert advance_to(it, clock, 200.0201) == ["a"]
 
 
-def test_long_contexts_come_in_one_by_one_and_the_first_does_not_wait_for_the_last() -> None:
+def test_round_prefill_admits_long_contexts_one_by_one() -> None:
     clock = ManualClock()
     it = emulated(clock=clock, roofline=FLAT, round_prefill=30)
     it.load(None, PolicyVersion(1, 0))  # type: ignore[arg-type]
     for number in range(3):
         it.submit(request(f"{number}", prompt=31, new=9, fill=number + 1))
     begun = []
-    for now in (100.039, 100.041, 100.081, 100.121):  # rounds of 30 ms for a prompt and 10 for a token of each
+    for now in (100.039, 100.041, 100.081, 100.121):  # rounds of 30 ms prefill and 10 ms decode
         assert advance_to(it, clock, now) == []
         begun.append(it.take_started())
     assert begun == [[], ["0"], ["1"], ["2"]]
 
 
-def test_a_prompt_that_samples_share_is_computed_once() -> None:
+def test_emulated_engine_prefills_a_shared_prompt_once() -> None:
     for prompts, seconds in (((1, 1, 1), 0.010), ((1, 2, 3), 0.020)):
         clock = ManualClock()
         it = emulated(clock=clock, roofline=FLAT)
@@ -108,7 +108,7 @@ def test_a_prompt_that_samples_share_is_computed_once() -> None:
         assert len(advance_to(it, clock, 100.0 + 0.005 + seconds + 1e-4)) == 3
 
 
-def test_a_row_that_shares_its_prompt_with_an_older_one_computes_nothing() -> None:
+def test_emulated_row_reuses_the_prompt_of_a_running_row() -> None:
     rows = EmulatedRows(8, CONTEXT, VOCABULARY, open_lengths(SHORT))
     rows.start(request("a"))
     assert rows.take_prefill_tokens() == 5
@@ -126,11 +126,11 @@ def test_a_row_that_shares_its_prompt_with_an_older_one_computes_nothing() -> No
     assert rows.take_prefill_tokens() == 3
 
 
-# --- what comes with its KV
+# --- provided KV
 
 
 def moved(name: str, kv: int = 8, new: int = 20, fill: int = 1) -> Request:
-    """A prompt of 6 and 4 tokens more, and the KV of the first `kv` of them."""
+    """A request with a prompt of 6 and a partial response of 4 tokens, and the KV of the first `kv` of them."""
     partial = PartialResponse(np.ones(4, np.int32), np.zeros(4, np.float32), KV(kv, memoryview(b"")))
     return replace(request(name, new=new, fill=fill), partial=partial)
 
@@ -138,40 +138,40 @@ def moved(name: str, kv: int = 8, new: int = 20, fill: int = 1) -> Request:
 SLOW_LINK = replace(FLAT, kv_move_us=1000.0)
 
 
-def test_what_comes_with_its_kv_is_not_computed() -> None:
+def test_emulated_engine_skips_prefill_of_provided_kv() -> None:
     rows = EmulatedRows(8, CONTEXT, VOCABULARY, open_lengths(SHORT))
     rows.start(moved("a"))
     assert rows.take_prefill_tokens() == 1
 
 
-def test_kv_comes_beside_the_rounds_and_each_goes_on_once_its_own_is_here() -> None:
+def test_kv_arrivals_overlap_with_rounds() -> None:
     clock = ManualClock()
     it = emulated(clock=clock, roofline=SLOW_LINK)
     it.submit(request("a", prompt=1, new=50))
     advance_to(it, clock, 100.0)
     for name in "bc":
-        it.submit(moved(name, kv=9))  # 9 ms over the link, then it joins the round that begins at 10, or at 20
+        it.submit(moved(name, kv=9))  # 9 ms transfer, then it joins the round that starts at 10, 20 or 30 ms
     assert (it.status().running, it.status().waiting) == (1, 2)
     begun: dict[str, float] = {}
     while len(begun) < 3:
         assert advance_to(it, clock, clock.now + it.due() + 1e-6) == []
         begun |= dict.fromkeys(it.take_started(), clock.now - 100.0)
     assert begun == pytest.approx({"a": 0.01, "b": 0.02, "c": 0.03}, abs=1e-4)
-    assert it.status().tokens_generated == 3 + 2 + 1  # nobody's round was longer for it
+    assert it.status().tokens_generated == 3 + 2 + 1  # no round took longer
 
 
-def test_who_arrives_in_the_middle_of_a_leap_joins_there() -> None:
+def test_kv_arrival_during_a_jump_joins_the_next_round() -> None:
     clock = ManualClock()
     it = emulated(clock=clock, roofline=replace(FLAT, kv_move_us=5000.0))
     it.submit(request("a", prompt=1, new=50))
     advance_to(it, clock, 100.0101)
-    it.submit(moved("b", kv=9, new=6))  # here at 55.1 ms, so its two tokens are there at 80
+    it.submit(moved("b", kv=9, new=6))  # arrives at 55.1 ms, so its two tokens are generated by 80 ms
     assert it.due() == pytest.approx(0.045)
     assert advance_to(it, clock, 100.205) == ["b"]
     assert it.status().tokens_generated == 20 + 2
 
 
-def test_kv_that_comes_to_an_idle_engine_is_waited_for_there() -> None:
+def test_idle_engine_waits_for_a_kv_arrival() -> None:
     clock = ManualClock()
     it = emulated(clock=clock, roofline=SLOW_LINK)
     it.submit(moved("a", kv=9, new=5))
@@ -181,7 +181,7 @@ def test_kv_that_comes_to_an_idle_engine_is_waited_for_there() -> None:
     assert it.due() == math.inf
 
 
-def test_what_is_still_to_come_is_here_like_anything_that_waits() -> None:
+def test_request_in_kv_transfer_counts_as_waiting() -> None:
     clock = ManualClock()
     it = emulated(clock=clock, roofline=SLOW_LINK)
     it.submit(moved("a"))
@@ -195,11 +195,11 @@ def test_what_is_still_to_come_is_here_like_anything_that_waits() -> None:
     assert advance_to(it, clock, 101.0) == []
 
 
-# --- leaps
+# --- jumps
 
 
 def round_by_round(asked: list[Request], config: SchedulerConfig, roofline: RooflineConfig) -> dict[str, float]:
-    """When each request ends, if all come at 0 and every round is gone through by itself."""
+    """The end of each request if all arrive at 0 and every round is simulated."""
     rows = EmulatedRows(config.slots, config.context, config.vocabulary, open_lengths(SHORT))
     scheduler, line = Scheduler(config, rows), Roofline(roofline)
     for one in asked:
@@ -216,7 +216,7 @@ def round_by_round(asked: list[Request], config: SchedulerConfig, roofline: Roof
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_leaps_end_everything_when_single_rounds_would(seed: int) -> None:
+def test_jumps_equal_single_rounds(seed: int) -> None:
     draw = np.random.default_rng(seed)
     asked = [
         replace(request(f"p{i}.0", int(draw.integers(1, 30)), int(draw.integers(1, 34)), (3,), int(draw.integers(4))))
@@ -228,7 +228,7 @@ def test_leaps_end_everything_when_single_rounds_would(seed: int) -> None:
     clock = ManualClock()
     it = EmulatedEngine(config, Roofline(RooflineConfig()), open_lengths(SHORT), clock=clock)
     for one in asked:
-        it._scheduler.add(one)  # all at once: `submit` begins with the first
+        it._scheduler.add(one)  # all at once: `submit` would start with the first
     looks = np.sort(draw.uniform(0, max(expected.values()) + 0.1, 40))
     before = 0.0
     for look in looks:
@@ -238,7 +238,7 @@ def test_leaps_end_everything_when_single_rounds_would(seed: int) -> None:
     assert all(end > looks[-1] for end in expected.values())
 
 
-def test_looking_often_changes_nothing() -> None:
+def test_emulated_results_do_not_depend_on_call_frequency() -> None:
     def order(looks: np.ndarray) -> list[tuple[str, list[int]]]:
         clock = ManualClock()
         it = emulated(slots=5, kv_capacity=90, clock=clock, roofline=replace(RooflineConfig(), kv_move_us=4000.0))
@@ -257,7 +257,7 @@ def test_looking_often_changes_nothing() -> None:
     assert order(np.array([60.0])) == order(np.linspace(0, 60, 2000))
 
 
-def test_due_says_when_to_look() -> None:
+def test_due_is_the_time_of_the_next_event() -> None:
     clock = ManualClock()
     it = emulated(slots=4, kv_capacity=90, clock=clock)
     for number in range(12):
@@ -269,10 +269,10 @@ def test_due_says_when_to_look() -> None:
         finished += len(it.step())
         looks += 1
     assert finished == 12
-    assert looks <= 40  # ends and what is sent back, not every one of some 180 rounds
+    assert looks <= 40  # completions and preemptions, not each of about 180 rounds
 
 
-def test_a_load_grows_stale_for_a_tenth_of_a_second_at_most_and_ends_never_do() -> None:
+def test_status_refresh_delays_load_but_not_completions() -> None:
     clock = ManualClock()
     it = emulated(clock=clock, roofline=FLAT, status_refresh_s=0.1)
     it.submit(request("a", prompt=1, new=30))
@@ -285,24 +285,24 @@ def test_a_load_grows_stale_for_a_tenth_of_a_second_at_most_and_ends_never_do() 
     assert it.status().tokens_generated == 11
     assert advance_to(it, clock, 100.195) == []
     assert it.status().tokens_generated == 11
-    it.submit(request("b", prompt=1, new=1))  # whoever changes something sees it as it is
+    it.submit(request("b", prompt=1, new=1))  # every change updates the status
     assert it.status().tokens_generated == 19
     assert advance_to(it, clock, 100.2101) == ["b"]
 
 
-# --- the roofline
+# --- roofline
 
 
-def test_the_paper_s_table_holds_at_its_context() -> None:
+def test_roofline_matches_the_papers_table() -> None:
     line = Roofline(RooflineConfig())
     for batch, milliseconds in RooflineConfig().decode_ms:
         assert line.pace(batch, 4096 * batch, 0).seconds(1) == pytest.approx(milliseconds * 1e-3)
     assert line.pace(24, 4096 * 24, 0).seconds(1) == pytest.approx(14e-3)
-    assert line.pace(320, 4096 * 320, 0).seconds(1) == pytest.approx(43.25e-3)  # goes on as from 128 to 256
+    assert line.pace(320, 4096 * 320, 0).seconds(1) == pytest.approx(43.25e-3)  # extrapolated from 128 and 256
     assert line.pace(256, 0, 0).seconds(1) == pytest.approx(37.5e-3 - 256 * 4096 * 19.6e-9)
 
 
-def test_a_stride_saves_tokens_and_not_time() -> None:
+def test_stride_keeps_the_emulated_time() -> None:
     real, fewer = Roofline(RooflineConfig()), Roofline(RooflineConfig(), stride=8)
     of_real = real.pace(64, 64 * 4096, 64 * 2048)
     of_fewer = fewer.pace(64, 64 * 512, 64 * 256)
@@ -310,7 +310,7 @@ def test_a_stride_saves_tokens_and_not_time() -> None:
     assert of_fewer.seconds(100) == pytest.approx(of_real.seconds(800), rel=1e-3)
 
 
-def test_rounds_that_fit_are_those_whose_time_does() -> None:
+def test_step_pace_rounds_is_the_inverse_of_seconds() -> None:
     draw = np.random.default_rng(0)
     for _ in range(500):
         pace = StepPace(draw.choice([0.0, 0.3]), draw.uniform(1e-3, 0.1), draw.choice([0.0, 1e-9, 1e-5]))
@@ -331,12 +331,12 @@ def test_rounds_that_fit_are_those_whose_time_does() -> None:
         ({"kv_ns": -1.0}, "kv_ns must not be negative"),
     ],
 )
-def test_a_roofline_that_cannot_be_is_refused(wrong: dict, says: str) -> None:
+def test_roofline_config_rejects_invalid_values(wrong: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         RooflineConfig(**wrong)
 
 
-def test_an_emulation_that_cannot_be_is_refused() -> None:
+def test_engine_emulation_rejects_invalid_values() -> None:
     with pytest.raises(ValueError, match="stride must be at least 1"):
         EngineEmulation(stride=0)
     with pytest.raises(ValueError, match="p50 must be between 1 and p99"):

@@ -1,4 +1,4 @@
-"""What every engine promises, whatever makes its tokens: what comes out, what is released, what is refused.
+"""The contract of every engine: completions, release and resumption, load, rejected requests.
 
 Weights are in test_engine_weights.py.
 """
@@ -22,7 +22,7 @@ def make(request: pytest.FixtureRequest) -> MakeEngine:
     return maker(request.param)
 
 
-# --- what comes out
+# --- completions
 
 
 # --- release and resumption
@@ -30,9 +30,7 @@ def make(request: pytest.FixtureRequest) -> MakeEngine:
 
 @pytest.mark.parametrize("with_kv", [False, True])
 @pytest.mark.parametrize("steps", [1, 4, 9])
-def test_what_is_released_in_the_middle_goes_on_elsewhere_as_if_nothing_had_been(
-    make: MakeEngine, steps: int, with_kv: bool
-) -> None:
+def test_released_request_resumes_with_the_same_tokens(make: MakeEngine, steps: int, with_kv: bool) -> None:
     asked = stopping(8)
     unmoved = run(make(slots=8), asked)
     source = make(slots=8)
@@ -50,7 +48,7 @@ def test_what_is_released_in_the_middle_goes_on_elsewhere_as_if_nothing_had_been
         assert_equal(completion, unmoved[completion.trajectory_id])
 
 
-def test_kv_that_is_none_of_it_changes_nothing(make: MakeEngine) -> None:
+def test_engine_ignores_invalid_kv(make: MakeEngine) -> None:
     one, source = request(0), make()
     unmoved = run(make(), [one])[one.trajectory_id]
     source.submit(one)
@@ -64,7 +62,7 @@ def test_kv_that_is_none_of_it_changes_nothing(make: MakeEngine) -> None:
         assert_equal(moved, unmoved)
 
 
-def test_release_stops_what_waits_too_and_leaves_the_others_alone(make: MakeEngine) -> None:
+def test_release_stops_running_and_waiting_requests_only(make: MakeEngine) -> None:
     asked = [request(i, new=20) for i in range(4)]
     it = make(slots=2)
     for one in asked:
@@ -77,11 +75,11 @@ def test_release_stops_what_waits_too_and_leaves_the_others_alone(make: MakeEngi
     assert len(released["p1.0"].token_ids) == 0
     done = run(it, [])
     assert sorted([*done, *(each.trajectory_id for each in early)]) == ["p0.0", "p0.2"]
-    it.submit(asked[1])  # it is unknown again
+    it.submit(asked[1])  # the engine no longer has it
     assert run(it, []).keys() == {"p0.1"}
 
 
-def test_a_partial_that_has_ended_already_completes_as_it_is(make: MakeEngine) -> None:
+def test_engine_completes_a_finished_partial_unchanged(make: MakeEngine) -> None:
     one = request(0, stops=STOPS)
     for tokens, reason in (([1, 3], "stop"), ([1] * 12, "length")):
         partial = PartialResponse(np.array(tokens, np.int32), np.full(len(tokens), -0.5, np.float32))
@@ -89,7 +87,7 @@ def test_a_partial_that_has_ended_already_completes_as_it_is(make: MakeEngine) -
         assert (done.generated.token_ids.tolist(), done.finish_reason) == (tokens, reason)
 
 
-def test_tokens_made_elsewhere_are_kept(make: MakeEngine) -> None:
+def test_engine_keeps_the_tokens_of_a_partial(make: MakeEngine) -> None:
     partial = PartialResponse(np.array([5, 5, 5], np.int32), np.full(3, -0.25, np.float32))
     (done,) = run(make(), [replace(request(0), partial=partial)]).values()
     assert done.generated.token_ids[:3].tolist() == [5, 5, 5]
@@ -97,7 +95,7 @@ def test_tokens_made_elsewhere_are_kept(make: MakeEngine) -> None:
     assert len(done.generated.token_ids) == 12
 
 
-def test_what_has_been_generated_can_be_asked_for_while_it_goes_on(make: MakeEngine) -> None:
+def test_generated_returns_tokens_of_running_requests(make: MakeEngine) -> None:
     asked = stopping(6)
     whole = run(make(slots=4), asked)
     it = make(slots=4)
@@ -121,7 +119,7 @@ def test_what_has_been_generated_can_be_asked_for_while_it_goes_on(make: MakeEng
 # --- load and time
 
 
-def test_the_load_is_what_it_is(make: MakeEngine) -> None:
+def test_status_reports_the_load(make: MakeEngine) -> None:
     it = make(slots=2)
     status = it.status()
     assert (status.running, status.waiting, status.capacity, status.kv_used) == (0, 0, 2, 0)
@@ -136,7 +134,7 @@ def test_the_load_is_what_it_is(make: MakeEngine) -> None:
     assert it.status().tokens_generated == sum(len(each.generated.token_ids) for each in done.values()) == 90
 
 
-def test_a_small_kv_is_not_exceeded_by_more_than_a_round(make: MakeEngine) -> None:
+def test_kv_capacity_is_exceeded_by_at_most_one_round(make: MakeEngine) -> None:
     it = make(slots=6, kv_capacity=80)
     asked = stopping(9)
     for one in asked:
@@ -149,7 +147,7 @@ def test_a_small_kv_is_not_exceeded_by_more_than_a_round(make: MakeEngine) -> No
     assert 50 < most <= 80 + 6
 
 
-def test_an_engine_without_requests_has_nothing_due(make: MakeEngine) -> None:
+def test_due_is_infinite_without_requests(make: MakeEngine) -> None:
     it = make()
     assert it.due() == math.inf
     assert list(it.step()) == []
@@ -159,7 +157,7 @@ def test_an_engine_without_requests_has_nothing_due(make: MakeEngine) -> None:
     assert it.due() == math.inf
 
 
-# --- what is refused
+# --- rejected requests
 
 
 @pytest.mark.parametrize(
@@ -183,21 +181,21 @@ def test_an_engine_without_requests_has_nothing_due(make: MakeEngine) -> None:
         (request(0, temperature=float("inf")), "temperature must be"),
     ],
 )
-def test_garbage_is_refused_by_name(make: MakeEngine, bad: Request, message: str) -> None:
+def test_submit_rejects_invalid_requests(make: MakeEngine, bad: Request, message: str) -> None:
     it = make()
     with pytest.raises(ValueError, match=rf"'p0\.0'.*{message}"):
         it.submit(bad)
     assert it.status().waiting == 0
 
 
-def test_a_known_id_is_refused(make: MakeEngine) -> None:
+def test_submit_rejects_a_known_trajectory(make: MakeEngine) -> None:
     it = make()
     it.submit(request(0))
     with pytest.raises(ValueError, match=r"'p0\.0' is already in the engine"):
         it.submit(request(0))
 
 
-def test_closing_twice_is_closing(make: MakeEngine) -> None:
+def test_close_can_be_repeated(make: MakeEngine) -> None:
     it = make()
     it.submit(request(0))
     it.close()

@@ -1,4 +1,4 @@
-"""What every engine promises of stop strings, with the engine around it that looks for them."""
+"""The contract of every engine for stop strings, within a StoppingEngine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from operators.rollout.engine import Completion, Engine, PartialResponse, Reques
 from operators.rollout.stop_strings import StoppingEngine
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmn"
-"""What each token reads like."""
+"""The character of each token."""
 
 
 @pytest.fixture(params=KINDS)
@@ -37,7 +37,7 @@ def first_end(text: str, strings: tuple[str, ...]) -> int | None:
 
 
 def asked_to_stop(make: MakeEngine) -> tuple[list[Request], dict[str, Completion]]:
-    """Requests with strings that come about somewhere in some of their responses, and what they should give."""
+    """Requests with stop strings that occur in some of their responses, and the expected completions."""
     asked = [replace(one, sampling=replace(one.sampling, max_new_tokens=30)) for one in stopping(8)]
     free = run(make(slots=8), asked)
     texts = {name: letters(completion.generated.token_ids.tolist()) for name, completion in free.items()}
@@ -53,7 +53,7 @@ def asked_to_stop(make: MakeEngine) -> tuple[list[Request], dict[str, Completion
     return [replace(one, sampling=replace(one.sampling, stop_strings=strings)) for one in asked], expected
 
 
-def test_a_stop_string_ends_a_response_with_the_token_that_completes_it(make: MakeEngine) -> None:
+def test_stop_string_ends_with_the_completing_token(make: MakeEngine) -> None:
     asked, expected = asked_to_stop(make)
     for slots in (8, 3):
         done = run(with_strings(make, slots=slots), asked)
@@ -63,7 +63,7 @@ def test_a_stop_string_ends_a_response_with_the_token_that_completes_it(make: Ma
 
 
 @pytest.mark.parametrize("steps", [1, 4, 9])
-def test_a_stop_string_is_found_where_its_beginning_was_made_elsewhere(make: MakeEngine, steps: int) -> None:
+def test_stop_string_is_found_across_a_resumption(make: MakeEngine, steps: int) -> None:
     asked, expected = asked_to_stop(make)
     source = with_strings(make, slots=8)
     for one in asked:
@@ -77,7 +77,7 @@ def test_a_stop_string_is_found_where_its_beginning_was_made_elsewhere(make: Mak
         assert_equal(completion, expected[name])
 
 
-def test_what_had_come_to_its_stop_string_completes_as_it_is(make: MakeEngine) -> None:
+def test_partial_with_a_stop_string_completes_unchanged(make: MakeEngine) -> None:
     one = request(0)
     one = replace(one, sampling=replace(one.sampling, stop_strings=("BC",)))
     it = with_strings(make)

@@ -1,4 +1,4 @@
-"""What every engine promises of weights: one version at a time, in place, and the logprobs of what was drawn from."""
+"""The contract of every engine for weights: one version at a time, loaded in place, and behaviour logprobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path / "w"
 
 
-def test_load_says_which_version_there_is(make: MakeEngine, weights: Path) -> None:
+def test_load_sets_the_version(make: MakeEngine, weights: Path) -> None:
     it = make()
     assert it.version is None
     it.load(weights, PolicyVersion(1, 7))
@@ -47,7 +47,7 @@ def test_load_says_which_version_there_is(make: MakeEngine, weights: Path) -> No
     assert it.version == PolicyVersion(1, 8)
 
 
-def test_load_while_busy_raises_and_changes_nothing(make: MakeEngine, weights: Path) -> None:
+def test_load_raises_while_requests_run(make: MakeEngine, weights: Path) -> None:
     it = make(slots=1)
     it.submit(request(0))
     with pytest.raises(RuntimeError, match="0 requests run and 1 wait"):
@@ -59,9 +59,7 @@ def test_load_while_busy_raises_and_changes_nothing(make: MakeEngine, weights: P
     assert_equal(run(it, [])["p0.0"], run(make(), [request(0)])["p0.0"])
 
 
-def test_a_version_of_the_relays_replaces_the_weights_and_is_nowhere_twice(
-    make_with_model: MakeEngine, tmp_path: Path
-) -> None:
+def test_load_replaces_weights_without_a_second_copy(make_with_model: MakeEngine, tmp_path: Path) -> None:
     save_weights(tiny_model("wide"), tmp_path / "w")
     it, version = make_with_model("wide", slots=2), PolicyVersion(1, 1)
     with WeightStore(tmp_path / "store") as store:
@@ -69,13 +67,13 @@ def test_a_version_of_the_relays_replaces_the_weights_and_is_nowhere_twice(
             assert file.readinto(arriving.view) == arriving.size
             arriving.seal()
         with store.pin(version) as weights, no_more_memory_than(75_000_000):
-            for _ in range(3):  # nor is anything of it left over
+            for _ in range(3):  # and repeated loads leave nothing over
                 it.load(weights, version)
     assert it.version == version
 
 
 @pytest.mark.parametrize("broken", ["nothing", "no weights", "another model", "another shape"])
-def test_weights_that_do_not_fit_change_nothing(
+def test_load_of_invalid_weights_changes_nothing(
     make_with_model: MakeEngine, weights: Path, broken: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "broken"
@@ -98,7 +96,7 @@ def test_weights_that_do_not_fit_change_nothing(
     assert_equal(run(it, [request(0)])["p0.0"], before)
 
 
-def test_an_engine_of_less_precision_rounds_the_weights(make_with_model: MakeEngine, weights: Path) -> None:
+def test_load_rounds_weights_to_the_engines_precision(make_with_model: MakeEngine, weights: Path) -> None:
     it, asked = make_with_model(dtype="bfloat16"), [request(i) for i in range(9)]
     it.load(weights, PolicyVersion(1, 1))
     new, old = (tiny_model(FAMILY, seed).to(torch.bfloat16).float() for seed in (1, 0))
@@ -110,7 +108,7 @@ def test_an_engine_of_less_precision_rounds_the_weights(make_with_model: MakeEng
     assert np.abs(np.concatenate(off["new"])).mean() < 0.05 < 0.3 < np.abs(np.concatenate(off["old"])).mean()
 
 
-def test_engines_of_one_process_know_nothing_of_each_other(make: MakeEngine, weights: Path) -> None:
+def test_engines_of_one_process_are_independent(make: MakeEngine, weights: Path) -> None:
     asked = stopping(8)
     old, new = make(slots=8), make(slots=5)
     new.load(weights, PolicyVersion(1, 1))
@@ -129,7 +127,7 @@ def test_engines_of_one_process_know_nothing_of_each_other(make: MakeEngine, wei
 
 
 @pytest.mark.parametrize("family", [FAMILY, "qwen3_tied"])
-def test_behaviour_logprobs_are_those_of_the_distribution_drawn_from(
+def test_behaviour_logprobs_match_the_sampling_distribution(
     make_with_model: MakeEngine, family: str, tmp_path: Path
 ) -> None:
     it, asked = make_with_model(family, slots=5), mixed(15)
@@ -143,9 +141,7 @@ def test_behaviour_logprobs_are_those_of_the_distribution_drawn_from(
             assert np.abs(plain_logprobs(reference, one, done.generated) - done.generated.logprobs).max() < 1e-4
 
 
-def test_logits_that_are_not_finite_fail_their_trajectory_and_no_other(
-    make_with_model: MakeEngine, tmp_path: Path
-) -> None:
+def test_non_finite_logits_fail_only_their_request(make_with_model: MakeEngine, tmp_path: Path) -> None:
     broken = tiny_model(FAMILY)
     one, others = request(5, prompt=20), [request(1), request(9, prompt=20)]
     lost = next(token for token in one.prompt.tolist() if all(token not in other.prompt for other in others))

@@ -1,4 +1,4 @@
-"""Environments of other packages, through the packages themselves: `make environments-test`."""
+"""The adapters for environment packages, tested with the packages: `make environments-test`."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Guess(vf.MultiTurnEnv):
 
     async def env_response(self, messages, state, **others):
         state["tries"] += 1
-        said = messages[-1].content
-        if "boom" in said:
+        guess = messages[-1].content
+        if "boom" in guess:
             raise vf.Error("no such game")
-        if said == state["answer"]:
+        if guess == state["answer"]:
             state["won"] = True
-        return [{"role": "user", "content": f"Try {state['tries']}: {said} is wrong."}]
+        return [{"role": "user", "content": f"Try {state['tries']}: {guess} is wrong."}]
 
 def right(completion, answer, **others):
     return float(any(message.content == answer for message in completion if message.role == "assistant"))
@@ -65,11 +65,11 @@ import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, create_fastapi_app
 from openenv.core.env_server.types import State
 
-class Say(Action):
+class EchoAction(Action):
     text: str
     loud: bool = False
 
-class Heard(Observation):
+class EchoObservation(Observation):
     text: str = ""
 
 class Echo(Environment):
@@ -77,20 +77,21 @@ class Echo(Environment):
 
     def reset(self, seed=None, episode_id=None, **others):
         self.turns, self.seed = 0, seed
-        return Heard(text=f"seed {seed}")
+        return EchoObservation(text=f"seed {seed}")
 
     def step(self, action, timeout_s=None, **others):
         self.turns += 1
         if action.text == "boom":
             raise RuntimeError("no such word")
-        heard = action.text.upper() if action.loud else action.text
-        return Heard(text=f"{self.seed}/{self.turns}: {heard}", reward=0.5 * self.turns, done=self.turns == 3)
+        text = action.text.upper() if action.loud else action.text
+        return EchoObservation(text=f"{self.seed}/{self.turns}: {text}", reward=0.5 * self.turns, done=self.turns == 3)
 
     @property
     def state(self):
         return State(step_count=self.turns)
 
-uvicorn.run(create_fastapi_app(Echo, Say, Heard, max_concurrent_envs=8), port=int(sys.argv[1]), log_level="error")
+app = create_fastapi_app(Echo, EchoAction, EchoObservation, max_concurrent_envs=8)
+uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
 """
 
 
@@ -137,31 +138,31 @@ class TestVerifiers:
         pool.close()
 
     @pytest.mark.parametrize("opened", [{}], indirect=True)
-    def test_its_rollout_goes_on_turn_by_turn_and_its_rubric_is_the_reward(self, opened: EnvironmentPool) -> None:
+    def test_verifiers_rollout_runs_turn_by_turn(self, opened: EnvironmentPool) -> None:
         assert play(opened) == EpisodeState([""], [], False)
         assert play(opened, "3") == EpisodeState(["", "Try 1: 3 is wrong."], [0.0], False)
-        ended = play(opened, "3", "7", "never said")
+        ended = play(opened, "3", "7", "never guess")
         assert ended.done
         assert ended.rewards[:-1] == [0.0] * (len(ended.rewards) - 1)
 
     @pytest.mark.parametrize("opened", [{"max_turns": 2}], indirect=True)
-    def test_played_again_it_is_the_same(self, opened: EnvironmentPool) -> None:
+    def test_verifiers_replay_is_identical(self, opened: EnvironmentPool) -> None:
         first = play(opened, "3", "7")
         assert first == play(opened, "3", "7", name="another")
         assert (first.done, first.rewards) == (True, [0.0, pytest.approx(1.0 + 0.1 / 3)])
 
     @pytest.mark.parametrize("opened", [{"kind": "single"}], indirect=True)
-    def test_a_single_turn_is_an_episode_of_one(self, opened: EnvironmentPool) -> None:
+    def test_verifiers_single_turn_is_one_episode(self, opened: EnvironmentPool) -> None:
         assert play(opened, "7").rewards == [pytest.approx(1.1)]
 
     @pytest.mark.parametrize("opened", [{}], indirect=True)
-    def test_what_it_raises_fails_the_episode_alone(self, opened: EnvironmentPool) -> None:
+    def test_verifiers_error_fails_only_its_episode(self, opened: EnvironmentPool) -> None:
         with pytest.raises(EnvironmentFailed, match="the environment failed"):
             play(opened, "boom", "on")
         assert play(opened, "3", name="another").observations[-1] == "Try 1: 3 is wrong."
 
     @pytest.mark.parametrize("opened", [{"kind": "tools"}], indirect=True)
-    def test_tools_are_called_in_a_turns_text(self, opened: EnvironmentPool) -> None:
+    def test_verifiers_tools_are_called_from_text(self, opened: EnvironmentPool) -> None:
         call = '<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>'
         assert play(opened, f"Let me see. {call}").observations[-1] == "7"
         assert play(opened, call, "7").done
@@ -176,7 +177,7 @@ class TestOpenEnv:
         pool.close()
 
     @pytest.mark.parametrize("opened", [{"observation": "text", "more": {"loud": True}}], indirect=True)
-    def test_a_turn_is_an_action_and_an_episode_a_session(self, opened: EnvironmentPool) -> None:
+    def test_openenv_turn_is_an_action_of_a_session(self, opened: EnvironmentPool) -> None:
         assert play(opened, "a") == EpisodeState(["seed 4", "4/1: A"], [0.5], False)
         assert play(opened, "b", name="other").observations == ["seed 4", "4/1: B"]
         assert play(opened, "a", "c", "d") == EpisodeState(
@@ -184,16 +185,16 @@ class TestOpenEnv:
         )
 
     @pytest.mark.parametrize("opened", [{}], indirect=True)
-    def test_without_a_field_all_is_observed(self, opened: EnvironmentPool) -> None:
+    def test_openenv_observes_all_fields_by_default(self, opened: EnvironmentPool) -> None:
         assert json.loads(play(opened, "a").observations[-1] or "")["text"] == "4/1: a"
 
     @pytest.mark.parametrize("opened", [{"observation": "txt"}], indirect=True)
-    def test_a_field_that_is_not_there_fails_the_episode(self, opened: EnvironmentPool) -> None:
+    def test_openenv_missing_field_fails_the_episode(self, opened: EnvironmentPool) -> None:
         with pytest.raises(EnvironmentFailed, match="has no 'txt'"):
             play(opened, "a")
 
     @pytest.mark.parametrize("opened", [{"observation": "text"}], indirect=True)
-    def test_what_the_server_raises_fails_the_episode_alone(self, opened: EnvironmentPool) -> None:
+    def test_openenv_server_error_fails_only_its_episode(self, opened: EnvironmentPool) -> None:
         with pytest.raises(EnvironmentFailed):
             play(opened, "boom")
         assert play(opened, "a", name="other").observations[-1] == "4/1: a"
@@ -213,5 +214,5 @@ def _listens(port: int) -> bool:
         ("<tool_call>{</tool_call><tool_call>[1]</tool_call><tool_call>{}</tool_call>", []),
     ],
 )
-def test_calls_are_found_in_text(text: str, calls: list[dict[str, str]]) -> None:
+def test_tool_calls_are_parsed_from_text(text: str, calls: list[dict[str, str]]) -> None:
     assert tool_calls(text) == calls

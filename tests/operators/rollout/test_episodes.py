@@ -1,4 +1,4 @@
-"""Episodes on the transformers engine: what is drawn, what is observed, and that neither depends on where they run."""
+"""Episodes on the transformers engine: turns, observations, and their independence from moves and restarts."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ SPECS = {
     "free": {"name": "Echo"},
     "stopped": {"name": "Stopped", "turn_tokens": 12},
     "waits": {"name": "Waits", "turn_tokens": 3},
-    "nothing": {"name": "Bad", "options": {"how": "says nothing"}, "turn_tokens": 3},
-    "raises": {"name": "Bad", "options": {"how": "raises"}, "turn_tokens": 3},
-    "forgetful": {"name": "Forgetful", "turn_tokens": 3, "workers": 1},
+    "nothing": {"name": "Faulty", "options": {"how": "returns an empty observation"}, "turn_tokens": 3},
+    "raises": {"name": "Faulty", "options": {"how": "raises"}, "turn_tokens": 3},
+    "nondeterministic": {"name": "Nondeterministic", "turn_tokens": 3, "workers": 1},
 }
 
 
@@ -91,7 +91,7 @@ def run(it: EpisodeEngine) -> dict[str, Completion]:
     return done
 
 
-def test_an_episode_is_turns_and_observations(pools: OpenPools) -> None:
+def test_episode_alternates_turns_and_observations(pools: OpenPools) -> None:
     it = episodes(pools("echo"))
     one = request(asked(7, "echo"))
     it.submit(one)
@@ -110,7 +110,7 @@ def test_an_episode_is_turns_and_observations(pools: OpenPools) -> None:
 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("name", ["echo", "stopped"])
-def test_kv_that_is_kept_between_turns_spares_computing_and_changes_nothing(
+def test_kept_kv_reduces_prefill_and_keeps_tokens(
     pools: OpenPools, name: str, direct: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed = {}
@@ -136,7 +136,7 @@ def test_kv_that_is_kept_between_turns_spares_computing_and_changes_nothing(
 
 
 def counting(method: Callable[..., Any], counted: list[int]) -> Callable[..., Any]:
-    """`method` of a runner, which counts the tokens of the blocks that it computes."""
+    """Wraps `method` of a runner to count the tokens of its prefill blocks."""
 
     def called(*arguments: Any) -> Any:
         counted.extend(block.token_ids.size for block in (arguments[-1] if isinstance(arguments[-1], list) else ()))
@@ -145,25 +145,25 @@ def counting(method: Callable[..., Any], counted: list[int]) -> Callable[..., An
     return called
 
 
-def test_kv_beyond_the_memory_for_it_is_freed(pools: OpenPools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episode_kv_beyond_its_memory_is_freed(pools: OpenPools, monkeypatch: pytest.MonkeyPatch) -> None:
     (pool,) = pools("waits").values()
     monkeypatch.setattr(pool, "spec", replace(pool.spec, kv_megabytes=1))
     it = EpisodeEngine(engine(version=version(0)), {"waits": pool}, encode, decode)
     for number in range(2):
         it.submit(request(asked(number, "waits", reference='{"file": "/nowhere"}')))
-    playing = list(it._playing.values())
+    playing = list(it._active.values())
     kv = KV(1, memoryview(bytes(700_000)))
-    assert it._keeps(playing[0], kv)
+    assert it._has_memory_for(playing[0], kv)
     playing[0].known = replace(playing[0].known, kv=kv)
-    assert not it._keeps(playing[1], kv)
-    assert it._keeps(playing[1], KV(1, memoryview(bytes(300_000))))
+    assert not it._has_memory_for(playing[1], kv)
+    assert it._has_memory_for(playing[1], KV(1, memoryview(bytes(300_000))))
     assert it.release(["p0.0"], with_kv=True)["p0.0"].kv is None
     it.release(["p1.0"])
 
 
 @pytest.mark.parametrize("stops", [(), (STOP,), tuple(range(20, VOCABULARY))])
-def test_what_is_observed_stands_in_a_frame(pools: OpenPools, stops: tuple[int, ...]) -> None:
-    """The frame ends a turn that has not ended by itself; who plays it again finds the same."""
+def test_observations_are_framed_as_messages(pools: OpenPools, stops: tuple[int, ...]) -> None:
+    """The frame ends a turn that has no stop token; a replay gives the same tokens."""
     frame = MessageFrame((STOP,), (10, 11), (12, 13))
     it = EpisodeEngine(engine(version=version(0)), pools("echo"), encode, decode, {"echo": frame})
     asked_for = asked(7, "echo", new=60, stops=stops)
@@ -195,7 +195,7 @@ def test_what_is_observed_stands_in_a_frame(pools: OpenPools, stops: tuple[int, 
         ("echo", 40, tuple(range(VOCABULARY)), "failed", "failed"),
     ],
 )
-def test_what_cuts_an_episode_off_is_said(
+def test_episode_reports_why_it_ended(
     pools: OpenPools, name: str, new: int, stops: tuple[int, ...], ending: str, reason: str
 ) -> None:
     it = episodes(pools(name))
@@ -205,10 +205,10 @@ def test_what_cuts_an_episode_off_is_said(
     assert (done.episode.ending, done.finish_reason) == (ending, reason)
     assert len(done.generated.token_ids) <= new
     assert len(done.episode.rewards) == len(turn_ranges(done.generated.drawn))
-    assert (done.error or "") == ("what was observed ends with a stop token" if reason == "failed" else "")
+    assert (done.error or "") == ("the observation ends with a stop token" if reason == "failed" else "")
 
 
-def test_a_turn_ends_with_its_stop_string_or_token(pools: OpenPools) -> None:
+def test_turn_ends_with_a_stop_string_or_token(pools: OpenPools) -> None:
     it = episodes(pools("stopped"), slots=16)
     for number in range(16):
         it.submit(request(asked(number, "stopped", 55, stops=(STOP,))))
@@ -225,21 +225,21 @@ def test_a_turn_ends_with_its_stop_string_or_token(pools: OpenPools) -> None:
 
 @pytest.mark.parametrize(
     ("name", "error"),
-    [("raises", "KeyError: 'no such thing'"), ("nothing", "the environment observed nothing, but the episode goes on")],
+    [("raises", "KeyError: 'no such thing'"), ("nothing", "the observation is empty, but the episode is not done")],
 )
-def test_a_bad_environment_costs_its_own_episodes(pools: OpenPools, name: str, error: str) -> None:
+def test_faulty_environment_fails_only_its_episodes(pools: OpenPools, name: str, error: str) -> None:
     it = episodes(pools(name, "echo"))
     for number, environment in enumerate((name, "echo", "")):
         it.submit(request(asked(number, environment, 24)))
     done = run(it)
     assert done["p0.0"].finish_reason == "failed"
     assert error in (done["p0.0"].error or "")
-    assert len(done["p0.0"].generated.token_ids) == 4  # what was observed first, and a turn
+    assert len(done["p0.0"].generated.token_ids) == 4  # the first observation and a turn
     assert (done["p1.0"].episode or Episode((), "failed")).ending == "length"
     assert (done["p2.0"].finish_reason, done["p2.0"].episode) == ("length", None)
 
 
-def test_prompts_name_an_environment_that_is_there(pools: OpenPools) -> None:
+def test_submit_rejects_an_unknown_environment(pools: OpenPools) -> None:
     it = episodes(pools("echo"))
     with pytest.raises(ValueError, match=r"no environment 'ecco': rollout\.environments has \['echo'\]"):
         it.submit(request(asked(0, "ecco")))
@@ -250,7 +250,7 @@ def test_prompts_name_an_environment_that_is_there(pools: OpenPools) -> None:
         it.load(Path(), version(1))
 
 
-def test_who_waits_for_a_slow_environment_holds_up_nobody(pools: OpenPools, tmp_path: Path) -> None:
+def test_slow_environment_does_not_delay_other_requests(pools: OpenPools, tmp_path: Path) -> None:
     it, answer = episodes(pools("waits", "echo"), slots=1), tmp_path / "answer"
     it.submit(request(asked(0, "waits", reference=f'{{"file": "{answer}"}}')))
     it.submit(request(asked(1, "echo")))
@@ -264,7 +264,7 @@ def test_who_waits_for_a_slow_environment_holds_up_nobody(pools: OpenPools, tmp_
     assert run(it).keys() == {"p0.0"}
 
 
-# --- wherever they run
+# --- moves and restarts
 
 COUNT = 40
 
@@ -280,15 +280,15 @@ def replica(index: int, pools: Mapping[str, EnvironmentPool]) -> Replica:
 def all_of(
     pools: Mapping[str, EnvironmentPool], *, moves: bool = False, kills: bool = False
 ) -> tuple[dict[str, Trajectory], Counter[int]]:
-    """Every trajectory by its name, and how often one went on elsewhere in its first turn, its second, … Those that are
-    moved are handed over; those of a replica that is killed go on from what it had told."""
+    """All trajectories by id, and the number of moves by turn. With `moves` trajectories are handed over; with `kills`
+    those of a killed replica resume from its last progress."""
     rng, lease = random.Random(5), 1
     replicas = [replica(index, pools) for index in range(2)]
     owners: dict[str, Assignment] = {}
-    told: dict[str, PartialResponse] = {}
+    reported: dict[str, PartialResponse] = {}
     done: dict[str, Trajectory] = {}
     elsewhere: Counter[int] = Counter()
-    dying = [1, 2, 3, 3, 2, 1]  # a replica of which one such turn is known dies next
+    dying = [1, 2, 3, 3, 2, 1]  # the next kill hits a replica with progress in this turn
     for number in range(COUNT):
         given = Assignment(
             asked(number, ("echo", "stopped")[number % 2], 55, (STOP,)), 0, 1, 1, number % 2, 1, None, None, 0
@@ -297,32 +297,32 @@ def all_of(
         replicas[number % 2].accept(given)
     while len(done) < COUNT:
         for each in replicas:
-            for word in each.step():
-                if isinstance(word, Trajectory):
-                    done[word.trajectory_id] = word
-                    del owners[word.trajectory_id]
+            for event in each.step():
+                if isinstance(event, Trajectory):
+                    done[event.trajectory_id] = event
+                    del owners[event.trajectory_id]
         source = rng.randrange(2)
         if moves and lease < 40 and rng.random() < 0.3:
             here = [name for name, owner in owners.items() if owner.replica == source]
             lease += 1
             leaving = rng.sample(here, rng.randint(0, len(here)))
             order = Release("1-1.1", tuple(leaving), (lease,) * len(leaving), 1 - source, 1, source, 1)
-            for word in replicas[source].hand_over(order):
-                if isinstance(word, Assignment):
-                    replicas[1 - source].accept(word)
-                    owners[word.trajectory_id] = word
-                    elsewhere[_turns(word)] += 1
-        for word in replicas[source].report_progress() if kills and rng.random() < 0.3 else ():
-            assert isinstance(word, Progress)
-            before = told.get(word.trajectory_id)
-            gained = request_of(replace(owners[word.trajectory_id], partial=word.gained)).partial
+            for event in replicas[source].hand_over(order):
+                if isinstance(event, Assignment):
+                    replicas[1 - source].accept(event)
+                    owners[event.trajectory_id] = event
+                    elsewhere[_turns(event)] += 1
+        for event in replicas[source].report_progress() if kills and rng.random() < 0.3 else ():
+            assert isinstance(event, Progress)
+            before = reported.get(event.trajectory_id)
+            gained = request_of(replace(owners[event.trajectory_id], partial=event.gained)).partial
             assert gained is not None
-            assert word.start == (0 if before is None else len(before.token_ids))
-            told[word.trajectory_id] = gained if before is None else _joined(before, gained)
+            assert event.start == (0 if before is None else len(before.token_ids))
+            reported[event.trajectory_id] = gained if before is None else _joined(before, gained)
         known = {
-            _turns(replace(owner, partial=response_of(told[name])))
+            _turns(replace(owner, partial=response_of(reported[name])))
             for name, owner in owners.items()
-            if name in told and owner.replica == source
+            if name in reported and owner.replica == source
         }
         if kills and dying and dying[0] in known:
             dying.pop(0)
@@ -330,7 +330,7 @@ def all_of(
             replicas[source] = replica(source, pools)
             for name, owner in [(name, owner) for name, owner in owners.items() if owner.replica == source]:
                 lease += 1
-                partial = response_of(told[name]) if name in told else None
+                partial = response_of(reported[name]) if name in reported else None
                 pinned = version(0) if partial is not None else None
                 owners[name] = replace(owner, lease=lease, partial=partial, policy_version=pinned)
                 replicas[source].accept(owners[name])
@@ -355,7 +355,7 @@ def unmoved(pools: OpenPools) -> dict[str, Trajectory]:
 
 
 @pytest.mark.parametrize("what", ["moves", "kills"])
-def test_an_episode_is_what_it_would_have_been(pools: OpenPools, unmoved: dict[str, Trajectory], what: str) -> None:
+def test_episode_is_unchanged_by_moves_and_kills(pools: OpenPools, unmoved: dict[str, Trajectory], what: str) -> None:
     done, elsewhere = all_of(pools("echo", "stopped"), **{what: True})
     assert all(elsewhere[turn] for turn in (1, 2, 3)), elsewhere
     assert done.keys() == unmoved.keys()
@@ -369,19 +369,19 @@ def test_an_episode_is_what_it_would_have_been(pools: OpenPools, unmoved: dict[s
     assert sum(len((each.episode or Episode((), "failed")).rewards) == 3 for each in done.values()) > COUNT // 2
 
 
-def test_an_environment_that_is_another_when_played_again_fails(pools: OpenPools) -> None:
-    one = request(asked(3, "forgetful"))
-    first = episodes(pools("forgetful"))
+def test_nondeterministic_environment_fails_on_replay(pools: OpenPools) -> None:
+    one = request(asked(3, "nondeterministic"))
+    first = episodes(pools("nondeterministic"))
     first.submit(one)
     while first.generated({"p3.0": 0})["p3.0"].drawn.sum() < 4:  # into its second turn
         first.step()
     known = first.release(["p3.0"])["p3.0"]
-    elsewhere = EnvironmentPool(pools("forgetful")["forgetful"].spec)
+    elsewhere = EnvironmentPool(pools("nondeterministic")["nondeterministic"].spec)
     try:
-        second = episodes({"forgetful": elsewhere})
+        second = episodes({"nondeterministic": elsewhere})
         second.submit(replace(one, partial=known))
         done = run(second)["p3.0"]
     finally:
         elsewhere.close()
     assert done.finish_reason == "failed"
-    assert "not deterministic: played again, observation 1 is another" in (done.error or "")
+    assert "not deterministic: on replay observation 1 differs" in (done.error or "")

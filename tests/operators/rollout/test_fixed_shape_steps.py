@@ -1,4 +1,4 @@
-"""Steps of a few fixed shapes, as a GPU replays them: the same logits and tokens, whatever is rounded up."""
+"""Steps in fixed shapes, as a GPU replays them, give the same logits and tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from operators.rollout.step_plan import Decode, plan_prefill
 
 
 @pytest.mark.parametrize(("number", "rounded"), [(1, 4), (4, 4), (5, 8), (8, 8), (9, 16), (16, 16), (17, 20), (20, 20)])
-def test_numbers_are_rounded_up(number: int, rounded: int) -> None:
+def test_round_up_returns_the_next_shape(number: int, rounded: int) -> None:
     assert round_up(number, 4, 20) == rounded
 
 
-def test_a_few_shapes_do_for_all_steps() -> None:
+def test_fixed_shape_steps_use_few_shapes() -> None:
     asked: set[tuple[int, int]] = set()
 
     def compute(token_ids: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
@@ -38,8 +38,8 @@ def test_a_few_shapes_do_for_all_steps() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
-def test_logits_are_those_of_any_shape(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of different lengths, the longest just before and behind where the width doubles."""
+def test_fixed_shapes_do_not_change_logits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of different lengths, around the length at which the width doubles."""
     monkeypatch.setattr(fixed_shape_steps, "LEAST_WIDTH", 8)
     lengths = [3, 14, 7, 10, 1]
     drawn = np.random.default_rng(1)
@@ -48,7 +48,7 @@ def test_logits_are_those_of_any_shape(family: str, monkeypatch: pytest.MonkeyPa
     for fixed in (False, True):
         model = tiny_model(family)
         slots = kv_slots(model)
-        slots.tensor.fill_(7.0)  # what other rows have left behind
+        slots.tensor.fill_(7.0)  # stale values of earlier rows
         runner = DirectRunner(model, slots, fixed=fixed)
         with torch.inference_mode():
             held = [each[:length] for each, length in zip(contexts, lengths, strict=True)]
@@ -65,7 +65,7 @@ LEFT_BEHIND: list[torch.Tensor] = []
 
 
 def in_one_place(run: Run) -> Run:
-    """As a graph does it: each time into the tensor of the first time, whose memory other graphs share meanwhile."""
+    """Behaves like a graph: each replay writes into the first result's memory, which other graphs share."""
     result = run()
 
     def again() -> torch.Tensor:
@@ -78,8 +78,8 @@ def in_one_place(run: Run) -> Run:
 
 
 @pytest.mark.parametrize("record", [without_recording, in_one_place])
-def test_an_engine_draws_the_same_tokens(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through arrivals, ends and rows that move, with KV rows beyond the running ones written to in each step."""
+def test_fixed_shapes_do_not_change_tokens(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests arrive, end and move rows, while each step also writes into free KV rows."""
     monkeypatch.setattr(direct_runner, "without_recording", record)
     LEFT_BEHIND.clear()
     requests = mixed(30)

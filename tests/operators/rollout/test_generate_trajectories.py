@@ -1,4 +1,4 @@
-"""The rollout's memory: whom it listens to, when it lets trajectories out, and what it says of itself."""
+"""The rollout's fold: which commands it handles, when it publishes, and its heartbeats."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Rollout:
         self.log.append(INBOX, Assignment(asked, 0, 1, 1, replica, incarnation, None, None, 0), partition=replica)
 
     def finished(self, turns: int = 1) -> list[tuple[str, int | None]]:
-        """What came out, with its partition."""
+        """The finished and rejected trajectories, with their partition."""
         outputs = self.shard.run(turns)
         return [(o.record.trajectory_id, o.partition) for o in outputs if o.topic in (TRAJECTORIES, PROGRESS)]
 
 
-def test_replicas_take_their_own_and_answer_to_the_partition_of_the_group() -> None:
+def test_trajectories_go_to_the_partition_of_their_group() -> None:
     rollout = Rollout()
     rollout.assign(3, replica=2)
     rollout.assign(4, replica=3)
@@ -66,7 +66,7 @@ def test_replicas_take_their_own_and_answer_to_the_partition_of_the_group() -> N
     assert {r.trajectory_id: r.replica for r in rollout.log.rows(TRAJECTORIES)} == {"p3.0": 2, "p4.0": 3}
 
 
-def test_words_for_another_life_are_not_heard() -> None:
+def test_commands_for_another_incarnation_are_ignored() -> None:
     rollout = Rollout(steps=2)
     rollout.assign(0, incarnation=2)
     assert rollout.finished(3) == []
@@ -76,7 +76,7 @@ def test_words_for_another_life_are_not_heard() -> None:
     assert rollout.finished(3) == [("p1.0", 1)]
 
 
-def test_a_word_for_a_replica_of_elsewhere_is_set_aside_and_the_others_go_on() -> None:
+def test_command_for_a_foreign_replica_is_a_dead_letter() -> None:
     rollout = Rollout()
     rollout.log.append(INBOX, Cancel(("p1.0",), (9,), 7, 1), partition=2)
     rollout.assign(1)
@@ -85,7 +85,7 @@ def test_a_word_for_a_replica_of_elsewhere_is_set_aside_and_the_others_go_on() -
     assert [o.record.trajectory_id for o in outputs if o.topic is TRAJECTORIES] == ["p1.0"]
 
 
-def test_a_cancel_is_obeyed() -> None:
+def test_cancel_stops_a_trajectory() -> None:
     rollout = Rollout(steps=3)
     rollout.assign(1)
     rollout.finished()
@@ -93,7 +93,7 @@ def test_a_cancel_is_obeyed() -> None:
     assert rollout.finished(5) == []
 
 
-def test_a_new_life_begins_at_the_end_of_its_inbox() -> None:
+def test_new_start_reads_its_inbox_from_the_end() -> None:
     rollout = Rollout(steps=5)
     rollout.assign(1, incarnation=2)
     engines = rollout.engines
@@ -106,10 +106,10 @@ def test_a_new_life_begins_at_the_end_of_its_inbox() -> None:
     assert rollout.finished(9) == [("p2.0", 0)]
 
 
-def test_finished_trajectories_wait_a_little_for_each_other() -> None:
+def test_finished_trajectories_linger() -> None:
     rollout = Rollout(linger_s=1.0)
     rollout.assign(1, replica=2)
-    assert rollout.finished() == [("p1.0", 1)]  # nothing else is under way: nothing to wait for
+    assert rollout.finished() == [("p1.0", 1)]  # no other trajectory runs, so it does not linger
     rollout.steps = 6
     rollout.assign(2, replica=3)
     rollout.finished()
@@ -124,20 +124,20 @@ def test_finished_trajectories_wait_a_little_for_each_other() -> None:
     assert rollout.finished() == [("p3.0", 1), ("p4.0", 0)]
 
 
-def test_what_runs_is_told_before_the_process_stops() -> None:
+def test_progress_is_published_before_the_process_stops() -> None:
     rollout = Rollout(steps=4, linger_s=100.0)
     rollout.assign(1)
     rollout.assign(2)
     assert rollout.finished(2) == []
     assert rollout.shard.fold is not None
-    told = [output.record for output in rollout.shard.fold.fold(Polled("", 1, (), (), {}, True, last=True))]
-    assert [(each.trajectory_id, each.start, len(each.gained.token_ids)) for each in told] == [
+    reported = [output.record for output in rollout.shard.fold.fold(Polled("", 1, (), (), {}, True, last=True))]
+    assert [(each.trajectory_id, each.start, len(each.gained.token_ids)) for each in reported] == [
         ("p1.0", 0, 2),
         ("p2.0", 0, 2),
     ]
 
 
-def test_what_is_handed_over_goes_out_before_the_next_round() -> None:
+def test_hand_over_is_published_before_the_next_step() -> None:
     rollout = Rollout(steps=9)
     rollout.assign(0)
     rollout.assign(1, replica=3)
@@ -147,12 +147,12 @@ def test_what_is_handed_over_goes_out_before_the_next_round() -> None:
     outputs = [type(output.record) for output in rollout.shard.run()]
     assert outputs == [Progress, Assignment]
     assert [engine.generated_tokens for engine in rollout.engines] == made
-    rollout.log.append(INBOX, Release("1-1.0", ("p7.0",), (6,), 0, 1, 2, 1), partition=2)  # it has no such thing
+    rollout.log.append(INBOX, Release("1-1.0", ("p7.0",), (6,), 0, 1, 2, 1), partition=2)  # unknown trajectory
     rollout.shard.run()
     assert rollout.engines[1].generated_tokens == made[1] + 1
 
 
-def test_an_engine_that_raises_ends_its_process_and_the_next_life_begins_anew() -> None:
+def test_engine_error_ends_the_process() -> None:
     rollout = Rollout()
     rollout.assign(0)
 
@@ -162,13 +162,13 @@ def test_an_engine_that_raises_ends_its_process_and_the_next_life_begins_anew() 
     for engine in rollout.engines:
         engine.step = broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        rollout.shard.run()  # nobody catches it: the accelerator is in an unknown state
+        rollout.shard.run()  # not caught: the accelerator is in an unknown state
     rollout.shard.start()
     rollout.assign(0, incarnation=2)
     assert rollout.finished() == [("p0.0", 0)]
 
 
-def test_a_refusal_goes_to_progress() -> None:
+def test_rejection_is_published_to_progress() -> None:
     rollout = Rollout()
     rollout.assign(0, length=8)
     assert rollout.finished() == [("p0.0", None)]
@@ -176,7 +176,7 @@ def test_a_refusal_goes_to_progress() -> None:
     assert (refused.lease, refused.replica, refused.incarnation, refused.retry) == (1, 2, 1, False)
 
 
-def test_placement_is_told_at_once_of_new_weights() -> None:
+def test_weight_load_triggers_a_heartbeat() -> None:
     rollout = Rollout()
     rollout.finished()
     assert rollout.beats.changes == 2
@@ -186,7 +186,7 @@ def test_placement_is_told_at_once_of_new_weights() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "news"), [(0.0, False), (FENCE_PROBE_S, True)])
-def test_an_idle_process_commits_now_and_then_so_that_it_learns_when_it_is_fenced(seconds: float, news: bool) -> None:
+def test_idle_process_commits_to_detect_fencing(seconds: float, news: bool) -> None:
     rollout = Rollout()
     before = rollout.shard.fold.checkpoint({})
     rollout.now += seconds

@@ -1,4 +1,4 @@
-"""Which GPUs a rollout process takes of those that its machine has."""
+"""The assignment of a machine's GPUs to rollout processes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def config(gpus: int, processes: int = 1, replicas: int = 1) -> RolloutConfig:
         (1, 0, "0", "0"),
         (1, 3, "01234567", "3"),
         (2, 3, "01234567", "67"),
-        (2, 4, "01234567", "01"),  # the first of another machine
+        (2, 4, "01234567", "01"),  # the first GPUs of another machine
         (2, 1, "012", "01"),
         (4, 1, "76543210", "3210"),
     ],
 )
-def test_each_process_takes_the_next_gpus(gpus: int, process: int, visible: str, taken: str) -> None:
+def test_gpus_of_assigns_gpus_in_order(gpus: int, process: int, visible: str, taken: str) -> None:
     assert config(gpus, processes=8).gpus_of(process, visible) == tuple(taken)
 
 
@@ -38,12 +38,12 @@ def test_each_process_takes_the_next_gpus(gpus: int, process: int, visible: str,
         (config(1, 2, 3), "01", "set rollout.processes = 6 and rollout.replicas = 1"),
     ],
 )
-def test_gpus_that_do_not_suffice_are_told(of: RolloutConfig, visible: str, says: str) -> None:
+def test_gpus_of_rejects_too_few_gpus(of: RolloutConfig, visible: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         of.gpus_of(0, visible)
 
 
-def test_several_replicas_of_a_process_share_a_cpu() -> None:
+def test_replicas_of_a_process_share_the_cpu() -> None:
     assert config(1, 2, 3).gpus_of(0, ()) == ()
 
 
@@ -60,7 +60,7 @@ def test_several_replicas_of_a_process_share_a_cpu() -> None:
         ("echo 'H200, 143771 MiB'", "-1", ()),
     ],
 )
-def test_what_is_visible_is_what_the_driver_and_the_environment_say(
+def test_visible_gpus_follow_driver_and_environment(
     driver: str | None, named: str | None, visible: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if driver is not None:

@@ -1,4 +1,4 @@
-"""Heartbeats begin before there is an engine, go on through Kafka's failures, and end by saying so."""
+"""Heartbeats start before the engines, survive Kafka failures, and report the stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from schemas.records import Metric, ReplicaStatus
 
 
 class Producer:
-    """Keeps what it is given; raises the next of `failures` instead."""
+    """Records the messages; raises the next of `failures` instead."""
 
     def __init__(self) -> None:
         self.sent: list[ReplicaStatus] = []
@@ -72,7 +72,7 @@ def replicas() -> list[Replica]:
     return made
 
 
-def test_a_new_life_is_heard_before_its_engines_are_there(producer: Producer, beats: Heartbeats) -> None:
+def test_heartbeats_start_before_the_engines(producer: Producer, beats: Heartbeats) -> None:
     producer.wait_for(lambda: len(producer.sent) >= 2)
     assert [(s.replica, s.process, s.incarnation, s.state, s.capacity) for s in producer.sent] == [
         (2, 1, 9, "starting", 0),
@@ -81,7 +81,7 @@ def test_a_new_life_is_heard_before_its_engines_are_there(producer: Producer, be
     assert producer.keys == {b"rollout-2", b"rollout-3"}
 
 
-def test_replicas_are_described_as_they_are_and_news_does_not_wait(producer: Producer, beats: Heartbeats) -> None:
+def test_heartbeats_report_replicas_and_send_at_once(producer: Producer, beats: Heartbeats) -> None:
     with beats.step():
         time.sleep(0.002)
     took = beats.step_seconds
@@ -94,18 +94,18 @@ def test_replicas_are_described_as_they_are_and_news_does_not_wait(producer: Pro
     producer.wait_for(lambda: len(producer.sent) >= 6)
 
 
-def test_what_the_process_uses_is_told_with_them(producer: Producer, beats: Heartbeats) -> None:
+def test_heartbeats_include_the_usage_metric(producer: Producer, beats: Heartbeats) -> None:
     beats.set_replicas(replicas())
     beats.send_now()
     producer.wait_for(lambda: bool(producer.metrics) and "rollout/idle_ratio" in producer.metrics[-1].values)
-    told = producer.metrics[-1]
-    assert (told.name, told.step) == ("rollout", 1)
-    assert 0 <= told.values["cpu/model_seconds"] <= told.values["cpu/process_seconds"]
-    assert told.values["rollout/idle_ratio"] == 1.0
-    assert (told.values["kv/reused"], told.values["kv/recomputed"]) == (0, 0)
+    reported = producer.metrics[-1]
+    assert (reported.name, reported.step) == ("rollout", 1)
+    assert 0 <= reported.values["cpu/model_seconds"] <= reported.values["cpu/process_seconds"]
+    assert reported.values["rollout/idle_ratio"] == 1.0
+    assert (reported.values["kv/reused"], reported.values["kv/recomputed"]) == (0, 0)
 
 
-def test_a_step_without_end_ends_the_process(producer: Producer) -> None:
+def test_heartbeats_end_a_process_whose_step_times_out(producer: Producer) -> None:
     ended = threading.Event()
     beats = Heartbeats(
         producer,  # type: ignore[arg-type]
@@ -119,12 +119,12 @@ def test_a_step_without_end_ends_the_process(producer: Producer) -> None:
     )
     with beats.step():
         assert ended.wait(5)
-        assert beats.step_seconds > 0.01  # it is told while it goes on
+        assert beats.step_seconds > 0.01  # reported while the step runs
     beats.close()
 
 
 @pytest.mark.parametrize("failure", [DeliveryFailed("gone"), TimeoutError("slow")])
-def test_what_kafka_does_not_take_ends_nothing(producer: Producer, beats: Heartbeats, failure: Exception) -> None:
+def test_heartbeats_continue_after_delivery_failures(producer: Producer, beats: Heartbeats, failure: Exception) -> None:
     producer.wait_for(lambda: len(producer.sent) >= 2)
     producer.failures = [failure]
     beats.send_now()
@@ -136,7 +136,7 @@ def test_what_kafka_does_not_take_ends_nothing(producer: Producer, beats: Heartb
 
 
 @pytest.mark.parametrize("failure", [None, DeliveryFailed("gone"), TimeoutError("slow")])
-def test_the_last_word_is_that_it_has_stopped(producer: Producer, failure: Exception | None) -> None:
+def test_heartbeats_report_stopped_at_close(producer: Producer, failure: Exception | None) -> None:
     beats = Heartbeats(producer, "r", 1, range(2, 4), 9, period_s=60.0)  # type: ignore[arg-type]
     beats.set_replicas(replicas())
     producer.wait_for(lambda: len(producer.sent) >= 4)

@@ -1,4 +1,4 @@
-"""A rollout reads prompts with its own model's tokenizer, and says so where they were made with another."""
+"""The model backend rejects prompts of another tokenizer."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> ModelBackend:
 
 
 def made(number: int, task: str) -> Prompt:
-    """A prompt by the tokenizer of the demonstration's `task`."""
+    """A prompt encoded with the tokenizer of the demonstration's `task`."""
     tokens = build_demo_tokenizer(PHRASES[task]).encode(QUESTION)
     return prompt(number, 2, text=QUESTION, token_ids=token_ids(tokens))
 
 
-def test_prompts_of_another_tokenizer_are_refused_for_good_and_others_go_on(backend: ModelBackend) -> None:
+def test_prompts_of_another_tokenizer_are_rejected(backend: ModelBackend) -> None:
     weights = ScriptedWeights()
     engine = ScriptedEngine(steps=lambda name: 1)
     replica = Replica(0, 7, engine, weights, str, lambda: 42, check=backend.check)
@@ -39,10 +39,10 @@ def test_prompts_of_another_tokenizer_are_refused_for_good_and_others_go_on(back
     for number, task in enumerate(("chain_sum", "gcd")):
         for member in range(2):
             replica.accept(Assignment(made(number, task), member, 1, 1, 0, 7, None, None, 0))
-    words = [word for _ in range(9) for word in replica.step()]
-    refused = {word.trajectory_id: word for word in words if isinstance(word, AssignmentRejected)}
-    assert {word.trajectory_id for word in words if isinstance(word, Trajectory)} == {"p0.0", "p0.1"}
+    events = [event for _ in range(9) for event in replica.step()]
+    refused = {event.trajectory_id: event for event in events if isinstance(event, AssignmentRejected)}
+    assert {event.trajectory_id for event in events if isinstance(event, Trajectory)} == {"p0.0", "p0.1"}
     assert refused.keys() == {"p1.0", "p1.1"}
-    for word in refused.values():
-        assert not word.retry
-        assert "prompt p1 was encoded with another tokenizer than that of" in word.reason
+    for event in refused.values():
+        assert not event.retry
+        assert "prompt p1 was encoded with another tokenizer than that of" in event.reason

@@ -1,4 +1,4 @@
-"""A replica keeps a trajectory under one version, whatever is announced, named, cancelled or sent twice."""
+"""A replica: weight versions, assignments, cancellations and rejections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def assignment(number: int, under: PolicyVersion | None = None, lease: int = 1, 
 
 
 class Rig:
-    """A replica over an engine that takes `steps` for every request, with weights 0, 1, … up to `held`."""
+    """A replica over an engine that takes `steps` steps per request, with the weight versions 0 to `held` - 1."""
 
     def __init__(self, held: int = 1, steps: int = 2, **engine: Any) -> None:
         self.engine = ScriptedEngine(steps=lambda name: steps, **engine)
@@ -42,7 +42,7 @@ class Rig:
         return found
 
 
-def test_a_finished_trajectory_says_what_made_it() -> None:
+def test_finished_trajectory_records_its_origin() -> None:
     rig = Rig()
     rig.replica.accept(assignment(3, lease=9))
     (done,) = rig.drain()
@@ -55,7 +55,7 @@ def test_a_finished_trajectory_says_what_made_it() -> None:
     assert not rig.replica.busy()
 
 
-def test_nothing_starts_before_there_are_weights() -> None:
+def test_replica_waits_for_its_first_weights() -> None:
     rig = Rig(held=0)
     rig.replica.accept(assignment(0))
     assert (rig.drain(), rig.replica.state, rig.replica.busy()) == ([], "starting", False)
@@ -66,14 +66,14 @@ def test_nothing_starts_before_there_are_weights() -> None:
     assert rig.replica.state == "running"
 
 
-def test_versions_that_nobody_announced_are_not_loaded() -> None:
+def test_replica_loads_only_announced_versions() -> None:
     rig = Rig()
     rig.weights.add(version(5))
     rig.drain(1)
     assert rig.engine.loads == [version(0)]
 
 
-def test_weights_change_between_batches_never_within_one() -> None:
+def test_weights_change_only_between_batches() -> None:
     rig = Rig(steps=3)
     rig.replica.accept(assignment(0))
     rig.replica.step()
@@ -85,7 +85,7 @@ def test_weights_change_between_batches_never_within_one() -> None:
     assert rig.engine.loads == [version(0), version(1)]
 
 
-def test_a_named_version_is_loaded_once_the_engine_is_empty_and_left_after() -> None:
+def test_named_version_is_loaded_when_the_engine_is_empty() -> None:
     rig = Rig(held=3)
     rig.replica.accept(assignment(0))
     rig.replica.step()
@@ -97,7 +97,7 @@ def test_a_named_version_is_loaded_once_the_engine_is_empty_and_left_after() -> 
 
 
 @pytest.mark.parametrize("loaded", [True, False])
-def test_a_named_version_that_is_gone_is_refused_and_stops_nothing(loaded: bool) -> None:
+def test_assignment_of_a_missing_version_is_rejected(loaded: bool) -> None:
     rig = Rig(held=3)
     if loaded:
         rig.drain(1)
@@ -110,7 +110,7 @@ def test_a_named_version_that_is_gone_is_refused_and_stops_nothing(loaded: bool)
     assert done.policy_version == version(2)
 
 
-def test_weights_that_vanish_while_they_are_opened_are_tried_again() -> None:
+def test_weight_load_is_retried_after_an_eviction() -> None:
     rig = Rig(held=1)
     rig.weights.versions = lambda: [version(0), version(1)]  # type: ignore[method-assign]
     rig.replica.announce(version(1))
@@ -121,7 +121,7 @@ def test_weights_that_vanish_while_they_are_opened_are_tried_again() -> None:
     assert (rig.engine.version, rig.replica.state) == (version(1), "running")
 
 
-def test_what_no_replica_can_run_is_refused_for_good() -> None:
+def test_invalid_assignment_is_rejected_without_retry() -> None:
     rig = Rig(context=8)
     rig.replica.accept(assignment(0, length=8))
     rig.replica.accept(assignment(1))
@@ -132,7 +132,7 @@ def test_what_no_replica_can_run_is_refused_for_good() -> None:
     assert done.trajectory_id == "p1.0"
 
 
-def test_cancel_drops_what_runs_and_what_waits_and_nothing_else() -> None:
+def test_cancel_drops_running_and_waiting_trajectories() -> None:
     rig = Rig(held=2, steps=3)
     for number, under in ((0, None), (1, None), (2, version(0)), (3, None)):
         rig.replica.accept(assignment(number, under))
@@ -143,7 +143,7 @@ def test_cancel_drops_what_runs_and_what_waits_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_an_assignment_that_comes_twice_runs_once_under_the_higher_lease(running: bool) -> None:
+def test_repeated_assignment_runs_once_under_the_latest_lease(running: bool) -> None:
     rig = Rig(held=1 if running else 0)
     rig.replica.accept(assignment(0, lease=5))
     rig.replica.step()
@@ -155,7 +155,7 @@ def test_an_assignment_that_comes_twice_runs_once_under_the_higher_lease(running
     assert done.lease == 8
 
 
-def test_what_fails_says_so() -> None:
+def test_failed_trajectory_records_its_error() -> None:
     rig = Rig(fails=lambda name: True)
     rig.replica.accept(assignment(0))
     (done,) = rig.drain()

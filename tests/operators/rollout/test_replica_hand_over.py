@@ -1,4 +1,4 @@
-"""A replica tells what it has gained, keeps room when asked, hands over as it is told, and resumes what it gets."""
+"""A replica: progress, hand-over, reservations, draining and interrupts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def assignment(name: int = 0, lease: int = 1, under: PolicyVersion | None = None
 
 
 class Rig:
-    """A replica whose trajectories take 12 steps, with weights 0, 1, … up to `held`."""
+    """A replica whose trajectories take 12 steps, with the weight versions 0 to `held` - 1."""
 
     def __init__(self, held: int = 1, index: int = 0, incarnation: int = 7, **options: Any) -> None:
         self.now = 0.0
@@ -64,15 +64,15 @@ class Rig:
         self.replica.announce(version(number))
 
     def steps(self, count: int) -> list:
-        return [word for _ in range(count) for word in self.replica.step()]
+        return [event for _ in range(count) for event in self.replica.step()]
 
 
-def told(words: list, name: str = "p0.0") -> list[tuple[int, list[int]]]:
-    """Start and tokens of each Progress."""
+def reported(events: list, name: str = "p0.0") -> list[tuple[int, list[int]]]:
+    """Start and tokens of each Progress record."""
     return [
-        (word.start, word.gained.token_ids.to_pylist())
-        for word in words
-        if isinstance(word, Progress) and word.trajectory_id == name
+        (event.start, event.gained.token_ids.to_pylist())
+        for event in events
+        if isinstance(event, Progress) and event.trajectory_id == name
     ]
 
 
@@ -84,42 +84,42 @@ def reserve(*names: str, under: int = 0, kv: int = 10, plan: str = "1-1.0") -> R
     return Reserve(plan, version(under), names, kv, 0, 7)
 
 
-# -- telling ----------------------------------------------------------------------------------------------------------
+# -- progress ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_token_is_told_once_and_in_order() -> None:
+def test_progress_reports_each_token_once() -> None:
     rig = Rig()
     rig.replica.accept(assignment())
-    words = rig.steps(12)
-    assert told(words) == [(0, [0] * 4), (4, [0] * 4)]  # what comes at the end is in the trajectory
-    assert [w.version_spans for w in words if isinstance(w, Progress)] == [(VersionSpan(version(0), 4),)] * 2
-    assert isinstance(words[-1], Trajectory)
-    assert len(words[-1].response.token_ids) == 12
+    events = rig.steps(12)
+    assert reported(events) == [(0, [0] * 4), (4, [0] * 4)]  # the last tokens are in the trajectory
+    assert [w.version_spans for w in events if isinstance(w, Progress)] == [(VersionSpan(version(0), 4),)] * 2
+    assert isinstance(events[-1], Trajectory)
+    assert len(events[-1].response.token_ids) == 12
 
 
-def test_what_gains_little_is_told_after_a_while() -> None:
+def test_progress_is_reported_after_progress_s() -> None:
     rig = Rig(progress_tokens=1000, progress_s=8.0)
     rig.replica.accept(assignment())
-    words = []
+    events = []
     for _ in range(10):
         rig.now += 1.0
-        words += rig.steps(1)
-    assert told(words) == [(0, [0] * 9)]
+        events += rig.steps(1)
+    assert reported(events) == [(0, [0] * 9)]
 
 
-def test_short_answers_cost_nothing() -> None:
+def test_short_trajectory_reports_no_progress() -> None:
     rig = Rig(progress_tokens=13)
     rig.replica.accept(assignment())
-    assert [type(word) for word in rig.steps(20)] == [Trajectory]
+    assert [type(event) for event in rig.steps(20)] == [Trajectory]
 
 
 # -- handing over -----------------------------------------------------------------------------------------------------
 
 
-def test_what_it_hands_over_it_stops_and_its_next_owner_completes() -> None:
+def test_handed_over_trajectory_completes_at_its_next_owner() -> None:
     source, destination = Rig(), Rig(index=1, incarnation=9)
     source.replica.accept(assignment())
-    assert told(source.steps(6)) == [(0, [0] * 4)]
+    assert reported(source.steps(6)) == [(0, [0] * 4)]
     last, given = source.replica.hand_over(release(("p0.0", 5)))
     assert isinstance(last, Progress)
     assert (last.lease, last.start, last.next_owner) == (1, 4, NextOwner(5, 1, 9))
@@ -132,28 +132,28 @@ def test_what_it_hands_over_it_stops_and_its_next_owner_completes() -> None:
     source.publish(1)
     news = source.replica.changes
     assert source.steps(20) == []
-    assert (source.engine.version, source.replica.changes) == (version(1), news + 1)  # it is free for newer weights
+    assert (source.engine.version, source.replica.changes) == (version(1), news + 1)  # it can load newer weights
     destination.replica.accept(given)
-    words = destination.steps(6)
-    assert told(words) == [(6, [0] * 4)]
-    (done,) = [word for word in words if isinstance(word, Trajectory)]
+    events = destination.steps(6)
+    assert reported(events) == [(6, [0] * 4)]
+    (done,) = [event for event in events if isinstance(event, Trajectory)]
     assert (done.lease, done.replica, len(done.response.token_ids)) == (5, 1, 12)
     assert last.first_token_at == done.first_token_at == 42
     assert done.version_spans == (VersionSpan(version(0), 12),)
 
 
 @pytest.fixture
-def post() -> Iterator[list[KVTransfers]]:
-    """What two processes exchange KV by."""
+def transfers() -> Iterator[list[KVTransfers]]:
+    """The KV transfers of two processes."""
     both = [KVTransfers("run", Endpoint(), 1_000_000) for _ in range(2)]
     yield both
     for each in both:
         each.close()
 
 
-def handed_over(post: list[KVTransfers]) -> tuple[Rig, Rig, Assignment]:
-    """A trajectory of 6 tokens on its way."""
-    source, destination = Rig(kv_transfers=post[0]), Rig(index=1, incarnation=9, held=2, kv_transfers=post[1])
+def handed_over(transfers: list[KVTransfers]) -> tuple[Rig, Rig, Assignment]:
+    """Hands over a trajectory of 6 tokens."""
+    source, destination = Rig(kv_transfers=transfers[0]), Rig(index=1, incarnation=9, held=2, kv_transfers=transfers[1])
     source.replica.accept(assignment())
     source.steps(6)
     _, given = source.replica.hand_over(release(("p0.0", 5)))
@@ -164,38 +164,38 @@ def handed_over(post: list[KVTransfers]) -> tuple[Rig, Rig, Assignment]:
 def ended(rig: Rig) -> Trajectory:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        for word in rig.steps(1):
-            if isinstance(word, Trajectory):
-                return word
+        for event in rig.steps(1):
+            if isinstance(event, Trajectory):
+                return event
         time.sleep(0.01)
     raise AssertionError("it does not end")
 
 
-def test_kv_comes_along_and_what_it_waits_for_stops_nobody(post: list[KVTransfers], monkeypatch: Any) -> None:
-    _, destination, given = handed_over(post)
+def test_pending_kv_delays_only_its_own_trajectory(transfers: list[KVTransfers], monkeypatch: Any) -> None:
+    _, destination, given = handed_over(transfers)
     coming: Future[memoryview] = Future()
-    monkeypatch.setattr(post[1], "fetch", lambda parcel: coming)
+    monkeypatch.setattr(transfers[1], "fetch", lambda parcel: coming)
     destination.replica.accept(given)
     destination.replica.accept(assignment(1, under=version(0), replica=1, incarnation=9))
-    (done,) = [word for word in destination.steps(14) if isinstance(word, Trajectory)]
+    (done,) = [event for event in destination.steps(14) if isinstance(event, Trajectory)]
     assert done.trajectory_id == "p1.0"
     monkeypatch.undo()
     assert given.kv is not None
-    coming.set_result(post[1].fetch(given.kv).result(10))
+    coming.set_result(transfers[1].fetch(given.kv).result(10))
     assert len(ended(destination).response.token_ids) == 12
     assert destination.engine.given == {"p0.0": b"KV of p0.0"}
     assert (destination.replica.kv_reused, destination.replica.kv_recomputed) == (1, 0)
 
 
 @pytest.mark.parametrize("trouble", ["dead", "gone", "damaged", "other weights", "no room", "none wanted"])
-def test_without_its_kv_it_goes_on_all_the_same(post: list[KVTransfers], trouble: str) -> None:
-    _, destination, given = handed_over(post)
+def test_trajectory_resumes_without_its_kv(transfers: list[KVTransfers], trouble: str) -> None:
+    _, destination, given = handed_over(transfers)
     assert given.kv is not None
     match trouble:
         case "dead":
-            post[0].close()
+            transfers[0].close()
         case "gone":
-            post[0].fetch(given.kv)
+            transfers[0].fetch(given.kv)
         case "damaged":
             given = replace(given, kv=replace(given.kv, chunk_checksums=(1,)))
         case "other weights":
@@ -210,15 +210,15 @@ def test_without_its_kv_it_goes_on_all_the_same(post: list[KVTransfers], trouble
     assert (destination.replica.kv_reused, destination.replica.kv_recomputed) == (0, 1)
 
 
-def test_kv_of_what_is_cancelled_before_it_starts_is_let_go(post: list[KVTransfers]) -> None:
-    _, destination, given = handed_over(post)
+def test_cancel_discards_the_kv_of_a_waiting_assignment(transfers: list[KVTransfers]) -> None:
+    _, destination, given = handed_over(transfers)
     destination.replica.accept(given)
     destination.replica.cancel({"p0.0": 5})
     assert len(destination.replica._waiting.kv) == 0
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_only_who_has_an_old_lease_is_cancelled(running: bool) -> None:
+def test_cancel_ignores_later_leases(running: bool) -> None:
     rig = Rig(held=2)
     rig.replica.accept(assignment(0, lease=5, under=version(1 if running else 0)))
     rig.steps(running)
@@ -229,7 +229,7 @@ def test_only_who_has_an_old_lease_is_cancelled(running: bool) -> None:
     assert rig.replica.idle
 
 
-def test_where_weights_interrupt_nothing_that_moves_is_bound_to_a_version() -> None:
+def test_hand_over_pins_no_version_where_weights_interrupt() -> None:
     rig = Rig(interrupts=True)
     rig.replica.accept(assignment())
     rig.steps(2)
@@ -239,7 +239,7 @@ def test_where_weights_interrupt_nothing_that_moves_is_bound_to_a_version() -> N
     assert given.version_spans == (VersionSpan(version(0), 2),)
 
 
-def test_what_has_not_begun_is_handed_over_as_it_came() -> None:
+def test_waiting_assignment_is_handed_over_unchanged() -> None:
     rig = Rig(held=2)
     rig.replica.accept(assignment(0))
     rig.steps(1)
@@ -252,19 +252,19 @@ def test_what_has_not_begun_is_handed_over_as_it_came() -> None:
     assert (given.lease, given.policy_version, given.partial) == (5, version(0), None)
 
 
-def test_the_shortest_are_handed_over_first() -> None:
+def test_hand_over_starts_with_the_shortest() -> None:
     rig = Rig()
     for name in (0, 1, 2):
         rig.replica.accept(assignment(name))
         rig.steps(2)
     rig.replica.accept(assignment(3, under=version(0)))
-    words = rig.replica.hand_over(release(("p0.0", 5), ("p2.0", 6), ("p3.0", 7), ("p1.0", 8)))
-    given = [word.trajectory_id for word in words if isinstance(word, Assignment)]
+    events = rig.replica.hand_over(release(("p0.0", 5), ("p2.0", 6), ("p3.0", 7), ("p1.0", 8)))
+    given = [event.trajectory_id for event in events if isinstance(event, Assignment)]
     assert given == ["p3.0", "p2.0", "p1.0", "p0.0"]
 
 
 @pytest.mark.parametrize("order", [release(("p9.0", 5)), release(("p0.0", 1)), release(("p0.0", 0))])
-def test_what_is_not_here_or_is_here_under_a_later_lease_stays(order: Release) -> None:
+def test_hand_over_skips_unknown_and_newer_trajectories(order: Release) -> None:
     rig = Rig()
     rig.replica.accept(assignment())
     rig.steps(1)
@@ -272,7 +272,7 @@ def test_what_is_not_here_or_is_here_under_a_later_lease_stays(order: Release) -
     assert rig.replica.busy()
 
 
-def test_what_no_inbox_takes_stays() -> None:
+def test_hand_over_skips_trajectories_too_large_for_an_inbox() -> None:
     rig = Rig()
     long = prompt(0, 1)
     long = replace(long, sampling=replace(long.sampling, max_new_tokens=10**6))
@@ -281,10 +281,10 @@ def test_what_no_inbox_takes_stays() -> None:
     assert rig.replica.hand_over(release(("p0.0", 5))) == []
 
 
-# -- keeping room -----------------------------------------------------------------------------------------------------
+# -- reservations -----------------------------------------------------------------------------------------------------
 
 
-def test_kept_room_keeps_the_weights_too_until_what_is_to_come_has_come() -> None:
+def test_reservation_keeps_the_weights_until_fulfilled() -> None:
     rig = Rig()
     rig.replica.reserve(reserve("p0.0", "p1.0"))
     assert rig.replica.reserved == ("1-1.0",)
@@ -298,7 +298,7 @@ def test_kept_room_keeps_the_weights_too_until_what_is_to_come_has_come() -> Non
     assert rig.engine.version == version(1)
 
 
-def test_room_is_not_kept_for_ever() -> None:
+def test_reservation_expires() -> None:
     rig = Rig()
     rig.replica.reserve(reserve("p0.0"))
     rig.publish(1)
@@ -315,7 +315,7 @@ def test_room_is_not_kept_for_ever() -> None:
         (reserve("p1.0", kv=10**4), "more than its KV"),
     ],
 )
-def test_who_has_no_room_keeps_none(order: Reserve, why: str) -> None:
+def test_reservation_is_rejected_without_room(order: Reserve, why: str) -> None:
     rig = Rig()
     rig.replica.accept(assignment())
     rig.steps(1)
@@ -324,7 +324,7 @@ def test_who_has_no_room_keeps_none(order: Reserve, why: str) -> None:
     assert (rig.replica.reserved, rig.replica.changes) == ((), news), why
 
 
-def test_rooms_add_up() -> None:
+def test_reservations_add_up() -> None:
     rig = Rig()
     rig.replica.reserve(reserve("p0.0", "p1.0", kv=600, plan="a"))
     rig.replica.reserve(reserve("p2.0", kv=500, plan="b"))
@@ -338,7 +338,7 @@ def test_rooms_add_up() -> None:
 # -- draining and interrupting ----------------------------------------------------------------------------------------
 
 
-def test_a_draining_replica_says_so_and_keeps_no_room() -> None:
+def test_draining_replica_rejects_reservations() -> None:
     rig = Rig()
     news = rig.replica.changes
     rig.replica.drain()
@@ -346,42 +346,42 @@ def test_a_draining_replica_says_so_and_keeps_no_room() -> None:
     rig.replica.reserve(reserve("p0.0"))
     assert rig.replica.reserved == ()
     rig.replica.accept(assignment())
-    assert isinstance(rig.steps(12)[-1], Trajectory)  # what it has it finishes
+    assert isinstance(rig.steps(12)[-1], Trajectory)  # it finishes its own trajectories
 
 
-def test_newer_weights_interrupt_where_they_may_and_each_token_names_its_own() -> None:
+def test_interrupt_records_a_version_span_per_version() -> None:
     rig = Rig(interrupts=True)
     rig.replica.accept(assignment())
-    words = rig.steps(3)
+    events = rig.steps(3)
     rig.publish(1)
-    words += rig.steps(4)
+    events += rig.steps(4)
     rig.publish(2)
-    words += rig.steps(5)
-    done = words[-1]
+    events += rig.steps(5)
+    done = events[-1]
     assert isinstance(done, Trajectory)
     spans = tuple(VersionSpan(version(number), length) for number, length in ((0, 3), (1, 4), (2, 5)))
     assert done.version_spans == spans
     assert done.response.token_ids.to_pylist() == [0] * 3 + [1] * 4 + [2] * 5
-    first, second = [word for word in words if isinstance(word, Progress)]
+    first, second = [event for event in events if isinstance(event, Progress)]
     assert first.version_spans == (VersionSpan(version(0), 3), VersionSpan(version(1), 1))
     assert second.version_spans == (VersionSpan(version(1), 3), VersionSpan(version(2), 1))
 
 
-def test_an_evaluation_is_never_interrupted() -> None:
+def test_evaluation_is_not_interrupted() -> None:
     rig = Rig(interrupts=True)
     pinned = prompt(0, 1, purpose="evaluation", policy_version=version(0))
     rig.replica.accept(assignment(prompt=pinned, under=version(0)))
     rig.steps(3)
     rig.publish(1)
-    (done,) = [word for word in rig.steps(10) if isinstance(word, Trajectory)]
+    (done,) = [event for event in rig.steps(10) if isinstance(event, Trajectory)]
     assert done.version_spans == (VersionSpan(version(0), 12),)
 
 
-def test_training_whose_version_is_gone_may_begin_anew_and_an_evaluation_may_not() -> None:
+def test_missing_version_is_retryable_for_training_only() -> None:
     rig = Rig(held=2)
     rig.weights.remove(version(0))
     pinned = prompt(1, 1, purpose="evaluation", policy_version=version(0))
     rig.replica.accept(assignment(0, under=version(0)))
     rig.replica.accept(assignment(prompt=pinned, under=version(0)))
-    refused = [word for word in rig.steps(2) if isinstance(word, AssignmentRejected)]
-    assert [(word.trajectory_id, word.retry) for word in refused] == [("p0.0", True), ("e1.0", False)]
+    refused = [event for event in rig.steps(2) if isinstance(event, AssignmentRejected)]
+    assert [(event.trajectory_id, event.retry) for event in refused] == [("p0.0", True), ("e1.0", False)]

@@ -1,4 +1,4 @@
-"""Lengths of emulated answers: their distribution, and files of them."""
+"""Lengths of emulated responses: the lognormal distribution, and files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from operators.rollout.emulation_config import LengthsConfig
 from operators.rollout.response_lengths import open_lengths
 
 
-def test_a_length_is_a_function_of_seed_and_trajectory() -> None:
+def test_length_depends_only_on_seed_and_trajectory() -> None:
     lengths, again = open_lengths(LengthsConfig()), open_lengths(LengthsConfig())
     assert lengths(0, "p1.0") == again(0, "p1.0")
     assert len({lengths(seed, f"p{number}.0") for seed in (0, 1) for number in range(50)}) > 90
 
 
-def test_median_and_tail_are_those_asked_for() -> None:
+def test_lognormal_lengths_match_median_and_p99() -> None:
     lengths = open_lengths(LengthsConfig(p50=2000, p99=16000))
     drawn = np.array([lengths(7, f"p{number}.{member}") for number in range(2500) for member in range(8)])
     assert np.median(drawn) == pytest.approx(2000, rel=0.03)
@@ -27,12 +27,12 @@ def test_median_and_tail_are_those_asked_for() -> None:
     assert drawn.min() >= 1
 
 
-def test_all_alike_is_a_distribution_too() -> None:
+def test_equal_median_and_p99_give_constant_lengths() -> None:
     lengths = open_lengths(LengthsConfig(p50=300, p99=300))
     assert {lengths(0, f"p{number}.0") for number in range(100)} == {300}
 
 
-def test_a_file_gives_those_it_names_and_lends_its_lengths_to_the_others(tmp_path: Path) -> None:
+def test_lengths_file_serves_named_and_other_trajectories(tmp_path: Path) -> None:
     (tmp_path / "l.jsonl").write_text('{"trajectory_id": "p0.1", "length": 77}\n\n{"length": 5}\n')
     pq.write_table(pa.table({"trajectory_id": ["p0.1", None], "length": [77, 5]}), tmp_path / "l.parquet")
     for name in ("l.jsonl", "l.parquet"):
@@ -54,14 +54,14 @@ def test_a_file_gives_those_it_names_and_lends_its_lengths_to_the_others(tmp_pat
         ("{\n", "cannot read the lengths"),
     ],
 )
-def test_a_file_that_holds_no_lengths_is_named(tmp_path: Path, content: str, says: str) -> None:
+def test_lengths_file_without_lengths_is_rejected(tmp_path: Path, content: str, says: str) -> None:
     (tmp_path / "l.jsonl").write_text(content)
     with pytest.raises(ValueError, match=says) as caught:
         open_lengths(LengthsConfig(file=str(tmp_path / "l.jsonl")))
     assert "l.jsonl" in str(caught.value)
 
 
-def test_a_file_that_is_not_there_or_no_parquet_is_named(tmp_path: Path) -> None:
+def test_missing_or_invalid_lengths_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "l.parquet").write_text("not")
     for name in ("l.parquet", "none.jsonl"):
         with pytest.raises(ValueError, match=f"cannot read the lengths in .*{name}"):

@@ -19,10 +19,10 @@ def logits_of(*probabilities: float) -> torch.Tensor:
     return torch.tensor([probabilities]).log()
 
 
-# --- the uniforms
+# --- uniforms
 
 
-def test_a_uniform_is_a_function_of_seed_trajectory_and_position() -> None:
+def test_uniform_depends_only_on_seed_id_and_position() -> None:
     keys = np.array([stream_key(1, "p0.0"), stream_key(1, "p0.1"), stream_key(2, "p0.0")], np.uint64)
     at_three = uniforms(keys, np.array([3, 3, 3]))
     assert len(set(at_three)) == 3
@@ -31,15 +31,15 @@ def test_a_uniform_is_a_function_of_seed_trajectory_and_position() -> None:
     assert uniforms(keys[:1], np.array([4]))[0] != at_three[0]
 
 
-def test_the_stream_is_the_one_that_running_trajectories_rely_on() -> None:
-    """A change of these numbers changes what a trajectory moved between releases draws."""
-    # SplitMix64 seeded with 1234567: the first outputs that its reference implementation prints.
+def test_random_stream_is_stable_between_releases() -> None:
+    """If these numbers change, a trajectory resumed by a newer release gets other draws."""
+    # SplitMix64 seeded with 1234567: the first outputs of its reference implementation.
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     got = uniforms(np.full(3, 1234567, np.uint64), np.arange(3))
     assert got.tolist() == [(value >> 11) * 2.0**-53 for value in expected]
 
 
-def test_uniforms_are_uniform_and_independent_of_their_neighbours() -> None:
+def test_uniforms_are_uniform_and_independent() -> None:
     keys = np.array([stream_key(0, f"p{i}.0") for i in range(2000)], np.uint64)
     drawn = np.stack([uniforms(keys, np.full(2000, position)) for position in range(4)])
     assert ((drawn >= 0) & (drawn < 1)).all()
@@ -50,7 +50,7 @@ def test_uniforms_are_uniform_and_independent_of_their_neighbours() -> None:
     assert np.abs(correlations - np.diag(np.diag(correlations))).max() < 4 / math.sqrt(2000)
 
 
-# --- the distribution drawn from
+# --- distribution
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_uniforms_are_uniform_and_independent_of_their_neighbours() -> None:
         (1.0, 0, 0.65, (4 / 7, 3 / 7, 0, 0)),
         (1.0, 0, 0.75, (4 / 9, 3 / 9, 2 / 9, 0)),
         (1.0, 0, 1e-6, (1, 0, 0, 0)),
-        # top-p counts over what top-k left: 4/9 + 3/9 < 0.8, so three stay of four, and of three all.
+        # top-p applies to the tokens kept by top-k: 4/9 + 3/9 < 0.8, so it keeps three.
         (1.0, 3, 0.8, (4 / 9, 3 / 9, 2 / 9, 0)),
         (1.0, 2, 0.5, (1, 0, 0, 0)),
         (0.5, 3, 1.0, (16 / 29, 9 / 29, 4 / 29, 0)),
@@ -71,13 +71,13 @@ def test_uniforms_are_uniform_and_independent_of_their_neighbours() -> None:
         (0.0, 2, 0.5, (1, 0, 0, 0)),
     ],
 )
-def test_draws_follow_the_distribution(
+def test_sample_follows_the_distribution(
     temperature: float, top_k: int, top_p: float, expected: tuple[float, ...]
 ) -> None:
     rows = 4000
     keys = np.full(rows, stream_key(5, "p1.2"), np.uint64)
     draws = uniforms(keys, np.arange(rows))
-    # The tokens lie in an order that is not that of their probabilities.
+    # The order of the tokens is not that of their probabilities.
     order = [2, 0, 3, 1]
     logits = logits_of(0.4, 0.3, 0.2, 0.1)[:, order].repeat(rows, 1)
     tokens, logprobs = sample(logits, columns(rows, temperature, top_k, top_p), draws)
@@ -89,11 +89,11 @@ def test_draws_follow_the_distribution(
     assert chi_square < 21.1  # 3 degrees of freedom, p = 1e-4
     if temperature > 0:
         assert np.abs(np.exp(logprobs) - wanted[tokens]).max() < 1e-6
-    else:  # a greedy token reports its log-softmax under the raw logits
+    else:  # a greedy token has its log-softmax of the raw logits
         assert np.abs(np.exp(logprobs) - 0.4).max() < 1e-6
 
 
-def test_rows_of_one_batch_each_keep_their_own_parameters() -> None:
+def test_sample_uses_the_parameters_of_each_row() -> None:
     logits = torch.randn((6, 50), generator=torch.Generator().manual_seed(0)) * 2
     temperature = np.array([1.0, 0.7, 0.0, 1.3, 1.0, 0.0])
     top_k, top_p = np.array([0, 5, 0, 0, 3, 7]), np.array([1.0, 1.0, 1.0, 0.8, 0.9, 0.3])
@@ -109,23 +109,23 @@ def test_rows_of_one_batch_each_keep_their_own_parameters() -> None:
     assert (sample(logits[order], shuffled, draws[order])[0] == together[0][order]).all()
 
 
-def test_tokens_that_tie_with_the_last_one_kept_are_kept() -> None:
+def test_sample_keeps_tokens_that_tie_with_the_last() -> None:
     draws = np.linspace(0, 1, 50, endpoint=False)
     tokens, logprobs = sample(torch.zeros(50, 4), columns(50, top_k=2), draws)
     assert set(tokens) == {0, 1, 2, 3}
     assert np.abs(np.exp(logprobs) - 0.25).max() < 1e-6
 
 
-# --- the edges
+# --- edge cases
 
 
 @pytest.mark.parametrize(("draw", "token"), [(0.0, 1), (0.5 - 1e-9, 1), (0.5 + 1e-9, 2), (1 - 2**-53, 2)])
-def test_a_token_without_probability_is_never_drawn(draw: float, token: int) -> None:
+def test_sample_never_draws_a_token_of_probability_zero(draw: float, token: int) -> None:
     logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])
     assert sample(logits, columns(1), np.array([draw]))[0][0] == token
 
 
-def test_the_largest_draw_stays_inside_a_large_vocabulary() -> None:
+def test_sample_with_the_largest_uniform_stays_in_range() -> None:
     logits = torch.randn((4, 50_000), generator=torch.Generator().manual_seed(0))
     logits[:, -1] = -torch.inf
     tokens, logprobs = sample(logits, columns(4), np.full(4, 1 - 2**-53))
@@ -133,7 +133,7 @@ def test_the_largest_draw_stays_inside_a_large_vocabulary() -> None:
     assert np.isfinite(logprobs).all()
 
 
-def test_noise_in_the_logits_changes_a_token_only_next_to_a_step() -> None:
+def test_logit_noise_changes_tokens_only_at_boundaries() -> None:
     rows = 3000
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn((rows, 100), generator=generator)
@@ -147,7 +147,7 @@ def test_noise_in_the_logits_changes_a_token_only_next_to_a_step() -> None:
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_is_not_finite_gets_no_token_and_spoils_no_other(broken: float, temperature: float) -> None:
+def test_non_finite_row_gets_no_token(broken: float, temperature: float) -> None:
     logits = torch.zeros(3, 5)
     logits[1, 2] = broken
     tokens, logprobs = sample(logits, columns(3, temperature), np.full(3, 0.5))
@@ -156,5 +156,5 @@ def test_a_row_that_is_not_finite_gets_no_token_and_spoils_no_other(broken: floa
     assert np.isnan(logprobs).tolist() == [False, True, False]
 
 
-def test_greedy_takes_the_first_of_equals() -> None:
+def test_greedy_sample_takes_the_first_of_equals() -> None:
     assert sample(torch.tensor([[0.0, 2.0, 2.0]]), columns(1, 0.0), np.array([0.9]))[0][0] == 1

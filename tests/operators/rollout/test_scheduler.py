@@ -36,7 +36,7 @@ def give(it: Scheduler, *tokens: int) -> list[tuple[str, str, list[int]]]:
     return [(done.trajectory_id, done.finish_reason, done.generated.token_ids.tolist()) for done in ended.values()]
 
 
-def test_first_come_first_served_and_refilled_at_once() -> None:
+def test_admit_is_first_come_first_served() -> None:
     it = scheduler(slots=2)
     for name in "abc":
         it.add(request(name))
@@ -47,7 +47,7 @@ def test_first_come_first_served_and_refilled_at_once() -> None:
     assert names(it) == ["b", "c"]
 
 
-def test_a_large_request_is_not_overtaken() -> None:
+def test_admit_does_not_overtake_a_large_request() -> None:
     it = scheduler(context=30, kv=30, headroom=0)
     for name, prompt in (("a", 10), ("large", 25), ("small", 2)):
         it.add(request(name, prompt=prompt))
@@ -55,7 +55,7 @@ def test_a_large_request_is_not_overtaken() -> None:
     assert names(it) == ["a"]
 
 
-def test_a_round_begins_with_so_many_new_tokens_and_no_more() -> None:
+def test_admit_respects_round_prefill() -> None:
     it = scheduler(round_prefill=8)
     for name, prompt in (("large", 12), ("b", 5), ("c", 5), ("d", 2)):
         it.add(request(name, prompt=prompt))
@@ -66,13 +66,13 @@ def test_a_round_begins_with_so_many_new_tokens_and_no_more() -> None:
     assert admitted == [(["large"], True), (["b", "c"], True), (["d"], False), ([], False)]
 
 
-def test_admission_leaves_running_rows_room_to_grow() -> None:
+def test_admit_leaves_headroom_for_running_rows() -> None:
     it = scheduler(context=20, kv=20, headroom=4)
     it.add(request("a", prompt=8))
     it.add(request("b", prompt=8))
     it.admit()
     assert names(it) == ["a"]  # 8 + 8 tokens fit in 20, but not with 4 more each
-    assert len(it.admit()) == 0  # nor when the first runs already
+    assert len(it.admit()) == 0  # nor while the first runs
     short = scheduler(context=20, kv=20, headroom=4)
     for name in "ab":
         short.add(request(name, prompt=8, new=2))
@@ -80,7 +80,7 @@ def test_admission_leaves_running_rows_room_to_grow() -> None:
     assert names(short) == ["a", "b"]  # neither can grow by more than 2
 
 
-def test_rows_that_outgrow_the_kv_send_the_youngest_back_to_the_head_of_the_queue() -> None:
+def test_preempt_requeues_the_request_started_last() -> None:
     it = scheduler(slots=3, context=20, kv=20, headroom=0)
     for name in "abcd":
         it.add(request(name, prompt=6))
@@ -88,7 +88,7 @@ def test_rows_that_outgrow_the_kv_send_the_youngest_back_to_the_head_of_the_queu
     assert names(it) == ["a", "b", "c"]
     give(it, 1, 2, 3)
     assert it.rows.tokens == 21
-    assert it.preempt() == []  # the last row leaves: nothing moves
+    assert it.preempt() == []  # the last row is removed: no row moves
     assert names(it) == ["a", "b"]
     assert it.status(0).waiting == 2
     assert len(it.admit()) == 0  # 14 + 7 > 20: c waits, and d behind it
@@ -99,21 +99,24 @@ def test_rows_that_outgrow_the_kv_send_the_youngest_back_to_the_head_of_the_queu
     assert it.rows.partial(0).logprobs.tolist() == [-1.0]
 
 
-def test_whole_blocks_are_held() -> None:
+def test_scheduler_counts_whole_kv_blocks() -> None:
     it = scheduler(slots=3, context=16, kv=32, headroom=1, block=16)
     for name in "abc":
         it.add(request(name, prompt=3))
     it.admit()
-    assert (names(it), it.kv_used) == (["a", "b"], 32)  # three of 3 tokens would fit, three blocks of 16 do not
+    assert (names(it), it.kv_used) == (
+        ["a", "b"],
+        32,
+    )  # three times 3 tokens would fit, three blocks of 16 do not
     assert it.status(0).kv_used == 32
     give(it, 1, 1)
-    assert it.preempt() == []  # 4 tokens are still within their blocks
+    assert it.preempt() == []  # 4 tokens fit their blocks
     assert names(it) == ["a", "b"]
     with pytest.raises(ValueError, match="cannot hold one context"):
         SchedulerConfig(1, 17, 31, vocabulary=10, block=16)
 
 
-def test_several_sent_back_keep_their_order() -> None:
+def test_preempted_requests_keep_their_order() -> None:
     it = scheduler(slots=4, context=24, kv=24, headroom=0)
     for name in "abcd":
         it.add(request(name, prompt=6))
@@ -127,7 +130,7 @@ def test_several_sent_back_keep_their_order() -> None:
     assert names(it)[0] == "c"
 
 
-def test_one_request_may_fill_the_kv_alone() -> None:
+def test_single_request_may_fill_the_kv() -> None:
     it = scheduler(context=16, kv=16)
     it.add(request("a", prompt=4, new=100))
     it.admit()
@@ -136,7 +139,7 @@ def test_one_request_may_fill_the_kv_alone() -> None:
     assert done[-1] == [("a", "length", [1] * 12)]
 
 
-def test_what_ends_a_row() -> None:
+def test_rows_end_by_stop_token_limit_or_failure() -> None:
     it = scheduler()
     for name in ("stops", "full", "broken", "goes on"):
         it.add(request(name, new=2))
@@ -150,7 +153,7 @@ def test_what_ends_a_row() -> None:
     ]
 
 
-def test_a_row_forgets_the_stop_tokens_it_had() -> None:
+def test_reused_row_has_no_old_stop_tokens() -> None:
     it = scheduler(slots=1)
     it.add(request("stops"))
     plain = request("goes on")
@@ -161,7 +164,7 @@ def test_a_row_forgets_the_stop_tokens_it_had() -> None:
     assert give(it, STOP) == []
 
 
-def test_last_rows_move_into_the_holes_with_all_they_are() -> None:
+def test_remove_moves_the_last_rows_into_free_rows() -> None:
     it = scheduler(slots=5)
     for name, prompt in zip("abcde", (3, 4, 5, 6, 7), strict=True):
         it.add(request(name, prompt=prompt, generated=2))
@@ -177,7 +180,7 @@ def test_last_rows_move_into_the_holes_with_all_they_are() -> None:
     assert it.rows.known_tokens(0).tolist() == [0, 1, 2, 3, 4, 5, 1, 1]
 
 
-def test_release_gives_back_what_waits_and_what_has_ended() -> None:
+def test_release_returns_waiting_and_finished_requests() -> None:
     it = scheduler(slots=1)
     for one in (request("runs"), request("waits"), request("resumes", generated=3), request("ended", generated=8)):
         it.add(one)
@@ -197,7 +200,7 @@ def test_release_gives_back_what_waits_and_what_has_ended() -> None:
         (request("a", prompt=30, generated=2), "length"),
     ],
 )
-def test_a_partial_that_has_ended_completes_as_it_is(partial: Request, reason: str) -> None:
+def test_finished_partial_completes_unchanged(partial: Request, reason: str) -> None:
     it = scheduler()
     it.add(partial)
     assert not it.idle
@@ -208,7 +211,7 @@ def test_a_partial_that_has_ended_completes_as_it_is(partial: Request, reason: s
     assert len(it.admit()) == 0
 
 
-def test_an_id_is_taken_once() -> None:
+def test_add_rejects_a_known_trajectory() -> None:
     it = scheduler(slots=1)
     for one in (request("runs"), request("waits"), request("ended", generated=8)):
         it.add(one)
@@ -221,6 +224,6 @@ def test_an_id_is_taken_once() -> None:
 
 
 @pytest.mark.parametrize("config", [(0, 32, 128, 10), (4, 1, 128, 10), (4, 32, 31, 10), (4, 32, 128, 0)])
-def test_an_engine_that_could_run_nothing_is_refused(config: tuple[int, int, int, int]) -> None:
+def test_scheduler_config_rejects_invalid_values(config: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match=r"needs at least 1 slot|cannot hold one context"):
         SchedulerConfig(*config)

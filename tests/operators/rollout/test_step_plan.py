@@ -11,7 +11,7 @@ def context(*tokens: int) -> np.ndarray:
     return np.array(tokens)
 
 
-def test_every_row_gets_every_token_of_its_context_once() -> None:
+def test_plan_prefill_stores_every_token_once() -> None:
     generator = np.random.default_rng(0)
     distinct = [generator.integers(1, 50, length) for length in (3, 9, 1, 9, 5)]
     contexts = [distinct[i] for i in (0, 1, 2, 3, 4, 1, 0)]
@@ -38,7 +38,7 @@ def test_every_row_gets_every_token_of_its_context_once() -> None:
         ([], 8, []),
     ],
 )
-def test_blocks_bound_their_tokens_and_their_padding(
+def test_plan_prefill_bounds_tokens_and_padding(
     lengths: list[int], max_tokens: int, shapes: list[tuple[int, int]]
 ) -> None:
     contexts = [np.arange(length) + 100 * i for i, length in enumerate(lengths)]
@@ -46,7 +46,7 @@ def test_blocks_bound_their_tokens_and_their_padding(
     assert [block.token_ids.shape for block in blocks] == shapes
 
 
-def test_a_shared_prompt_is_computed_once() -> None:
+def test_plan_prefill_computes_a_shared_prompt_once() -> None:
     (block,) = plan_prefill([context(1, 2)] * 8 + [context(3, 4)], range(9), 100)
     assert block.token_ids.tolist() == [[1, 2], [3, 4]]
     assert len(block.row) == 18
@@ -57,20 +57,18 @@ def test_a_shared_prompt_is_computed_once() -> None:
     [
         ([5], [(0, 1, 5, True)]),
         ([7] * 128, [(0, 128, 7, True)]),
-        ([8, 7], [(0, 2, 8, False)]),  # a second chunk would cost more than it saves
+        ([8, 7], [(0, 2, 8, False)]),  # a second chunk costs more than it saves
         ([200] * 64 + [20] * 64, [(0, 64, 200, True), (64, 128, 20, True)]),
         ([20] * 64 + [200] * 64, [(0, 64, 20, True), (64, 128, 200, True)]),
         ([200] * 64 + [100] * 63 + [101], [(0, 64, 200, True), (64, 128, 101, False)]),
     ],
 )
-def test_rows_split_where_it_saves_more_than_it_costs(
-    lengths: list[int], chunks: list[tuple[int, int, int, bool]]
-) -> None:
+def test_split_rows_splits_where_it_saves(lengths: list[int], chunks: list[tuple[int, int, int, bool]]) -> None:
     got = split_rows(np.array(lengths), query_size=128)
     assert [(chunk.start, chunk.stop, chunk.width, chunk.uniform) for chunk in got] == chunks
 
 
-def test_chunks_cover_all_rows_and_are_few() -> None:
+def test_split_rows_covers_all_rows_in_few_chunks() -> None:
     lengths = np.random.default_rng(0).integers(1, 1000, 256)
     for most in (1, 2, 4):
         chunks = split_rows(lengths, 1024, most)
@@ -83,7 +81,7 @@ def test_chunks_cover_all_rows_and_are_few() -> None:
     assert cost < 1.3 * lengths.sum()  # four steps under a straight line: at best 1.25
 
 
-def test_rows_are_ordered_once_padding_has_cost_as_much_as_ordering() -> None:
+def test_row_order_is_due_after_enough_padding() -> None:
     order = RowOrder()
     lengths = np.tile([10, 100], 32)
     chunks = split_rows(lengths, 128)
@@ -96,7 +94,7 @@ def test_rows_are_ordered_once_padding_has_cost_as_much_as_ordering() -> None:
     assert wanted[:32].tolist() == list(range(1, 64, 2))
 
 
-def test_rows_in_order_stay() -> None:
+def test_row_order_keeps_sorted_rows() -> None:
     order = RowOrder()
     lengths = np.arange(100, 0, -1)
     chunks = split_rows(lengths, 1, most=1)

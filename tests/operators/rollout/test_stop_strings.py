@@ -1,4 +1,4 @@
-"""Where a text ends, told token by token; what engines make of it is in test_engine_stops.py."""
+"""Stop strings in the text of tokens; engines with stop strings are in test_engine_stops.py."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def decode(token_ids: list[int]) -> str:
         (("é",), "caé!", 4),
     ],
 )
-def test_a_turn_ends_with_the_token_that_completes_a_stop_string(
-    strings: tuple[str, ...], text: str, end: int | None
-) -> None:
+def test_stop_matcher_finds_the_completing_token(strings: tuple[str, ...], text: str, end: int | None) -> None:
     stops, token_ids = StopMatcher(strings, decode), np.frombuffer(text.encode(), np.uint8)
     assert stops.end(token_ids) == end
     if end is not None:
@@ -42,13 +40,13 @@ def test_a_turn_ends_with_the_token_that_completes_a_stop_string(
 
 
 class ManyAtOnce(ScriptedEngine):
-    """Makes three tokens a step, and its KV is of all of them."""
+    """Generates three tokens per step; its KV covers all of them."""
 
     def step(self) -> Sequence[Completion]:
         return [done for _ in range(3) for done in ScriptedEngine.step(self)]
 
 
-def test_kv_beyond_a_stop_string_is_no_more_than_laid_out() -> None:
+def test_kv_is_cut_at_a_stop_string() -> None:
     inner = ManyAtOnce(steps=lambda name: 9, token=lambda number, position: ord("a") + position)
     it = StoppingEngine(inner, decode)
     it.load(Path(), version(1))

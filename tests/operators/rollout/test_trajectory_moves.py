@@ -1,7 +1,7 @@
-"""A moved trajectory's tokens are those it would have had unmoved: its draws depend on it and its positions alone.
+"""A moved trajectory has the tokens of an unmoved one: its draws depend only on the trajectory and the position.
 
-Another batch shape changes logits by about 1e-6, so now and then a draw that close to a boundary falls on its other
-side; all that may differ is told apart here from what may not.
+Another batch shape changes logits by about 1e-6, so a draw that close to a boundary may give another token. The tests
+accept only such differences.
 """
 
 from __future__ import annotations
@@ -52,41 +52,41 @@ def replica(index: int, kv_transfers: KVTransfers | None = None) -> Replica:
     return made
 
 
-def generate(count: int, moves: bool, post: tuple[KVTransfers | None, ...] = (None, None)) -> Generated:
-    """All trajectories, and which of them were moved after they had begun; with their KV, where there is a `post`."""
-    rng, replicas, lease = random.Random(0), [replica(index, post[index]) for index in range(2)], 1
+def generate(count: int, moves: bool, transfers: tuple[KVTransfers | None, ...] = (None, None)) -> Generated:
+    """All trajectories, and the ids of those moved after their first token, with KV if `transfers` are given."""
+    rng, replicas, lease = random.Random(0), [replica(index, transfers[index]) for index in range(2)], 1
     done: dict[str, Trajectory] = {}
     moved: set[str] = set()
     owners: dict[str, int] = {}
     given = 0
     while len(done) < count:
-        for number in range(given, min(count, len(done) + SLOTS)):  # so many that all of them run
+        for number in range(given, min(count, len(done) + SLOTS)):  # so few that all of them run
             owners[f"p{number}.0"] = number % 2
             replicas[number % 2].accept(Assignment(asked(number), 0, 1, 1, number % 2, 1, None, None, 0))
             given = number + 1
         for each in replicas:
-            for word in each.step():
-                if isinstance(word, Trajectory):
-                    done[word.trajectory_id] = word
-                    del owners[word.trajectory_id]
+            for event in each.step():
+                if isinstance(event, Trajectory):
+                    done[event.trajectory_id] = event
+                    del owners[event.trajectory_id]
         for source in (0, 1) if moves and rng.random() < 0.5 else ():
             here = [name for name, owner in owners.items() if owner == source]
             leaving = rng.sample(here, rng.randint(0, len(here)))
             lease += 1
             order = Release("1-1.1", tuple(leaving), (lease,) * len(leaving), 1 - source, 1, source, 1)
-            for word in replicas[source].hand_over(order):
-                if isinstance(word, Assignment):
-                    replicas[1 - source].accept(word)
-                    owners[word.trajectory_id] = 1 - source
-                    moved |= {word.trajectory_id} if word.partial is not None else set()
+            for event in replicas[source].hand_over(order):
+                if isinstance(event, Assignment):
+                    replicas[1 - source].accept(event)
+                    owners[event.trajectory_id] = 1 - source
+                    moved |= {event.trajectory_id} if event.partial is not None else set()
                 else:
-                    assert isinstance(word, Progress)
+                    assert isinstance(event, Progress)
     return done, moved
 
 
 def distance_to_boundary(of: Trajectory, position: int) -> float:
-    """How far the draw of the token at `position` lies from where another token would have been drawn, or how far what
-    is kept of the tokens is from being another set."""
+    """The distance of the draw at `position` from the boundary to another token, or of top-p from keeping another set
+    of tokens, whichever is smaller."""
     sampling = of.prompt.sampling
     known = of.prompt.token_ids.to_pylist() + of.response.token_ids.to_pylist()[:position]
     with torch.inference_mode():
@@ -103,7 +103,7 @@ def distance_to_boundary(of: Trajectory, position: int) -> float:
 
 
 @pytest.fixture
-def post() -> Iterator[tuple[KVTransfers, KVTransfers]]:
+def transfers() -> Iterator[tuple[KVTransfers, KVTransfers]]:
     both = KVTransfers("run", Endpoint(), 10**9), KVTransfers("run", Endpoint(), 10**9)
     yield both
     for each in both:
@@ -111,11 +111,11 @@ def post() -> Iterator[tuple[KVTransfers, KVTransfers]]:
 
 
 @pytest.mark.parametrize(("count", "with_kv"), [(1300, False), (400, True)])
-def test_moved_trajectories_are_what_they_would_have_been(
-    count: int, with_kv: bool, post: tuple[KVTransfers, KVTransfers]
+def test_moved_trajectories_keep_their_tokens(
+    count: int, with_kv: bool, transfers: tuple[KVTransfers, KVTransfers]
 ) -> None:
     unmoved, nothing = generate(count, moves=False)
-    done, moved = generate(count, moves=True, post=post if with_kv else (None, None))
+    done, moved = generate(count, moves=True, transfers=transfers if with_kv else (None, None))
     assert not nothing
     assert len(moved) >= 0.75 * count
     flipped = 0
@@ -134,8 +134,8 @@ def test_moved_trajectories_are_what_they_would_have_been(
     assert flipped <= len(moved) / 1000
 
 
-def test_a_draw_that_did_not_depend_on_the_trajectory_would_be_seen() -> None:
-    """The distance to the nearest boundary is rarely small, so what excuses a flip does not excuse any difference."""
+def test_boundary_check_detects_independent_draws() -> None:
+    """The distance to the nearest boundary is rarely small, so the accepted differences are rare."""
     done, _ = generate(20, moves=False)
     distances = [distance_to_boundary(each, 0) for each in done.values()]
     assert sorted(distances)[2] > 1e-5

@@ -21,7 +21,7 @@ from schemas.records import Assignment, PolicyVersion, Sampling, Trajectory
 
 
 class OnDisk:
-    """One file of weights, which is whatever was written there last."""
+    """A single weights file, with the version last written."""
 
     def __init__(self, file: Path) -> None:
         self._file, self.held = file, [version(0)]
@@ -33,10 +33,10 @@ class OnDisk:
         return nullcontext(self._file)
 
 
-# --- what is generated
+# --- tokens and logprobs
 
 
-def test_what_is_interrupted_goes_on_under_the_newer_weights_alone(tmp_path: Path) -> None:
+def test_interrupted_request_resumes_under_newer_weights(tmp_path: Path) -> None:
     save_weights(tiny_model(), tmp_path / "weights")
     weights = OnDisk(tmp_path / "weights")
     replica = Replica(0, 1, engine(slots=8), weights, str, lambda: 0, interrupts=True)
@@ -44,13 +44,13 @@ def test_what_is_interrupted_goes_on_under_the_newer_weights_alone(tmp_path: Pat
     asked = [prompt(number, 1, sampling=Sampling(1.0, 1.0, 0, 20, (), 3)) for number in range(6)]
     for each in asked:
         replica.accept(Assignment(each, 0, 1, 1, 0, 1, None, None, 0))
-    words = [word for _ in range(7) for word in replica.step()]
+    events = [event for _ in range(7) for event in replica.step()]
     save_weights(tiny_model(seed=1), tmp_path / "weights")
     weights.held.append(version(1))
     replica.announce(version(1))
     while replica.busy():
-        words += replica.step()
-    done = [word for word in words if isinstance(word, Trajectory)]
+        events += replica.step()
+    done = [event for event in events if isinstance(event, Trajectory)]
     assert len(done) == 6
     for each in done:
         spans = each.version_spans
@@ -63,11 +63,11 @@ def test_what_is_interrupted_goes_on_under_the_newer_weights_alone(tmp_path: Pat
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logprobs_agree_with_a_plain_forward_in_any_batch(family: str) -> None:
+def test_logprobs_match_a_plain_forward(family: str) -> None:
     reference = tiny_model(family)
     it = engine(family, slots=5)
     assert it.direct is FAMILIES[family][1]
-    requests = mixed(14)  # of all temperatures and cuts
+    requests = mixed(14)  # all temperatures, top-k and top-p
     done = run(it, requests)
     assert len(done) == 14
     for one in requests:
@@ -77,7 +77,7 @@ def test_logprobs_agree_with_a_plain_forward_in_any_batch(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt_neox", "gpt2"])
-def test_a_trajectory_has_the_same_tokens_alone_in_a_batch_and_resumed(family: str) -> None:
+def test_tokens_are_equal_alone_batched_and_resumed(family: str) -> None:
     requests = mixed(14)
     together = run(engine(family, slots=5), requests)
     everyone = run(engine(family, slots=14), requests)
@@ -96,7 +96,7 @@ def test_a_trajectory_has_the_same_tokens_alone_in_a_batch_and_resumed(family: s
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_half_precision_runs_as_precisely_as_its_plain_forward(direct: bool) -> None:
+def test_half_precision_is_as_exact_as_a_plain_forward(direct: bool) -> None:
     reference, owned = (tiny_model().to(torch.bfloat16) for _ in range(2))
     exact = tiny_model().to(torch.bfloat16).float()
     it = TransformersEngine(owned, slots=5, direct=direct)
@@ -109,11 +109,11 @@ def test_half_precision_runs_as_precisely_as_its_plain_forward(direct: bool) -> 
         wanted = plain_logprobs(exact, one, generated)
         ours.append(generated.logprobs - wanted)
         plain.append(plain_logprobs(reference, one, generated) - wanted)
-    # bfloat16 itself strays from float32; the engine may not stray further.
+    # bfloat16 differs from float32; the engine must not differ more.
     assert np.abs(np.concatenate(ours)).mean() < 1.5 * np.abs(np.concatenate(plain)).mean()
 
 
-def test_the_direct_pass_and_the_models_own_forward_draw_the_same() -> None:
+def test_direct_and_forward_runner_draw_equal_tokens() -> None:
     direct, forward = engine(slots=5), engine(slots=5, direct=False)
     assert (direct.direct, forward.direct) == (True, False)
     ours, theirs = run(direct, mixed(14)), run(forward, mixed(14))
@@ -121,7 +121,7 @@ def test_the_direct_pass_and_the_models_own_forward_draw_the_same() -> None:
         assert_same(completion, theirs[name])
 
 
-def test_rows_brought_into_order_keep_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sorted_rows_keep_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operators.rollout.attention_chunks._CALL_COST", 1)
     monkeypatch.setattr("operators.rollout.attention_chunks._COPY_COST", 0)
     it = engine(slots=6)
@@ -147,7 +147,7 @@ def test_long_prefill_is_split_into_passes(monkeypatch: pytest.MonkeyPatch) -> N
         assert_same(completion, split[name])
 
 
-def test_greedy_takes_the_likeliest_token_and_reports_its_plain_logprob() -> None:
+def test_greedy_reports_the_plain_logprob() -> None:
     reference = tiny_model()
     one = request(0, temperature=0.0)
     generated = run(engine(), [one])[one.trajectory_id].generated
@@ -158,7 +158,7 @@ def test_greedy_takes_the_likeliest_token_and_reports_its_plain_logprob() -> Non
     assert np.abs(plain_logprobs(reference, one, generated) - generated.logprobs).max() < 1e-4
 
 
-def test_a_stop_token_ends_a_trajectory_and_is_its_last() -> None:
+def test_stop_token_is_the_last_token() -> None:
     free = run(engine(), [request(i, new=30) for i in range(9)])
     stops = (4, 11, 23)
     ended = run(engine(), [request(i, new=30, stops=stops) for i in range(9)])
@@ -172,7 +172,7 @@ def test_a_stop_token_ends_a_trajectory_and_is_its_last() -> None:
     assert reasons == {"stop", "length"}
 
 
-def test_a_request_that_joins_is_drawn_in_its_own_way() -> None:
+def test_joining_request_keeps_its_sampling() -> None:
     it = engine()
     requests = [request(0), request(1, temperature=0.0), request(3, top_k=2)]
     joining: dict[str, Completion] = {}
@@ -184,14 +184,17 @@ def test_a_request_that_joins_is_drawn_in_its_own_way() -> None:
         assert_same(completion, joining[name])
 
 
-def test_the_context_ends_a_trajectory_too() -> None:
+def test_context_limits_a_response() -> None:
     done = run(engine(context=20), [request(0, new=100, prompt=6)])["p0.0"]
     assert (len(done.generated.token_ids), done.finish_reason) == (14, "length")
 
 
-def test_logits_that_are_not_finite_fail_the_trajectory_and_spoil_no_other() -> None:
+def test_non_finite_logits_fail_one_trajectory() -> None:
     it = engine(slots=2)
-    others = [request(1), request(9, prompt=20)]  # the first takes the failed row and is shown its width by the second
+    others = [
+        request(1),
+        request(9, prompt=20),
+    ]  # reuses the failed row; widens its attention
     expected = run(engine(slots=2), others)
     embedding = it._model.get_input_embeddings().weight
     one = request(5, prompt=20)
@@ -206,10 +209,10 @@ def test_logits_that_are_not_finite_fail_the_trajectory_and_spoil_no_other() -> 
         assert_same(completion, expected[name])
 
 
-# --- how it runs
+# --- scheduling and KV
 
 
-def test_a_free_slot_is_refilled_in_the_next_step() -> None:
+def test_free_slot_is_refilled_in_the_next_step() -> None:
     it = engine(slots=3)
     for i, new in enumerate((2, 9, 9, 4, 4)):
         it.submit(request(i, new=new))
@@ -221,7 +224,7 @@ def test_a_free_slot_is_refilled_in_the_next_step() -> None:
     assert running == [(3, 2), (2, 2), (3, 1), (3, 1), (3, 1), (2, 1), (3, 0), (3, 0), (1, 0), (0, 0)]
 
 
-def test_a_prompt_that_a_running_row_has_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_of_a_running_row_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     it = engine(slots=3)
     blocks: list[int] = []
     decode = it._runner.decode
@@ -236,10 +239,10 @@ def test_a_prompt_that_a_running_row_has_is_not_computed_again(monkeypatch: pyte
     it.submit(request(1))
     it.submit(request(3))
     it.step()
-    assert blocks == [5, 5]  # p0.1 takes p0.0's; p1.0 has another prompt
+    assert blocks == [5, 5]  # p0.1 copies the prompt of p0.0; p1.0 has another
 
 
-def test_kv_is_counted_in_tokens_and_never_exceeded() -> None:
+def test_kv_capacity_is_not_exceeded() -> None:
     requests = mixed(14)
     roomy = run(engine(slots=14), requests)
     it = engine(slots=14, kv_capacity=CONTEXT + 6)
@@ -256,7 +259,7 @@ def test_kv_is_counted_in_tokens_and_never_exceeded() -> None:
         assert_same(completion, tight[name])
 
 
-def test_status_counts() -> None:
+def test_status_counts_requests_and_tokens() -> None:
     it = engine(slots=2, context=32)
     for i in range(3):
         it.submit(request(i, new=4, prompt=5))
@@ -268,17 +271,15 @@ def test_status_counts() -> None:
     assert it.status().tokens_generated == 12
 
 
-def test_an_empty_engine_steps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_engine_steps_without_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     it = engine()
-    monkeypatch.setattr(it, "_runner", None)  # whatever touched the model would raise
+    monkeypatch.setattr(it, "_runner", None)  # any use of the model would raise
     assert list(it.step()) == []
 
 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("with_kv", [True, False])
-def test_what_comes_with_its_kv_is_not_computed_again(
-    direct: bool, with_kv: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_provided_kv_is_not_recomputed(direct: bool, with_kv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, source, it = mixed(6), engine(direct=direct), engine(direct=direct)
     for one in asked:
         source.submit(one)
@@ -292,7 +293,7 @@ def test_what_comes_with_its_kv_is_not_computed_again(
     assert it._provided_kv == {}
 
 
-def test_release_returns_exactly_what_was_generated() -> None:
+def test_release_returns_all_generated_tokens() -> None:
     whole = run(engine(), [request(i) for i in range(4)])
     it = engine(slots=3)
     for i in range(4):

@@ -1,4 +1,4 @@
-"""Weights, models and memory of the transformers engine; what every engine promises is in test_engine_weights.py."""
+"""Weights, models and memory of the transformers engine; the contract of all engines is in test_engine_weights.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infra.models.weights import save_weights
 from operators.rollout.transformers_engine import TransformersEngine
 
 
-def test_weights_laid_side_by_side_are_saved_as_ever(tmp_path: Path) -> None:
+def test_fused_weights_are_saved_unchanged(tmp_path: Path) -> None:
     plain, owned = tiny_model(), tiny_model()
     it = TransformersEngine(owned, slots=2)
     assert it.direct
@@ -32,7 +32,7 @@ def test_close_frees_the_kv_and_can_be_repeated() -> None:
     it.close()
 
 
-def test_models_that_do_not_fit_slots_are_refused() -> None:
+def test_unsupported_models_are_rejected() -> None:
     with pytest.raises(ValueError, match="64 positions"):
         engine(context=65)
     windowed = MistralForCausalLM(MistralConfig(**GQA, sliding_window=16))
@@ -44,7 +44,7 @@ def test_models_that_do_not_fit_slots_are_refused() -> None:
         TransformersEngine(alternating, slots=2)
 
 
-def test_a_model_without_the_llama_layout_says_once_that_it_is_slower(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_layouts_log_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="operators.rollout"):
         run(engine("gpt2"), mixed(4))
         assert ["its own forward, which is slower" in record.message for record in caplog.records] == [True]

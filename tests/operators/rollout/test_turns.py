@@ -1,4 +1,4 @@
-"""Turns told from a loss mask."""
+"""Turns and observations derived from a loss mask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from operators.rollout.turns import append_observation, last_turn, observation_r
         ([1, 0, 0], [(0, 1)], [(0, 0)]),
     ],
 )
-def test_turns_are_runs_of_what_was_drawn(
+def test_turn_ranges_are_runs_of_drawn_tokens(
     mask: list[int], turns: list[tuple[int, int]], observations: list[tuple[int, int]]
 ) -> None:
     drawn = np.array(mask, bool)
@@ -32,7 +32,7 @@ def partial(*token_ids: int) -> PartialResponse:
     return PartialResponse(np.array(token_ids, np.int32), np.full(len(token_ids), -0.5, np.float32))
 
 
-def test_what_is_observed_is_masked_and_what_follows_is_not() -> None:
+def test_append_observation_masks_its_tokens() -> None:
     known = append_observation(partial(1, 2), [7, 8])
     assert (known.token_ids.tolist(), known.logprobs.tolist()) == ([1, 2, 7, 8], [-0.5, -0.5, 0.0, 0.0])
     whole = partial(1, 2, 7, 8, 3)

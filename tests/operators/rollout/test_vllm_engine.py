@@ -1,4 +1,4 @@
-"""vLLM's engine beside ours: the same draws, whoever computes the logits."""
+"""The vLLM engine against the transformers engine: the same draws from either engine's logits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from schemas.records import PolicyVersion
 pytest.importorskip("vllm", reason="make vllm-test has it")
 
 
-def test_vllm_draws_the_tokens_that_the_transformers_engine_draws() -> None:
+def test_vllm_draws_the_tokens_of_the_transformers_engine() -> None:
     asked = mixed(24)
     ours, theirs = run(engine(FAMILY), asked), run(vllm_engine(), asked)
     for one in asked:
@@ -33,7 +33,7 @@ def test_vllm_draws_the_tokens_that_the_transformers_engine_draws() -> None:
         assert mine.finish_reason == other.finish_reason
 
 
-def test_half_a_trajectory_of_ours_goes_on_in_vllm() -> None:
+def test_vllm_resumes_a_trajectory_of_the_transformers_engine() -> None:
     asked = mixed(6)
     whole, source = run(engine(FAMILY), asked), engine(FAMILY)
     for one in asked:
@@ -47,7 +47,7 @@ def test_half_a_trajectory_of_ours_goes_on_in_vllm() -> None:
         assert completion.generated.token_ids.tolist() == whole[name].generated.token_ids.tolist()
 
 
-def test_what_the_prefix_cache_has_of_old_weights_is_not_used(tmp_path: Path) -> None:
+def test_vllm_load_resets_the_prefix_cache(tmp_path: Path) -> None:
     save_weights(tiny_model(FAMILY, seed=1), tmp_path / "w")
     asked = [request(i, new=12, prompt=40) for i in range(3)]
     it = vllm_engine()
@@ -61,20 +61,20 @@ def test_what_the_prefix_cache_has_of_old_weights_is_not_used(tmp_path: Path) ->
     assert any(before[name].generated.token_ids.tolist() != after[name].generated.token_ids.tolist() for name in after)
 
 
-def test_compiled_code_is_refused_on_a_cpu() -> None:
+def test_vllm_rejects_compiled_code_on_a_cpu() -> None:
     from operators.rollout.vllm_engine import open_vllm
 
     with pytest.raises(ValueError, match="enforce_eager must be true on a CPU"):
         open_vllm(model_folder(FAMILY), slots=2, context=64, enforce_eager=False)
 
 
-def test_what_vllm_preloads_is_not_left_for_others() -> None:
+def test_vllm_does_not_leave_ld_preload() -> None:
     vllm_engine()
     assert "tcmalloc" not in os.environ.get("LD_PRELOAD", "")
 
 
 @pytest.mark.parametrize("end", ["closed", "killed"])
-def test_two_workers_share_a_model_and_end_with_their_engine(end: str, tmp_path: Path) -> None:
+def test_vllm_workers_end_with_their_engine(end: str, tmp_path: Path) -> None:
     save_weights(tiny_model(FAMILY, seed=1), tmp_path / "w")
     script = Path(__file__).with_name("vllm_two_workers.py")
     command = [sys.executable, "-W", "ignore", str(script), str(model_folder(FAMILY)), str(tmp_path / "w")]
@@ -82,7 +82,7 @@ def test_two_workers_share_a_model_and_end_with_their_engine(end: str, tmp_path:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            told = json.loads(next(line for line in process.stdout if line.startswith("{")))
+            reported = json.loads(next(line for line in process.stdout if line.startswith("{")))
             started = psutil.Process(process.pid).children(recursive=True)
             assert len(started) >= 2
             if end == "killed":
@@ -95,4 +95,4 @@ def test_two_workers_share_a_model_and_end_with_their_engine(end: str, tmp_path:
             process.kill()
     ours = engine(FAMILY)
     ours.load(tmp_path / "w", PolicyVersion(1, 1))
-    assert told == {name: each.generated.token_ids.tolist() for name, each in run(ours, mixed(6)).items()}
+    assert reported == {name: each.generated.token_ids.tolist() for name, each in run(ours, mixed(6)).items()}

@@ -22,7 +22,7 @@ def engine(family: str = "qwen2", slots: int = 8, dtype: str = "float32", **opti
 
 
 def kv_slots(model: PreTrainedModel, geometry: tuple[int, int, int] | None = None, rows: int = 8) -> KVSlots:
-    """Slots for `model`, whose geometry is measured where it is not known: layers, KV heads, head size."""
+    """KV slots for `model`; its geometry (layers, KV heads, head size) is measured by default."""
     layers, heads, size = geometry or kv_geometry(model)
     return KVSlots(
         layers=layers,
@@ -59,7 +59,7 @@ def run(it: Engine, requests: Sequence[Request]) -> dict[str, Completion]:
 
 
 def plain_logprobs(of: PreTrainedModel, one: Request, generated: PartialResponse) -> np.ndarray:
-    """Logprobs of `generated` by one forward over prompt and completion, under what it was drawn from."""
+    """Logprobs of `generated` under its sampling distribution, by one forward over prompt and response."""
     ids = torch.from_numpy(np.concatenate([one.prompt, generated.token_ids]).astype(np.int64))[None]
     with torch.inference_mode():
         logits = of(input_ids=ids).logits[0, len(one.prompt) - 1 : -1].float()
@@ -68,7 +68,7 @@ def plain_logprobs(of: PreTrainedModel, one: Request, generated: PartialResponse
 
 
 def drawn_from(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Logprobs [vocabulary] of the distribution that `sampling` draws from; greedy ones are told by the plain one."""
+    """Logprobs [vocabulary] of the distribution that `sampling` draws from; for greedy the plain distribution."""
     scores = logits / (sampling.temperature or 1.0)
     if sampling.temperature:
         ranking = scores.argsort(descending=True)[: sampling.top_k or None]

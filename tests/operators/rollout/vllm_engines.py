@@ -1,4 +1,4 @@
-"""vLLM engines over a tiny model. Opening one takes seconds, so those of a kind are used again."""
+"""vLLM engines over a tiny model. Opening one takes seconds, so engines with equal options are reused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAMILY = "qwen3_wide"
 
 
 def vllm_engine(family: str = FAMILY, slots: int = 8, kv_capacity: int | None = None, dtype: str = "float32") -> Engine:
-    """One without requests and without a version, over the weights of `tiny_model(family)`."""
+    """An engine without requests and without a version, over the weights of `tiny_model(family)`."""
     from operators.rollout.vllm_engine import VllmEngine
     from operators.rollout.vllm_worker import load_worker_weights
 

@@ -1,4 +1,4 @@
-"""Run by test_vllm_engine.py: an engine whose model two workers share. It says what it has generated, and then waits.
+"""Run by test_vllm_engine.py: an engine with two workers. It prints its tokens, and then waits.
 
 python vllm_two_workers.py MODEL_FOLDER WEIGHTS
 """
@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # by itself it wants more cores than there may be
+os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the default may require more cores than there are
 
 
 def main() -> None:
