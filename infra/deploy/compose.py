@@ -1,4 +1,4 @@
-"""A run as a compose file: Kafka, the roles, and a Flink for who submits there (`--profile flink`)."""
+"""A run as a compose file: Kafka, the roles, and an optional Flink cluster (`--profile flink`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLINK = "flink:1.19"
 
 
 def compose_file(plan: DeploymentPlan) -> str:
-    """The compose file of `plan`; its configuration lies beside it, as run.toml."""
+    """The compose file of `plan`; its configuration is run.toml in the same folder."""
     services: dict[str, Any] = {"kafka": _kafka()}
     for unit in plan.units:
         for index in range(unit.first, unit.first + unit.count):
@@ -27,7 +27,7 @@ def _service(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
         "command": unit.command(str(index)),
         "environment": {"LAMINAR_ALIVE_FILE": ALIVE},
         "volumes": [f"./run.toml:{CONFIG}:ro", f"./secrets:{SECRETS}:ro"],
-        "ipc": "host",  # weights are shared memory
+        "ipc": "host",  # weights are in shared memory
         "depends_on": {"kafka": {"condition": "service_healthy"}},
         "restart": "on-failure",
         "stop_grace_period": "60s",

@@ -1,6 +1,6 @@
-"""A run as Kubernetes manifests: a Deployment for each role that there is once, a StatefulSet where an index counts.
+"""A run as Kubernetes manifests: a Deployment for each single role, a StatefulSet for each indexed role.
 
-A replica's index is its pod's. Rollouts and trainers have a relay in their pod, with which they share memory.
+The index of a process is its pod's. Rollouts and trainers have a relay in their pod and share memory with it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def _documents(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     for unit in plan.units:
         if unit.name == "relay":
             continue
-        beside = relay if unit.place == "weights" else None
-        yield _workload(plan, unit, beside, first_relay)
-        first_relay += unit.count if beside else 0
+        sidecar = relay if unit.place == "weights" else None
+        yield _workload(plan, unit, sidecar, first_relay)
+        first_relay += unit.count if sidecar else 0
         if unit.indexed:
             yield _service(plan, unit)
 
@@ -44,9 +44,9 @@ def _workload(plan: DeploymentPlan, unit: Unit, relay: Unit | None, first_relay:
     labels = {"run": plan.run, "role": unit.name}
     containers = [_container(plan, unit, unit.command(_INDEX))]
     if relay is not None:
-        words = " ".join(relay.command(f"$((POD_INDEX + {first_relay}))"))
-        words += f" --set relay.advertise=${{POD_IP}}:{relay.port}" if relay.port else ""
-        containers.append(_container(plan, relay, ["sh", "-c", f"exec {words}"]))
+        command = " ".join(relay.command(f"$((POD_INDEX + {first_relay}))"))
+        command += f" --set relay.advertise=${{POD_IP}}:{relay.port}" if relay.port else ""
+        containers.append(_container(plan, relay, ["sh", "-c", f"exec {command}"]))
     volumes: list[dict[str, Any]] = [{"name": "config", "configMap": {"name": f"laminar-{plan.run}"}}]
     volumes.append({"name": "memory", "emptyDir": {"medium": "Memory"}})
     volumes.append({"name": "secrets", "secret": {"secretName": f"laminar-{plan.run}", "optional": True}})
@@ -78,7 +78,7 @@ def _container(plan: DeploymentPlan, unit: Unit, command: list[str]) -> dict[str
     limits: dict[str, Any] = {"memory": f"{unit.memory_gib}Gi"}
     if unit.gpus:
         limits["nvidia.com/gpu"] = requests["nvidia.com/gpu"] = unit.gpus
-    there = {"exec": {"command": ["test", "-e", alive]}}
+    exists = {"exec": {"command": ["test", "-e", alive]}}
     ready = {"exec": {"command": ["grep", "-q", '"ready": true', alive]}}
     fresh = {"exec": {"command": ["sh", "-c", f'test -n "$(find {alive} -mmin -{SILENT_MIN})"']}}
     return {
@@ -91,7 +91,7 @@ def _container(plan: DeploymentPlan, unit: Unit, command: list[str]) -> dict[str
             *([{"name": "POD_IP", "valueFrom": pod_ip}] if unit.port else []),
         ],
         "resources": {"requests": requests, "limits": limits},
-        "startupProbe": {**there, "periodSeconds": 5, "failureThreshold": 120},
+        "startupProbe": {**exists, "periodSeconds": 5, "failureThreshold": 120},
         "readinessProbe": {**ready, "periodSeconds": 10},
         "livenessProbe": {**fresh, "periodSeconds": 30},
         "volumeMounts": [
@@ -103,7 +103,7 @@ def _container(plan: DeploymentPlan, unit: Unit, command: list[str]) -> dict[str
 
 
 def _service(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
-    """What gives the pods of a StatefulSet their names."""
+    """The headless service that gives the pods of a StatefulSet their names."""
     name = f"laminar-{plan.run}-{unit.name}"
     labels = {"run": plan.run, "role": unit.name}
     spec = {"clusterIP": "None", "selector": labels}

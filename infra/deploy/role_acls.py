@@ -1,4 +1,4 @@
-"""What each role may do on a run's Kafka: what the catalogue says that it reads and writes, and its own groups."""
+"""The ACLs of each role on a run's Kafka: its topics in the catalogue, and its own group and transactional.id."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from schemas.topics import CATALOGUE, INBOX, group_name, run_prefix
 
 EVERYBODY = "every pipeline"
 PEOPLE = "people"
-"""Look at everything, and ask a replica to drain."""
+"""Users who inspect a run: they read everything and may request a replica to drain."""
 EXPORT = "export"
-"""Reads everything; its group's offsets are for display."""
-FENCES = {"placement": "rollout"}
-"""Who may end the transactions of whom, and so its life."""
-WATCHES = {"prompts": "placement"}
-"""Who looks at whose offsets."""
+"""Exports read everything; the offsets of their group are for display."""
+FENCED_ROLES = {"placement": "rollout"}
+"""Roles that may fence another role's transactional.id."""
+WATCHED_ROLES = {"prompts": "placement"}
+"""Roles that read the group offsets of another role."""
 
 
 def role_acls(run: str, roles: Iterable[str]) -> list[Acl]:
-    """The ACLs of the users of run `run`, one named as each of `roles`, of people and of exports; sorted."""
-    acls = {acl for role in roles for acl in _of_role(run, role)}
+    """The ACLs of run `run` for a user per role in `roles`, for people and for exports; sorted."""
+    acls = {acl for role in roles for acl in _role_acls(run, role)}
     for user in (PEOPLE, EXPORT):
         acls.add(Acl(user, "topic", run_prefix(run), True, ("Read", "Describe", "DescribeConfigs")))
         acls.add(Acl(user, "group", run_prefix(run), True, ("Describe",)))
     acls.add(Acl(PEOPLE, "topic", INBOX.name(run), False, ("Write", "Describe")))
-    acls |= set(_own(run, EXPORT, prefix=group_name(run, f"{EXPORT}-").removesuffix(".0")))
+    acls |= set(_own_group_and_id(run, EXPORT, prefix=group_name(run, f"{EXPORT}-").removesuffix(".0")))
     return sorted(acls)
 
 
-def _of_role(run: str, role: str) -> Iterator[Acl]:
+def _role_acls(run: str, role: str) -> Iterator[Acl]:
     yield Acl(role, "topic", run_prefix(run), True, ("Describe",))
     for topic in CATALOGUE.values():
-        if {role, EVERYBODY} & set(topic.producers):  # what it has written it reads back at a start
+        if {role, EVERYBODY} & set(topic.producers):  # at a start a role reads back what it wrote
             yield Acl(role, "topic", topic.name(run), False, ("Read", "Write"))
         elif role in topic.consumers:
             yield Acl(role, "topic", topic.name(run), False, ("Read",))
-    yield from _own(run, role, prefix=group_name(run, role).removesuffix("0"))
-    if role in FENCES:
+    yield from _own_group_and_id(run, role, prefix=group_name(run, role).removesuffix("0"))
+    if role in FENCED_ROLES:
         yield Acl(
-            role, "transactional-id", group_name(run, FENCES[role]).removesuffix("0"), True, ("Write", "Describe")
+            role, "transactional-id", group_name(run, FENCED_ROLES[role]).removesuffix("0"), True, ("Write", "Describe")
         )
-    if role in WATCHES:
-        yield Acl(role, "group", group_name(run, WATCHES[role]).removesuffix("0"), True, ("Describe",))
+    if role in WATCHED_ROLES:
+        yield Acl(role, "group", group_name(run, WATCHED_ROLES[role]).removesuffix("0"), True, ("Describe",))
 
 
-def _own(run: str, role: str, prefix: str) -> Iterator[Acl]:
+def _own_group_and_id(run: str, role: str, prefix: str) -> Iterator[Acl]:
     yield Acl(role, "group", prefix, True, ("Read",))
     yield Acl(role, "transactional-id", prefix, True, ("Write", "Describe"))

@@ -1,11 +1,11 @@
-"""A run as systemd units: one for each role, a template where an index counts, and a target for all of them."""
+"""A run as systemd units: one for each role, a template for an indexed role, and a target for all of them."""
 
 from __future__ import annotations
 
 from infra.deploy.units import DeploymentPlan, Unit
 
 NO_RESTART = 2
-"""Exit code of what cannot run as it is told to."""
+"""Exit code of a process whose configuration is invalid."""
 
 
 def unit_files(plan: DeploymentPlan) -> dict[str, str]:

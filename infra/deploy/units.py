@@ -1,4 +1,4 @@
-"""What is to run where, as plain values: deployment files of every kind are made of these."""
+"""The processes of a run as plain values, from which all kinds of deployment files are generated."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIG = "/etc/laminar/run.toml"
-"""Where a machine or a container has the run's configuration."""
+"""Path of the run's configuration on a machine or in a container."""
 SECRETS = "/etc/laminar-secrets"
-"""Where it has tokens and passwords."""
+"""Folder of tokens and passwords."""
 ALIVE = "/tmp/laminar-alive"
-"""Where a role reports that it is alive, see `infra.runners.liveness`."""
+"""Path of a role's liveness file, see `infra.runners.liveness`."""
 SILENT_MIN = 5
-"""Minutes without a report after which a role is started again. Steps have budgets of their own, see `[progress]`."""
+"""Minutes without a report after which a role is restarted. Steps have their own budgets, see `[progress]`."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A role: `count` processes, told apart by an index from `first` on where it is `indexed`.
+    """A role: `count` processes; if it is `indexed`, they have indexes from `first` on.
 
-    Requests are per process: processors, memory in GiB, accelerators. What shares a `place` shares a machine's weights.
-    Others reach it at `port`, if it has one.
+    Resource requests are per process: processors, memory in GiB, accelerators. Units with the same `place` share a
+    machine's weights. Other processes connect to `port`, if it is set.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Unit:
     port: int = 0
 
     def command(self, index: str = "0") -> list[str]:
-        """What runs it; `index` may be a variable of whoever starts it."""
+        """The command line; `index` may be a variable of the deployment tool."""
         return ["laminar", "submit", self.name, CONFIG, *(["--index", index] if self.indexed else [])]
 
 
 @dataclass(frozen=True)
 class DeploymentPlan:
-    """A run's units, and what else its files name."""
+    """The units of a run, and other values in its deployment files."""
 
     run: str
     config: str

@@ -1,7 +1,7 @@
-"""Messages by a model's own chat template: prompts, and what comes between two turns. Imports no model code.
+"""Messages formatted by a model's chat template: prompts, and messages between two turns. Imports no model code.
 
-A turn is never encoded again: what stands around a message is told once from the template, and put around the tokens of
-what is said then.
+A turn is never encoded again: the tokens around a message are derived once from the template, and then added to the
+tokens of each message.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 _ANSWER, _MESSAGE = "0answer0", "0message0"
-"""Words that no template has, to find again what they stand for."""
+"""Placeholders that occur in no template."""
 
 
 class ChatTokenizer(Protocol):
-    """What is asked of a tokenizer, in the words of Hugging Face's."""
+    """The required part of the interface of Hugging Face's tokenizers."""
 
     eos_token_id: int | Sequence[int] | None
     chat_template: str | None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`."""
+        """Return the token ids of `text`."""
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
-        """`conversation` as one text."""
+        """Format `conversation` as one text."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFrame:
-    """Token ids around a message between two turns: `end` ends the turn before, where that has not ended by itself."""
+    """Token ids around a message between two turns: `end` ends the previous turn if it has no end token of its own."""
 
     end: tuple[int, ...]
     before: tuple[int, ...]
     after: tuple[int, ...]
 
     def around(self, message: Sequence[int], ended: bool) -> list[int]:
-        """What is read from the end of one turn to the beginning of the next."""
+        """The tokens between the end of one turn and the start of the next."""
         return [*(() if ended else self.end), *self.before, *message, *self.after]
 
 
 def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Mapping[str, str]]) -> str:
-    """`messages`, and the beginning of the answer to them. Raises ValueError where the template cannot say them."""
+    """Format `messages` and the start of the answer. Raises ValueError if the template fails on them."""
     if not tokenizer.chat_template:
         raise ValueError("the model's tokenizer has no chat template")
     try:
@@ -53,17 +53,17 @@ def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Mapping[str, str]]) -
 
 
 def stop_tokens(tokenizer: ChatTokenizer) -> tuple[int, ...]:
-    """The tokens that end a response: the tokenizer's end of sequence and those of generation_config.json."""
+    """The tokens that end a response: the tokenizer's end-of-sequence token and those of generation_config.json."""
     ends = tokenizer.eos_token_id
     own = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
     return tuple(dict.fromkeys([*own, *getattr(tokenizer, "generation_stop_tokens", ())]))
 
 
 def turn_ends(tokenizer: ChatTokenizer) -> tuple[int, ...]:
-    """`stop_tokens`, and the added token with which the chat template ends a turn of the model, where it does so."""
+    """`stop_tokens`, and the special token with which the chat template ends a turn of the model, if there is one."""
     try:
         text = chat_text(tokenizer, [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}])
-    except ValueError:  # a template without turns of the model
+    except ValueError:  # the template does not support turns of the model
         return stop_tokens(tokenizer)
     _, _, after = text.partition(_ANSWER)
     following = tokenizer.encode(after, add_special_tokens=False)[:1]
@@ -73,17 +73,17 @@ def turn_ends(tokenizer: ChatTokenizer) -> tuple[int, ...]:
 
 
 def message_frame(tokenizer: ChatTokenizer, role: str) -> MessageFrame:
-    """What stands around a message of `role` that answers a turn of the model, before the next turn.
+    """The tokens around a message of `role` that follows a turn of the model.
 
-    Raises ValueError for a template that fails on such messages, or does not show them.
+    Raises ValueError for a template that fails on such messages or does not contain them exactly once.
     """
-    said = ("user", "?"), ("assistant", _ANSWER), (role, _MESSAGE)
-    text = chat_text(tokenizer, [{"role": each, "content": content} for each, content in said])
-    _, answered, rest = text.partition(_ANSWER)
-    between, shown, after = rest.partition(_MESSAGE)
-    if not (answered and shown) or _MESSAGE in after:
-        raise ValueError(f"the chat template does not show a message of {role} that answers the assistant, once")
+    conversation_roles = ("user", "?"), ("assistant", _ANSWER), (role, _MESSAGE)
+    text = chat_text(tokenizer, [{"role": each, "content": content} for each, content in conversation_roles])
+    _, answer_found, rest = text.partition(_ANSWER)
+    between, message_found, after = rest.partition(_MESSAGE)
+    if not (answer_found and message_found) or _MESSAGE in after:
+        raise ValueError(f"the chat template must contain a message of {role} after the assistant's exactly once")
     before = tokenizer.encode(between, add_special_tokens=False)
     ends = int(bool(before) and before[0] in turn_ends(tokenizer))
-    behind = tokenizer.encode(after, add_special_tokens=False)
-    return MessageFrame(tuple(before[:ends]), tuple(before[ends:]), tuple(behind))
+    after_tokens = tokenizer.encode(after, add_special_tokens=False)
+    return MessageFrame(tuple(before[:ends]), tuple(before[ends:]), tuple(after_tokens))

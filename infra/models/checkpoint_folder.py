@@ -1,6 +1,6 @@
-"""Model folders as `AutoModelForCausalLM.from_pretrained` reads them, loaded from disk alone and written whole.
+"""Model folders for `AutoModelForCausalLM.from_pretrained`: loaded from disk only, and written atomically.
 
-Never reaches the network, never runs code from a folder, reads and writes safetensors alone.
+This never connects to the network, never runs code from a folder, and reads and writes only safetensors.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_conf
 
 
 def load_model(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The causal language model in folder `path`, in `dtype`, on the CPU, in evaluation mode.
+    """Load the causal language model in folder `path`, in `dtype`, on the CPU, in evaluation mode.
 
-    Raises FileNotFoundError naming what `path` lacks, ValueError if it is there but cannot be loaded.
+    Raises FileNotFoundError naming the missing file, ValueError if the model cannot be loaded.
     """
-    _need(path, "config.json", ("config.json",))
-    _need(path, "weights", _WEIGHTS)
+    _require_file(path, "config.json", ("config.json",))
+    _require_file(path, "weights", _WEIGHTS)
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,
             local_files_only=True,
@@ -35,32 +35,32 @@ def load_model(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedMode
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"the model in {path} cannot be loaded as a causal language model: {error}") from error
-    if missing := sorted(found["missing_keys"]):
-        # transformers would go on with random values in their place.
+    if missing := sorted(loading_info["missing_keys"]):
+        # transformers would continue with random values instead.
         raise ValueError(f"the weights in {path} lack {len(missing)} tensors of its config, such as {missing[0]}")
     loaded: PreTrainedModel = model.eval()
-    _refuse_untied(loaded, path)
+    _reject_untied_output(loaded, path)
     return loaded
 
 
-def _refuse_untied(model: PreTrainedModel, path: Path) -> None:
-    """Raise ValueError where the config ties the output's weights to the embedding's and the file has others."""
+def _reject_untied_output(model: PreTrainedModel, path: Path) -> None:
+    """Raise ValueError if the config ties the output weights to the embedding but the file has other output weights."""
     output = model.get_output_embeddings()
     if not getattr(model.config, "tie_word_embeddings", False) or output is None:
         return
     if output.weight is not model.get_input_embeddings().weight:
         raise ValueError(
-            f"the model in {path} has output weights of its own, but its config.json ties them to the embedding: "
-            "set tie_word_embeddings to false there, or remove the output's weights from the file"
+            f"the model in {path} has separate output weights, but its config.json ties them to the embedding: "
+            "set tie_word_embeddings to false there, or remove the output weights from the file"
         )
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in folder `path`; its `generation_stop_tokens` are those of the model's generation_config.json.
+    """Load the tokenizer in folder `path`; its `generation_stop_tokens` are those of generation_config.json.
 
-    Raises FileNotFoundError naming what `path` lacks, ValueError if it is there but cannot be loaded.
+    Raises FileNotFoundError naming the missing file, ValueError if the tokenizer cannot be loaded.
     """
-    _need(path, "tokenizer", _TOKENIZER)
+    _require_file(path, "tokenizer", _TOKENIZER)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
@@ -72,7 +72,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 
 def _generation_stop_tokens(file: Path) -> tuple[int, ...]:
-    """The `eos_token_id`s of a generation_config.json; none where there is no file, or it names none."""
+    """The `eos_token_id`s of a generation_config.json; none if there is no file or no such entry."""
     if not file.is_file():
         return ()
     try:
@@ -83,12 +83,12 @@ def _generation_stop_tokens(file: Path) -> tuple[int, ...]:
 
 
 def save_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Write `model` and `tokenizer` to the new folder `path`, complete from the moment it is there.
+    """Write `model` and `tokenizer` atomically to the new folder `path`.
 
-    Raises FileExistsError if `path` is there already and is not an empty folder.
+    Raises FileExistsError if `path` exists and is not an empty folder.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FileExistsError(f"{path} is there already: choose another folder or remove it")
+        raise FileExistsError(f"{path} already exists: choose another folder or remove it")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -99,7 +99,7 @@ def save_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _need(path: Path, what: str, names: tuple[str, ...]) -> None:
+def _require_file(path: Path, what: str, names: tuple[str, ...]) -> None:
     """Raise FileNotFoundError unless folder `path` has one of the files `names`."""
     if not path.is_dir():
         raise FileNotFoundError(f"there is no model folder at {path}: name a folder saved by `save_pretrained`")

@@ -1,8 +1,8 @@
-"""Tensors under the names of a checkpoint where transformers has others in memory, so that any engine loads them.
+"""Maps tensors in memory to their names in a checkpoint, where transformers uses other names, so that any engine can
+load them.
 
-Experts of a mixture are one tensor an expert and projection there; transformers holds those of a layer in two tensors,
-[experts, ...] each, and splits them where it saves a model. The parts are views: what is read from them or written to
-them is the model's own memory.
+A checkpoint of a mixture of experts has one tensor per expert and projection; transformers stores those of a layer in
+two tensors, [experts, ...] each, and splits them when it saves a model. The parts are views of the model's memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
-    """A family's words for the block, and for the gate, up and down projections."""
+    """A model family's names of the block and of the gate, up and down projections."""
 
     block: str
     gate: str
@@ -36,7 +36,7 @@ _FUSED = re.compile(r"(.*\.)mlp\.experts\.(gate_up_proj|down_proj)")
 
 
 def checkpoint_tensors(model_type: str, names: Sequence[str], tensor: Tensor) -> list[tuple[list[str], Tensor]]:
-    """`tensor`, known in the model by `names`, as the tensors of a checkpoint of `model_type` with theirs."""
+    """Split `tensor`, called `names` in the model, into the named tensors of a checkpoint of `model_type`."""
     naming = _FAMILIES.get(model_type)
     if naming is None:
         inside, saved = _RENAMED.get(model_type, ("", ""))

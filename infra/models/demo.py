@@ -1,7 +1,7 @@
-"""A demonstration model built in code: nothing is downloaded, and a seed says all of its weights.
+"""A demonstration model built in code: nothing is downloaded, and its weights are a function of a seed.
 
-The tokenizer spells bytes, so numbers are read digit by digit and any text has tokens, and knows the phrases that a
-task repeats in every question as single tokens, which keeps a prompt at about ten tokens.
+The tokenizer encodes bytes, so numbers are read digit by digit and any text can be encoded. Phrases that a task repeats
+in every question are single tokens, so a prompt has about ten tokens.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def build_demo_tokenizer(phrases: Sequence[str], max_length: int = 512) -> Qwen2
     """A byte-pair tokenizer without merges in which each of `phrases` is one token; `max_length` is in tokens.
 
     Ids are a function of `phrases` alone: pad 0, end of sequence 1, the 256 bytes, then the phrases. Nothing is added
-    before or after a text; decoding gives the text back. It is Qwen2's own class because `AutoTokenizer` makes one of
-    every tokenizer that lies beside a Qwen2 model, whatever class was saved, and keeps only vocabulary, merges and
-    added tokens; phrases are therefore added tokens, which it keeps, and not merges across its word boundaries.
+    before or after a text; decoding returns the text. The class is Qwen2's own because `AutoTokenizer` creates it for
+    every tokenizer beside a Qwen2 model, whatever class was saved, and keeps only vocabulary, merges and added
+    tokens; phrases are therefore added tokens, and not merges across word boundaries.
     """
     vocabulary = [PAD, EOS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Qwen2Tokenizer(
@@ -43,7 +43,7 @@ def build_demo_tokenizer(phrases: Sequence[str], max_length: int = 512) -> Qwen2
 def build_demo_model(config: DemoModelConfig) -> tuple[Qwen2ForCausalLM, Qwen2Tokenizer]:
     """A freshly initialised float32 Qwen2 model, in evaluation mode, and its tokenizer.
 
-    Deterministic by `config.seed`; torch's global random state is left as it was.
+    A function of `config.seed`; torch's global random state is not changed.
     """
     phrases = *PHRASES.get(config.task, ()), *config.phrases
     tokenizer = build_demo_tokenizer(phrases, config.max_positions)

@@ -1,10 +1,10 @@
-"""How large the demonstration model is. Free of torch, so that a command line can read it at once."""
+"""The configuration of the demonstration model. It does not import torch, so that a command line loads it quickly."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-# What each demonstration task repeats in every question: one token each (see infra/models/demo.py).
+# The phrases that each demonstration task repeats in every question: one token each (see infra/models/demo.py).
 PHRASES: dict[str, tuple[str, ...]] = {
     "chain_sum": ("State the final answer to the following arithmetic problem: ", " + ", " - ", " ="),
     "gcd": (
@@ -20,7 +20,7 @@ class DemoModelConfig:
     """A Qwen2 model small enough to train on two CPU cores, and its tokenizer.
 
     `task` names the reasoning-gym task whose repeated phrases become single tokens; a task that is not in `PHRASES`
-    is spelt byte by byte. Raises ValueError naming the field that does not fit.
+    is encoded byte by byte. Raises ValueError naming the invalid field.
     """
 
     task: str = "chain_sum"
@@ -29,7 +29,7 @@ class DemoModelConfig:
     heads: int = 4
     kv_heads: int = 2
     mlp_size: int = 384
-    phrases: tuple[str, ...] = ()  # more that are single tokens, beside the task's
+    phrases: tuple[str, ...] = ()  # additional phrases that are single tokens
     max_positions: int = 512  # tokens of prompt and response together
     rope_theta: float = 10_000.0
     tied_embeddings: bool = True

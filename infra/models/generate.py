@@ -1,6 +1,6 @@
-"""Answers of a causal language model to many prompts at once, for measuring it: all rows in one padded batch.
+"""Generates responses to many prompts in one padded batch, to evaluate a causal language model.
 
-The rollout's engine is the one to be quick; this is forty lines that only need a model.
+It is simple, not fast: the rollout's engine is the fast one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def generate(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> list[list[int]]:
-    """The response to each prompt: token ids up to and without `stop_token_id`, or `max_new_tokens` of them.
+    """The response to each prompt: token ids before `stop_token_id`, at most `max_new_tokens`.
 
-    Temperature 0 is greedy; else tokens are drawn from the whole distribution with a generator of `seed`.
+    Temperature 0 is greedy; otherwise tokens are sampled from the whole distribution with a generator of `seed`.
     """
-    source = torch.Generator(model.device).manual_seed(seed)
+    generator = torch.Generator(model.device).manual_seed(seed)
     width = max(map(len, prompts))
     token_ids = torch.tensor([[stop_token_id] * (width - len(prompt)) + list(prompt) for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -42,16 +42,16 @@ def generate(
         if temperature == 0:
             drawn = logits.argmax(-1)
         else:
-            drawn = torch.multinomial((logits / temperature).softmax(-1), 1, generator=source)[:, 0]
-        goes_on = drawn != stop_token_id
-        for row, token in zip(running[goes_on].tolist(), drawn[goes_on].tolist(), strict=True):
+            drawn = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
+        continues = drawn != stop_token_id
+        for row, token in zip(running[continues].tolist(), drawn[continues].tolist(), strict=True):
             responses[row].append(token)
-        if not goes_on.any():
+        if not continues.any():
             break
-        if not goes_on.all():
-            cache.batch_select_indices(goes_on.nonzero()[:, 0])
-            running, mask, positions = running[goes_on], mask[goes_on], positions[goes_on]
-        token_ids = drawn[goes_on, None]
+        if not continues.all():
+            cache.batch_select_indices(continues.nonzero()[:, 0])
+            running, mask, positions = running[continues], mask[continues], positions[continues]
+        token_ids = drawn[continues, None]
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
         positions = positions[:, -1:] + 1
     return responses

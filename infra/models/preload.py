@@ -1,4 +1,4 @@
-"""Import the code of a model before it is needed: once, in the process from which its users are forked."""
+"""Imports the code of a model before it is needed: once, in the process from which roles are forked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 
 def preload_model_code(folder: Path) -> None:
-    """Import what loading the model and tokenizer in `folder` will import; no weights are read.
+    """Import the modules for the model and tokenizer in `folder`; no weights are read.
 
-    What is wrong with a folder is not said here: whoever loads from it says it better.
+    Errors of the folder are ignored here: loading the model reports them.
     """
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -1,4 +1,4 @@
-"""What a model folder says of the model's sizes, read without loading any model code."""
+"""Reads sizes of a model from its folder, without importing model code."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ _VOCABULARY = ("vocab_size",)
 
 
 def context_length(folder: Path) -> int:
-    """Tokens of prompt and response together that the model in `folder` has positions for.
+    """The maximum of tokens of prompt and response together for the model in `folder`.
 
-    Raises ValueError naming the folder and what is wrong with it.
+    Raises ValueError naming the folder and the problem.
     """
-    return _said(folder, _CONTEXT, "how long a context may be")
+    return _config_value(folder, _CONTEXT, "the context length")
 
 
 def vocabulary_size(folder: Path) -> int:
-    """How many tokens the model in `folder` knows. Raises ValueError as `context_length`."""
-    return _said(folder, _VOCABULARY, "how many tokens it knows")
+    """The size of the vocabulary of the model in `folder`. Raises ValueError as `context_length`."""
+    return _config_value(folder, _VOCABULARY, "the vocabulary size")
 
 
-def _said(folder: Path, names: Sequence[str], what: str) -> int:
+def _config_value(folder: Path, names: Sequence[str], what: str) -> int:
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text())
     except FileNotFoundError as error:
-        raise ValueError(f"{folder} is no model folder: it has no config.json") from error
+        raise ValueError(f"{folder} is not a model folder: it has no config.json") from error
     except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     for name in names:
         if isinstance(config.get(name), int):
             return int(config[name])
-    raise ValueError(f"{file} does not say {what} (none of {', '.join(names)})")
+    raise ValueError(f"{file} does not have {what} (none of {', '.join(names)})")

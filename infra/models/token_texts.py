@@ -1,4 +1,4 @@
-"""What each token of a text reads as, by the tokenizer file of a model folder; no torch and no transformers."""
+"""The text of each token, from the tokenizer file of a model folder, without torch and transformers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tokenizers.decoders import DecodeStream
 
 
 def token_texts(folder: Path, token_ids: Sequence[int]) -> list[str]:
-    """A text for each of `token_ids`, which together make up theirs; "" for a token that ends in the middle of a sign.
+    """The text of each of `token_ids`, which concatenate to the whole text; "" for a token ending within a character.
 
-    Raises ValueError naming the folder without a tokenizer that can be read.
+    Raises ValueError naming a tokenizer file that cannot be read.
     """
     file = folder / "tokenizer.json"
     try:

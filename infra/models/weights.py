@@ -1,8 +1,8 @@
-"""A model's weights as one safetensors file: what the trainer publishes, relays carry and rollouts load.
+"""A model's weights as one safetensors file, which the trainer publishes, relays transfer and rollouts load.
 
-The layout is the model's own: every parameter and persistent buffer once, under the first name it has in module
-order, experts of a mixture one by one, as its checkpoint has them. A tensor that is tied to another has no entry of its
-own, so a file never holds it twice.
+The layout is that of the model: every parameter and persistent buffer once, under its first name in module order, and
+the experts of a mixture separately, as in a checkpoint. A tied tensor has no entry of its own, so it is never stored
+twice.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _DTYPES = {
 }
 _TORCH_DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
 
-_PART = 32 << 20
-"""Bytes that one thread reads at once."""
-_READERS = min(4, os.cpu_count() or 1)
+_PART_BYTES = 32 << 20
+"""Bytes that one thread reads at a time."""
+_READER_THREADS = min(4, os.cpu_count() or 1)
 
 
 def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The distinct tensors of `model` by name, in module order: the model's own memory, detached."""
+    """The distinct tensors of `model` by name, in module order: detached views of the model's memory."""
     return {names[0]: tensor for names, tensor in _named_tensors(model)}
 
 
 def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """BLAKE3 over names, dtypes, shapes and bytes of `tensors`, in their order: equal for equal weights alone."""
+    """BLAKE3 over names, dtypes, shapes and bytes of `tensors`, in their order: equal only for equal weights."""
     digest = blake3()
     for name, tensor in tensors.items():
         digest.update(f"{name} {_DTYPES[tensor.dtype]} {list(tensor.shape)}\0".encode())
@@ -56,7 +56,7 @@ def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def save_weights(model: PreTrainedModel, path: Path) -> None:
-    """Write the weights of `model` to `path`, whole or not at all; equal weights give equal bytes."""
+    """Write the weights of `model` atomically to `path`; equal weights give equal bytes."""
     tensors = {name: tensor.contiguous() for name, tensor in weight_tensors(model).items()}
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     save_file(tensors, unfinished, metadata={"format": "pt"})
@@ -66,9 +66,9 @@ def save_weights(model: PreTrainedModel, path: Path) -> None:
 def load_weights(model: PreTrainedModel, path: Path, *, rounds: bool = False) -> None:
     """Copy the weights in the safetensors file `path` into `model`, in place.
 
-    `rounds`: floating-point numbers of other precision than the model's are rounded to it. Raises FileNotFoundError if
-    there is no such file, ValueError if it is no safetensors file or its names, shapes or dtypes do not fit; all is
-    checked first, so that `model` is then unchanged.
+    `rounds`: floating-point tensors of another precision are rounded to the model's. Raises FileNotFoundError if the
+    file does not exist, ValueError if it is not a safetensors file or its names, shapes or dtypes do not match; all is
+    checked first, so `model` is unchanged after an error.
     """
     places = _places(path)
     tensors = _match(model, places, path, rounds)
@@ -84,25 +84,25 @@ def load_weights(model: PreTrainedModel, path: Path, *, rounds: bool = False) ->
 
 
 def check_weights(model: PreTrainedModel, path: Path, *, rounds: bool = False) -> None:
-    """Raise what `load_weights` would, and load nothing: `model` may be on the meta device."""
+    """Check as `load_weights`, with the same errors, without loading: `model` may be on the meta device."""
     _match(model, _places(path), path, rounds)
 
 
 def read_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Read tensors of the safetensors file `path` into the memory of `tensors`, contiguous and of their dtypes.
+    """Read tensors of the safetensors file `path` into `tensors`, which must be contiguous and of their dtypes.
 
-    Reading takes half the time of mapping: the pages of a file that is new each time need not be mapped one by one.
+    Reading takes half the time of mapping, which would fault in the pages of each new file one by one.
     """
     _read_all(path, _places(path), tensors)
 
 
 def mapped_tensors(path: Path) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of the safetensors file `path` with their names, mapped as long as any is held: to be read alone.
+    """The tensors of the safetensors file `path` with their names, read-only and mapped while any is referenced.
 
-    Raises FileNotFoundError if there is no such file, ValueError if it is none.
+    Raises FileNotFoundError if the file does not exist, ValueError if it is not a safetensors file.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of memory that cannot be written to
+        warnings.simplefilter("ignore")  # about read-only memory
         return [
             (name, torch.from_numpy(data).view(_TORCH_DTYPES[spec.dtype]).view(spec.shape))
             for name, (spec, data) in tensors_in(open_mapped(path)).items()
@@ -120,13 +120,13 @@ def _read_all(path: Path, places: Mapping[str, TensorPlace], tensors: Mapping[st
     for name, tensor in tensors.items():
         memory = tensor.detach().flatten().view(torch.uint8).numpy().data
         begin = places[name].start
-        parts += [(begin + at, memory[at : at + _PART]) for at in range(0, len(memory), _PART)]
+        parts += [(begin + at, memory[at : at + _PART_BYTES]) for at in range(0, len(memory), _PART_BYTES)]
     with path.open("rb", buffering=0) as file:
         if len(parts) < 2:
             for part in parts:
                 _read(file.fileno(), *part)
             return
-        with ThreadPoolExecutor(_READERS) as readers:
+        with ThreadPoolExecutor(_READER_THREADS) as readers:
             for _ in readers.map(lambda part: _read(file.fileno(), *part), parts):
                 pass
 
@@ -140,9 +140,9 @@ def _read(file: int, offset: int, memory: memoryview) -> None:
 
 
 def _places(path: Path) -> dict[str, TensorPlace]:
-    """Where each tensor of the safetensors file `path` lies. Raises FileNotFoundError, ValueError."""
+    """The position of each tensor in the safetensors file `path`. Raises FileNotFoundError, ValueError."""
     if not path.is_file():
-        raise FileNotFoundError(f"no weights at {path}")
+        raise FileNotFoundError(f"there is no weight file {path}")
     try:
         with mapped(path) as data:
             return tensor_places(data)
@@ -153,13 +153,13 @@ def _places(path: Path) -> dict[str, TensorPlace]:
 def _match(
     model: PreTrainedModel, entries: Mapping[str, TensorPlace], path: Path, rounds: bool
 ) -> dict[str, torch.Tensor]:
-    """Which tensor of `model` each of `entries` goes to; a tied tensor may be there under any of its names."""
-    strange = set(entries)
+    """The tensor of `model` for each of `entries`; a tied tensor may be listed under any of its names."""
+    unexpected = set(entries)
     tensors: dict[str, torch.Tensor] = {}
     problems: list[str] = []
     for names, tensor in _named_tensors(model):
         name = next((name for name in names if name in entries), None)
-        strange.difference_update(names)
+        unexpected.difference_update(names)
         if name is None:
             problems.append(f"{names[0]} is missing")
             continue
@@ -169,7 +169,7 @@ def _match(
         elif entry.dtype != expected and not (rounds and _is_floating(entry.dtype) and tensor.is_floating_point()):
             problems.append(f"{name} has dtype {entry.dtype}, the model {expected}")
         tensors[name] = tensor
-    problems += [f"{name} is not in the model" for name in sorted(strange)]
+    problems += [f"{name} is not in the model" for name in sorted(unexpected)]
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ValueError(f"the weights in {path} do not fit {type(model).__name__}: {'; '.join(problems[:5])}{more}")

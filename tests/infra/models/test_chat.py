@@ -1,4 +1,4 @@
-"""Messages by chat templates of the kinds that models have, through the real tokenizer and template engine."""
+"""Chat messages formatted by typical templates, with the real tokenizer and template engine."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def tokenizer(template: str | None) -> PreTrainedTokenizerBase:
 
 
 @pytest.mark.parametrize("template", [CHATML, TRIMS, NO_END])
-def test_turns_and_messages_are_what_the_template_makes_of_the_whole_conversation(template: str) -> None:
-    """The model's turns stand in it as they were drawn: their tokens are not encoded again."""
+def test_message_frames_equal_the_template_of_the_conversation(template: str) -> None:
+    """The model's turns keep their sampled tokens: they are not encoded again."""
     made = tokenizer(template)
     frame = message_frame(made, "user")
     prompt = made.encode(chat_text(made, CALL), add_special_tokens=False)
@@ -49,12 +49,12 @@ def test_turns_and_messages_are_what_the_template_makes_of_the_whole_conversatio
         drawn = [*turn, made.eos_token_id] if ended else turn
         tokens = [*prompt, *drawn, *frame.around(observed, ended)]
         if template == NO_END and ended:
-            continue  # the end of sequence that was drawn is no part of this template
+            continue  # the sampled end-of-sequence token is not part of this template
         whole = [*CALL, {"role": "assistant", "content": "Let me see"}, {"role": "user", "content": "84"}]
         assert made.decode(tokens) == chat_text(made, whole)
 
 
-def test_special_tokens_around_a_message_are_single_ones() -> None:
+def test_message_frame_has_special_tokens_as_single_tokens() -> None:
     made = tokenizer(CHATML)
     frame = message_frame(made, "tool")
     start, end = made.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
@@ -73,11 +73,11 @@ def test_special_tokens_around_a_message_are_single_ones() -> None:
         (TRIMS, "tool", r"fails on messages of user, assistant, tool \(TemplateError: tool is not supported\)"),
         ("{% for m in %}", "user", "fails on messages of user, assistant, user"),
         ("{{ messages[7].content.x }}", "user", "fails on messages"),
-        (DEAF, "user", "does not show a message of user"),
-        (ECHOES, "user", "does not show a message of user that answers the assistant, once"),
+        (DEAF, "user", "must contain a message of user"),
+        (ECHOES, "user", "must contain a message of user after the assistant's exactly once"),
     ],
 )
-def test_a_template_that_cannot_say_it_is_told_why(template: str | None, role: str, words: str) -> None:
+def test_message_frame_raises_for_an_unsuitable_template(template: str | None, role: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         message_frame(tokenizer(template), role)
 
@@ -90,7 +90,7 @@ def test_stop_tokens_include_those_of_the_generation_config() -> None:
 
 
 @pytest.mark.parametrize("template", [CHATML, TRIMS])
-def test_turn_ends_with_the_templates_token_where_the_tokenizers_is_another(template: str) -> None:
+def test_turn_ends_include_the_token_of_the_template(template: str) -> None:
     made = tokenizer(template)
     end = made.convert_tokens_to_ids("<|im_end|>")
     made.eos_token = "<bos>"
@@ -100,6 +100,6 @@ def test_turn_ends_with_the_templates_token_where_the_tokenizers_is_another(temp
 
 
 @pytest.mark.parametrize("template", [NO_END, ECHOES, None])
-def test_turn_ends_are_the_stop_tokens_where_a_template_has_no_end(template: str | None) -> None:
+def test_turn_ends_are_stop_tokens_without_a_template_end(template: str | None) -> None:
     made = tokenizer(template)
     assert turn_ends(made) == stop_tokens(made)

@@ -40,7 +40,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
         return model(input_ids=torch.arange(8)[None]).logits
 
 
-def test_a_saved_folder_gives_the_model_and_tokenizer_back(tmp_path: Path) -> None:
+def test_save_folder_and_load_return_the_same_model(tmp_path: Path) -> None:
     model = tiny()
     save_folder(model, tokenizer(), tmp_path / "m")
     assert torch.equal(logits(load_model(tmp_path / "m")), logits(model))
@@ -51,15 +51,15 @@ def test_a_saved_folder_gives_the_model_and_tokenizer_back(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_a_folder_is_not_written_over(tmp_path: Path) -> None:
+def test_save_folder_raises_for_an_existing_folder(tmp_path: Path) -> None:
     save_folder(tiny(0), tokenizer(), tmp_path / "m")
     before = (tmp_path / "m" / "model.safetensors").read_bytes()
-    with pytest.raises(FileExistsError, match="there already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         save_folder(tiny(1), tokenizer(), tmp_path / "m")
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == before
 
 
-def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_save_leaves_no_files(tmp_path: Path) -> None:
     class Broken:
         def save_pretrained(self, path: Path) -> None:
             raise OSError("disk full")
@@ -80,7 +80,7 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
         (["config.json", "model.safetensors"], load_tokenizer, r"no tokenizer \(tokenizer.json"),
     ],
 )
-def test_what_a_folder_lacks_is_named(
+def test_load_names_a_missing_file(
     tmp_path: Path, files: list[str] | None, load: Callable[[Path], object], message: str
 ) -> None:
     folder = tmp_path / "m"
@@ -93,14 +93,14 @@ def test_what_a_folder_lacks_is_named(
     assert str(folder) in str(raised.value)
 
 
-def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_load_model_names_an_unreadable_folder(tmp_path: Path) -> None:
     save_folder(tiny(), tokenizer(), tmp_path / "m")
     (tmp_path / "m" / "config.json").write_text('{"model_type": "nonsense"}')
     with pytest.raises(ValueError, match=r"cannot be loaded as a causal language model"):
         load_model(tmp_path / "m")
 
 
-def test_a_folder_whose_weights_are_incomplete_is_named(tmp_path: Path) -> None:
+def test_load_model_names_missing_tensors(tmp_path: Path) -> None:
     save_folder(tiny(), tokenizer(), tmp_path / "m")
     tensors = weight_tensors(tiny())
     del tensors["model.norm.weight"]
@@ -110,7 +110,7 @@ def test_a_folder_whose_weights_are_incomplete_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_come_back_in_place(tmp_path: Path, tied: bool) -> None:
+def test_load_weights_restores_weights_in_place(tmp_path: Path, tied: bool) -> None:
     source, target = tiny(0, tie_word_embeddings=tied), tiny(1, tie_word_embeddings=tied)
     places = {name: tensor.data_ptr() for name, tensor in weight_tensors(target).items()}
     assert not torch.equal(logits(source), logits(target))
@@ -123,14 +123,14 @@ def test_weights_come_back_in_place(tmp_path: Path, tied: bool) -> None:
         assert ("lm_head.weight" in set(file.keys())) is not tied
 
 
-def test_equal_weights_give_equal_bytes(tmp_path: Path) -> None:
+def test_save_weights_is_deterministic(tmp_path: Path) -> None:
     for name in ("a", "b"):
         save_weights(tiny(), tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_a_tied_tensor_is_found_under_its_other_name(tmp_path: Path) -> None:
+def test_load_weights_finds_a_tied_tensor_by_its_other_name(tmp_path: Path) -> None:
     source, target = tiny(0), tiny(1)
     tensors = {name: tensor.clone() for name, tensor in weight_tensors(source).items()}
     tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
@@ -148,7 +148,7 @@ def test_a_tied_tensor_is_found_under_its_other_name(tmp_path: Path) -> None:
         (lambda tensors: tensors.update({"model.norm.weight": torch.zeros(16).half()}), "dtype F16, the model F32"),
     ],
 )
-def test_weights_that_do_not_fit_change_nothing(
+def test_load_weights_changes_nothing_on_a_mismatch(
     tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], object], message: str
 ) -> None:
     target = tiny(1)
@@ -161,15 +161,15 @@ def test_weights_that_do_not_fit_change_nothing(
     assert torch.equal(logits(target), before)
 
 
-def test_no_file_and_no_safetensors_file_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no weights at"):
+def test_load_weights_raises_for_a_missing_or_invalid_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no weight file"):
         load_weights(tiny(), tmp_path / "w")
     (tmp_path / "w").write_bytes(b"PK\x03\x04 not safetensors")
     with pytest.raises(ValueError, match="not a safetensors file"):
         load_weights(tiny(), tmp_path / "w")
 
 
-def test_output_weights_of_its_own_are_refused_where_the_config_ties_them(tmp_path: Path) -> None:
+def test_load_model_rejects_untied_output_weights(tmp_path: Path) -> None:
     model = tiny()
     model.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as opened:
@@ -181,7 +181,7 @@ def test_output_weights_of_its_own_are_refused_where_the_config_ties_them(tmp_pa
 
 
 @pytest.mark.parametrize(("ends", "expected"), [(1, (1,)), ([2, 1], (2, 1)), (None, ())])
-def test_tokenizer_has_the_stop_tokens_of_the_generation_config(
+def test_tokenizer_has_stop_tokens_of_the_generation_config(
     tmp_path: Path, ends: object, expected: tuple[int, ...]
 ) -> None:
     save_folder(tiny(), tokenizer(), tmp_path / "m")
@@ -189,7 +189,7 @@ def test_tokenizer_has_the_stop_tokens_of_the_generation_config(
     assert load_tokenizer(tmp_path / "m").generation_stop_tokens == expected
 
 
-def test_stop_tokens_that_are_no_ids_are_refused(tmp_path: Path) -> None:
+def test_load_tokenizer_rejects_invalid_stop_tokens(tmp_path: Path) -> None:
     save_folder(tiny(), tokenizer(), tmp_path / "m")
     (tmp_path / "m" / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
     with pytest.raises(ValueError, match=r"eos_token_id in .* must be a token id or a list of them"):

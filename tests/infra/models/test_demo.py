@@ -1,4 +1,4 @@
-"""The demonstration model: deterministic, and the same after a folder has held it."""
+"""The demonstration model: deterministic, and unchanged by saving and loading."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ TINY = DemoModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=4
         ("unheard of", "4 - 1", ["4", "Ġ", "-", "Ġ", "1"]),
     ],
 )
-def test_phrases_are_one_token_and_the_rest_is_spelt(task: str, text: str, tokens: list[str]) -> None:
+def test_demo_tokenizer_encodes_phrases_as_single_tokens(task: str, text: str, tokens: list[str]) -> None:
     tokenizer = build_demo_tokenizer(PHRASES.get(task, ()))
     assert tokenizer.tokenize(text) == tokens
 
 
 @pytest.mark.parametrize("text", [CHAIN_SUM, GCD, "one\n\ttwo  ", "naïve 数"])
 @pytest.mark.parametrize("task", ["chain_sum", "gcd"])
-def test_any_text_decodes_to_itself_before_and_after_a_folder(tmp_path: Path, task: str, text: str) -> None:
+def test_demo_tokenizer_round_trips_any_text(tmp_path: Path, task: str, text: str) -> None:
     model, tokenizer = build_demo_model(replace(TINY, task=task))
-    model.config.save_pretrained(tmp_path)  # the model's presence decides which class AutoTokenizer makes
+    model.config.save_pretrained(tmp_path)  # the config decides which class AutoTokenizer creates
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     ids = tokenizer.encode(text)
@@ -48,14 +48,14 @@ def test_any_text_decodes_to_itself_before_and_after_a_folder(tmp_path: Path, ta
     assert loaded.model_max_length == TINY.max_positions
 
 
-def test_weights_survive_a_folder(tmp_path: Path) -> None:
+def test_demo_weights_survive_saving_and_loading(tmp_path: Path) -> None:
     model, _ = build_demo_model(TINY)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
 
 
-def test_weights_are_a_function_of_the_seed_and_leave_the_global_one_alone() -> None:
+def test_demo_weights_are_a_function_of_the_seed() -> None:
     torch.manual_seed(11)
     expected = torch.rand(1)
     torch.manual_seed(11)
@@ -72,11 +72,11 @@ def test_weights_are_a_function_of_the_seed_and_leave_the_global_one_alone() -> 
     ("field", "value"),
     [("layers", 0), ("hidden_size", 129), ("kv_heads", 3), ("rope_theta", 0.0), ("max_positions", -1)],
 )
-def test_a_size_that_does_not_fit_is_named(field: str, value: float) -> None:
+def test_demo_config_names_an_invalid_size(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         replace(DemoModelConfig(), **{field: value})
 
 
-def test_the_configuration_needs_no_torch() -> None:
+def test_demo_config_does_not_import_torch() -> None:
     code = "import sys, infra.models.demo_config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Answers to many prompts at once are those to each alone."""
+"""Batched generation equals generation for each prompt alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOP = 1
 
 
 def model_that_speaks() -> torch.nn.Module:
-    """A random model with weights so large that it does not repeat one token."""
+    """A random model with large weights, so that it does not repeat one token."""
     model, _ = build_demo_model(DemoModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -33,18 +33,18 @@ def alone(model: torch.nn.Module, prompt: list[int], stop: int, most: int) -> li
     return tokens[len(prompt) :]
 
 
-def test_greedy_answers_are_those_of_each_prompt_alone() -> None:
+def test_generate_equals_single_greedy_responses() -> None:
     model = model_that_speaks()
     with torch.inference_mode():
         free = [alone(model, prompt, STOP, 12) for prompt in PROMPTS]
-        stop = free[0][4]  # a token that does come, so that rows end at different times
+        stop = free[0][4]  # a token that occurs, so that rows end at different steps
         expected = [alone(model, prompt, stop, 12) for prompt in PROMPTS]
     assert generate(model, PROMPTS, max_new_tokens=12, stop_token_id=stop) == expected
     assert len(expected[0]) <= 4
     assert max(map(len, expected)) == 12
 
 
-def test_samples_are_a_function_of_the_seed() -> None:
+def test_generate_samples_by_seed() -> None:
     model = model_that_speaks()
 
     def drawn(seed: int) -> list[list[int]]:
@@ -55,7 +55,7 @@ def test_samples_are_a_function_of_the_seed() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_samples_follow_the_distribution(temperature: float) -> None:
+def test_generate_samples_follow_the_distribution(temperature: float) -> None:
     model = model_that_speaks()
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[7, 8]])).logits[0, -1]

@@ -87,7 +87,11 @@ def test_load_of_invalid_weights_changes_nothing(
     it = make_with_model()
     it.load(weights, PolicyVersion(1, 7))
     (before,) = run(it, [request(0)]).values()
-    says = {"nothing": "no weights at", "no weights": "is not a safetensors file", "another model": "do not fit"}
+    says = {
+        "nothing": "no weight file",
+        "no weights": "is not a safetensors file",
+        "another model": "do not fit",
+    }
     with pytest.raises(
         (FileNotFoundError, ValueError), match=says.get(broken, r"model.norm.weight has shape \[5\], the model \[32\]")
     ):
