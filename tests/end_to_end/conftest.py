@@ -1,4 +1,4 @@
-"""What tests of whole runs share: a small model, a configuration of a short run, and a place to start runs from."""
+"""Fixtures of tests of whole runs: a small model, a configuration of a short run, and a server that starts commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from laminar_runs import LaminarRun, Nursery
+from laminar_runs import CommandServer, LaminarRun
 from small_runs import make_model, write_config
 
 StartRun = Callable[..., LaminarRun]
@@ -18,10 +18,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def nursery(model_folder: Path) -> Iterator[Nursery]:
-    nursery = Nursery(model_folder)
-    yield nursery
-    nursery.close()
+def command_server(model_folder: Path) -> Iterator[CommandServer]:
+    command_server = CommandServer(model_folder)
+    yield command_server
+    command_server.close()
 
 
 @pytest.fixture(scope="session")
@@ -30,15 +30,17 @@ def small_config(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def start_run(nursery: Nursery, small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRun]:
-    """Starts a run of the given name, with changes to the small configuration; what is left of it is killed."""
+def start_run(
+    command_server: CommandServer, small_config: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartRun]:
+    """Start a run with the given name and changes to the small configuration; kill its processes after the test."""
     started: list[LaminarRun] = []
 
     def start(name: str, *changes: str, here: Path | None = None) -> LaminarRun:
-        run = LaminarRun(nursery, here or tmp_path_factory.mktemp("here"), small_config, name, *changes)
+        run = LaminarRun(command_server, here or tmp_path_factory.mktemp("here"), small_config, name, *changes)
         started.append(run)
         return run
 
     yield start
     for run in started:
-        run.end()
+        run.clean_up()

@@ -1,4 +1,4 @@
-"""Killing the processes of a run, one after the other."""
+"""Kills the processes of a run, one after the other."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ALL = (*ROLES, BROKER, ZYGOTE)
 
 
 def kill(run: LaminarRun, name: str) -> None:
-    """Kill the process `name` of `run` and return once another is in its place.
+    """Kill the process `name` of `run` and return once it is replaced.
 
-    The zygote takes the roles with it: then there are others in the place of each.
+    The roles die with the zygote, so all of them are replaced too.
     """
     if name == ZYGOTE:
         pids = set(run.role_pids())
@@ -37,7 +37,7 @@ def kill(run: LaminarRun, name: str) -> None:
 
 
 def rounds(seed: int, names: Sequence[str] = ALL) -> Iterator[str]:
-    """`names`, of all processes unless told, in random order, again and again."""
+    """Endless rounds of `names` (default: all processes), each in random order."""
     rng = random.Random(seed)
     while True:
         yield from rng.sample(names, len(names))

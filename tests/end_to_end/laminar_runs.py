@@ -1,4 +1,4 @@
-"""Runs under test: started as processes, asked how they are, hurt, and looked for traces of afterwards."""
+"""Runs under test: start them as processes, read their state, and check that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ REPOSITORY = Path(__file__).parents[2]
 SHARED_MEMORY = Path("/dev/shm")
 
 
-class Nursery:
-    """Starts `laminar` commands from a process that has imported everything, see nursery.py."""
+class CommandServer:
+    """Starts `laminar` commands from a process that has imported all modules, see command_server.py."""
 
     def __init__(self, model: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(Path(__file__).with_name("nursery.py")), str(model)],
+            [sys.executable, "-W", "ignore", str(Path(__file__).with_name("command_server.py")), str(model)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         )
-        self._answer()
+        self._response()
 
     def start(self, arguments: Sequence[str], folder: Path, output: Path) -> int:
-        return int(self._ask({"arguments": list(arguments), "folder": str(folder), "output": str(output)}))
+        return int(self._request({"arguments": list(arguments), "folder": str(folder), "output": str(output)}))
 
     def exit_code(self, pid: int) -> int | None:
-        code = self._ask({"wait": pid})
+        code = self._request({"wait": pid})
         return None if code is None else int(code)
 
     def close(self) -> None:
@@ -48,90 +48,90 @@ class Nursery:
         self._process.wait(10)
         self._process.stdout.close()
 
-    def _ask(self, question: dict[str, Any]) -> Any:
+    def _request(self, request: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return self._answer()
+        return self._response()
 
-    def _answer(self) -> Any:
+    def _response(self) -> Any:
         assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
 
 
 class Command:
-    """A `laminar` command as a process with a working folder, by which all that descends from it is found."""
+    """A `laminar` command as a process; its descendants are found by its working directory `here`."""
 
-    def __init__(self, nursery: Nursery, here: Path, *arguments: str) -> None:
-        self.here, self.output = here, here / "output.txt"
-        self._nursery = nursery
+    def __init__(self, command_server: CommandServer, here: Path, *arguments: str) -> None:
+        self.here, self.output_file = here, here / "output.txt"
+        self._command_server = command_server
         self._code: int | None = None
         here.mkdir(parents=True, exist_ok=True)
-        self.pid = nursery.start(arguments, here, self.output)
+        self.pid = command_server.start(arguments, here, self.output_file)
 
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while it runs."""
         if self._code is None:
-            self._code = self._nursery.exit_code(self.pid)
+            self._code = self._command_server.exit_code(self.pid)
         return self._code
 
     def wait(self, seconds: float = 120.0) -> int:
-        """Its exit code, as soon as it has ended."""
+        """Wait for the end; returns the exit code."""
         deadline = time.monotonic() + seconds
         while (code := self.exit_code()) is None:
             if time.monotonic() > deadline:
-                raise AssertionError(f"it has not ended after {seconds:g} s, output:\n{self.said()}")
+                raise AssertionError(f"the command has not ended after {seconds:g} s, output:\n{self.output()}")
             time.sleep(0.02)
         return code
 
     def until(self, condition: Callable[[], Any], seconds: float, what: str) -> Any:
-        """Wait for `condition` and return what it gives; what the command said is in the error if it does not come."""
+        """Wait until `condition` is true and return its value. Otherwise raise an error with the command's output."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             if time.monotonic() > deadline or self.exit_code() is not None:
-                raise AssertionError(f"{what} did not come; exit code {self._code}, output:\n{self.said()}")
+                raise AssertionError(f"{what}: timed out; exit code {self._code}, output:\n{self.output()}")
             time.sleep(0.02)
         return found
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def said(self) -> str:
-        return self.output.read_text() if self.output.exists() else ""
+    def output(self) -> str:
+        return self.output_file.read_text() if self.output_file.exists() else ""
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that lives in the working folder: the command and what it has started."""
-        return [process for process in psutil.process_iter() if _lives_in(process, self.here)]
+        """The live processes in the working directory: the command and its descendants."""
+        return [process for process in psutil.process_iter() if _runs_in(process, self.here)]
 
-    def end(self) -> None:
-        """Kill what is left."""
-        kill_what_lives_in([self.here])
+    def clean_up(self) -> None:
+        """Kill all its processes."""
+        kill_processes_in([self.here])
 
 
 class LaminarRun(Command):
     """`laminar run`."""
 
-    def __init__(self, nursery: Nursery, here: Path, config: Path, name: str, *changes: str) -> None:
+    def __init__(self, command_server: CommandServer, here: Path, config: Path, name: str, *changes: str) -> None:
         self.name = name
         self.folder = here / "runs" / name
-        sets = [word for change in changes for word in ("--set", change)]
-        super().__init__(nursery, here, "run", str(config), "--name", name, *sets)
+        sets = [argument for change in changes for argument in ("--set", change)]
+        super().__init__(command_server, here, "run", str(config), "--name", name, *sets)
 
     def resume(self) -> None:
-        """Go on with it, once it has ended: `laminar runs resume`."""
+        """Resume the run after it has ended: `laminar runs resume`."""
         self._code = None
-        self.pid = self._nursery.start(("runs", "resume", "--run", self.name), self.here, self.output)
-        self.until(lambda: self.state().get("pid") == self.pid, 60, "its going on")
+        self.pid = self._command_server.start(("runs", "resume", "--run", self.name), self.here, self.output_file)
+        self.until(lambda: self.state().get("pid") == self.pid, 60, "resumed run")
 
     def state(self) -> dict[str, Any]:
-        """What its state.json says; nothing before there is one."""
+        """The content of state.json; empty before it exists."""
         try:
             return dict(json.loads((self.folder / "state.json").read_text()))
         except FileNotFoundError:
             return {}
 
     def until_phase(self, phase: str, seconds: float = 90.0) -> None:
-        """Wait until the run has entered `phase`, or gone through it."""
+        """Wait until the run has entered `phase`."""
         self.until(lambda: (s := self.state()) and phase in (s["phase"], *s["phases"]), seconds, f"phase {phase!r}")
 
     def pid_of(self, role: str, seconds: float = 30.0) -> int:
@@ -146,8 +146,8 @@ class LaminarRun(Command):
         return [role["pid"] for role in self.state()["roles"].values() if role["pid"]]
 
     def zygote_pid(self) -> int:
-        """The process that has started the roles that live."""
-        return int(self.until(self._zygote_pid, 30, "the process that starts roles"))
+        """The parent process of the live roles."""
+        return int(self.until(self._zygote_pid, 30, "zygote"))
 
     def _zygote_pid(self) -> int | None:
         for role in self.role_pids():
@@ -160,29 +160,29 @@ class LaminarRun(Command):
         return None
 
     def audit(self) -> dict[str, Any]:
-        """What its audit found."""
+        """The content of audit.json."""
         return dict(json.loads((self.folder / "audit.json").read_text()))
 
     def checkpoints(self) -> list[Path]:
-        """Its whole checkpoints."""
+        """Its complete checkpoints."""
         return list((self.folder / "checkpoints").glob("*.*/checkpoint.json"))
 
     def weights(self) -> list[Path]:
-        """The weight versions that lie in shared memory."""
+        """Its weight versions in shared memory."""
         return list(SHARED_MEMORY.glob(f"laminar-{self.name}/*.safetensors"))
 
     @property
     def temporary(self) -> Path:
-        """The temporary directory of its roles."""
+        """The temporary folder of its roles."""
         return Path(temporary_path(self.folder / "logs"))
 
-    def end(self) -> None:
-        """Kill what is left, and clean up behind it: nobody else can."""
-        super().end()
+    def clean_up(self) -> None:
+        """Kill all its processes and remove their temporary folder."""
+        super().clean_up()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
-    def traces(self) -> list[str]:
-        """What is left of the run outside its folder."""
+    def leftovers(self) -> list[str]:
+        """Processes and files of the run that are left outside its folder."""
         found = [f"{process.pid} {' '.join(_command(process))[:80]}" for process in self.processes()]
         found += [str(path) for path in SHARED_MEMORY.glob(f"laminar-{self.name}*")]
         found += [str(self.temporary)] if self.temporary.exists() else []
@@ -192,17 +192,17 @@ class LaminarRun(Command):
         return found
 
     def seconds_until_gone(self, within: float) -> float:
-        """How long it takes until nothing is left of the run; AssertionError after `within` seconds."""
+        """Wait until nothing is left of the run; returns the seconds. Raises AssertionError after `within` seconds."""
         started = time.monotonic()
-        while traces := self.traces():
+        while leftovers := self.leftovers():
             if time.monotonic() - started > within:
-                raise AssertionError(f"after {within:g} s there is still {'; '.join(traces)}")
+                raise AssertionError(f"after {within:g} s these are left: {'; '.join(leftovers)}")
             time.sleep(0.05)
         return time.monotonic() - started
 
 
-def kill_what_lives_in(folders: Iterable[Path]) -> None:
-    """Kill every process whose working folder is one of `folders`."""
+def kill_processes_in(folders: Iterable[Path]) -> None:
+    """Kill every process whose working directory is in `folders`."""
     wanted = set(map(str, folders))
     for process in psutil.process_iter():
         try:
@@ -212,7 +212,7 @@ def kill_what_lives_in(folders: Iterable[Path]) -> None:
             continue
 
 
-def _lives_in(process: psutil.Process, folder: Path) -> bool:
+def _runs_in(process: psutil.Process, folder: Path) -> bool:
     try:
         return process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, psutil.AccessDenied):

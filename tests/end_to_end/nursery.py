@@ -1,8 +1,8 @@
-"""A process that has imported everything, from which `laminar` commands are forked: a test waits for no import.
+"""A process with all modules imported, which forks `laminar` commands, so that tests do not wait for imports.
 
-Run as a program it answers JSON lines: `{"arguments": [...], "folder": ..., "output": ...}` starts a command in that
-folder with its output in that file and is answered by its process id; `{"wait": pid}` is answered by its exit code, or
-null while it runs. All is as at a terminal but one thing: the zygote of a run is forked from here, too.
+It serves JSON lines: `{"arguments": [...], "folder": ..., "output": ...}` starts a command in that folder with its
+output in that file, and returns its process id; `{"wait": pid}` returns its exit code, or null while it runs. The only
+difference to a command at a terminal: the zygote of a run is forked from this process, too.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from pipelines.run.zygote import main as zygote
 
 
 class ForkedZygote:
-    """As much of a Popen as a ZygoteProcess needs."""
+    """The part of subprocess.Popen that ZygoteProcess uses."""
 
     def __init__(self, log_file: Path) -> None:
-        commands, said = os.pipe()
-        heard, events = os.pipe()
+        commands, commands_out = os.pipe()
+        events_in, events = os.pipe()
         self.pid = os.fork()
         if not self.pid:
-            become(lambda: zygote(), commands, events, os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+            run_forked(lambda: zygote(), commands, events, os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
         os.close(commands)
         os.close(events)
-        self.stdin, self.stdout = os.fdopen(said, "wb"), os.fdopen(heard, "rb")
+        self.stdin, self.stdout = os.fdopen(commands_out, "wb"), os.fdopen(events_in, "rb")
         self._code: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
@@ -52,8 +52,8 @@ class ForkedZygote:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def become(what: Any, *descriptors: int) -> NoReturn:
-    """Be a process of its own session that does `what` with these as standard input, output and error."""
+def run_forked(target: Any, *descriptors: int) -> NoReturn:
+    """Run `target` in this forked process: own session, `descriptors` as standard input, output and error."""
     code = 1
     try:
         os.setsid()
@@ -61,10 +61,10 @@ def become(what: Any, *descriptors: int) -> NoReturn:
             os.dup2(descriptor, number)
         os.closerange(3, 1024)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGHUP):  # which whoever runs the tests may have had ignored
+        for number in (signal.SIGTERM, signal.SIGHUP):  # the parent of the test process may ignore them
             signal.signal(number, signal.SIG_DFL)
         sys.argv = ["laminar"]
-        what()
+        target()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -85,7 +85,7 @@ def start(arguments: list[str], folder: str, output: str) -> int:
     os.chdir(folder)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     pipelines.run.zygote_process.start_zygote = lambda log, model: ForkedZygote(log)  # type: ignore[assignment,return-value]
-    become(lambda: laminar(arguments), os.open(os.devnull, os.O_RDONLY), file, file)
+    run_forked(lambda: laminar(arguments), os.open(os.devnull, os.O_RDONLY), file, file)
 
 
 def exit_code(pid: int) -> int | None:
@@ -96,17 +96,17 @@ def exit_code(pid: int) -> int | None:
 def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     import_role_modules(sys.argv[1])
-    say(os.getpid())
+    respond(os.getpid())
     while select.select([0], [], [])[0]:
         line = sys.stdin.readline()
         if not line:
-            os._exit(0)  # what was imported takes seconds to take apart
-        asked = json.loads(line)
-        say(exit_code(asked["wait"]) if "wait" in asked else start(**asked))
+            os._exit(0)  # skips seconds of interpreter shutdown
+        request = json.loads(line)
+        respond(exit_code(request["wait"]) if "wait" in request else start(**request))
 
 
-def say(answer: Any) -> None:
-    os.write(1, json.dumps(answer).encode() + b"\n")
+def respond(response: Any) -> None:
+    os.write(1, json.dumps(response).encode() + b"\n")
 
 
 if __name__ == "__main__":

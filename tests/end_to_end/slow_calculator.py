@@ -1,4 +1,4 @@
-"""A calculator whose third answer waits until a file is there: for tests that do something meanwhile."""
+"""A calculator whose third step waits until a file exists, so that a test can act meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from operators.rollout.environments.calculator import Calculator
 
 
 class SlowCalculator(Calculator):
-    """`file` is what it waits for."""
+    """A calculator that waits for `file` in its third step."""
 
     def __init__(self, file: str) -> None:
         self._file, self._turns = Path(file), 0

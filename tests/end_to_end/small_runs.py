@@ -1,4 +1,4 @@
-"""What short runs are made of: an untrained model, and a configuration of eight small optimizer steps."""
+"""An untrained model and a configuration of eight small optimizer steps, for short runs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SMALL = {
     "rollout": {"slots": 16},
 }
 
-LEARNS = "score.rewards=[{name='length', options={target=0, limit=17}}]"
-"""A reward that differs within a group: an untrained model never answers right, and learns nothing from that alone."""
+LENGTH_REWARD = "score.rewards=[{name='length', options={target=0, limit=17}}]"
+"""A reward that differs within a group: an untrained model never answers correctly, so it needs another signal."""
 
 
 def make_model(folder: Path, layers: int = 3) -> Path:
-    """An untrained demonstration model in the new folder `folder`: whatever it learns, a run with it is a run."""
+    """Write an untrained demonstration model to the new folder `folder`."""
     save_folder(*build_demo_model(DemoModelConfig(layers=layers)), folder)
     return folder
 
 
 def write_config(file: Path, model: Path) -> Path:
-    """The configuration of a short run of the model in `model`."""
+    """Write the configuration of a short run of the model in `model`."""
     file.write_text(tomli_w.dumps({"model": {"path": str(model)}, **SMALL}))
     return file

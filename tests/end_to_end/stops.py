@@ -1,4 +1,4 @@
-"""Asking a run to stop, and what must then be true."""
+"""Stops a run by a signal and checks the result."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import time
 from laminar_runs import LaminarRun
 
 GONE_WITHIN_S = 8.0
-"""The goal is 5 s on two idle cores (benchmarks/startup.py measures it); tests share theirs."""
+"""The goal is 5 s on two idle cores (measured by benchmarks/startup.py); tests share their cores."""
 
 
 def stop_cleanly(run: LaminarRun, number: int) -> float:
-    """After signal `number` the run ends with its exit code, says why in state.json, and leaves nothing: in seconds."""
-    asked = time.monotonic()
+    """Stop `run` by signal `number` and check exit code, state.json and leftovers. Returns the seconds it took."""
+    requested_at = time.monotonic()
     assert stop(run, number) == "stopped"
-    return time.monotonic() - asked
+    return time.monotonic() - requested_at
 
 
 def stop(run: LaminarRun, number: int) -> str:
-    """The phase in which signal `number` leaves a run, of which nothing else is left.
+    """Send signal `number` and return the run's last phase; check that no processes are left.
 
-    Where its books were made already, it ends as if nobody had asked, with all that a run leaves.
+    A run whose audit is complete ends as without a signal, with all its files.
     """
-    asked = time.monotonic()
+    requested_at = time.monotonic()
     run.signal(number)
     code = run.wait(GONE_WITHIN_S)
     state = run.state()
@@ -32,17 +32,17 @@ def stop(run: LaminarRun, number: int) -> str:
         assert (state["phase"], state["error"]) == ("ended", None)
         assert all((run.folder / name).exists() for name in ("audit.json", "summary.json", "report.html"))
     else:
-        assert code == 128 + number, f"{code}: {run.said()[-2000:]}"
+        assert code == 128 + number, f"{code}: {run.output()[-2000:]}"
         assert state["phase"] == "stopped"
         assert state["error"] == f"stopped by {signal.Signals(number).name} before its goal"
     assert state["ended_at"] >= state["started_at"]
     assert not any(role["alive"] or role["pid"] for role in state["roles"].values())
-    run.seconds_until_gone(asked + GONE_WITHIN_S - time.monotonic())
+    run.seconds_until_gone(requested_at + GONE_WITHIN_S - time.monotonic())
     return str(state["phase"])
 
 
-def stop_at_a_random_moment(run: LaminarRun, seed: int, within_s: float = 12.0) -> str:
-    """Ctrl-C at some moment of a run's first `within_s` seconds: the phase in which it came; it may be over by then."""
+def stop_at_random_time(run: LaminarRun, seed: int, within_s: float = 12.0) -> str:
+    """Ctrl-C at a random time in a run's first `within_s` seconds. Returns the phase; the run may have ended before."""
     run.until(run.state, 30, "its state")
     time.sleep(random.Random(seed).uniform(0, within_s))
     phase = str(run.state()["phase"])

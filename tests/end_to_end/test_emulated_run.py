@@ -1,4 +1,4 @@
-"""An emulated run: the real Kafka and the real pipelines, with engines and a trainer that only take their time."""
+"""An emulated run: real Kafka and pipelines; engines and trainer only simulate their durations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 from kafka import KafkaProducer
-from laminar_runs import REPOSITORY, LaminarRun, Nursery
+from laminar_runs import REPOSITORY, CommandServer, LaminarRun
 
 from infra.kafka.broker import Broker
 from pipelines.config import load_config
@@ -42,24 +42,24 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def ended(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaminarRun]:
+def ended(command_server: CommandServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaminarRun]:
     here = tmp_path_factory.mktemp("here")
     config = here / "emulated.toml"
     config.write_text(tomli_w.dumps(SMALL))
-    run = LaminarRun(nursery, here, config, NAME)
+    run = LaminarRun(command_server, here, config, NAME)
     try:
         run.wait(120)
         yield run
     finally:
-        run.end()
+        run.clean_up()
 
 
 def test_emulated_run_reaches_its_goal_and_passes_the_audit(ended: LaminarRun) -> None:
-    assert ended.exit_code() == 0, ended.said()
+    assert ended.exit_code() == 0, ended.output()
     audit = ended.audit()
     assert audit["passed"]
     assert (audit["trained"], audit["lost"], audit["trained_twice"]) == (STEPS * 32, 0, 0)
-    assert ended.traces() == []
+    assert ended.leftovers() == []
 
 
 def test_emulated_steps_take_their_configured_time(ended: LaminarRun) -> None:
@@ -82,23 +82,25 @@ def test_emulated_run_uses_every_replica(ended: LaminarRun) -> None:
     assert worked == {0, 1, 2, 3}
 
 
-def test_run_exits_with_1_if_the_audit_fails(nursery: Nursery, broker: Broker, run_id: str, tmp_path: Path) -> None:
+def test_run_exits_with_1_if_the_audit_fails(
+    command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
+) -> None:
     config = tmp_path / "emulated.toml"
     kafka, trainer = {"bootstrap_servers": broker.bootstrap_servers}, {**SMALL["trainer"], "optimizer_steps": 1}
     config.write_text(tomli_w.dumps({**SMALL, "kafka": kafka, "trainer": trainer}))
-    run = LaminarRun(nursery, tmp_path, config, run_id)
+    run = LaminarRun(command_server, tmp_path, config, run_id)
     try:
-        run.pid_of("placement")  # by then there are topics
-        value, headers = encode(Settled("p999999.0", 4, "batched", "", 0, 0, 1, 0))  # no batch will hold it
+        run.pid_of("placement")  # the topics exist by then
+        value, headers = encode(Settled("p999999.0", 4, "batched", "", 0, 0, 1, 0))  # no batch will contain it
         with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
             producer.send(SETTLED.name(run_id), value, headers=list(headers), partition=0).get(10)
         assert run.wait() == 1
     finally:
-        run.end()
+        run.clean_up()
     assert run.audit()["named"]["lost"] == [{"trajectory_id": "p999999.0", "stage": "experience"}]
     summary = json.loads((run.folder / "summary.json").read_text())
     assert (summary["reached"], summary["audit_passed"], summary["lost"]) == (True, False, 1)
-    assert "The audit FAILED: 1 lost" in run.said()
+    assert "The audit FAILED: 1 lost" in run.output()
 
 
 def test_emulated_zygote_imports_no_torch() -> None:

@@ -1,4 +1,4 @@
-"""A run of two tasks, one of which has a model call a calculator: from prompt to optimizer step, through a kill."""
+"""A run of two tasks, one with a calculator environment, whose rollout is killed during episodes."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ FIRST = PolicyVersion(1, 0)
 
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has learned to call twice before it answers, always the same."""
+    """A model trained to call the calculator twice before it answers, always identically."""
     model, tokenizer = build_demo_model(DemoModelConfig(layers=1))
     source = open_source(PromptsConfig(task="chain_sum", task_args=SMALL["prompts"]["task_args"], seed=1))
     call, result = tokenizer.encode(CALL), tokenizer.encode(RESULT)
     examples = []
     for number in range(64):
-        asked = source[number]
-        question, answer = tokenizer.encode(asked.text), tokenizer.encode(f"#{asked.reference['answer']}")
+        entry = source[number]
+        question, answer = tokenizer.encode(entry.text), tokenizer.encode(f"#{entry.reference['answer']}")
         examples += [Example([*question, *(call + result) * calls], call) for calls in range(2)]
         examples.append(Example([*question, *(call + result) * 2], [*answer, tokenizer.eos_token_id]))
     imitate(model, examples, steps=60, batch=16, rates=LearningRates(1e-2, 5e-3), warmup=5, seed=0)
@@ -61,10 +61,10 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentPool]:
-    """The environment by itself, which waits for nothing."""
-    there = tmp_path_factory.mktemp("there") / "file"
-    there.touch()
-    pool = EnvironmentPool(EnvironmentSpec(SLOW, options={"file": str(there)}, turns=4, turn_tokens=20))
+    """The environment alone; its file exists, so it does not wait."""
+    existing = tmp_path_factory.mktemp("there") / "file"
+    existing.touch()
+    pool = EnvironmentPool(EnvironmentSpec(SLOW, options={"file": str(existing)}, turns=4, turn_tokens=20))
     yield pool
     pool.close()
 
@@ -73,7 +73,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentPool]:
 def run(
     start_run: StartRun, broker: Broker, caller: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[LaminarRun, dict[str, list[int]]]:
-    """A run whose rollout was killed while episodes were in their third turn, and what had been told of those."""
+    """A run whose rollout was killed during the third turn of episodes, and those episodes' reported tokens."""
     go = tmp_path_factory.mktemp("slow") / "go"
     servers = broker.bootstrap_servers
     changes = (
@@ -87,8 +87,8 @@ def run(
         f"trainer.optimizer_steps={STEPS}",
     )
     run = start_run("episodes-of-a-run", f"kafka.bootstrap_servers={servers}", f"model.path={caller}", *changes)
-    run.pid_of("rollout-0")  # then there are topics
-    told: dict[str, list[int]] = {}
+    run.pid_of("rollout-0")  # the topics exist by then
+    reported: dict[str, list[int]] = {}
 
     def third_turns() -> bool:
         masks: dict[str, list[bool]] = defaultdict(list)
@@ -96,24 +96,24 @@ def run(
         for progress in written(broker, run, PROGRESS, Progress):
             masks[progress.trajectory_id] += progress.gained.loss_mask.to_pylist()
             tokens[progress.trajectory_id] += progress.gained.token_ids.to_pylist()
-        told.update({name: tokens[name] for name, mask in masks.items() if turns(np.array(mask)) >= 3})
-        return bool(told)
+        reported.update({name: tokens[name] for name, mask in masks.items() if turns(np.array(mask)) >= 3})
+        return bool(reported)
 
     run.until(third_turns, 150, "an episode in its third turn")
     kill(run, "rollout-0")
     go.touch()
-    assert run.wait(240) == 0, run.said()
-    return run, told
+    assert run.wait(240) == 0, run.output()
+    return run, reported
 
 
 def written(broker: Broker, run: LaminarRun, topic: Topic, kind: type[R]) -> Iterator[R]:
-    """What `run` has written of `kind`."""
+    """The records of class `kind` that `run` wrote to `topic`."""
     for record in read_topic(ClientProperties.at(broker.bootstrap_servers), topic.name(run.name)):
         yield from (row for row in record.rows if isinstance(row, kind))
 
 
 def turns(mask: np.ndarray) -> int:
-    """How many turns there are in a response of this loss mask."""
+    """The number of turns in a response with this loss mask."""
     return int(np.diff(mask.astype(int), prepend=0).clip(0).sum())
 
 
@@ -137,12 +137,12 @@ def test_episodes_are_generated_scored_and_trained(run: tuple[LaminarRun, object
             assert len(observed) >= len(RESULT)
             assert (trajectory.response.logprobs.to_numpy()[observed] == 0).all()
     assert sum(count > 2 for count in counts) > len(counts) / 2
-    of = {each.trajectory.trajectory_id: each.trajectory for each in experiences}
+    by_name = {each.trajectory.trajectory_id: each.trajectory for each in experiences}
     for part in written(broker, run[0], BATCHES, MicroBatch):
         masks = np.split(part.loss_mask.to_numpy(zero_copy_only=False), np.cumsum(part.lengths.to_numpy())[:-1])
         for name, mask in zip(part.trajectory_ids, masks, strict=True):
-            told = of[name].response.loss_mask.to_numpy(zero_copy_only=False)
-            assert mask[len(mask) - len(told) :].tolist() == told.tolist()
+            reported = by_name[name].response.loss_mask.to_numpy(zero_copy_only=False)
+            assert mask[len(mask) - len(reported) :].tolist() == reported.tolist()
     trained = [metric for metric in read_metrics(run[0].folder / "metrics.jsonl") if metric.name == "trainer"]
     assert [metric.step for metric in trained] == list(range(1, STEPS + 1))
 
@@ -164,21 +164,21 @@ def test_tasks_have_separate_rewards_and_metrics(run: tuple[LaminarRun, object],
 def test_episode_of_a_killed_replica_resumes_identically(
     run: tuple[LaminarRun, dict[str, list[int]]], broker: Broker, caller: Path, pool: EnvironmentPool
 ) -> None:
-    """It goes on from what was told of it, and gets the tokens and rewards that one gets whom nobody kills."""
+    """It resumes from its reported tokens, and ends with the tokens and rewards of an undisturbed episode."""
     ended = {each.trajectory_id: each for each in written(broker, run[0], TRAJECTORIES, Trajectory)}
     killed = [ended[name] for name in run[1]]
     assert killed
     assert all(each.lease > 1 and each.attempt == 1 and each.policy_version == FIRST for each in killed)
-    alone = undisturbed(killed, caller, pool)
+    expected = undisturbed(killed, caller, pool)
     for each in killed:
         tokens = each.response.token_ids.to_pylist()
         assert tokens[: len(run[1][each.trajectory_id])] == run[1][each.trajectory_id]
-        assert tokens == alone[each.trajectory_id].generated.token_ids.tolist()
-        assert each.episode == alone[each.trajectory_id].episode
+        assert tokens == expected[each.trajectory_id].generated.token_ids.tolist()
+        assert each.episode == expected[each.trajectory_id].episode
 
 
 def undisturbed(trajectories: list[Trajectory], model: Path, pool: EnvironmentPool) -> dict[str, Completion]:
-    """What becomes of the same requests in one engine that lives."""
+    """The completions of the same requests in an engine that is not killed."""
     tokenizer, loaded = load_tokenizer(model), load_model(model)
     engine = TransformersEngine(loaded, slots=16)
     save_weights(loaded, model / "weights")

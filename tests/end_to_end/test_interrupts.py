@@ -1,4 +1,4 @@
-"""However and whenever a run is ended, it is gone within seconds and has said so."""
+"""A run that is stopped by a signal, in any phase, ends within seconds and records it in state.json."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import time
 
 import pytest
 from conftest import StartRun
-from stops import GONE_WITHIN_S, stop, stop_at_a_random_moment, stop_cleanly
+from stops import GONE_WITHIN_S, stop, stop_at_random_time, stop_cleanly
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 
 STEPS = 30
-"""Of a run that reaches its goal, though killed twice on the way."""
+"""Steps of a run that is killed twice before it reaches its goal."""
 
 
 @pytest.mark.parametrize("phase", ["starting", "training", "final evaluation", "draining"])
@@ -31,11 +31,11 @@ def test_ctrl_c_stops_a_run_in_every_phase(phase: str, start_run: StartRun, brok
 @pytest.mark.parametrize(("phase", "left_in"), [("audit", {"stopped", "ended"}), ("ended", {"ended"})])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_after_the_drain_leaves_consistent_files(
-    number: int, phase: str, left_in: set[str], start_run: StartRun, broker: Broker, run_id: str
+    number: int, phase: str, last_phases: set[str], start_run: StartRun, broker: Broker, run_id: str
 ) -> None:
     run = start_run(run_id, f"kafka.bootstrap_servers={broker.bootstrap_servers}", "trainer.optimizer_steps=2")
-    run.until_phase(phase)  # "ended": its report is still to be written
-    assert stop(run, number) in left_in
+    run.until_phase(phase)  # "ended": the report is not written yet
+    assert stop(run, number) in last_phases
 
 
 def test_ctrl_c_stops_a_run_with_a_starting_broker(start_run: StartRun, run_id: str) -> None:
@@ -61,16 +61,18 @@ def test_other_stop_signals_stop_a_run(number: int, start_run: StartRun, broker:
 def test_ctrl_c_stops_a_run_at_a_random_time(start_run: StartRun, run_id: str) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print("seed", seed)
-    stop_at_a_random_moment(start_run(run_id), seed)
+    stop_at_random_time(start_run(run_id), seed)
 
 
 def test_ctrl_c_stops_a_run_without_kafka(
     start_run: StartRun, run_id: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as gone:
-        run = start_run(run_id, f"kafka.bootstrap_servers={gone.bootstrap_servers}", "trainer.optimizer_steps=2000")
+    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as stopped_broker:
+        run = start_run(
+            run_id, f"kafka.bootstrap_servers={stopped_broker.bootstrap_servers}", "trainer.optimizer_steps=2000"
+        )
         run.until_phase("training")
-        gone.kill()
+        stopped_broker.kill()
         time.sleep(1)
         stop_cleanly(run, signal.SIGINT)
 
@@ -78,18 +80,18 @@ def test_ctrl_c_stops_a_run_without_kafka(
 def test_run_fails_after_a_long_kafka_outage(
     start_run: StartRun, run_id: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as gone:
-        servers = gone.bootstrap_servers
+    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as stopped_broker:
+        servers = stopped_broker.bootstrap_servers
         run = start_run(
             run_id, f"kafka.bootstrap_servers={servers}", "kafka.outage_timeout_s=3", "trainer.optimizer_steps=2000"
         )
         run.until_phase("training")
-        gone.kill()
+        stopped_broker.kill()
         assert run.wait(60) == 1
     assert re.search(
-        rf"^laminar: Kafka at {servers} has not answered for \d+ s: .*Connection refused", run.said(), re.M
+        rf"^laminar: Kafka at {servers} has not answered for \d+ s: .*Connection refused", run.output(), re.M
     )
-    assert f"Kafka at {servers} does not answer: " in run.said()
+    assert f"Kafka at {servers} does not answer: " in run.output()
     assert run.state()["phase"] == "failed"
     run.seconds_until_gone(1.0)
 
@@ -97,19 +99,19 @@ def test_run_fails_after_a_long_kafka_outage(
 def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str) -> None:
     run = start_run(run_id, f"trainer.optimizer_steps={STEPS}")
     run.until(run.checkpoints, 90, "a checkpoint")
-    assert len(run.processes()) >= 11  # the run, its zygote, its broker, eight roles
+    assert len(run.processes()) >= 11  # the supervisor, the zygote, the broker, eight roles
     run.signal(signal.SIGKILL)
     run.seconds_until_gone(GONE_WITHIN_S)
     assert run.wait() == -signal.SIGKILL
-    began = run.state()["started_at"]
+    started_at = run.state()["started_at"]
     run.resume()
     run.until(run.weights, 60, "its weights")
-    run.end()  # and now everything at once, so that nobody cleans up
+    run.clean_up()  # kills all processes at once, so nothing cleans up
     assert run.wait() == -signal.SIGKILL
     assert run.weights()
     run.resume()
-    assert run.wait() == 0, run.said()
+    assert run.wait() == 0, run.output()
     audit = run.audit()
     assert (audit["passed"], audit["trained"], audit["lost"]) == (True, STEPS * 16, 0)
-    assert (run.state()["started_at"], run.state()["phase"]) == (began, "ended")
-    assert not run.traces()
+    assert (run.state()["started_at"], run.state()["phase"]) == (started_at, "ended")
+    assert not run.leftovers()

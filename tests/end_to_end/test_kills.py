@@ -18,7 +18,7 @@ import pytest
 from conftest import StartRun
 from kills import ALL, ROLES, ZYGOTE, kill, rounds
 from laminar_runs import LaminarRun
-from small_runs import LEARNS
+from small_runs import LENGTH_REWARD
 from stops import stop_cleanly
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
@@ -31,29 +31,29 @@ from schemas.topics import CURRICULUM, PROMPTS
 
 STEPS = 100
 KILLS = 2
-"""Kills of each process."""
+"""Number of kills of each process."""
 LEVELS = (
     "prompts.levels=[{max_terms=3}, {min_terms=4}, {max_terms=3}, {min_terms=4}, {max_terms=3}, {min_terms=4}]",
     "placement.prompt_lead=8",
     "experience.sampler={name='curriculum', options={harder_above=0.01, easier_below=0, least=64}}",
 )
-"""Sums of three terms and of four by turns; the next level after 64 answers, which are all worth something."""
+"""Sums of three and four terms alternately; the next level follows after 64 answers, since all have a reward."""
 
 
 def test_run_survives_a_killed_zygote(start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers, steps = f"kafka.bootstrap_servers={broker.bootstrap_servers}", 30
     run = start_run(run_id, servers, f"trainer.optimizer_steps={steps}")
     run.until_phase("training")
-    before = [psutil.Process(pid) for pid in run.role_pids()]
+    processes = [psutil.Process(pid) for pid in run.role_pids()]
     kill(run, ZYGOTE)
-    assert not any(is_running(process) for process in before)
-    assert run.wait() == 0, run.said()
+    assert not any(is_running(process) for process in processes)
+    assert run.wait() == 0, run.output()
     audit = run.audit()
     assert audit["passed"]
     assert (audit["trained"], audit["lost"], audit["trained_twice"]) == (steps * 16, 0, 0)
     assert [role["restarts"] for role in run.state()["roles"].values()] == [1] * len(ROLES)
-    assert "the zygote process was killed by SIGKILL" in run.said()
-    assert not run.traces()
+    assert "the zygote process was killed by SIGKILL" in run.output()
+    assert not run.leftovers()
 
 
 def test_run_restarts_a_killed_warm_start(start_run: StartRun, broker: Broker, run_id: str) -> None:
@@ -62,47 +62,47 @@ def test_run_restarts_a_killed_warm_start(start_run: StartRun, broker: Broker, r
     progress = run.folder / "warm_start.json"
     run.until(progress.exists, 60, "the warm start")
     kill(run, "warm-start")
-    told = progress.stat().st_mtime_ns
-    run.until(lambda: progress.stat().st_mtime_ns != told, 60, "the warm start again")
+    written_at = progress.stat().st_mtime_ns
+    run.until(lambda: progress.stat().st_mtime_ns != written_at, 60, "the warm start again")
     stop_cleanly(run, signal.SIGINT)
 
 
 @pytest.mark.timeout(480)
 def test_run_survives_the_kill_of_each_process(start_run: StartRun, run_id: str, model_folder: Path) -> None:
-    run = start_run(run_id, f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5", LEARNS, *LEVELS)
+    run = start_run(run_id, f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5", LENGTH_REWARD, *LEVELS)
     run.until_phase("training")
     for name in itertools.islice(rounds(seed=1), KILLS * len(ALL)):
         kill(run, name)
-    assert run.wait(240) == 0, run.said()
+    assert run.wait(240) == 0, run.output()
     audit = run.audit()
     assert audit["passed"]
     assert (audit["lost"], audit["trained_twice"], audit["without_reason"], audit["failed"]) == (0, 0, 0, 0)
     assert audit["trained"] == STEPS * 16
     restarts = {name: role["restarts"] for name, role in run.state()["roles"].items()}
-    assert all(restarts[role] >= 2 * KILLS for role in ROLES), restarts  # its own, and those of the zygote
-    assert "the broker has died (its process is gone); restarting it" in run.said()
-    assert not run.traces()
-    every_level_was_asked_for_and_begun_once(run)
+    assert all(restarts[role] >= 2 * KILLS for role in ROLES), restarts  # its own kills and those of the zygote
+    assert "the broker has died (its process is gone); restarting it" in run.output()
+    assert not run.leftovers()
+    assert_levels_follow_requests(run)
     command = [sys.executable, "-c", "from pipelines.cli.main import main; main()"]
-    words = ["train", "replay", run.name, "--folder", str(run.folder.parent), "--json"]
-    replay = subprocess.run([*command, *words], capture_output=True, text=True, check=False, timeout=150)
+    arguments = ["train", "replay", run.name, "--folder", str(run.folder.parent), "--json"]
+    replay = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=150)
     assert replay.returncode == 0, replay.stderr
-    told = json.loads(replay.stdout)
-    assert (told["steps"], told["weights"]) == (STEPS, told["run_weights"])
-    assert told["weights"] != folder_digest(model_folder)
+    replayed = json.loads(replay.stdout)
+    assert (replayed["steps"], replayed["weights"]) == (STEPS, replayed["run_weights"])
+    assert replayed["weights"] != folder_digest(model_folder)
 
 
-def every_level_was_asked_for_and_begun_once(run: LaminarRun) -> None:
-    """And every prompt is of the level that had begun by then, from the first of its questions on."""
+def assert_levels_follow_requests(run: LaminarRun) -> None:
+    """Check the level requests and replies, and that every prompt is of its level."""
     with start_broker(BrokerConfig(run.folder / "kafka")) as broker:
         topics = [topic.name(run.name) for topic in (CURRICULUM, PROMPTS)]
         client = ClientProperties.at(broker.bootstrap_servers)
-        said, prompts = ([row for record in read_topic(client, topic) for row in record.rows] for topic in topics)
-    asked = [row for row in said if isinstance(row, LevelRequest)]
-    begun = [row for row in said if isinstance(row, LevelReply)]
-    assert [row.level for row in asked] == [row.level for row in begun] == [1, 2, 3, 4, 5]
-    assert all(row.answered >= 64 for row in asked)
-    firsts = [0, *(row.first_prompt for row in begun), len(prompts)]
+        curriculum, prompts = ([row for record in read_topic(client, topic) for row in record.rows] for topic in topics)
+    requests = [row for row in curriculum if isinstance(row, LevelRequest)]
+    replies = [row for row in curriculum if isinstance(row, LevelReply)]
+    assert [row.level for row in requests] == [row.level for row in replies] == [1, 2, 3, 4, 5]
+    assert all(row.answered >= 64 for row in requests)
+    firsts = [0, *(row.first_prompt for row in replies), len(prompts)]
     assert [prompt.number for prompt in prompts] == list(range(len(prompts)))
     for level, (first, last) in enumerate(itertools.pairwise(firsts)):
         questions = [json.loads(prompt.reference)["question"] for prompt in prompts[first:last]]

@@ -1,4 +1,4 @@
-"""Trajectories go on elsewhere in whole runs: by repack, and where rollouts and placement are killed."""
+"""Hand-over of trajectories in whole runs: by repack, and after kills of rollouts and placement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tomli_w
 import torch
 from conftest import StartRun
 from kills import kill
-from laminar_runs import LaminarRun, Nursery
+from laminar_runs import CommandServer, LaminarRun
 from small_runs import make_model
 from test_emulated_run import SMALL
 
@@ -36,31 +36,31 @@ def client(broker: Broker) -> ClientProperties:
 
 
 def written(client: ClientProperties, run: LaminarRun, topic: Topic, kind: type[R]) -> Iterator[R]:
-    """What `run` has written of `kind`."""
+    """The records of class `kind` that `run` wrote to `topic`."""
     for record in read_topic(client, topic.name(run.name)):
         yield from (row for row in record.rows if isinstance(row, kind))
 
 
-def until_told_more(client: ClientProperties, run: LaminarRun) -> None:
-    """Wait until placement is told of answers under way."""
+def wait_for_progress(client: ClientProperties, run: LaminarRun) -> None:
+    """Wait for new progress records."""
 
-    def told() -> int:
+    def reports() -> int:
         return sum(1 for _ in written(client, run, PROGRESS, Progress))
 
-    before = told()
-    run.until(lambda: told() > before, 60, "progress")
+    before = reports()
+    run.until(lambda: reports() > before, 60, "progress")
 
 
-def has_given_on(client: ClientProperties, run: LaminarRun, since: float) -> bool:
-    """Whether something of replicas 2 and 3 was given to others since, in Unix milliseconds, to go on with."""
-    given = list(written(client, run, INBOX, Assignment))
-    theirs = {each.trajectory_id for each in given if each.replica >= 2}
-    later = (each for each in given if each.assigned_at > since and each.replica < 2 and each.partial is not None)
-    return any(each.trajectory_id in theirs for each in later)
+def has_reassigned(client: ClientProperties, run: LaminarRun, since: float) -> bool:
+    """Whether a trajectory of replica 2 or 3 was assigned to another since then (Unix ms), to be resumed."""
+    assignments = list(written(client, run, INBOX, Assignment))
+    their_trajectories = {each.trajectory_id for each in assignments if each.replica >= 2}
+    later = (each for each in assignments if each.assigned_at > since and each.replica < 2 and each.partial is not None)
+    return any(each.trajectory_id in their_trajectories for each in later)
 
 
-def assert_balanced(run: LaminarRun, trained: int) -> None:
-    assert run.wait(240) == 0, run.said()
+def assert_passed(run: LaminarRun, trained: int) -> None:
+    assert run.wait(240) == 0, run.output()
     audit = run.audit()
     assert audit["passed"]
     assert (audit["trained"], audit["lost"], audit["trained_twice"], audit["failed"]) == (trained, 0, 0, 0)
@@ -69,9 +69,9 @@ def assert_balanced(run: LaminarRun, trained: int) -> None:
 def test_repack_transfers_kv_to_the_destination(
     start_run: StartRun, client: ClientProperties, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
-    """Two rollouts of the engine that really generates hand trajectories to each other, in the middle of answers.
+    """Two rollouts of the transformers engine hand over trajectories during generation.
 
-    Answers of very different lengths, most of which take many times as long as a plan and its moves.
+    Responses have very different lengths; most take many times as long as a plan and its moves.
     """
     slow_model = make_model(tmp_path / "slow", layers=8)
     run = start_run(
@@ -83,15 +83,15 @@ def test_repack_transfers_kv_to_the_destination(
         "prompts.max_new_tokens=400",
         "rollout={processes=2, slots=8, heartbeat_s=0.1}",
         "trainer.optimizer_steps=4",
-        "trainer.learner.learning_rate=0",  # all versions are the first one
+        "trainer.learner.learning_rate=0",  # all versions equal the first
     )
-    assert_balanced(run, 4 * 16)
+    assert_passed(run, 4 * 16)
     plans = list(written(client, run, PLANS, RepackPlan))
     planned = {name for plan in plans for move in plan.moves for name in move.trajectory_ids}
     moved = {
-        (told.trajectory_id, told.next_owner.lease): told.next_owner.replica
-        for told in written(client, run, PROGRESS, Progress)
-        if told.next_owner is not None
+        (report.trajectory_id, report.next_owner.lease): report.next_owner.replica
+        for report in written(client, run, PROGRESS, Progress)
+        if report.next_owner is not None
     }
     assert moved
     assert {name for name, _ in moved} <= planned
@@ -100,28 +100,28 @@ def test_repack_transfers_kv_to_the_destination(
     elsewhere = moved.keys() & ended.keys()
     assert elsewhere
     assert all(moved[key] == ended[key] for key in elsewhere)
-    parcels = {
+    manifests = {
         (each.trajectory_id, each.lease): each.kv
         for each in written(client, run, INBOX, Assignment)
         if each.kv is not None
     }
-    assert parcels
-    assert parcels.keys() <= moved.keys()
-    assert all(parcel.bytes for parcel in parcels.values())
-    told = [each.values for each in read_metrics(run.folder / "metrics.jsonl") if each.name == "rollout"]
-    assert max(values.get("kv/reused", 0) for values in told) > 0
-    made = {name for each in written(client, run, PLANS, MoveOutcome) for name in each.handed_over}
-    assert made
-    assert made <= {name for name, _ in moved}
+    assert manifests
+    assert manifests.keys() <= moved.keys()
+    assert all(manifest.bytes for manifest in manifests.values())
+    reports = [each.values for each in read_metrics(run.folder / "metrics.jsonl") if each.name == "rollout"]
+    assert max(values.get("kv/reused", 0) for values in reports) > 0
+    handed_over = {name for each in written(client, run, PLANS, MoveOutcome) for name in each.handed_over}
+    assert handed_over
+    assert handed_over <= {name for name, _ in moved}
     model = load_model(slow_model)
-    resumed = [each for each in trajectories if (each.trajectory_id, each.lease) in parcels]
+    resumed = [each for each in trajectories if (each.trajectory_id, each.lease) in manifests]
     assert resumed
     for each in resumed:
         assert_drawn_from(model, each)
 
 
 def assert_drawn_from(model: torch.nn.Module, each: Trajectory) -> None:
-    """The logprobs of all tokens, those after a move included, are what `model` gives them."""
+    """Check that the logprobs of all tokens, also after a move, are those of `model`."""
     prompt, response = each.prompt.token_ids.to_pylist(), each.response.token_ids.to_pylist()
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
@@ -130,11 +130,11 @@ def assert_drawn_from(model: torch.nn.Module, each: Trajectory) -> None:
 
 
 def test_trajectories_of_a_dead_rollout_resume_elsewhere(
-    nursery: Nursery, client: ClientProperties, broker: Broker, run_id: str, tmp_path: Path
+    command_server: CommandServer, client: ClientProperties, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
-    """Answers take seconds and placement is told of them all the while, so each kill meets some half done.
+    """Responses take seconds and are reported meanwhile, so each kill hits partial responses.
 
-    One process is not killed but stopped; when it comes back others have its work, and it changes nothing.
+    One process is stopped instead; when it continues, others own its trajectories, and its output is ignored.
     """
     config = tmp_path / "emulated.toml"
     changes = {
@@ -145,20 +145,20 @@ def test_trajectories_of_a_dead_rollout_resume_elsewhere(
         "trainer": {"optimizer_steps": 4, "emulation": {"step_s": [[0, 1], [100_000, 2]]}},
     }
     config.write_text(tomli_w.dumps({**SMALL, **changes}))
-    run = LaminarRun(nursery, tmp_path, config, run_id)
+    run = LaminarRun(command_server, tmp_path, config, run_id)
     try:
-        run.pid_of("rollout-0")  # then there are topics
+        run.pid_of("rollout-0")  # the topics exist by then
         for name in ("rollout-0", "placement"):
-            until_told_more(client, run)
+            wait_for_progress(client, run)
             kill(run, name)
-        until_told_more(client, run)
-        silent, stopped_at = run.pid_of("rollout-1"), 1000 * time.time()
-        os.kill(silent, signal.SIGSTOP)
-        run.until(lambda: has_given_on(client, run, stopped_at), 60, "its work elsewhere")
-        os.kill(silent, signal.SIGCONT)
-        assert_balanced(run, 4 * 32)
+        wait_for_progress(client, run)
+        stopped_pid, stopped_at = run.pid_of("rollout-1"), 1000 * time.time()
+        os.kill(stopped_pid, signal.SIGSTOP)
+        run.until(lambda: has_reassigned(client, run, stopped_at), 60, "resumed assignments")
+        os.kill(stopped_pid, signal.SIGCONT)
+        assert_passed(run, 4 * 32)
     finally:
-        run.end()
+        run.clean_up()
     resumed = {
         (each.trajectory_id, each.lease): each.partial.token_ids.to_pylist()
         for each in written(client, run, INBOX, Assignment)
@@ -168,6 +168,6 @@ def test_trajectories_of_a_dead_rollout_resume_elsewhere(
         (each.trajectory_id, each.lease): each.response.token_ids.to_pylist()
         for each in written(client, run, TRAJECTORIES, Trajectory)
     }
-    gone_on = resumed.keys() & ended.keys()
-    assert gone_on
-    assert all(ended[key][: len(resumed[key])] == resumed[key] for key in gone_on)
+    resumed_and_ended = resumed.keys() & ended.keys()
+    assert resumed_and_ended
+    assert all(ended[key][: len(resumed[key])] == resumed[key] for key in resumed_and_ended)

@@ -1,4 +1,4 @@
-"""Schedules other than our own in whole runs, on the engine that really generates."""
+"""The schedules `partial_rollout` and `synchronous` in whole runs, on the transformers engine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TRAINED = 8 * 16
 def generated(
     request: pytest.FixtureRequest, start_run: StartRun, broker: Broker, run_id: str
 ) -> tuple[list[Trajectory], dict[int, int]]:
-    """What a run under the schedule of the parameter has generated, and how stale it was when it was trained."""
+    """The trajectories of a run under the parameter's schedule, and the histogram of their staleness at training."""
     servers = broker.bootstrap_servers
     changes = (f"placement.schedule={request.param}", "experience.max_staleness=3", "prompts.max_new_tokens=48")
     run = start_run(run_id, f"kafka.bootstrap_servers={servers}", *changes)
-    assert run.wait(150) == 0, run.said()
+    assert run.wait(150) == 0, run.output()
     audit = run.audit()
     assert audit["passed"]
     assert (audit["trained"], audit["lost"], audit["trained_twice"]) == (TRAINED, 0, 0)

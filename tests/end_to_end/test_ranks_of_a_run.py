@@ -1,4 +1,4 @@
-"""A run whose trainer is two processes and whose buffer is two, all killed: the books, and the weights three times."""
+"""A run with two trainer ranks and two experience shards, all killed: the audit, and replays of the weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from conftest import StartRun
 from kills import kill
-from laminar_runs import Command, LaminarRun, Nursery
-from small_runs import LEARNS
+from laminar_runs import Command, CommandServer, LaminarRun
+from small_runs import LENGTH_REWARD
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
@@ -28,59 +28,59 @@ SHARDS = ("experience.shards=2", "kafka.partitions=2")
 
 
 def test_killed_ranks_train_the_same_weights(
-    start_run: StartRun, nursery: Nursery, broker: Broker, run_id: str
+    start_run: StartRun, command_server: CommandServer, broker: Broker, run_id: str
 ) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
-    run = start_run(run_id, servers, *CHANGES, *SHARDS, LEARNS, "experience.micro_batch_tokens=128")
-    moments = random.Random(0)
-    for least, role in ((2, "trainer-1"), (7, "experience-1"), (12, "trainer"), (17, "experience")):
-        until_trained(run, least + moments.randrange(5))
-        assert not exposed_addresses(listening_sockets(run.processes()))  # torch's store and collectives included
+    run = start_run(run_id, servers, *CHANGES, *SHARDS, LENGTH_REWARD, "experience.micro_batch_tokens=128")
+    rng = random.Random(0)
+    for first_step, role in ((2, "trainer-1"), (7, "experience-1"), (12, "trainer"), (17, "experience")):
+        until_trained(run, first_step + rng.randrange(5))
+        assert not exposed_addresses(listening_sockets(run.processes()))  # including torch's store and collectives
         kill(run, role)
-    assert run.wait(240) == 0, run.said()
+    assert run.wait(240) == 0, run.output()
     audit = run.audit()
     assert audit["passed"]
     assert (audit["trained"], audit["lost"], audit["trained_twice"], audit["failed"]) == (STEPS * 16, 0, 0, 0)
     restarts = {name: role["restarts"] for name, role in run.state()["roles"].items()}
-    assert min(restarts["trainer"], restarts["trainer-1"]) >= 2, restarts  # its own, and that of the other
+    assert min(restarts["trainer"], restarts["trainer-1"]) >= 2, restarts  # its own kill, and that of the other
     assert (restarts["experience"], restarts["experience-1"]) == (1, 1)
     parts = {(part.batch, record.partition) for record in written(run, BATCHES) for part in record.rows}
     assert parts >= {(batch, partition) for batch in range(STEPS) for partition in range(4)}
     settled = Counter(row.trajectory_id for record in written(run, SETTLED) for row in record.rows)
     assert max(settled.values()) == 1
-    assert not run.traces()
-    replay(nursery, run)  # by two ranks: it ends with 0 where all bits are the same
-    alone = replay(nursery, run, "--set", "trainer.ranks=1", "--set", f"trainer.optimizer_steps={STEPS}")
-    ours, theirs, first = (
-        weight_tensors(load_model(Path(path))) for path in (run.folder / "model", alone, start_of(run))
+    assert not run.leftovers()
+    replay(command_server, run)  # with two ranks: exit code 0 if all bits are equal
+    single_rank = replay(command_server, run, "--set", "trainer.ranks=1", "--set", f"trainer.optimizer_steps={STEPS}")
+    trained, replayed, first = (
+        weight_tensors(load_model(Path(path))) for path in (run.folder / "model", single_rank, initial_model(run))
     )
-    gone = sum(float((ours[name] - first[name]).norm() ** 2) for name in ours) ** 0.5
-    apart = sum(float((ours[name] - theirs[name]).norm() ** 2) for name in ours) ** 0.5
-    assert 0 < apart < 1e-2 * gone  # sums in another order, and AdamW makes whole steps of what is hardly a gradient
-    assert all(torch.allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4) for name in ours)
+    distance_trained = sum(float((trained[name] - first[name]).norm() ** 2) for name in trained) ** 0.5
+    distance_replayed = sum(float((trained[name] - replayed[name]).norm() ** 2) for name in trained) ** 0.5
+    assert 0 < distance_replayed < 1e-2 * distance_trained  # sums in another order; AdamW amplifies tiny gradients
+    assert all(torch.allclose(trained[name], replayed[name], rtol=1e-3, atol=1e-4) for name in trained)
 
 
 def written(run: LaminarRun, topic: Topic) -> Iterator[StoredRecord]:
-    """What `run` has written to `topic`."""
+    """The records that `run` wrote to `topic`."""
     return read_topic(ClientProperties.at(run.state()["bootstrap_servers"]), topic.name(run.name))
 
 
 def until_trained(run: LaminarRun, steps: int) -> None:
-    """Wait until the trainer has told of so many steps."""
+    """Wait until metrics.jsonl has `steps` optimizer steps."""
     metrics = run.folder / "metrics.jsonl"
     run.until(lambda: metrics.exists() and metrics.read_text().count('"name":"trainer"') >= steps, 240, f"step {steps}")
 
 
-def start_of(run: LaminarRun) -> str:
-    """The folder of the model that `run` began with."""
+def initial_model(run: LaminarRun) -> str:
+    """The folder of the initial model of `run`."""
     return load_config(run.folder / "config.toml").model.path
 
 
-def replay(nursery: Nursery, run: LaminarRun, *words: str) -> Path:
-    """Train again what `run` has left in its log; the model that comes of it."""
-    out = run.here / f"again{len(words)}"
-    told = Command(
-        nursery,
+def replay(command_server: CommandServer, run: LaminarRun, *arguments: str) -> Path:
+    """Replay the training of `run` from its log. Returns the folder of the resulting model."""
+    out = run.here / f"again{len(arguments)}"
+    command = Command(
+        command_server,
         out / "here",
         "train",
         "replay",
@@ -89,7 +89,7 @@ def replay(nursery: Nursery, run: LaminarRun, *words: str) -> Path:
         str(run.folder.parent),
         "--out",
         str(out / "it"),
-        *words,
+        *arguments,
     )
-    assert told.wait(150) == 0, told.said()
+    assert command.wait(150) == 0, command.output()
     return out / "it" / "model"

@@ -1,5 +1,5 @@
-"""Relays, each with a memory of its own as on machines apart, under a real placement and a real trainer: whoever is
-killed, the weights arrive, nobody is restarted, and nothing that had arrived is sent again."""
+"""Relays with separate stores, as on separate machines, under a real placement and trainer: whichever relay is killed,
+all others receive the weights, no process restarts, and received chunks are not sent again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from laminar_runs import Command, Nursery, kill_what_lives_in
+from laminar_runs import Command, CommandServer, kill_processes_in
 from small_runs import SMALL
 from trainer_batches import make_batch
 
@@ -29,18 +29,20 @@ from schemas.topics import BATCHES, RELAY_CHAIN
 
 CHUNK = 64 << 10
 PACE = 1.5
-"""10^6 bytes a second on each link: a version of the small model takes two seconds, in which somebody can be killed."""
+"""10^6 bytes per second on each link: a version of the small model takes two seconds, in which relays are killed."""
 
 
 class Tier:
-    """Placement, a trainer and relays 0, 1, 2; relay 0 has the trainer's memory. `batch` makes the next version."""
+    """Placement, a trainer and relays 0, 1, 2; relay 0 shares the trainer's store. `batch` leads to a new version."""
 
-    def __init__(self, opened: ExitStack, nursery: Nursery, broker: Broker, run: str, model: Path, here: Path) -> None:
-        self._nursery, self._here, self._run = nursery, here, run
+    def __init__(
+        self, stack: ExitStack, command_server: CommandServer, broker: Broker, run: str, model: Path, here: Path
+    ) -> None:
+        self._command_server, self._here, self._run = command_server, here, run
         self._roots = [default_root(f"{run}-machine-{index}") for index in range(3)]
         for root in self._roots:
-            opened.callback(remove_store, root, in_use=True)
-        known = {
+            stack.callback(remove_store, root, in_use=True)
+        settings = {
             "run": {"name": run, "folder": str(here / "runs")},
             "kafka": {"bootstrap_servers": broker.bootstrap_servers},
             "model": {"path": str(model)},
@@ -49,16 +51,16 @@ class Tier:
             "relay": {"heartbeat_s": 0.1, "chunk_bytes": CHUNK, "max_megabytes_per_s": PACE, "deltas": False},
         }
         self._config = here / "config.toml"
-        self._config.write_text(tomli_w.dumps({**SMALL, **known}))
+        self._config.write_text(tomli_w.dumps({**SMALL, **settings}))
         self._client = load_config(self._config).kafka.client()
         make_topics(load_config(self._config))
-        self._observer = opened.enter_context(Observer(self._client, run))
+        self._observer = stack.enter_context(Observer(self._client, run))
         self._producer = BoundedProducer(self._client)
-        opened.callback(self._producer.close)
+        stack.callback(self._producer.close)
         self._batches = 0
-        self.said: dict[int, RelayStatus] = {}
+        self.statuses: dict[int, RelayStatus] = {}
         self._in_part: set[tuple[int, str]] = set()
-        """Relays that have said to have part of a version."""
+        """Relays that have reported a part of a version."""
         self.newest: WeightVersion | None = None
         self.placement = self._submit("placement", 0)
         self.trainer = self._submit("trainer", 0)
@@ -74,8 +76,8 @@ class Tier:
         self.relays[relay] = self._submit("relay", relay)
 
     def kill(self, relay: int) -> None:
-        self.relays.pop(relay).end()
-        del self.said[relay]
+        self.relays.pop(relay).clean_up()
+        del self.statuses[relay]
 
     def batch(self) -> None:
         for part in make_batch(self._batches, number=self._batches):
@@ -84,64 +86,68 @@ class Tier:
         self._producer.flush(10)
         self._batches += 1
 
-    def until(self, what: Callable[[], Any], why: str) -> Any:
-        """The first true answer of `what`, while heartbeats come in and nobody ends."""
+    def until(self, condition: Callable[[], Any], message: str) -> Any:
+        """Poll heartbeats until `condition` is true; returns its value. Fails if a command ends."""
         for _ in range(600):
-            if answer := what():
-                return answer
+            if value := condition():
+                return value
             for row in self._observer.poll(0.1):
                 if isinstance(row, RelayStatus) and row.relay in self.relays:
-                    self.said[row.relay] = row
+                    self.statuses[row.relay] = row
                     if 4 * CHUNK < row.arrived_bytes < row.arriving_bytes // 2:
                         self._in_part.add((row.relay, str(row.arriving)))
                 elif isinstance(row, WeightVersion):
                     self.newest = row
             ended = [command for command in self.commands if command.exit_code() is not None]
-            assert not ended, "\n".join(command.said()[-3000:] for command in ended)
-        logs = "\n".join(command.said()[-3000:] for command in self.commands)
-        raise AssertionError(f"{why}: it did not happen; relays say {self.said}\n{logs}")
+            assert not ended, "\n".join(command.output()[-3000:] for command in ended)
+        logs = "\n".join(command.output()[-3000:] for command in self.commands)
+        raise AssertionError(f"{message}: timed out; relays reported {self.statuses}\n{logs}")
 
     def until_all_have(self, number: int) -> None:
-        """Wait until every relay that lives has version 1.`number`."""
+        """Wait until every live relay has version 1.`number`."""
         relays = self.relays
-        everybody = lambda: all(f"1.{number}" in self.said[r].versions for r in relays if r in self.said)  # noqa: E731
-        self.until(lambda: relays.keys() <= self.said.keys() and everybody(), f"version 1.{number} everywhere")
+        all_have = lambda: all(f"1.{number}" in self.statuses[r].versions for r in relays if r in self.statuses)  # noqa: E731
+        self.until(lambda: relays.keys() <= self.statuses.keys() and all_have(), f"version 1.{number} everywhere")
 
     def until_some_of(self, number: int, relay: int) -> None:
-        """Wait until part of version 1.`number` is at `relay`."""
+        """Wait until `relay` has a part of version 1.`number`."""
         self.until(lambda: (relay, f"1.{number}") in self._in_part, f"part of version 1.{number} at relay {relay}")
 
     def until_chain(self) -> list[int]:
-        """The order of the relays that live, once all of them obey the same chain and have the newest version."""
+        """The order of the live relays, once all of them report the newest chain and it is complete."""
 
         def order() -> list[int]:
             chains = [row for record in read_topic(self._client, RELAY_CHAIN.name(self._run)) for row in record.rows]
             chain = max(chains, key=lambda chain: chain.number, default=RelayChain(0, (), (), "", 0))
             linked = [link.relay for link in chain.links]
-            told = all(relay in self.said and self.said[relay].chain_number == chain.number for relay in linked)
-            return linked if told and sorted(linked) == sorted(self.relays) and not chain.joining else []
+            is_reported = all(
+                relay in self.statuses and self.statuses[relay].chain_number == chain.number for relay in linked
+            )
+            return linked if is_reported and sorted(linked) == sorted(self.relays) and not chain.joining else []
 
         found: list[int] = self.until(order, "a chain of all that live")
         return found
 
     def weights(self, number: int) -> set[bytes]:
-        """The bytes of version 1.`number` at all relays that live."""
+        """The distinct contents of version 1.`number` in the stores of live relays."""
         return {(self._roots[relay] / f"1.{number}.safetensors").read_bytes() for relay in self.relays}
 
     def received(self, relay: int) -> int:
-        return self.said[relay].received
+        return self.statuses[relay].received
 
     def _submit(self, pipeline: str, index: int) -> Command:
         name, root = f"{pipeline}-{index}", self._roots[index]
-        words = (pipeline, str(self._config), "--index", str(index), "--set", f"relay.store={root}")
-        return Command(self._nursery, self._here / name, "submit", *words)
+        arguments = (pipeline, str(self._config), "--index", str(index), "--set", f"relay.store={root}")
+        return Command(self._command_server, self._here / name, "submit", *arguments)
 
 
 @pytest.fixture
-def tier(nursery: Nursery, broker: Broker, run_id: str, model_folder: Path, tmp_path: Path) -> Iterator[Tier]:
-    with ExitStack() as opened:
-        opened.callback(kill_what_lives_in, [tmp_path / name for name in _names()])
-        yield Tier(opened, nursery, broker, f"{run_id}-{os.getpid()}", model_folder, tmp_path)
+def tier(
+    command_server: CommandServer, broker: Broker, run_id: str, model_folder: Path, tmp_path: Path
+) -> Iterator[Tier]:
+    with ExitStack() as stack:
+        stack.callback(kill_processes_in, [tmp_path / name for name in _names()])
+        yield Tier(stack, command_server, broker, f"{run_id}-{os.getpid()}", model_folder, tmp_path)
 
 
 def _names() -> Sequence[str]:
@@ -149,7 +155,7 @@ def _names() -> Sequence[str]:
 
 
 def kill_during_broadcast(tier: Tier, victim: int, *, number: int, successor: int, again: int) -> None:
-    """Kill `victim` while `successor` has part of version 1.`number`: all get it, and at most `again` bytes twice."""
+    """Kill `victim` while `successor` has a part of version 1.`number`: all receive it, at most `again` bytes twice."""
     size = tier.until(lambda: tier.newest, "a manifest").bytes
     before = tier.received(successor)
     tier.batch()
@@ -163,29 +169,29 @@ def kill_during_broadcast(tier: Tier, victim: int, *, number: int, successor: in
 def test_relays_deliver_weights_despite_kills(tier: Tier) -> None:
     tier.until_all_have(0)
     master, middle, last = tier.until_chain()
-    assert master == 0  # it has the trainer's memory
+    assert master == 0  # it shares the trainer's store
 
-    # One in the middle, during a broadcast: its successor goes on with the next survivor.
+    # Kill the middle relay during a broadcast: its successor continues with the next live relay.
     kill_during_broadcast(tier, middle, number=1, successor=last, again=2 * CHUNK)
     assert tier.until_chain() == [master, last]
 
-    # It is back, and pulls what it lacks.
+    # Restart it: it fetches the missing version.
     tier.start(middle)
     tier.until_all_have(1)
     assert tier.until_chain() == [master, last, middle]
 
-    # The master, during a broadcast: the next one is named, and what it lacks comes from the trainer.
+    # Kill the master during a broadcast: another becomes master, and the trainer sends it the rest.
     kill_during_broadcast(tier, master, number=2, successor=last, again=4 * CHUNK)
-    heir, other = tier.until_chain()  # whoever had it whole when placement noticed, the first in the chain if both
-    assert {heir, other} == {last, middle}
+    new_master, other = tier.until_chain()  # the one with the whole version, or the first in the chain
+    assert {new_master, other} == {last, middle}
 
-    # The master, between broadcasts: the one that is left is pushed the next version by the trainer.
-    tier.kill(heir)
+    # Kill the master between broadcasts: the trainer pushes the next version to the last relay.
+    tier.kill(new_master)
     tier.batch()
     tier.until_all_have(3)
     assert tier.until_chain() == [other]
 
-    starts = {relay: command.said().count(" of laminar.") for relay, command in tier.relays.items()}
-    assert starts == {other: 2 if other == middle else 1}  # it was killed
-    assert [command.said().count(" of laminar.") for command in (tier.placement, tier.trainer)] == [1, 1]
-    assert not any("Traceback" in command.said() for command in tier.commands)
+    starts = {relay: command.output().count(" of laminar.") for relay, command in tier.relays.items()}
+    assert starts == {other: 2 if other == middle else 1}  # it was killed once
+    assert [command.output().count(" of laminar.") for command in (tier.placement, tier.trainer)] == [1, 1]
+    assert not any("Traceback" in command.output() for command in tier.commands)

@@ -1,13 +1,13 @@
-"""A replica joins a run that is under way and gets work; another one drains, and what it had goes on elsewhere."""
+"""A replica joins an active run and receives assignments; another drains, and its trajectories resume elsewhere."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import tomli_w
-from laminar_runs import Command, LaminarRun, Nursery
+from laminar_runs import Command, CommandServer, LaminarRun
 from test_emulated_run import SMALL
-from test_moving_work import assert_balanced, written
+from test_moving_work import assert_passed, written
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
@@ -17,7 +17,9 @@ from schemas.topics import INBOX, REPLICAS
 JOINED, DRAINED = 2, 0
 
 
-def test_rollout_joins_and_another_drains(nursery: Nursery, broker: Broker, run_id: str, tmp_path: Path) -> None:
+def test_rollout_joins_and_another_drains(
+    command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
+) -> None:
     client = ClientProperties.at(broker.bootstrap_servers)
     config = tmp_path / "emulated.toml"
     changes = {
@@ -28,7 +30,7 @@ def test_rollout_joins_and_another_drains(nursery: Nursery, broker: Broker, run_
         "trainer": {"optimizer_steps": 12, "emulation": {"step_s": [[0, 1], [100_000, 2]]}},
     }
     config.write_text(tomli_w.dumps({**SMALL, **changes}))
-    run = LaminarRun(nursery, tmp_path / "run", config, run_id)
+    run = LaminarRun(command_server, tmp_path / "run", config, run_id)
     joining = draining = None
 
     def given(replica: int) -> list[Assignment]:
@@ -37,7 +39,7 @@ def test_rollout_joins_and_another_drains(nursery: Nursery, broker: Broker, run_
     try:
         run.until_phase("training")
         joining = Command(
-            nursery,
+            command_server,
             tmp_path / "joining",
             "submit",
             "rollout",
@@ -47,14 +49,14 @@ def test_rollout_joins_and_another_drains(nursery: Nursery, broker: Broker, run_
         )
         run.until(lambda: given(JOINED), 60, "work for the replica that joined")
         draining = Command(
-            nursery,
+            command_server,
             tmp_path / "draining",
             *("replicas", "drain", str(DRAINED), "--run", run_id, "--bootstrap-server", broker.bootstrap_servers),
             *("--wait", "60"),
         )
-        assert draining.wait(90) == 0, draining.said()
+        assert draining.wait(90) == 0, draining.output()
         before = len(given(DRAINED))
-        assert_balanced(run, 12 * 32)
+        assert_passed(run, 12 * 32)
     finally:
         for each in (run, joining, draining):
             if each is not None:

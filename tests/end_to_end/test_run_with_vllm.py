@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import StartRun
-from small_runs import LEARNS
+from small_runs import LENGTH_REWARD
 from transformers import AutoModelForCausalLM
 
 from infra.kafka.broker import Broker
@@ -33,17 +33,17 @@ def test_run_with_vllm_trains_after_a_killed_rollout(
 ) -> None:
     servers = broker.bootstrap_servers
     steps = f"trainer.optimizer_steps={STEPS}"
-    run = start_run(run_id, f"kafka.bootstrap_servers={servers}", steps, LEARNS, *CHANGES)
+    run = start_run(run_id, f"kafka.bootstrap_servers={servers}", steps, LENGTH_REWARD, *CHANGES)
     rollout = run.pid_of("rollout-0")
     log = run.folder / "metrics.jsonl"
     run.until(lambda: log.exists() and '"trainer"' in log.read_text(), AT_MOST_S, "the first optimizer step")
     os.kill(rollout, signal.SIGKILL)
-    assert run.wait(AT_MOST_S) == 0, run.said()
+    assert run.wait(AT_MOST_S) == 0, run.output()
     audit = run.audit()
     assert audit["passed"]
     assert (audit["trained"], audit["lost"], audit["trained_twice"]) == (STEPS * 16, 0, 0)
     assert run.state()["roles"]["rollout-0"]["restarts"] == 1
-    assert not run.traces()
+    assert not run.leftovers()
 
     records = read_topic(ClientProperties.at(servers), EXPERIENCES.name(run.name))
     rows = [row.trajectory for record in records for row in record.rows if isinstance(row, Experience)]
@@ -62,5 +62,5 @@ def logprobs(model: torch.nn.Module, row: Trajectory) -> np.ndarray:
     ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))[None]
     with torch.inference_mode():
         logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].double()
-    told = (logits / (row.prompt.sampling.temperature or 1.0)).log_softmax(-1)
-    return told.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+    scaled = (logits / (row.prompt.sampling.temperature or 1.0)).log_softmax(-1)
+    return scaled.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()

@@ -1,6 +1,6 @@
-"""Each pipeline alone: `laminar submit`, on each runner; together they are a run, until SIGTERM.
+"""All pipelines of a run submitted separately by `laminar submit`, on each runner, until SIGTERM.
 
-Their Kafka asks who they are: each comes over TLS as its own user, who may do what `laminar acls` says and no more.
+Their Kafka has authentication: each connects over TLS as its own user, with only the ACLs of `laminar acls`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import tomli_w
-from laminar_runs import Command, Nursery, kill_what_lives_in
+from laminar_runs import Command, CommandServer, kill_processes_in
 from small_runs import SMALL
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
@@ -58,23 +58,23 @@ WRITES: Mapping[str, tuple[Topic, type]] = {
     "evaluation": (EVAL_PROMPTS, r.Prompt),
     "relay": (REPLICAS, r.RelayStatus),
 }
-"""A topic that each pipeline alone writes such records to."""
+"""By pipeline: a topic and a record class that only this pipeline writes there."""
 
 
 def write_config(folder: Path, run: str, broker: Broker, model: Path) -> Path:
-    """The configuration of a run that nobody has started."""
+    """Write the configuration of a run whose pipelines will be submitted."""
     address = (
         {"client_properties": str(broker.config.security.properties_file("{role}"))}
         if broker.config.secure
         else {"bootstrap_servers": broker.bootstrap_servers}
     )
-    known = {
+    settings = {
         "run": {"name": run, "folder": str(folder / "runs")},
         "kafka": address,
         "model": {"path": str(model)},
         "trainer": {"optimizer_steps": STEPS},
     }
-    (folder / "config.toml").write_text(tomli_w.dumps({**SMALL, **known}))
+    (folder / "config.toml").write_text(tomli_w.dumps({**SMALL, **settings}))
     return folder / "config.toml"
 
 
@@ -83,28 +83,32 @@ def config(broker: Broker, model_folder: Path, tmp_path_factory: pytest.TempPath
     return write_config(tmp_path_factory.mktemp("config"), "never-submitted", broker, model_folder)
 
 
-def submit(nursery: Nursery, here: Path, *words: str) -> Command:
-    return Command(nursery, here, "submit", *words)
+def submit(command_server: CommandServer, here: Path, *arguments: str) -> Command:
+    return Command(command_server, here, "submit", *arguments)
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run whose pipelines were all submitted one by one; it has reached its goal."""
+    """A run whose pipelines were submitted separately."""
 
     config: Config
     commands: Mapping[str, Command]
 
     def wait(self, seconds: float = 240.0) -> None:
         for command in self.commands.values():
-            command.until(lambda c=command: "start 1 of " in c.said(), 180, "its start")  # type: ignore[misc]
+            command.until(lambda c=command: "start 1 of " in c.output(), 180, "its start")  # type: ignore[misc]
         state, deadline = new_run(self.config.run.name, STEPS, 0), time.monotonic() + seconds
         with Observer(self.config.kafka.client(), self.config.run.name) as observer:
             while not is_reached(state, self.config):
                 state = fold_all(state, observer.poll(0.2))
                 all_up = all(command.exit_code() is None for command in self.commands.values())
                 if not all_up or time.monotonic() > deadline:
-                    said = "\n".join(f"{name}: {command.said()[-2000:]}" for name, command in self.commands.items())
-                    raise AssertionError(f"it stands at step {state.step}, with {state.evaluation}\n{said}")
+                    outputs = "\n".join(
+                        f"{name}: {command.output()[-2000:]}" for name, command in self.commands.items()
+                    )
+                    raise AssertionError(
+                        f"the run is at step {state.step}, with evaluation {state.evaluation}\n{outputs}"
+                    )
 
     def rows(self, topic: Topic, kind: type) -> list[Any]:
         found = read_topic(self.config.kafka.client(), topic.name(self.config.run.name))
@@ -122,7 +126,7 @@ def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 def submitted(
     runner: Runner,
     secure_broker: Broker,
-    nursery: Nursery,
+    command_server: CommandServer,
     model_folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Submitted]:
@@ -130,12 +134,12 @@ def submitted(
     file = write_config(folder, run, secure_broker, model_folder)
     make_topics(load_config(file))
     admin = secure_broker.config.security.properties_file("admin")
-    acls = Command(nursery, folder / "acls", "acls", run, "--apply", "--command-config", str(admin))
-    assert acls.wait() == 0, acls.said()
-    with running_flink() if runner == "flink" else nullcontext() as endpoint:  # one for all
+    acls = Command(command_server, folder / "acls", "acls", run, "--apply", "--command-config", str(admin))
+    assert acls.wait() == 0, acls.output()
+    with running_flink() if runner == "flink" else nullcontext() as endpoint:  # one for all pipelines
         options = ("--", f"--job_endpoint={endpoint}") if endpoint else ()
         commands = {
-            pipeline: submit(nursery, folder / pipeline, pipeline, str(file), "--runner", runner, *options)
+            pipeline: submit(command_server, folder / pipeline, pipeline, str(file), "--runner", runner, *options)
             for pipeline in PIPELINES
         }
         try:
@@ -143,12 +147,12 @@ def submitted(
             submitted.wait()
             yield submitted
         finally:
-            kill_what_lives_in(command.here for command in commands.values())
+            kill_processes_in(command.here for command in commands.values())
             remove_store(default_root(run), in_use=True)
 
 
 def test_pipelines_listen_on_loopback_only(submitted: Submitted, runner: Runner) -> None:
-    """Runs first: the pipelines and what they started, and the secure broker. Flink's job server is allowed more."""
+    """Runs first: checks the pipelines, their children and the secure broker. Flink's job server is exempt."""
     processes = [process for command in submitted.commands.values() for process in command.processes()]
     if runner != "flink":
         processes += psutil.Process().children(recursive=True)
@@ -162,10 +166,10 @@ def test_submitted_pipeline_runs_until_it_is_stopped(pipeline: str, submitted: S
     assert submitted.rows(*WRITES[pipeline])
     command = submitted.commands[pipeline]
     command.signal(signal.SIGTERM)
-    assert command.wait(15) == 0, command.said()
-    assert f"start 1 of {group_name(submitted.config.run.name, pipeline)}" in command.said()
-    assert "start 2 of" not in command.said()
-    assert "Traceback" not in command.said()
+    assert command.wait(15) == 0, command.output()
+    assert f"start 1 of {group_name(submitted.config.run.name, pipeline)}" in command.output()
+    assert "start 2 of" not in command.output()
+    assert "Traceback" not in command.output()
     assert not command.processes()
 
 
@@ -189,8 +193,10 @@ def test_submitted_pipelines_pass_the_audit(submitted: Submitted) -> None:
     ],
 )
 def test_submit_names_configuration_errors(
-    words: tuple[str, ...], code: int, expected: str, nursery: Nursery, config: Path, tmp_path: Path
+    arguments: tuple[str, ...], code: int, expected: str, command_server: CommandServer, config: Path, tmp_path: Path
 ) -> None:
-    command = submit(nursery, tmp_path, *(str(config) if word == "CONFIG" else word for word in words))
+    command = submit(
+        command_server, tmp_path, *(str(config) if argument == "CONFIG" else argument for argument in arguments)
+    )
     assert command.wait(30) == code
-    assert expected in " ".join(command.said().replace("│", " ").split())
+    assert expected in " ".join(command.output().replace("│", " ").split())

@@ -1,4 +1,4 @@
-"""Two runs on one broker that goes away for a while; one of them with bad data at every place where data comes in."""
+"""Two runs on one broker that stops for a while; one of them gets invalid data at every input."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ Where = tuple[str, int, int]
 
 @dataclass
 class Ended:
-    """Both runs, when they have ended, and where in the topics of the troubled one garbage was written."""
+    """Both ended runs, and the positions of the garbage in the topics of the disturbed one."""
 
-    troubled: LaminarRun
-    calm: LaminarRun
+    disturbed: LaminarRun
+    undisturbed: LaminarRun
     garbage: dict[Where, bytes]
     client: ClientProperties
 
@@ -62,7 +62,7 @@ def write_questions(file: Path) -> None:
 
 
 def write_garbage(broker: Broker, run: str) -> dict[Where, bytes]:
-    """In every topic a record that is none of ours, one of a version to come, and one that belongs elsewhere."""
+    """Write to every topic bytes without schema, a record of an unknown version, and a record of another topic."""
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all")
     written = {}
     for topic in CATALOGUE.values():
@@ -75,9 +75,9 @@ def write_garbage(broker: Broker, run: str) -> dict[Where, bytes]:
 
 
 def read_by_pipelines(garbage: dict[Where, bytes]) -> dict[Where, bytes]:
-    """What this run reads: questions from a file have no levels, so nobody asks for harder ones."""
+    """The garbage in topics that pipelines of this run consume."""
     topics = {where: CATALOGUE[where[0].rpartition(".")[2]] for where in garbage}
-    unread = (CURRICULUM, BATCH_ASSEMBLY)  # nobody needs them in this run
+    unread = (CURRICULUM, BATCH_ASSEMBLY)  # not consumed without a curriculum and several shards
     return {where: garbage[where] for where, topic in topics.items() if topic.consumers and topic not in unread}
 
 
@@ -98,68 +98,68 @@ def ended(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
         source = f'prompts={{source = "jsonl", path = "{questions}", samples_per_prompt = 4, max_new_tokens = 16}}'
         rewards = f'score.rewards=[{{name = "exact"}}, {{name = "{verifier}:touchy"}}]'
         here = tmp_path_factory.mktemp("here")
-        troubled = start_run("troubled", *common, source, rewards, here=here)
-        calm = start_run("calm", *common)
-        for run in (troubled, calm):
+        disturbed = start_run("disturbed", *common, source, rewards, here=here)
+        undisturbed = start_run("undisturbed", *common)
+        for run in (disturbed, undisturbed):
             run.until_phase("training")
-        garbage = write_garbage(broker, troubled.name)
-        # Heartbeats and inboxes are read from a start's own moment on, so a restart would pass these by.
+        garbage = write_garbage(broker, disturbed.name)
+        # Heartbeats and inboxes are read from the end at a start, so a restarted role would skip these records.
         wanted = set(read_by_pipelines(garbage))
-        troubled.until(lambda: wanted <= set(letters_by_place(client, troubled)), 30, "a letter for each record")
-        for run in (troubled, calm):
+        disturbed.until(lambda: wanted <= set(letters_by_place(client, disturbed)), 30, "a dead letter for each record")
+        for run in (disturbed, undisturbed):
             assert not any(role["restarts"] for role in run.state()["roles"].values()), run.state()
-        for role in ("placement", "score", "experience", "evaluation"):  # a restart reads back what it has written
-            os.kill(troubled.pid_of(role), signal.SIGKILL)
+        for role in ("placement", "score", "experience", "evaluation"):  # a restart reads back the role's own records
+            os.kill(disturbed.pid_of(role), signal.SIGKILL)
         broker.stop()
         time.sleep(3)
-        assert troubled.exit_code() is None
-        assert calm.exit_code() is None
+        assert disturbed.exit_code() is None
+        assert undisturbed.exit_code() is None
         broker.start()
-        for run in (troubled, calm):
+        for run in (disturbed, undisturbed):
             run.wait(150)
-        yield Ended(troubled, calm, garbage, client)
+        yield Ended(disturbed, undisturbed, garbage, client)
 
 
-@pytest.mark.parametrize("name", ["troubled", "calm"])
+@pytest.mark.parametrize("name", ["disturbed", "undisturbed"])
 def test_disturbed_runs_reach_their_goal_and_pass_the_audit(name: str, ended: Ended) -> None:
-    run = {"troubled": ended.troubled, "calm": ended.calm}[name]
-    assert run.exit_code() == 0, run.said()
+    run = {"disturbed": ended.disturbed, "undisturbed": ended.undisturbed}[name]
+    assert run.exit_code() == 0, run.output()
     audit = run.audit()
     assert audit["passed"]
     assert (audit["lost"], audit["trained_twice"]) == (0, 0)
     assert audit["trained"] == STEPS * 16
-    assert not run.traces()
+    assert not run.leftovers()
 
 
 def test_runs_on_one_broker_are_isolated(ended: Ended) -> None:
     tasks = {
         run.name: {experience.trajectory.prompt.task for experience in ended.records(run, EXPERIENCES)}
-        for run in (ended.troubled, ended.calm)
+        for run in (ended.disturbed, ended.undisturbed)
     }
-    assert tasks == {"troubled": {"questions"}, "calm": {"chain_sum"}}
+    assert tasks == {"disturbed": {"questions"}, "undisturbed": {"chain_sum"}}
 
 
 def test_invalid_records_are_copied_to_dead_letters(ended: Ended) -> None:
-    letters = letters_by_place(ended.client, ended.troubled)
+    letters = letters_by_place(ended.client, ended.disturbed)
     for where, payload in read_by_pipelines(ended.garbage).items():
         assert letters[where].payload == payload
         assert letters[where].reason
 
 
 def test_invalid_records_of_observed_topics_are_counted(ended: Ended) -> None:
-    summary = json.loads((ended.troubled.folder / "summary.json").read_text())
+    summary = json.loads((ended.disturbed.folder / "summary.json").read_text())
     assert summary["unreadable_records"] == {"metrics": 3, "relay": 3, "replicas": 3}
     for short_name in summary["unreadable_records"]:
         assert re.search(
-            rf"^{short_name}, partition 0, offset \d+: a record that cannot be read: ", ended.troubled.said(), re.M
+            rf"^{short_name}, partition 0, offset \d+: a record that cannot be read: ", ended.disturbed.output(), re.M
         )
     for short_name in ("plans", "metrics", "dead-letters", "restore"):
-        records = read_topic(ended.client, CATALOGUE[short_name].name(ended.troubled.name))
+        records = read_topic(ended.client, CATALOGUE[short_name].name(ended.disturbed.name))
         assert sum(record.error is not None for record in records) == 2
 
 
 def test_invalid_questions_are_reported_and_skipped(ended: Ended) -> None:
-    letters = [letter for letter in ended.records(ended.troubled, DEAD_LETTERS) if letter.step == "draw prompts"]
+    letters = [letter for letter in ended.records(ended.disturbed, DEAD_LETTERS) if letter.step == "draw prompts"]
     broken = [letter for letter in letters if "not JSON" in letter.reason]
     too_long = [letter for letter in letters if letter.payload == TOO_LONG.encode()]
     assert {letter.offset for letter in broken} == {BROKEN_LINE}
@@ -170,7 +170,7 @@ def test_invalid_questions_are_reported_and_skipped(ended: Ended) -> None:
 
 
 def test_verifier_error_is_written_to_the_experience(ended: Ended) -> None:
-    experiences: list[Experience] = ended.records(ended.troubled, EXPERIENCES)
+    experiences: list[Experience] = ended.records(ended.disturbed, EXPERIENCES)
     failed = [experience for experience in experiences if experience.error]
     assert failed
     assert len(failed) < len(experiences)

@@ -1,4 +1,4 @@
-"""A run that cannot work says why in one line before it starts anything, or as soon as it can know."""
+"""A run that cannot start prints one line with the reason, before it starts any process if possible."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics
 
 
-def refusal(run: LaminarRun) -> str:
-    """The one line with which the command refused to run."""
+def error_line(run: LaminarRun) -> str:
+    """The single line of output of a command that failed."""
     assert run.wait(60) == 1
-    (line,) = run.said().splitlines()
+    (line,) = run.output().splitlines()
     return line
 
 
@@ -54,13 +54,13 @@ def refusal(run: LaminarRun) -> str:
         pytest.param(
             "rollout.engine=vllm",
             "rollout.engine is 'vllm', which is not installed: pip install 'laminar-rl[vllm]'",
-            marks=pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here"),
+            marks=pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed"),
         ),
     ],
 )
 def test_run_rejects_an_invalid_configuration(change: str, expected: str, start_run: StartRun, run_id: str) -> None:
     run = start_run(run_id, change)
-    line = refusal(run)
+    line = error_line(run)
     assert line.startswith("laminar: ")
     assert expected in line
     assert not run.folder.exists()
@@ -68,14 +68,14 @@ def test_run_rejects_an_invalid_configuration(change: str, expected: str, start_
 
 @pytest.mark.parametrize("lacking", ["config.json", "model.safetensors", "tokenizer"])
 def test_run_names_missing_model_files(
-    lacking: str, model_folder: Path, tmp_path: Path, start_run: StartRun, run_id: str
+    missing: str, model_folder: Path, tmp_path: Path, start_run: StartRun, run_id: str
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder)
-    for file in folder.glob(f"{lacking}*"):
+    for file in folder.glob(f"{missing}*"):
         file.unlink()
     run = start_run(run_id, f"model.path={folder}")
-    assert f"model.path: {folder} has no " in refusal(run)
+    assert f"model.path: {folder} has no " in error_line(run)
     assert not run.folder.exists()
 
 
@@ -83,7 +83,7 @@ def test_run_rejects_an_existing_run_folder(start_run: StartRun, run_id: str, tm
     state = tmp_path / "runs" / run_id / "state.json"
     state.parent.mkdir(parents=True)
     state.write_text("{}")
-    assert f"run {run_id!r} exists already in" in refusal(start_run(run_id, here=tmp_path))
+    assert f"run {run_id!r} exists already in" in error_line(start_run(run_id, here=tmp_path))
     assert state.read_text() == "{}"
 
 
@@ -91,17 +91,19 @@ def test_run_names_an_unreachable_broker(
     small_config: Path, tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(kafka_of_run, "WAIT_S", 1.5)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound, but it does not listen
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as unbound:
+        unbound.bind(("127.0.0.1", 0))  # bound, but not listening
+        address = f"127.0.0.1:{unbound.getsockname()[1]}"
         changes = [f"run.name={run_id}", f"run.folder={tmp_path}", f"kafka.bootstrap_servers={address}"]
         started = time.monotonic()
-        said = pytest.raises(kafka_of_run.BrokerUnreachable, match=f"no Kafka broker answered at {address} in 1.5 s")
-        with said, StopRequests() as stops:
+        expectation = pytest.raises(
+            kafka_of_run.BrokerUnreachable, match=f"no Kafka broker answered at {address} in 1.5 s"
+        )
+        with expectation, StopRequests() as stops:
             run_locally(load_config(small_config, changes), small_config, stops)
     assert 1.5 <= time.monotonic() - started < 10
-    tried = [line for line in capsys.readouterr().out.splitlines() if f"waiting for Kafka at {address}" in line]
-    assert 3 <= len(tried) <= 8  # ever less often
+    attempts = [line for line in capsys.readouterr().out.splitlines() if f"waiting for Kafka at {address}" in line]
+    assert 3 <= len(attempts) <= 8  # with growing pauses
     assert '"phase": "failed"' in (tmp_path / run_id / "state.json").read_text()
 
 
@@ -113,14 +115,14 @@ def test_run_rejects_existing_topics(start_run: StartRun, broker: Broker, small_
     assert run.wait(60) == 1
     where = f"Kafka at {client.bootstrap_servers}"
     expected = f"laminar: {where} already has topics of a run {run_id!r}: choose another run.name"
-    assert run.said().splitlines()[-1] == expected
-    assert not run.traces()
+    assert run.output().splitlines()[-1] == expected
+    assert not run.leftovers()
 
 
 def test_run_rejects_the_store_of_an_active_run(start_run: StartRun, run_id: str) -> None:
     with WeightStore(default_root(run_id), 1):
         run = start_run(run_id)
         assert run.wait(60) == 1
-        assert f"laminar: run {run_id!r} is active on this machine" in run.said()
+        assert f"laminar: run {run_id!r} is active on this machine" in run.output()
         assert not run.processes()
     remove_store(default_root(run_id))

@@ -1,4 +1,4 @@
-"""`laminar run` with a warm start, from the command to the files that it leaves, and a next run that finds it made."""
+"""`laminar run` with a warm start, from the command to its files, and a next run that finds the warm start."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ WARM_START = (
     "warm_start={examples = 64, steps = 2, batch = 8, measured = 8, measure_every = 1, max_new_tokens = 4}",
 )
 
-TOLD = {
+EXPECTED_METRICS = {
     "trainer": "reward/mean reward/std frac_reward_zero_std response_length/mean response_length/max "
     "response_length/clip_ratio grad_norm staleness/mean staleness/max queue/lag trainer/idle_ratio "
     "weight_sync/seconds throughput/tokens_per_s throughput/samples_per_s time/update",
     "experience": "dropped_stale dropped staleness/0 staleness_at_finish/0",
     "rollout": "rollout/idle_ratio",
 }
-"""Names that users of other trainers look for, by series; this model answers all alike, so no ratio is told."""
+"""Metric names that users of other trainers expect, by series; without ratios, as this model always answers alike."""
 
 
 class _Terminal:
-    """Starts the command as a shell does, imports and all."""
+    """Starts the command as a shell does, with all imports."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -71,17 +71,17 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
             sockets |= listening_sockets(run.processes())
             time.sleep(0.5)
         run.wait(1)
-        left = run.traces()
+        leftovers = run.leftovers()
     finally:
-        run.end()
-    assert not left
+        run.clean_up()
+    assert not leftovers
     assert len(sockets) >= 3, sockets  # the broker's two, the relay's
     assert not exposed_addresses(sockets)
     return run
 
 
 def test_run_reaches_its_goal_and_passes_the_audit(ended: LaminarRun) -> None:
-    assert ended.exit_code() == 0, ended.said()
+    assert ended.exit_code() == 0, ended.output()
     audit = ended.audit()
     assert audit["passed"]
     assert audit["trained"] == STEPS * 16
@@ -100,11 +100,12 @@ def summary_of(run: LaminarRun) -> dict[str, Any]:
 
 def test_run_summary_is_complete(ended: LaminarRun) -> None:
     summary, audit, state = summary_of(ended), ended.audit(), ended.state()
-    told = {"run": NAME, "reached": True, "error": None, "audit_passed": True, "lost": 0, "trained_twice": 0}
-    told |= {"trajectories_trained": STEPS * 16, "optimizer_steps": STEPS}
-    told |= {"heldout_questions": 8, "phases": state["phases"]}
-    assert {key: summary[key] for key in told} == told
-    assert 2 <= summary["weight_versions"] <= STEPS + 1  # skipped is one whose forerunner is still on its way
+    expected = {"run": NAME, "reached": True, "error": None, "audit_passed": True, "lost": 0, "trained_twice": 0}
+    expected |= {"trajectories_trained": STEPS * 16, "optimizer_steps": STEPS}
+    expected |= {"heldout_questions": 8, "phases": state["phases"]}
+    assert {key: summary[key] for key in expected} == expected
+    # A version is skipped while the one before it is being published.
+    assert 2 <= summary["weight_versions"] <= STEPS + 1
     shares = [f"heldout_{which}" for which in ("before", "after", "sampled_before", "sampled_after", "warm_start_best")]
     for key in ("reward_first", "reward_last", *shares):
         assert 0 <= summary[key] <= 1, key
@@ -116,27 +117,27 @@ def test_run_summary_is_complete(ended: LaminarRun) -> None:
 def test_next_run_finds_the_warm_start(ended: LaminarRun, start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
     run = start_run(run_id, servers, *WARM_START, "trainer.optimizer_steps=1", here=ended.here)
-    assert run.wait() == 0, run.said()
-    made, found = (json.loads((each.folder / "warm_start.json").read_text()) for each in (ended, run))
-    assert found == {**made, "seconds": 0.0}
+    assert run.wait() == 0, run.output()
+    first, found = (json.loads((each.folder / "warm_start.json").read_text()) for each in (ended, run))
+    assert found == {**first, "seconds": 0.0}
     assert (ended.folder / "logs" / "warm-start.log").exists()
     assert not (run.folder / "logs" / "warm-start.log").exists()
-    assert load_config(run.folder / "config.toml").model.path == made["folder"]
+    assert load_config(run.folder / "config.toml").model.path == first["folder"]
     assert summary_of(run)["heldout_warm_start_best"] == summary_of(ended)["heldout_warm_start_best"]
     assert (run.folder.parent / "latest").resolve() == run.folder
 
 
 def test_failed_warm_start_ends_the_run_with_its_error(start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
-    learning = "warm_start={examples = 8, model = {task = 'leg_counting'}}"
-    run = start_run(run_id, servers, "model.path=''", learning, "prompts.task=leg_counting", "prompts.task_args={}")
+    warm_start = "warm_start={examples = 8, model = {task = 'leg_counting'}}"
+    run = start_run(run_id, servers, "model.path=''", warm_start, "prompts.task=leg_counting", "prompts.task_args={}")
     assert run.wait() == 1
-    why = "there are no worked answers for 'leg_counting', only for chain_sum, gcd"
-    reason = f"the warm start failed: ValueError: {why}"
-    last = run.said().splitlines()[-1]
+    cause = "there are no worked answers for 'leg_counting', only for chain_sum, gcd"
+    reason = f"the warm start failed: ValueError: {cause}"
+    last = run.output().splitlines()[-1]
     assert last.startswith(f"laminar: {reason} (see {run.folder / 'logs' / 'warm-start.log'}); once that is fixed, ")
     assert reason in run.state()["error"]
-    assert not run.traces()
+    assert not run.leftovers()
 
 
 def test_run_folder_is_complete(ended: LaminarRun) -> None:
@@ -151,7 +152,7 @@ def test_run_folder_is_complete(ended: LaminarRun) -> None:
         assert "Traceback" not in log
     metrics = read_metrics(folder / "metrics.jsonl")
     assert [metric.step for metric in metrics if metric.name == "trainer"] == list(range(1, STEPS + 1))
-    for series, names in TOLD.items():
+    for series, names in EXPECTED_METRICS.items():
         assert set(names.split()) <= set().union(*(metric.values for metric in metrics if metric.name == series))
     assert any((folder / "tensorboard").iterdir())
     assert "<svg" in (folder / "report.html").read_text()

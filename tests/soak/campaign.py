@@ -26,11 +26,11 @@ REPOSITORY = Path(__file__).parents[2]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "end_to_end")]
 
 from kills import ALL, kill, rounds  # noqa: E402
-from laminar_runs import LaminarRun, Nursery, kill_what_lives_in  # noqa: E402
+from laminar_runs import CommandServer, LaminarRun, kill_processes_in  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from small_runs import SMALL, make_model, write_config  # noqa: E402
-from stops import GONE_WITHIN_S, stop_at_a_random_moment, stop_cleanly  # noqa: E402
+from stops import GONE_WITHIN_S, stop_at_random_time, stop_cleanly  # noqa: E402
 
 from infra.files import write_atomically  # noqa: E402
 from infra.kafka.broker import BrokerConfig, start_broker  # noqa: E402
@@ -104,10 +104,10 @@ def all_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
         if run.exit_code() is not None:
             break
         phases[run.state()["phase"]] += 1
-        run.end()
+        run.clean_up()
         run.wait()
         run.resume()
-    assert run.wait(300) == 0, run.said()
+    assert run.wait(300) == 0, run.output()
     run.seconds_until_gone(GONE_WITHIN_S)
     books = run.audit()
     assert books["trained"] == TO_THE_GOAL * SMALL["experience"]["global_batch"], books
@@ -121,7 +121,7 @@ def all_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
 
 def run_stopped(start: Callable[..., LaminarRun], seed: int) -> Found:
     """Ctrl-C at a random moment."""
-    return {"phase": stop_at_a_random_moment(start(), seed, within_s=20.0)}
+    return {"phase": stop_at_random_time(start(), seed, within_s=20.0)}
 
 
 def main() -> None:
@@ -157,23 +157,23 @@ def campaign(folder: Path, scenarios: dict[str, Scenario], seeds: int) -> dict[s
     shutil.rmtree(folder / "model", ignore_errors=True)
     model = make_model(folder / "model")
     config = write_config(folder / "small.toml", model)
-    nursery = Nursery(model)
+    command_server = CommandServer(model)
     try:
         for name, seed in missing:
-            results[f"{name}/{seed}"] = _cell(nursery, config, folder / "here", scenarios[name], seed)
+            results[f"{name}/{seed}"] = _cell(command_server, config, folder / "here", scenarios[name], seed)
             write_atomically(file, json.dumps(results, indent=1))
             print(f"{name}, seed {seed}: {results[f'{name}/{seed}']}", flush=True)
     finally:
-        nursery.close()
+        command_server.close()
     return results
 
 
-def _cell(nursery: Nursery, config: Path, here: Path, scenario: Scenario, seed: int) -> Found:
+def _cell(command_server: CommandServer, config: Path, here: Path, scenario: Scenario, seed: int) -> Found:
     started = time.monotonic()
     shutil.rmtree(here, ignore_errors=True)
 
     def start(*changes: str) -> LaminarRun:
-        return LaminarRun(nursery, here, config, f"soak-{seed}", f"run.seed={seed}", *changes)
+        return LaminarRun(command_server, here, config, f"soak-{seed}", f"run.seed={seed}", *changes)
 
     try:
         found = scenario(start, seed)
@@ -181,7 +181,7 @@ def _cell(nursery: Nursery, config: Path, here: Path, scenario: Scenario, seed: 
         found = {"error": str(error)[:2000]}
         shutil.copytree(here, here.with_name(f"failed-{scenario_name(scenario)}-{seed}"), dirs_exist_ok=True)
     finally:
-        kill_what_lives_in([here])
+        kill_processes_in([here])
     return {**found, "seconds": round(time.monotonic() - started)}
 
 
