@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from run_stories import assignment, experience, manifest, micro_batch, settled, trajectory
+from audit_records import assignment, experience, manifest, micro_batch, settled, trajectory
 
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit, ReachedStage

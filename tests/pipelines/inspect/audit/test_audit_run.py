@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from audit_records import assignment, experience, manifest, micro_batch, settled, trajectory
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
-from run_stories import assignment, experience, manifest, micro_batch, settled, trajectory
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from audit_records import assignment, experience, manifest, micro_batch, settled, trajectory
 from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NoError, NotCoordinatorError
-from run_stories import assignment, experience, manifest, micro_batch, settled, trajectory
 
 from infra.kafka.admin import TopicSpec, admin_client, beginning_offsets, create_topics, end_offsets
 from infra.kafka.broker import Broker

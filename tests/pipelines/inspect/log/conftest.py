@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def log_client(broker: Broker) -> ClientProperties:
-    """Client properties of the run `a_run_to_read.RUN`."""
-    from a_run_to_read import write_run
+    """Client properties of the run `example_log.RUN`."""
+    from example_log import write_run
 
     return write_run(broker)
 
@@ -23,7 +23,7 @@ def log_client(broker: Broker) -> ClientProperties:
 @pytest.fixture
 def laminar(log_client: ClientProperties, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run a command on that run; returns its exit code, stdout and stderr."""
-    from a_run_to_read import RUN
+    from example_log import RUN
 
     from pipelines.cli.main import main
 

@@ -19,7 +19,7 @@ from schemas.codec import decode
 from schemas.topics import BATCHES, EXPERIENCES, INBOX, METRICS, PROGRESS, SETTLED, TRAJECTORIES
 from schemas.tracing import trace_id
 
-RUN = "a-run-to-read"
+RUN = "example-run"
 
 
 def at(seconds: float) -> datetime:

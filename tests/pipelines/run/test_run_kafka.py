@@ -87,7 +87,7 @@ def test_run_kafka_fails_when_the_broker_never_starts(kafka: RunKafka, tmp_path:
             raise BrokerDied("it was ended by SIGKILL while starting; it wrote nothing")
 
     kafka._own = Broker(run_kafka_module.BrokerConfig(tmp_path / "kafka"))
-    with pytest.raises(BrokerStartError, match=r"(?s)died 7 times in 60 s, last error: .*SIGKILL.*broker.log"):
+    with pytest.raises(BrokerStartError, match=r"(?s)died 7 times in 60 s; last error: .*SIGKILL.*broker.log"):
         kafka._start_broker()
     assert len(starts) == 7
     kafka.config = replace(kafka.config, outage_timeout_s=1e-9)

@@ -7,7 +7,7 @@ from pathlib import Path
 import tomli_w
 from laminar_runs import Command, CommandServer, LaminarRun
 from test_emulated_run import SMALL
-from test_moving_work import assert_passed, written
+from test_hand_over import assert_passed, written
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties

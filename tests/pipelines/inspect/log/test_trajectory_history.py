@@ -18,7 +18,7 @@ from pipelines.inspect.log.history import _prompt_number
 from pipelines.present.token_colours import Tokens, coloured
 from schemas.topics import PROMPTS, run_prefix
 
-RUN = "a-run-to-read"
+RUN = "example-run"
 Laminar = Callable[..., tuple[int, str, str]]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from infra.kafka.properties import ClientProperties
 
-RUN = "a-run-to-read"
+RUN = "example-run"
 Laminar = Callable[..., tuple[int, str, str]]
 
 

@@ -30,7 +30,7 @@ from schemas.topics import (
     Topic,
 )
 
-RUN = "a-run-to-read"
+RUN = "example-run"
 STARTED_AT = 1_700_000_000_000
 OLD, NEW = r.PolicyVersion(1, 1), r.PolicyVersion(1, 2)
 
