@@ -1,4 +1,4 @@
-"""An S3-compatible server on loopback, for tests of what is kept in object stores."""
+"""An S3-compatible server on loopback, for tests with object stores."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class ObjectStore:
     address: str
 
     def bucket(self, name: str) -> str:
-        """Make the bucket `name`; the URI of a folder in it, with what a client must know."""
+        """Create the bucket `name`. Returns the URI of a folder in it, with the client's options."""
         S3FileSystem(endpoint_override=self.address, scheme="http", allow_bucket_creation=True).create_dir(name)
         return self.uri(f"{name}/folder")
 
     def uri(self, path: str) -> str:
-        """The URI of `path`, a bucket and what is in it."""
+        """The URI of `path` (bucket/key)."""
         return f"s3://{path}?endpoint_override={self.address}&scheme=http&region=us-east-1"
 
 
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
-    """A server for as long as the block runs; credentials for it are in the environment, as users have them."""
+    """A server within the block; its credentials are in the environment, as users set them."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     with mock.patch.dict(os.environ, CREDENTIALS):

@@ -1,4 +1,4 @@
-"""A disk of a few kilobytes, for tests of what happens when it is full."""
+"""A file system of a few kilobytes, for tests with a full disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
-    """`folder`, made, as a file system of its own with `kilobytes` of room; the test is skipped where none can be."""
+    """Create `folder` and mount a file system of `kilobytes` on it; skips the test without the permission to mount."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:

@@ -1,4 +1,4 @@
-"""A run as it could have been observed: for tests of what people see of one."""
+"""Synthetic metrics and records of a run, for tests of views and reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP_MS = 1_200
 
 
 def trainer_metric(step: int, reward: float | None = None) -> Metric:
-    """One optimizer step of 128 trajectories; the reward rises from .2 to .9 unless given."""
+    """One optimizer step of 128 trajectories; by default the reward rises from 0.2 to 0.9."""
     values = {
         "reward/mean": 0.9 - 0.7 * math.exp(-step / 12) + 0.03 * math.sin(step) if reward is None else reward,
         "reward/std": 0.4,
@@ -37,7 +37,7 @@ def evaluation_metric(version: int, mode: str, accuracy: float, final: bool = Fa
 
 
 def experience_metric(batch: int) -> Metric:
-    """A batch's staleness histogram: most of it fresh."""
+    """A batch's staleness histogram: most trajectories are fresh."""
     finish = {"staleness_at_finish/0": 100.0, "staleness_at_finish/1": 28.0}
     dropped = {f"dropped_share/{decile}": decile / 100 for decile in range(1, 11)}
     values = {
@@ -53,7 +53,7 @@ def experience_metric(batch: int) -> Metric:
 
 
 def heartbeat(replica: int, at: int, tokens: int, incarnation: int = 1, pid: int = 41) -> ReplicaStatus:
-    """A running replica with 12 of 16 rows taken."""
+    """A running replica with 12 of 16 slots in use."""
     return ReplicaStatus(
         replica, 0, incarnation, "running", PolicyVersion(1, 12), 12, 3, 16, 330, 768, tokens, 0.01, "host", pid, at
     )
@@ -66,7 +66,7 @@ def manifest(epoch: int, number: int) -> WeightVersion:
 
 
 def history(steps: int = STEPS) -> Iterator[Metric]:
-    """All of metrics.jsonl of a run of so many steps, phases, replicas and lag with it."""
+    """The content of metrics.jsonl for a run of `steps` steps, with phases, replicas and lag."""
     for index, (phase, seconds) in enumerate([("warm_start", 0), ("starting", 12), ("training", 18)]):
         yield Metric("phase", index, {phase: 1.0}, START + seconds * 1000)
     for step, accuracy in ((500, 0.62), (1000, 0.94), (1060, 0.24)):

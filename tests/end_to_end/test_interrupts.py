@@ -28,7 +28,7 @@ def test_ctrl_c_stops_a_run_in_every_phase(phase: str, start_run: StartRun, brok
     stop_cleanly(run, signal.SIGINT)
 
 
-@pytest.mark.parametrize(("phase", "left_in"), [("audit", {"stopped", "ended"}), ("ended", {"ended"})])
+@pytest.mark.parametrize(("phase", "last_phases"), [("audit", {"stopped", "ended"}), ("ended", {"ended"})])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_after_the_drain_leaves_consistent_files(
     number: int, phase: str, last_phases: set[str], start_run: StartRun, broker: Broker, run_id: str

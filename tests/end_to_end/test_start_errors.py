@@ -66,7 +66,7 @@ def test_run_rejects_an_invalid_configuration(change: str, expected: str, start_
     assert not run.folder.exists()
 
 
-@pytest.mark.parametrize("lacking", ["config.json", "model.safetensors", "tokenizer"])
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer"])
 def test_run_names_missing_model_files(
     missing: str, model_folder: Path, tmp_path: Path, start_run: StartRun, run_id: str
 ) -> None:

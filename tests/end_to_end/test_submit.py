@@ -181,7 +181,7 @@ def test_submitted_pipelines_pass_the_audit(submitted: Submitted) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "expected"),
+    ("arguments", "code", "expected"),
     [
         (("scores", "CONFIG"), 2, "there is no pipeline 'scores'; there are prompts, placement"),
         (("score", "nowhere.toml"), 1, "config file nowhere.toml does not exist"),
