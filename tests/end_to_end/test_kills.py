@@ -1,6 +1,6 @@
-"""Each process of a run is killed: it is started again, nothing is lost and nothing is trained twice.
+"""Each process of a run is killed: it is restarted, and no trajectory is lost or trained twice.
 
-Nor does it show in the weights: a replay of the batches, which nobody disturbs, gives the same bits.
+The kills do not change the weights either: an undisturbed replay of the batches gives the same bits.
 """
 
 from __future__ import annotations

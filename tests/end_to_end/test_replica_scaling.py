@@ -33,7 +33,7 @@ def test_rollout_joins_and_another_drains(
     run = LaminarRun(command_server, tmp_path / "run", config, run_id)
     joining = draining = None
 
-    def given(replica: int) -> list[Assignment]:
+    def assignments_of(replica: int) -> list[Assignment]:
         return [each for each in written(client, run, INBOX, Assignment) if each.replica == replica]
 
     try:
@@ -47,7 +47,7 @@ def test_rollout_joins_and_another_drains(
             "--replica",
             str(JOINED),
         )
-        run.until(lambda: given(JOINED), 60, "work for the replica that joined")
+        run.until(lambda: assignments_of(JOINED), 60, "assignments for the joined replica")
         draining = Command(
             command_server,
             tmp_path / "draining",
@@ -55,13 +55,13 @@ def test_rollout_joins_and_another_drains(
             *("--wait", "60"),
         )
         assert draining.wait(90) == 0, draining.output()
-        before = len(given(DRAINED))
+        before = len(assignments_of(DRAINED))
         assert_passed(run, 12 * 32)
     finally:
         for each in (run, joining, draining):
             if each is not None:
-                each.end()
-    assert len(given(DRAINED)) == before
+                each.clean_up()
+    assert len(assignments_of(DRAINED)) == before
     beats = [each for each in written(client, run, REPLICAS, ReplicaStatus) if each.replica == JOINED]
-    first = min(each.assigned_at for each in given(JOINED))
+    first = min(each.assigned_at for each in assignments_of(JOINED))
     assert sum(each.state == "running" and each.sent_at < first for each in beats) <= 2

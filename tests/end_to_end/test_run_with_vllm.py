@@ -1,4 +1,4 @@
-"""`laminar run` with vLLM as the engine, whose process is killed on the way (`make vllm-test`)."""
+"""`laminar run` with the vLLM engine, whose process is killed during the run (`make vllm-test`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytest.importorskip("vllm", reason="make vllm-test has it")
 
 STEPS = 4
 AT_MOST_S = 900
-"""It takes 40 s; where others have the processors, their share of it is what it is."""
+"""It takes 40 s on idle processors, and longer on shared ones."""
 CHANGES = ("rollout.engine=vllm", "rollout.replicas=2", "rollout.heartbeat_s=0.5", "trainer.learner.learning_rate=1e-3")
 
 

@@ -68,8 +68,8 @@ class LogChunk:
 
     def plain(self) -> list[list[dict[str, Any]]]:
         """The rows of each record, JSON-ready; none if it could not be decoded."""
-        made = {kind: iter(plain_rows(block)) for kind, block in self.decoded.blocks.items()}
-        return [[] if isinstance(each, str) else list(islice(made[each[0]], each[1])) for each in self.decoded.contents]
+        rows = {kind: iter(plain_rows(block)) for kind, block in self.decoded.blocks.items()}
+        return [[] if isinstance(each, str) else list(islice(rows[each[0]], each[1])) for each in self.decoded.contents]
 
 
 def read_chunks(
