@@ -85,23 +85,23 @@ class BatchAssembly:
 
     def take(self) -> list[WholeBatch]:
         """Return the complete batches not returned before, in order. Lost batches count as complete."""
-        shares, found = self._partitions.values(), list[WholeBatch]()
-        while self._next in self._lost or all(share.whole for share in shares):
+        partitions, found = self._partitions.values(), list[WholeBatch]()
+        while self._next in self._lost or all(partition.whole for partition in partitions):
             parts: list[MicroBatch] = []
             if self._next not in self._lost:
-                for share in shares:
-                    parts += share.take()
-            if len(shares) > 1:
+                for partition in partitions:
+                    parts += partition.take()
+            if len(partitions) > 1:
                 parts = [replace(part, index=index, count=len(parts)) for index, part in enumerate(parts)]
-            found.append(WholeBatch(self._next, tuple(parts), tuple(share.next_offset for share in shares)))
+            found.append(WholeBatch(self._next, tuple(parts), tuple(partition.next_offset for partition in partitions)))
             self._next += 1
         return found
 
     def missing(self) -> MissingBatch | None:
         """The error to raise if a partition holds a later batch instead of its next one; None if there is no gap."""
-        for share in self._partitions.values():
-            if share.later_parts:
-                return share.missing()
+        for partition in self._partitions.values():
+            if partition.later_parts:
+                return partition.missing()
         return None
 
 

@@ -71,9 +71,9 @@ class Learner:
         self.config = config
         self._device, self._ranks = torch.device(device), ranks
         self._algorithm = resolve(config.algorithm)
-        place = torch.device("cpu") if config.share_device else self._device
+        home_device = torch.device("cpu") if config.share_device else self._device
         again, chunk, precision = config.gradient_checkpointing, config.logits_chunk_tokens, config.precision
-        self._model = load_policy(model_folder, place, gradient_checkpointing=again)
+        self._model = load_policy(model_folder, home_device, gradient_checkpointing=again)
         if config.lora.rank:
             if ranks.count > 1:
                 raise ValueError(f"lora.rank must be 0 with {ranks.count} ranks: only one rank can train adapters")
@@ -84,18 +84,18 @@ class Learner:
                 f"trainer.ranks must be 1, not {ranks.count}: only one rank can train a mixture of experts"
             )
         self._policy = Policy(self._model, chunk, precision)
-        ranks.shard(self._policy, layers_of(self._model), place)
+        ranks.shard(self._policy, layers_of(self._model), home_device)
         self._actor = TrainedModel(self._policy, config)
         models: dict[str, Move] = {"actor": self._actor.move}
         self._critic: Critic | None = None
         if self._algorithm.critic:
-            self._critic = Critic(model_folder, place, gradient_checkpointing=again, precision=precision)
-            ranks.shard(self._critic, layers_of(self._critic), place)
+            self._critic = Critic(model_folder, home_device, gradient_checkpointing=again, precision=precision)
+            ranks.shard(self._critic, layers_of(self._critic), home_device)
             self._critic_trained = TrainedModel(self._critic, config)
             models["critic"] = self._critic_trained.move
         self._reference: Policy | None = None
         if config.algorithm.kl_coefficient:
-            self._reference = Policy(load_policy(model_folder, place), chunk, precision)
+            self._reference = Policy(load_policy(model_folder, home_device), chunk, precision)
             models["reference"] = self._reference.to
         self._device_turns = DeviceTurns(self._device, models, share=config.share_device)
         self._updates = 0
@@ -227,14 +227,16 @@ class Learner:
         if self._critic is not None:
             critic = self._critic
             with self._device_turns.turn("critic"):
-                seen = score_tokens(lambda part: critic(part.packed), self._micro_batches(batch, trained_rows), tokens)
-            values = torch.cat(ranks.gather(seen)).double()
+                own_values = score_tokens(
+                    lambda part: critic(part.packed), self._micro_batches(batch, trained_rows), tokens
+                )
+            values = torch.cat(ranks.gather(own_values)).double()
         if kl_in_reward:
             assert reference is not None
             before = torch.from_numpy(batch.behaviour[batch.loss_mask]) if proximal is None else proximal
             # In float64: float32 rounding loses k3 of a small difference, and group normalisation magnifies the error.
-            own_divergence = kl_penalty(before.double(), reference.double(), config.kl_kind)
-            divergence = torch.cat(ranks.gather(own_divergence))
+            local_divergence = kl_penalty(before.double(), reference.double(), config.kl_kind)
+            divergence = torch.cat(ranks.gather(local_divergence))
             token_metrics.record("kl/ref", divergence)
             penalties = config.kl_coefficient * divergence
         outcomes, groups, lengths = map(torch.from_numpy, (metadata.rewards, metadata.groups, metadata.trained))

@@ -60,7 +60,7 @@ def join_process_group(file: Path, ranks: Ranks, host: str = "127.0.0.1", device
     """Wait for all of `ranks` and join torch's default process group, for a model on `device`.
 
     Rank 0 writes its address to `file`, which all ranks can read; `host` is the address of its machine. Raises RankLost
-    if this process has joined a process group before, or is told to stop while it waits.
+    if this process has joined a process group before, or is stopped while it waits.
     """
     if ranks.count == 1:
         return Rendezvous()
@@ -150,5 +150,5 @@ def _wait_for_all(store: dist.Store, ranks: Ranks) -> bool:
 
 def _pause() -> None:
     if STOPPING.is_set():
-        raise RankLost("told to stop before all ranks had registered")
+        raise RankLost("this process is stopping before all ranks have registered")
     time.sleep(_POLL_S)

@@ -139,8 +139,8 @@ def _make(
 def _worked_answer(config: WarmStartConfig, entry: Entry, rng: random.Random) -> Answer:
     careless = rng.random() < config.careless_share
     plain_trace = TRACES[config.model.task](entry, rng, config.slip_rate if careless else 0.0)
-    asks = config.calculator_share and rng.random() < config.calculator_share
-    return calculator_trace(entry) if asks else (plain_trace,)
+    with_calculator = config.calculator_share and rng.random() < config.calculator_share
+    return calculator_trace(entry) if with_calculator else (plain_trace,)
 
 
 def _examples(tokenizer: PreTrainedTokenizerBase, entries: Sequence[Entry], answers: Sequence[Answer]) -> list[Example]:

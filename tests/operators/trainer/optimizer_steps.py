@@ -61,7 +61,7 @@ def record_steps(trained: TrainedModel, forced: list[OptimizerStep] | None = Non
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor], ranks: Ranks = ALONE) -> float:
-    """The relative L2 distance ‖one − other‖ / ‖other‖ over all tensors of all ranks; all must ask."""
+    """The relative L2 distance ‖one − other‖ / ‖other‖ over all tensors of all ranks. A collective."""
     assert one.keys() == other.keys()
     left, right = (torch.cat([_held(each[name]) for name in sorted(other)]) for each in (one, other))
     apart, size = ranks.total([float(((left - right) ** 2).sum()), float((right**2).sum())])

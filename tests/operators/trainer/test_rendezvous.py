@@ -75,7 +75,7 @@ def test_check_detects_the_end_of_rank_0(ranks: RankThreads) -> None:
 def test_rendezvous_ignores_an_unrelated_store(ranks: RankThreads) -> None:
     other = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks.file.parent.mkdir()
-    ranks.file.write_text(json.dumps({"host": "127.0.0.1", "port": other.port, "token": "of one that is gone"}))
+    ranks.file.write_text(json.dumps({"host": "127.0.0.1", "port": other.port, "token": "of an ended rank"}))
     second = ranks.start(1)
     first = ranks.start(0)
     first.result(20).check()
@@ -88,7 +88,7 @@ def test_shutdown_ends_the_wait_for_ranks(ranks: RankThreads) -> None:
     while not ranks.address():
         assert not waiting[0].done()
     STOPPING.set()
-    with pytest.raises(RankLost, match="told to stop"):
+    with pytest.raises(RankLost, match="is stopping"):
         waiting[0].result(20)
 
 

@@ -41,7 +41,7 @@ def drawn(folder: Path) -> list[MicroBatch]:
         prompt(number, SAMPLES, token_ids=token_ids(source.integers(2, 200, 5)), sampling=_drawing(temperature))
         for number, temperature in enumerate(TEMPERATURES)
     ]
-    members = [trajectory(asked, member) for asked in prompts for member in range(SAMPLES)]
+    members = [trajectory(prompt, member) for prompt in prompts for member in range(SAMPLES)]
     for one in members:
         engine.submit(Request(one.trajectory_id, one.prompt.token_ids.to_numpy(), one.prompt.sampling))
     done: dict[str, Completion] = {}
@@ -67,8 +67,8 @@ def test_importance_ratios_are_one_at_staleness_0(folder: Path, drawn: list[Micr
     batch = join_parts(drawn)
     tempered = distributions(load_model(folder), batch)
     assert metrics["entropy"] == pytest.approx(float(entropies(tempered).mean()), rel=1e-5)
-    told = torch.from_numpy(batch.behaviour[batch.loss_mask])
-    torch.testing.assert_close(of_targets(tempered, batch), told, atol=1e-4, rtol=0)
+    behaviour = torch.from_numpy(batch.behaviour[batch.loss_mask])
+    torch.testing.assert_close(of_targets(tempered, batch), behaviour, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
