@@ -32,7 +32,7 @@ from infra.runners.run import run_pipeline
 from operators.export.columns import row_schema
 from operators.export.config import Contents, ExportConfig
 from operators.export.folder import ExportFolder
-from operators.export.verify import outline, verify
+from operators.export.verify import check_manifests, verify
 from operators.export.where import parse_where
 from operators.io.shards import close_shards
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
@@ -82,7 +82,7 @@ def export(config: Config, broker: Broker, folder: Path, trajectories: int, toke
     with measured(broker) as took:
         asked = ExportConfig(folder, contents)
         run_pipeline(partial(build, config=asked, client=client), "embedded", (), close_shards)
-    proof = outline(folder)
+    proof = check_manifests(folder)
     log = sum(held.stat().st_size for held in (folder.parent / "kafka").rglob(f"{EXPERIENCES.name(run)}-*/*.log"))
     assert not verify(folder).problems
     return {

@@ -9,7 +9,7 @@ import apache_beam as beam
 from infra.kafka.properties import ClientProperties
 from operators.export.config import ExportConfig
 from operators.export.export_topic import ExportTopic
-from operators.export.resume import Resume
+from operators.export.start_positions import StartPositions
 from operators.io.config import ShardConfig, TopicInput
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
@@ -31,14 +31,14 @@ def build(pipeline: beam.Pipeline, config: ExportConfig, client: ClientPropertie
 def shard_config(config: ExportConfig, client: ClientProperties) -> ShardConfig:
     """The shard_config: all partitions of the topic. Each folder has its own consumer group."""
     contents = config.contents
-    columnar = all(record_type(kind).encoding == "arrow" for kind in contents.of.record_classes)
+    columnar = all(record_type(kind).encoding == "arrow" for kind in contents.source.record_classes)
     folder = hashlib.sha256(str(config.folder.absolute()).encode()).hexdigest()[:8]
     return ShardConfig(
         client=client,
         run=contents.run,
         pipeline=f"export-{contents.topic}-{folder}",
-        inputs=(TopicInput(contents.of, tuple(sorted(contents.starts)), blocks=columnar),),
-        start_positions=Resume(config, client),
+        inputs=(TopicInput(contents.source, tuple(sorted(contents.starts)), blocks=columnar),),
+        start_positions=StartPositions(config, client),
         bounded=not config.follow,
         commit_s=5.0,
     )

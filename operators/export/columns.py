@@ -1,7 +1,7 @@
-"""Records as the columns of a dataset: names for people, types that every reader of Arrow and Parquet takes.
+"""Records as the columns of a dataset: readable names, and types that every Arrow and Parquet reader supports.
 
-A column of the dataset is a column of the record, or made of some; no row is ever built. Names and types are added to
-and never changed, so files of different ages read as one.
+A column of the dataset is a column of the record or is computed from columns; no row object is built. Columns are added
+but never changed, so files of different releases can be read together.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from schemas.records import Experience, Trajectory
 from schemas.topics import Topic
 
 SCHEMA_VERSION = 1
-"""Stands in the metadata of every file."""
+"""Written to the metadata of every file."""
 
-PLACE = pa.schema(
+LOG_POSITION = pa.schema(
     [
         pa.field("kafka_topic", pa.utf8(), nullable=False),
         pa.field("kafka_partition", pa.int32(), nullable=False),
@@ -32,9 +32,9 @@ PLACE = pa.schema(
         pa.field("kafka_timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
     ]
 )
-"""Where a row stands in the log: several rows may share a Kafka record, and `kafka_row` numbers them."""
+"""The position of a row in the log. Several rows may share a Kafka record; `kafka_row` is the index in it."""
 RECORD = "record"
-"""Names the class of a row, in topics that carry several."""
+"""The column with the record class of a row, in topics with several classes."""
 
 _NAMES: Mapping[str, str] = {
     "prompt.purpose": "purpose",
@@ -56,14 +56,14 @@ _PURPOSES, _LETTERS = pa.array(list(LETTERS)), pa.array(list(LETTERS.values()))
 
 
 class Column(NamedTuple):
-    """A column of the dataset, and how it is made of a record's."""
+    """A column of the dataset, and the function that makes it from the columns of a record."""
 
     field: pa.Field
     make: Callable[[pa.RecordBatch], pa.Array]
 
 
 def dataset_name(kind: type, path: str) -> str:
-    """What the column `path` of `kind` is called in a dataset."""
+    """The name in a dataset of column `path` of record class `kind`."""
     if kind is Experience and not path.startswith("trajectory."):
         return {"error": "reward_error", "components": "reward_components"}.get(path, path)
     if kind in (Experience, Trajectory):
@@ -74,22 +74,22 @@ def dataset_name(kind: type, path: str) -> str:
 
 @cache
 def columns_of(kind: type) -> tuple[Column, ...]:
-    """The columns of records of class `kind`: what is computed first, then every field."""
+    """The columns of records of class `kind`: computed ones first, then every field."""
     computed = _computed("trajectory." if kind is Experience else "") if kind in (Experience, Trajectory) else ()
     return (*computed, *(_plain(kind, field) for field in arrow_schema(kind)))
 
 
 @cache
 def row_schema(topic: Topic) -> pa.Schema:
-    """The columns of a dataset of `topic`: those of all its classes, and where each row stands in the log."""
+    """The columns of a dataset of `topic`: those of all its record classes, and the position in the log."""
     schemas = [pa.schema([column.field for column in columns_of(kind)]) for kind in topic.record_classes]
     own = pa.unify_schemas(schemas)
     named = [pa.field(RECORD, pa.utf8())] if len(topic.record_classes) > 1 else []
-    return pa.schema([*named, *own, *PLACE], metadata={"laminar": f"{topic.short_name}/{SCHEMA_VERSION}"})
+    return pa.schema([*named, *own, *LOG_POSITION], metadata={"laminar": f"{topic.short_name}/{SCHEMA_VERSION}"})
 
 
 class RecordRows(NamedTuple):
-    """Rows of Kafka records that follow one another: their offsets, timestamps in Unix milliseconds, and rows each."""
+    """The rows of consecutive Kafka records, with the offset, timestamp (Unix milliseconds) and row count of each."""
 
     block: Block
     offsets: Sequence[int]
@@ -103,11 +103,11 @@ class RecordRows(NamedTuple):
 
 
 def as_table(topic: Topic, partition: int, placed: Sequence[RecordRows]) -> pa.Table:
-    """The rows of `placed`, all of `partition`, in their order, as `row_schema` has them."""
+    """The rows of `placed`, all of `partition`, in their order, with the columns of `row_schema`."""
     schema = row_schema(topic)
     tables = []
     first = 0
-    for last in range(1, len(placed) + 1):  # neighbours of one class are taken together
+    for last in range(1, len(placed) + 1):  # consecutive blocks of one class are concatenated
         if last == len(placed) or placed[last].block.kind is not placed[first].block.kind:
             tables.append(_of_one_kind(topic, schema, partition, placed[first:last]))
             first = last
@@ -122,36 +122,36 @@ def _of_one_kind(topic: Topic, schema: pa.Schema, partition: int, placed: Sequen
         pa.array(list(chain.from_iterable(values)), pa.int64())
         for values in zip(*[(each.counts, each.offsets, each.timestamps) for each in placed], strict=True)
     )
-    whose = _repeated(counts)
+    record_of_row = _repeated(counts)
     starts = pc.subtract(pc.cumulative_sum(counts), counts)
     made |= {
         RECORD: pa.repeat(block.kind.__name__, rows),
         "kafka_topic": pa.repeat(topic.short_name, rows),
         "kafka_partition": pa.repeat(pa.scalar(partition, pa.int32()), rows),
-        "kafka_offset": offsets.take(whose),
-        "kafka_row": pc.subtract(pa.arange(0, rows), starts.take(whose)).cast(pa.int32()),
-        "kafka_timestamp": timestamps.take(whose).cast(PLACE.field("kafka_timestamp").type),
+        "kafka_offset": offsets.take(record_of_row),
+        "kafka_row": pc.subtract(pa.arange(0, rows), starts.take(record_of_row)).cast(pa.int32()),
+        "kafka_timestamp": timestamps.take(record_of_row).cast(LOG_POSITION.field("kafka_timestamp").type),
     }
     arrays = [made[field.name] if field.name in made else pa.nulls(rows, field.type) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _repeated(counts: pa.Array) -> pa.Array:
-    """Index i as often as `counts[i]` says."""
+    """Each index i of `counts`, repeated `counts[i]` times."""
     ends = pc.cumulative_sum(counts).cast(pa.int32())
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
     return pc.list_parent_indices(pa.ListArray.from_arrays(offsets, pa.nulls(ends[-1].as_py())))
 
 
 def _plain(kind: type, field: pa.Field) -> Column:
-    """A field of the record; times become timestamps, maps lists of pairs (some readers know no maps)."""
+    """A field of the record. Times become timestamps, maps become lists of pairs (some readers do not support maps)."""
     name, path = dataset_name(kind, field.name), field.name
     if pa.types.is_map(field.type):
         pairs = pa.list_(pa.struct([("name", field.type.key_type), ("value", field.type.item_type)]))
         return Column(pa.field(name, pairs), lambda batch: _pairs(batch.column(path), pairs))
     if path.endswith("_at") and field.type == pa.int64():
-        moment = pa.timestamp("ms", tz="UTC")
-        return Column(pa.field(name, moment), lambda batch: batch.column(path).cast(moment))
+        time = pa.timestamp("ms", tz="UTC")
+        return Column(pa.field(name, time), lambda batch: batch.column(path).cast(time))
     return Column(pa.field(name, field.type), lambda batch: batch.column(path))
 
 
@@ -165,12 +165,12 @@ def _computed(prefix: str) -> tuple[Column, ...]:
         return lambda batch: batch.column(prefix + path)
 
     def first(part: str) -> Callable[[pa.RecordBatch], pa.Array]:
-        """That part of the version that made the first token; null where there is none."""
+        """A part of the version that generated the first token; null without tokens."""
 
         def make(batch: pa.RecordBatch) -> pa.Array:
             spans = batch.column(f"{prefix}version_spans")
-            some = pc.greater(pc.list_value_length(spans), 0)
-            starts = pc.if_else(some, spans.offsets[:-1], None)
+            generated = pc.greater(pc.list_value_length(spans), 0)
+            starts = pc.if_else(generated, spans.offsets[:-1], None)
             versions = spans.values.field("version").field(part)
             return versions.take(starts)
 
@@ -190,13 +190,13 @@ def _computed(prefix: str) -> tuple[Column, ...]:
     def tokens(path: str) -> Callable[[pa.RecordBatch], pa.Array]:
         return lambda batch: pc.list_value_length(at(path)(batch)).cast(pa.int64())
 
-    whole = pa.int64()
+    integer = pa.int64()
     return (
         Column(pa.field("trajectory_id", pa.utf8()), trajectory),
         Column(pa.field("group_id", pa.utf8()), group),
-        Column(pa.field("policy_epoch", whole), first("epoch")),
-        Column(pa.field("policy_version", whole), first("number")),
-        Column(pa.field("staleness", whole), staleness),
-        Column(pa.field("prompt_tokens", whole), tokens("prompt.token_ids")),
-        Column(pa.field("completion_tokens", whole), tokens("response.token_ids")),
+        Column(pa.field("policy_epoch", integer), first("epoch")),
+        Column(pa.field("policy_version", integer), first("number")),
+        Column(pa.field("staleness", integer), staleness),
+        Column(pa.field("prompt_tokens", integer), tokens("prompt.token_ids")),
+        Column(pa.field("completion_tokens", integer), tokens("response.token_ids")),
     )

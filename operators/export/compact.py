@@ -1,4 +1,4 @@
-"""Fewer, larger files: neighbours of one partition become one file of all their offsets."""
+"""Compaction: joins consecutive files of one partition into one file of all their offsets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from operators.export.formats import read_table
 
 
 def compact(root: StorageFolder, target_bytes: int) -> int:
-    """Join the files of the export in `root` up to about `target_bytes` each; how many are fewer.
+    """Join the files of the export in `root` up to about `target_bytes` each; returns how many files fewer there are.
 
-    A kill leaves every offset in one file that counts: the next one to open the folder removes what was replaced.
-    Raises ExportError where the folder is none, or an export is writing to it.
+    After a kill every offset is still in exactly one valid file; the next process to open the folder deletes the
+    replaced files. Raises ExportError if the folder is not an export or an export is writing to it.
     """
     with ExportFolder(root) as folder:
         runs = [run for run in joinable(folder.parts, target_bytes) if len(run) > 1]
@@ -43,10 +43,13 @@ def _read(file: StorageFolder, contents: Contents) -> pa.Table:
 
 
 def joinable(parts: Sequence[ExportPart], target_bytes: int) -> Iterator[list[ExportPart]]:
-    """`parts`, by partition and offset, as runs of neighbours of at most `target_bytes`, or of one that is larger."""
-    for _, of_one in groupby(parts, lambda part: part.partition):
+    """`parts`, sorted by partition and offset, as runs of consecutive ones of at most `target_bytes` in total.
+
+    A larger part is a run of its own.
+    """
+    for _, of_partition in groupby(parts, lambda part: part.partition):
         run: list[ExportPart] = []
-        for part in of_one:
+        for part in of_partition:
             if run and sum(each.bytes for each in run) + part.bytes > target_bytes:
                 yield run
                 run = []

@@ -1,4 +1,4 @@
-"""What an export holds, and how it is written."""
+"""The contents of an export, and its settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from schemas.topics import CATALOGUE, Topic
 
 @dataclass(frozen=True)
 class Contents:
-    """What the rows of an export are: fixed when its folder is made. `starts` is the first offset of each partition."""
+    """What an export contains; fixed when its folder is created. `starts` is the first offset of each partition."""
 
     run: str
     topic: str
@@ -28,37 +28,37 @@ class Contents:
     starts: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        view_of(self.of, self.view)
+        view_of(self.source, self.view)
         if self.where:
-            parse_where(self.where, row_schema(self.of))
+            parse_where(self.where, row_schema(self.source))
 
     @property
-    def of(self) -> Topic:
-        """The topic."""
+    def source(self) -> Topic:
+        """The topic's entry in the catalogue."""
         return CATALOGUE[self.topic]
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of its files."""
-        return view_of(self.of, self.view).schema
+        return view_of(self.source, self.view).schema
 
-    def kept(self, rows: pa.Table) -> pa.Table:
-        """Those of `rows`, full ones, that the view and `where` leave."""
-        for condition in (view_of(self.of, self.view).condition, self.where):
+    def selected_rows(self, rows: pa.Table) -> pa.Table:
+        """The rows of `rows` (with all columns) for which the conditions of the view and `where` hold."""
+        for condition in (view_of(self.source, self.view).condition, self.where):
             if condition:
                 rows = parse_where(condition, rows.schema).rows(rows)
         return rows
 
-    def made(self, rows: pa.Table) -> pa.Table:
-        """What a file holds of `rows`, kept ones."""
-        return view_of(self.of, self.view).make(rows)
+    def view_rows(self, rows: pa.Table) -> pa.Table:
+        """The rows of a file, made from selected `rows`."""
+        return view_of(self.source, self.view).transform(rows)
 
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """An export: `contents` into `folder`, in files of about `file_bytes` in memory.
+    """An export of `contents` into `folder`, in files of about `file_bytes` in memory.
 
-    To `follow` is to go on with what comes; what has come is then in a file within `every_s` seconds.
+    With `follow` the export continues with new records and writes each to a file within `every_s` seconds.
     """
 
     folder: StorageFolder

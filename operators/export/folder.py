@@ -1,15 +1,15 @@
-"""The folder of an export, which is all the state that an export has.
+"""The folder of an export, which holds all its state.
 
     README.md                                                    the dataset card
-    data/experiences-p0-000000000000-000000004095.parquet        rows of these offsets, both included
-    _laminar/export.json                                         what the rows are
-    _laminar/manifest-00000000.json                              a file: its offsets, rows, bytes, hash
+    data/experiences-p0-000000000000-000000004095.parquet        the rows of these offsets, both included
+    _laminar/export.json                                         the contents: run, topic, view, condition
+    _laminar/manifest-00000000.json                              one file: its offsets, rows, bytes, hash
 
-A file is written as `.tmp-...` and synced; then its manifest is, which is the moment from which it counts; then it gets
-its name. Who opens the folder ends what was left between the last two, and removes what was left before. A range
-begins where the one before it ended, so offsets without rows (markers of transactions, aborted records, rows that a
-condition leaves out) lie in some range, too; a range without any row has no file, and its manifest says so. The folder
-may be a remote place (`infra/storage.py`): files are uploaded, and `_laminar/writer` names the last who opened it.
+The writer writes and syncs a file as `.tmp-...`, then writes and syncs its manifest, which makes the file valid, then
+renames the file. A process that opens the folder finishes a missing rename and deletes files without a manifest. A
+range begins where the one before it ended, so offsets without rows (transaction markers, aborted records, rows that the
+condition excludes) are in a range too. A range without rows has a manifest and no file. The folder may be remote
+(`infra/storage.py`): files are uploaded, and `_laminar/writer` names the process that opened it last.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ MANIFESTS = "manifest-*.json"
 
 
 class ExportError(RuntimeError):
-    """A folder that cannot be exported to, or is not what it should be: what is wrong, and what to do."""
+    """The export folder cannot be used, or is damaged. The message says what is wrong and what to do."""
 
 
 @dataclass(frozen=True)
 class ExportPart:
-    """A range of offsets of one partition, `first` to `last`, and the file that holds its rows ("": it has none).
+    """A range of offsets of one partition, `first` to `last`, and the file with its rows ("" if it has no rows).
 
-    `undecodable` are offset and reason of what is no record of ours. It `replaces` older parts, by their ranges.
+    `undecodable` has the offset and reason of each record that could not be decoded. `replaces` has the ranges of the
+    older parts that this part replaces.
     """
 
     partition: int
@@ -59,24 +60,24 @@ class ExportPart:
 
     @property
     def range(self) -> str:
-        """Partition and offsets, as they stand in its file's name."""
+        """Partition and offsets, as in the name of its file."""
         return f"p{self.partition}-{self.first:012d}-{self.last:012d}"
 
 
 def read_contents(root: StorageFolder) -> Contents:
-    """What the export in `root` holds. Raises ExportError where there is none."""
+    """The contents of the export in `root`. Raises ExportError if there is no export."""
     try:
-        said = json.loads((root / STATE / "export.json").read_text(encoding="utf-8"))
-        starts = {int(partition): offset for partition, offset in said.pop("starts").items()}
-        return Contents(**said, starts=starts)
+        fields = json.loads((root / STATE / "export.json").read_text(encoding="utf-8"))
+        starts = {int(partition): offset for partition, offset in fields.pop("starts").items()}
+        return Contents(**fields, starts=starts)
     except FileNotFoundError:
-        raise ExportError(f"{root} holds no export ({STATE}/export.json is missing)") from None
+        raise ExportError(f"{root} is not an export ({STATE}/export.json is missing)") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ExportError(f"{root / STATE / 'export.json'} is damaged: {error}") from error
 
 
 def read_parts(root: StorageFolder) -> list[ExportPart]:
-    """The parts of the export in `root` by partition and offset, replaced ones left out. Raises ExportError."""
+    """The parts of the export in `root`, by partition and offset, without replaced ones. Raises ExportError."""
     parts: dict[str, ExportPart] = {}
     for path in list_folder(root / STATE, MANIFESTS):
         part = _read_part(path)
@@ -87,7 +88,7 @@ def read_parts(root: StorageFolder) -> list[ExportPart]:
 
 
 def next_offsets(contents: Contents, parts: Iterable[ExportPart]) -> dict[int, int]:
-    """By partition: the first offset that the export does not hold yet."""
+    """By partition: the first offset that is not in the export yet."""
     following = dict(contents.starts)
     for part in parts:
         following[part.partition] = max(following.get(part.partition, 0), part.last + 1)
@@ -95,10 +96,10 @@ def next_offsets(contents: Contents, parts: Iterable[ExportPart]) -> dict[int, i
 
 
 class ExportFolder:
-    """An export's folder, open for writing; one process at a time. Raises ExportError where it cannot be."""
+    """An export's folder, open for writing by one process at a time. Raises ExportError if it cannot be opened."""
 
     def __init__(self, root: StorageFolder, contents: Contents | None = None) -> None:
-        """Open `root`, or make it for `contents`, which must be what it holds."""
+        """Open `root`, or create it for `contents`. An existing export must have the same contents."""
         self.root = root
         if contents is None:
             read_contents(root)
@@ -108,14 +109,14 @@ class ExportFolder:
         self._writer = uuid.uuid4().hex
         try:
             self._take_lock()
-            self.contents = self._settled(contents)
+            self.contents = self._fix_contents(contents)
             self._recover()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Let others open it."""
+        """Release the lock, so that another process can open the folder."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -128,7 +129,7 @@ class ExportFolder:
 
     @property
     def parts(self) -> list[ExportPart]:
-        """What it holds."""
+        """Its parts, by partition and offset."""
         return read_parts(self.root)
 
     def add(
@@ -140,7 +141,7 @@ class ExportFolder:
         undecodable: Sequence[tuple[int, str]] = (),
         replaces: Sequence[str] = (),
     ) -> ExportPart:
-        """Write `rows`, those of offsets `first` to `last`; whole and durable when it returns. Raises ExportError."""
+        """Write `rows` of offsets `first` to `last`; the file is complete and durable on return. Raises ExportError."""
         part = ExportPart(partition, first, last, "", len(rows), 0, "", tuple(undecodable), tuple(replaces))
         name = f"{self.contents.topic}-{part.range}"
         try:
@@ -152,16 +153,16 @@ class ExportFolder:
             self._check_writer()
             write_durable(self.root / STATE / f"manifest-{self._next:08d}.json", text)
             self._next += 1
-            self._place(part)
+            self._publish(part)
         except OSError as error:
             raise ExportError(
                 f"{name} cannot be written to {self.root}: {error.strerror or error}; "
-                "what is there is whole, and the same command goes on from it"
+                "existing files are complete, and the same command continues after them"
             ) from error
         return part
 
     def _write(self, name: str, rows: pa.Table) -> tuple[int, str]:
-        """Write the temporary file of the file `name`: its bytes and their hash."""
+        """Write the temporary file for `name`; returns its size in bytes and its hash."""
         temporary = self.root / DATA / (TEMPORARY + name)
         if isinstance(temporary, Path):
             write_table(temporary, rows, self.contents.format)
@@ -173,44 +174,44 @@ class ExportFolder:
             return local.stat().st_size, sha256(local)
 
     def _check_writer(self) -> None:
-        """Raise ExportError where another process has opened a remote folder since: it has the last word."""
+        """Raise ExportError if another process has opened the remote folder since: the last to open it may write."""
         if not isinstance(self.root, Path) and (self.root / STATE / "writer").read_text() != self._writer:
             raise ExportError(f"another export has taken over {self.root}: this one ends")
 
     def _take_lock(self) -> None:
-        if not isinstance(self.root, Path):  # an object store has no locks: who comes last goes on, the others end
+        if not isinstance(self.root, Path):  # no locks: the last to open it continues, others stop
             write_durable(self.root / STATE / "writer", self._writer)
             return
         self._lock = os.open(self.root / STATE / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ExportError(f"another export is writing to {self.root}: wait for its end, or take another") from None
+            raise ExportError(f"another export is writing to {self.root}: wait for it, or use another folder") from None
 
-    def _settled(self, wanted: Contents | None) -> Contents:
-        """What the folder holds, now fixed. Raises ExportError where it holds something else."""
+    def _fix_contents(self, wanted: Contents | None) -> Contents:
+        """The contents of the folder; writes export.json for a new one. Raises ExportError for other contents."""
         file = self.root / STATE / "export.json"
         if wanted is None or file.exists():
             held = read_contents(self.root)
             if wanted is not None:
-                _refuse_another(self.root, held, wanted)
+                _check_same(self.root, held, wanted)
             return held
         if any((self.root / DATA).iterdir()):
-            raise ExportError(f"{self.root / DATA} holds files that are no export's: take an empty folder")
+            raise ExportError(f"{self.root / DATA} has files of no export: use an empty folder")
         write_durable(file, json.dumps(asdict(wanted), indent=1) + "\n")
         return wanted
 
     def _recover(self) -> None:
-        """End what a killed process has begun, or undo it."""
+        """Finish or undo what a killed process has started."""
         manifests = list_folder(self.root / STATE, MANIFESTS)
         self._next = int(manifests[-1].name[len("manifest-") : -len(".json")]) + 1 if manifests else 0
         if manifests:
-            self._place(_read_part(self.root / STATE / f"manifest-{self._next - 1:08d}.json"))
+            self._publish(_read_part(self.root / STATE / f"manifest-{self._next - 1:08d}.json"))
         for left in [*(self.root / DATA).glob(f"{TEMPORARY}*"), *(self.root / STATE).glob(".*.tmp")]:
             left.unlink()
 
-    def _place(self, part: ExportPart) -> None:
-        """Give `part`'s file its name, where it has not got it yet, and remove what it replaces."""
+    def _publish(self, part: ExportPart) -> None:
+        """Rename the file of `part`, if that is not done yet, and delete the files that it replaces."""
         data = self.root / DATA
         if part.file and (data / (TEMPORARY + part.file)).exists():
             rename(data / (TEMPORARY + part.file), data / part.file)
@@ -221,18 +222,18 @@ class ExportFolder:
             sync_folder(data)
 
 
-def _refuse_another(root: StorageFolder, held: Contents, wanted: Contents) -> None:
+def _check_same(root: StorageFolder, held: Contents, wanted: Contents) -> None:
     for name in ("run", "topic", "format", "view", "where"):
-        there, asked = getattr(held, name), getattr(wanted, name)
-        if there != asked:
-            raise ExportError(f"{root} is an export with {name} {there!r}, not {asked!r}: take another folder")
+        existing, requested = getattr(held, name), getattr(wanted, name)
+        if existing != requested:
+            raise ExportError(f"{root} is an export with {name} {existing!r}, not {requested!r}: use another folder")
 
 
 def _read_part(path: StorageFolder) -> ExportPart:
     try:
-        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        said["undecodable"] = tuple((int(offset), str(reason)) for offset, reason in said["undecodable"])
-        said["replaces"] = tuple(said["replaces"])
-        return ExportPart(**said)
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        fields["undecodable"] = tuple((int(offset), str(reason)) for offset, reason in fields["undecodable"])
+        fields["replaces"] = tuple(fields["replaces"])
+        return ExportPart(**fields)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{path} is damaged: {error}") from error

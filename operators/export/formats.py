@@ -1,4 +1,4 @@
-"""Tables as files, durable when written: Parquet, Arrow IPC, or a JSON object a line."""
+"""Reads and durably writes tables as files: Parquet, Arrow IPC, or JSON lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK = 1 << 20
 
 
 def write_table(file: Path, table: pa.Table, kind: Format) -> None:
-    """Write `table` to `file`, on the disk when it returns. Raises OSError, having left nothing, where it cannot be."""
+    """Write and sync `table` to `file`. Raises OSError if that fails, and then leaves no file."""
     try:
         with file.open("wb") as out:
             _WRITERS[kind](out, table)
@@ -34,7 +34,7 @@ def write_table(file: Path, table: pa.Table, kind: Format) -> None:
 
 
 def read_table(file: Path, kind: Format, schema: pa.Schema) -> pa.Table:
-    """The rows in `file` as `schema` has them, null where it lacks a column. Raises ValueError where it is damaged."""
+    """The rows of `file` with the columns of `schema`; missing columns are null. Raises ValueError if it is damaged."""
     try:
         if kind == "parquet":
             table = pq.ParquetFile(file).read()
@@ -42,7 +42,7 @@ def read_table(file: Path, kind: Format, schema: pa.Schema) -> pa.Table:
             with pa.ipc.open_file(pa.memory_map(str(file))) as reader:
                 table = reader.read_all()
         else:
-            return _from_lines(file, schema)
+            return _read_jsonl(file, schema)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{file} cannot be read as {kind}: {error}") from error
     try:
@@ -52,35 +52,35 @@ def read_table(file: Path, kind: Format, schema: pa.Schema) -> pa.Table:
 
 
 def sha256(file: Path) -> str:
-    """The hash of a file's bytes."""
+    """The SHA-256 of a file's bytes, in hexadecimal."""
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
 
 
-def _parquet(out: BinaryIO, table: pa.Table) -> None:
+def _write_parquet(out: BinaryIO, table: pa.Table) -> None:
     flat = [field.name for field in table.schema if not pa.types.is_nested(field.type)]
     texts = [name for name in flat if pa.types.is_string(table.schema.field(name).type)]
     rows = max(1, len(table) * ROW_GROUP_BYTES // max(1, table.nbytes))
     pq.write_table(table, out, compression="zstd", use_dictionary=texts, write_statistics=flat, row_group_size=rows)
 
 
-def _arrow(out: BinaryIO, table: pa.Table) -> None:
+def _write_arrow(out: BinaryIO, table: pa.Table) -> None:
     with pa.ipc.new_file(out, table.schema) as writer:
         writer.write_table(table)
 
 
-def _lines(out: BinaryIO, table: pa.Table) -> None:
+def _write_jsonl(out: BinaryIO, table: pa.Table) -> None:
     for batch in table.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
-            out.write(orjson.dumps(plain(row)) + b"\n")
+            out.write(orjson.dumps(json_value(row)) + b"\n")
 
 
-def plain(value: Any) -> Any:
-    """`value` for JSON: times in ISO 8601, bytes in base64, and null for numbers that JSON has none for."""
+def json_value(value: Any) -> Any:
+    """`value` for JSON: times in ISO 8601, bytes in base64, and null for NaN and infinities."""
     if isinstance(value, dict):
-        return {name: plain(part) for name, part in value.items()}
+        return {name: json_value(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [plain(part) for part in value]
+        return [json_value(part) for part in value]
     if isinstance(value, datetime):
         return value.isoformat(timespec="milliseconds")
     if isinstance(value, bytes):
@@ -88,12 +88,12 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _from_lines(file: Path, schema: pa.Schema) -> pa.Table:
+def _read_jsonl(file: Path, schema: pa.Schema) -> pa.Table:
     def rows() -> Iterator[dict[str, Any]]:
         with file.open(encoding="utf-8") as lines:
             for line in lines:
                 row = json.loads(line)
-                yield {field.name: _revived(row.get(field.name), field.type) for field in schema}
+                yield {field.name: _from_json_value(row.get(field.name), field.type) for field in schema}
 
     try:
         return pa.Table.from_pylist(list(rows()), schema=schema)
@@ -101,14 +101,14 @@ def _from_lines(file: Path, schema: pa.Schema) -> pa.Table:
         raise ValueError(f"{file} cannot be read as jsonl: {error}") from error
 
 
-def _revived(value: Any, kind: pa.DataType) -> Any:
+def _from_json_value(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, str) and pa.types.is_timestamp(kind):
         return datetime.fromisoformat(value)
     return base64.b64decode(value) if isinstance(value, str) and pa.types.is_binary(kind) else value
 
 
 _WRITERS: Mapping[Format, Callable[[BinaryIO, pa.Table], None]] = {
-    "parquet": _parquet,
-    "arrow": _arrow,
-    "jsonl": _lines,
+    "parquet": _write_parquet,
+    "arrow": _write_arrow,
+    "jsonl": _write_jsonl,
 }

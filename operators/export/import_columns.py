@@ -1,11 +1,11 @@
-"""Rows of an exported dataset as experience of another run: the columns of `columns.py`, read the other way."""
+"""Converts rows of an exported dataset to experiences of another run: the inverse of `columns.py`."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.export.columns import PLACE, dataset_name, row_schema
+from operators.export.columns import LOG_POSITION, dataset_name, row_schema
 from operators.export.config import Contents
 from operators.export.folder import ExportError
 from operators.export.import_plan import ImportPlan
@@ -14,11 +14,11 @@ from schemas.block import Block
 from schemas.records import Experience, PolicyVersion
 from schemas.topics import EXPERIENCES
 
-BEFORE_ALL = PolicyVersion(0, 0)
-"""Under which imported trajectories were made: no trainer of this run's has epoch 0. Their staleness counts from the
-run's beginning, the least that it can be."""
+IMPORTED_VERSION = PolicyVersion(0, 0)
+"""The version of imported trajectories: no trainer of this run has epoch 0. Their staleness counts from the first
+version of the run, which is a lower bound."""
 
-_OURS = {
+_REPLACED_FIELDS = {
     "trajectory.prompt.number",
     "trajectory.prompt.purpose",
     "trajectory.prompt.samples",
@@ -31,53 +31,53 @@ _OURS = {
     "trajectory.newest_version.number",
     "scored_at",
 }
-"""What this run says of a row, whatever the other said."""
-_PLACES = ("kafka_partition", "kafka_offset", "kafka_row")
+"""Fields that get values of this run instead of the exported ones."""
+_POSITION = ("kafka_partition", "kafka_offset", "kafka_row")
 COLUMNS = pa.schema(
     [
         *(
             row_schema(EXPERIENCES).field(dataset_name(Experience, field.name))
             for field in arrow_schema(Experience)
-            if field.name not in _OURS
+            if field.name not in _REPLACED_FIELDS
         ),
-        *(PLACE.field(name) for name in _PLACES),
+        *(LOG_POSITION.field(name) for name in _POSITION),
     ]
 )
-"""What is read of a dataset."""
+"""The columns that are read from a dataset."""
 
 
 def as_experiences(rows: pa.Table, contents: Contents, plan: ImportPlan, first: int, base: int, now: int) -> Block:
-    """`rows`, of COLUMNS, which `plan` has from its row `first` on, in a run that has `base` imported groups.
+    """The experiences of `rows` (columns COLUMNS), which are the rows of `plan` from index `first` on.
 
-    Their prompts' round says where each stood; `now`, in Unix milliseconds, is when they were scored as far as this
-    run's buffer is concerned. Raises ExportError where a row lacks what a record must have.
+    `base` is how many groups the run has imported before. A prompt's `round` is the origin of its row. `now`, in Unix
+    milliseconds, becomes `scored_at`. Raises ExportError if a row has null in a required column.
     """
     batch = rows.combine_chunks()
-    count, place = len(batch), slice(first, first + len(batch))
+    count, planned = len(batch), slice(first, first + len(batch))
     lengths = pc.list_value_length(_column(batch, "completion_token_ids"))
     columns = {
-        "trajectory.prompt.number": pa.array(plan.numbers[place] + base),
+        "trajectory.prompt.number": pa.array(plan.numbers[planned] + base),
         "trajectory.prompt.purpose": pa.repeat("imported", count),
-        "trajectory.prompt.samples": pa.array(plan.sizes[place]),
+        "trajectory.prompt.samples": pa.array(plan.sizes[planned]),
         "trajectory.prompt.round": _origins(batch, contents),
-        "trajectory.member": pa.array(plan.members[place]),
+        "trajectory.member": pa.array(plan.members[planned]),
         "trajectory.version_spans": _one_span(lengths),
-        "trajectory.newest_version.epoch": pa.repeat(BEFORE_ALL.epoch, count),
-        "trajectory.newest_version.number": pa.repeat(BEFORE_ALL.number, count),
+        "trajectory.newest_version.epoch": pa.repeat(IMPORTED_VERSION.epoch, count),
+        "trajectory.newest_version.number": pa.repeat(IMPORTED_VERSION.number, count),
         "scored_at": pa.repeat(now, count),
     }
-    made = {}
+    converted = {}
     for field in arrow_schema(Experience):
         values = columns.get(field.name)
-        if values is None and field.name in _OURS:
+        if values is None and field.name in _REPLACED_FIELDS:
             values = pa.nulls(count, field.type)
         elif values is None:
             values = _column(batch, dataset_name(Experience, field.name))
         if not field.nullable and values.null_count:
             name = dataset_name(Experience, field.name)
             raise ExportError(f"{values.null_count} rows have no {name}, which an experience must have")
-        made[field.name] = values.cast(field.type)
-    return Block.from_columns(Experience, made)
+        converted[field.name] = values.cast(field.type)
+    return Block.from_columns(Experience, converted)
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:
@@ -87,16 +87,16 @@ def _column(table: pa.Table, name: str) -> pa.Array:
 
 
 def _origins(rows: pa.Table, contents: Contents) -> pa.Array:
-    """Where each row stood: `first/experiences 0:17.3` is row 3 of the record at offset 17 of partition 0."""
-    partition, offset, row = (_column(rows, name).cast(pa.utf8()) for name in _PLACES)
+    """The origin of each row: `first/experiences 0:17.3` is row 3 of the record at offset 17 of partition 0."""
+    partition, offset, row = (_column(rows, name).cast(pa.utf8()) for name in _POSITION)
     where = pc.binary_join_element_wise(f"{contents.run}/{contents.topic} ", partition, "")
     return pc.binary_join_element_wise(pc.binary_join_element_wise(where, offset, ":"), row, ".")
 
 
 def _one_span(lengths: pa.Array) -> pa.Array:
-    """Version spans of rows with `lengths` tokens: one of all where there are any."""
+    """Version spans of rows with `lengths` tokens: one span of all tokens, or none without tokens."""
     kind = arrow_schema(Experience).field("trajectory.version_spans").type
-    version = {"epoch": BEFORE_ALL.epoch, "number": BEFORE_ALL.number}
+    version = {"epoch": IMPORTED_VERSION.epoch, "number": IMPORTED_VERSION.number}
     return pa.array(
         [[{"version": version, "length": length}] if length else [] for length in lengths.to_pylist()], kind
     )

@@ -1,7 +1,7 @@
-"""Who rows of a dataset become in a run that they are fed to: a pure function of their groups, in their order.
+"""The ids that rows of a dataset get in the importing run: a pure function of their groups, in their order.
 
-Ids of imported trajectories have a letter and numbers of their own (`i0.0`), so none is ever one of placement's. What a
-dataset has of a group is a group of that many members: whoever waits for it waits for nobody who will not come.
+Ids of imported trajectories have a letter and numbers of their own (`i0.0`), so they never equal an id from placement.
+The rows of a group in the dataset become a complete group of that size, so the buffer waits for no missing member.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from operators.export.formats import read_table, sha256
 
 
 class Span(NamedTuple):
-    """By partition: the first offset of a dataset that is to be imported, and the one after the last."""
+    """By partition: the first offset of the dataset to import, and the offset after the last."""
 
     first: Mapping[int, int]
     end: Mapping[int, int]
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """Who each row is: group number from 0, member, and how many its group has; int64[rows], `groups` different."""
+    """For each row, int64[rows]: group number from 0, member, and group size. `groups` is the number of groups."""
 
     numbers: np.ndarray
     members: np.ndarray
@@ -40,8 +40,8 @@ class ImportPlan:
         return len(self.numbers)
 
 
-def plan_rows(groups: pa.Array) -> ImportPlan:
-    """Number groups by the first of their rows, and members by their order."""
+def plan_groups(groups: pa.Array) -> ImportPlan:
+    """Number the groups by their first row, and the members by their order."""
     codes = groups.dictionary_encode().indices.to_numpy().astype(np.int64)
     counts = np.bincount(codes)
     order = np.argsort(codes, kind="stable")
@@ -50,17 +50,17 @@ def plan_rows(groups: pa.Array) -> ImportPlan:
     return ImportPlan(codes, members, counts[codes], len(counts))
 
 
-def importable(contents: Contents) -> None:
-    """Raise ExportError where a dataset of `contents` has not got what experience is made of."""
+def check_importable(contents: Contents) -> None:
+    """Raise ExportError if a dataset of `contents` lacks the columns of experiences."""
     if contents.topic != "experiences" or contents.view != "full":
         what = f"view {contents.view} of {contents.topic}"
-        raise ExportError(f"only experiences can be imported, exported with the view full: this is the {what}")
+        raise ExportError(f"only experiences with the view full can be imported: this is the {what}")
 
 
-def tables(root: StorageFolder, contents: Contents, span: Span, columns: pa.Schema) -> Iterator[pa.Table]:
-    """Those `columns` of the rows to import, file by file, always in the same order; what was held out is left out.
+def import_tables(root: StorageFolder, contents: Contents, span: Span, columns: pa.Schema) -> Iterator[pa.Table]:
+    """`columns` of the rows to import, file by file, always in the same order, without held-out (evaluation) rows.
 
-    Raises ExportError where a file is not what its manifest says.
+    Raises ExportError if a file differs from its manifest.
     """
     needed = {"purpose", "kafka_offset"} - set(columns.names)
     schema = pa.schema([*columns, *(contents.schema.field(name) for name in sorted(needed))])
@@ -69,17 +69,17 @@ def tables(root: StorageFolder, contents: Contents, span: Span, columns: pa.Sche
         if part.file and part.last >= first and part.first < end:
             rows = _read(root, contents, part, schema)
             offsets = rows["kafka_offset"]
-            inside = pc.and_(pc.greater_equal(offsets, first), pc.less(offsets, end))
-            wanted = pc.and_(inside, pc.not_equal(rows["purpose"], "evaluation"))
-            yield rows.filter(wanted, null_selection_behavior="drop").select(columns.names)
+            in_span = pc.and_(pc.greater_equal(offsets, first), pc.less(offsets, end))
+            selected = pc.and_(in_span, pc.not_equal(rows["purpose"], "evaluation"))
+            yield rows.filter(selected, null_selection_behavior="drop").select(columns.names)
 
 
-def plan_of(root: StorageFolder, contents: Contents, span: Span) -> ImportPlan:
-    """The plan of all rows of `tables`. Raises ExportError."""
+def plan_import(root: StorageFolder, contents: Contents, span: Span) -> ImportPlan:
+    """The plan of all rows of `import_tables`. Raises ExportError."""
     field = contents.schema.field("group_id")
-    groups = [table["group_id"] for table in tables(root, contents, span, pa.schema([field]))]
+    groups = [table["group_id"] for table in import_tables(root, contents, span, pa.schema([field]))]
     chunks = [chunk for column in groups for chunk in column.chunks]
-    return plan_rows(pa.chunked_array(chunks, field.type).combine_chunks())
+    return plan_groups(pa.chunked_array(chunks, field.type).combine_chunks())
 
 
 def _read(root: StorageFolder, contents: Contents, part: ExportPart, schema: pa.Schema) -> pa.Table:
@@ -87,9 +87,7 @@ def _read(root: StorageFolder, contents: Contents, part: ExportPart, schema: pa.
     try:
         with local_file(file) as local:
             if sha256(local) != part.sha256:
-                raise ExportError(
-                    f"{file}: its bytes are not those that were written; see `laminar export verify {root}`"
-                )
+                raise ExportError(f"{file}: its bytes differ from its manifest; run `laminar export verify {root}`")
             return read_table(local, contents.format, schema)
     except (OSError, ValueError) as error:
         raise ExportError(f"{file} cannot be imported: {error}") from error

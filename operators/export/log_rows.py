@@ -1,4 +1,4 @@
-"""The rows of a part as the log has them: read anew, on no group's behalf."""
+"""Reads the rows of an export part from the log again, without a consumer group."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from operators.export.verify import LogRows
 from schemas.block_codec import decode_as_block
 
 
-def rows_of_log(client: ClientProperties) -> LogRows:
-    """How `verify` reads the log at `client`."""
+def log_rows_reader(client: ClientProperties) -> LogRows:
+    """The function with which `verify` reads the log at `client`."""
 
     def read(contents: Contents, part: ExportPart) -> tuple[pa.Table, list[int]]:
-        topic = contents.of
+        topic = contents.source
         records = read_topic(
             client,
             topic.name(contents.run),

@@ -1,9 +1,9 @@
-"""What a reader of the Flight endpoint asks for: rows of a topic, some of them, from some offset on.
+"""Tickets of the Flight endpoint: which rows of a topic a client requests, and from which offset on.
 
-On the wire it is JSON: `{"topic": "experiences", "where": "reward > 0.5", "from": "-100"}`. `from` is a place as kcat
-and rpk have it (beginning, end, N, -N, s@TIME), or an offset for each partition, `{"0": 17}`; `until` gives the ends,
-and without it the end is that of now. With `follow` there is no end. A flight's own tickets name both for one
-partition, so that a reader may ask again.
+On the wire a ticket is JSON: `{"topic": "experiences", "where": "reward > 0.5", "from": "-100"}`. `from` is a position
+in the notation of kcat and rpk (beginning, end, N, -N, s@TIME), or an offset for each partition, `{"0": 17}`. `until`
+has the end offsets; without it, the stream ends at the present end. With `follow` it does not end. The tickets of a
+flight's endpoints have both for one partition, so a client can repeat a request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TICKET_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Ticket:
-    """A wish, checked. Raises ValueError where it makes no sense."""
+    """A validated request. Raises ValueError if it is invalid."""
 
     topic: str
     where: str = ""
@@ -36,62 +36,64 @@ class Ticket:
         if self.topic not in CATALOGUE:
             raise ValueError(f"there is no topic {self.topic!r}{suggest_name(self.topic, CATALOGUE)}")
         if self.view == "preference":
-            raise ValueError("pairs are made of whole files: export the view preference instead")
+            raise ValueError("the view preference needs complete files: use `laminar export` instead")
         if self.follow and self.until:
-            raise ValueError("what follows has no end: give until or follow, not both")
+            raise ValueError("give until or follow, not both: a stream with follow has no end")
 
     def contents(self, run: str) -> Contents:
-        """What its rows are, in `run`. Raises ValueError for a condition or a view that its topic has not."""
+        """The contents it requests of `run`. Raises ValueError for a condition or view that its topic does not have."""
         return Contents(run, self.topic, view=self.view, where=self.where)
 
     def encode(self) -> bytes:
-        """As it travels."""
-        said = {("from" if name == "start" else name): value for name, value in asdict(self).items()}
-        return json.dumps(said).encode()
+        """The ticket as JSON."""
+        values = {("from" if name == "start" else name): value for name, value in asdict(self).items()}
+        return json.dumps(values).encode()
 
 
 def parse_ticket(data: bytes) -> Ticket:
-    """The ticket that travels as `data`. Raises ValueError that says what is wrong with it."""
+    """The ticket encoded in `data`. Raises ValueError if it is invalid."""
     if len(data) > MAX_TICKET_BYTES:
-        raise ValueError(f"a ticket of {len(data)} bytes is over {MAX_TICKET_BYTES}")
+        raise ValueError(f"a ticket must have at most {MAX_TICKET_BYTES} bytes, not {len(data)}")
     try:
-        said = json.loads(data)
+        request = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f'a ticket is JSON, as {{"topic": "experiences"}}: {error}') from error
-    if not isinstance(said, dict):
-        raise ValueError("a ticket is a JSON object")
+        raise ValueError(f'a ticket must be JSON, such as {{"topic": "experiences"}}: {error}') from error
+    if not isinstance(request, dict):
+        raise ValueError("a ticket must be a JSON object")
     known = {"from" if each.name == "start" else each.name for each in fields(Ticket)}
-    for name in said:
+    for name in request:
         if name not in known:
             raise ValueError(f"a ticket has no {name!r}{suggest_name(name, known)}")
-    if "topic" not in said:
-        raise ValueError(f"a ticket names a topic: one of {', '.join(CATALOGUE)}")
-    return Ticket(**_typed(said))
+    if "topic" not in request:
+        raise ValueError(f"a ticket must have a topic: one of {', '.join(CATALOGUE)}")
+    return Ticket(**_validated(request))
 
 
-def _typed(said: Mapping[str, Any]) -> dict[str, Any]:
-    start = said.get("from", "beginning")
-    view = said.get("view", "full")
+def _validated(request: Mapping[str, Any]) -> dict[str, Any]:
+    start = request.get("from", "beginning")
+    view = request.get("view", "full")
     for name, kind in (("topic", str), ("where", str), ("view", str), ("follow", bool)):
-        if name in said and not isinstance(said[name], kind):
-            raise ValueError(f"{name} must be of type {kind.__name__}, not {said[name]!r}")
+        if name in request and not isinstance(request[name], kind):
+            raise ValueError(f"{name} must be of type {kind.__name__}, not {request[name]!r}")
     if view not in ("full", "trl", "sft", "verl", "preference"):
         raise ValueError(f"there is no view {view!r}")
     return {
-        "topic": said["topic"],
-        "where": said.get("where", ""),
+        "topic": request["topic"],
+        "where": request.get("where", ""),
         "view": view,
         "start": start if isinstance(start, str) else _offsets("from", start),
-        "until": _offsets("until", said.get("until", {})),
-        "follow": said.get("follow", False),
+        "until": _offsets("until", request.get("until", {})),
+        "follow": request.get("follow", False),
     }
 
 
-def _offsets(name: str, said: Any) -> dict[int, int]:
+def _offsets(name: str, offsets: Any) -> dict[int, int]:
     try:
-        found = {int(partition): int(offset) for partition, offset in said.items()}
+        found = {int(partition): int(offset) for partition, offset in offsets.items()}
     except (AttributeError, TypeError, ValueError):
-        raise ValueError(f'{name} must be an offset by partition, as {{"0": 17}}, not {said!r}') from None
+        raise ValueError(
+            f'{name} must have an offset for each partition, such as {{"0": 17}}, not {fields!r}'
+        ) from None
     if any(partition < 0 or offset < 0 for partition, offset in found.items()):
-        raise ValueError(f"{name} has a number below 0")
+        raise ValueError(f"{name} has a negative partition or offset")
     return found

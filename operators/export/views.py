@@ -1,6 +1,6 @@
-"""Datasets in the forms that others' trainers read: each view is a pure function of the rows of one file.
+"""Views: datasets in the formats of other trainers. Each view is a pure function of the rows of one file.
 
-Every view but `full` is of experiences. Rows keep their place in the log, so `export verify` holds for each.
+Every view but `full` is of experiences. Rows keep their position in the log, so `export verify` works for all views.
 """
 
 from __future__ import annotations
@@ -11,45 +11,49 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.export.columns import PLACE, row_schema
+from operators.export.columns import LOG_POSITION, row_schema
 from schemas.topics import EXPERIENCES, Topic
 
 ViewName = Literal["full", "trl", "verl", "sft", "preference"]
 
-_ROW = pa.schema([PLACE.field(name) for name in ("kafka_partition", "kafka_offset", "kafka_row")])
+_ROW_POSITION = pa.schema([LOG_POSITION.field(name) for name in ("kafka_partition", "kafka_offset", "kafka_row")])
 _MESSAGES = pa.list_(pa.struct([("role", pa.utf8()), ("content", pa.utf8())]))
 
 
 class View(NamedTuple):
-    """`condition` is on the full rows and holds beside the user's; `make` turns those left into `schema`."""
+    """`condition` on the full rows applies beside the user's; `transform` maps the selected rows to `schema`."""
 
-    about: str
+    description: str
     schema: pa.Schema
     condition: str
-    make: Callable[[pa.Table], pa.Table]
+    transform: Callable[[pa.Table], pa.Table]
 
 
 def view_of(topic: Topic, name: ViewName) -> View:
-    """View `name` of `topic`. Raises ValueError where it is of another topic's rows."""
+    """View `name` of `topic`. Raises ValueError if the view does not exist for this topic."""
     if name == "full":
         return View("every field of every record", row_schema(topic), "", lambda table: table)
     if topic is not EXPERIENCES:
-        raise ValueError(f"the view {name} is of experiences; {topic.short_name} have the view full alone")
+        raise ValueError(f"the view {name} is of experiences; {topic.short_name} have only the view full")
     return _VIEWS[name]
 
 
 def _schema(*fields: tuple[str, pa.DataType]) -> pa.Schema:
-    return pa.schema([*(pa.field(*field) for field in fields), *_ROW], metadata=row_schema(EXPERIENCES).metadata)
+    return pa.schema(
+        [*(pa.field(*field) for field in fields), *_ROW_POSITION], metadata=row_schema(EXPERIENCES).metadata
+    )
 
 
-def _answers(table: pa.Table) -> pa.Table:
-    return _named(_ANSWERS, table, {"prompt": table["prompt_text"], "completion": table["completion_text"]})
+def _completion_view(table: pa.Table) -> pa.Table:
+    return _select_columns(
+        _COMPLETION_SCHEMA, table, {"prompt": table["prompt_text"], "completion": table["completion_text"]}
+    )
 
 
-def _questions(table: pa.Table) -> pa.Table:
+def _question_view(table: pa.Table) -> pa.Table:
     questions = table["prompt_text"].combine_chunks()
-    return _named(
-        _QUESTIONS,
+    return _select_columns(
+        _QUESTION_SCHEMA,
         table,
         {
             "data_source": table["task"],
@@ -66,8 +70,8 @@ def _questions(table: pa.Table) -> pa.Table:
     )
 
 
-def _pairs(table: pa.Table) -> pa.Table:
-    """The best and the worst answer of each group, where they differ in reward; the first of equals."""
+def _preference_view(table: pa.Table) -> pa.Table:
+    """The best and the worst answer of each group whose rewards differ; of equal rewards the first answer."""
     numbered = pa.table({"group": table["group_id"], "reward": table["reward"], "row": pa.arange(0, len(table))})
     best = numbered.sort_by([("reward", "descending"), ("row", "ascending")]).group_by("group", use_threads=False)
     worst = numbered.sort_by([("reward", "ascending"), ("row", "ascending")]).group_by("group", use_threads=False)
@@ -78,8 +82,8 @@ def _pairs(table: pa.Table) -> pa.Table:
     chosen, rejected = table.take(pairs["row_first"]), table.take(pairs["row_first_worst"])
     differ = pc.greater(chosen["reward"], rejected["reward"])
     chosen, rejected = chosen.filter(differ), rejected.filter(differ)
-    return _named(
-        _PAIRS,
+    return _select_columns(
+        _PREFERENCE_SCHEMA,
         chosen,
         {
             "prompt": chosen["prompt_text"],
@@ -92,9 +96,9 @@ def _pairs(table: pa.Table) -> pa.Table:
     )
 
 
-def _named(schema: pa.Schema, table: pa.Table, made: Mapping[str, pa.Array]) -> pa.Table:
-    """`made`, and whatever else of `schema` stands in `table` under its own name."""
-    columns = [made[name] if name in made else table[name] for name in schema.names]
+def _select_columns(schema: pa.Schema, table: pa.Table, computed: Mapping[str, pa.Array]) -> pa.Table:
+    """The columns of `schema`: from `computed`, or else from `table`."""
+    columns = [computed[name] if name in computed else table[name] for name in schema.names]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -107,7 +111,7 @@ def _struct(**parts: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
 
 
-_ANSWERS = _schema(
+_COMPLETION_SCHEMA = _schema(
     ("prompt", pa.utf8()),
     ("completion", pa.utf8()),
     ("reward", pa.float64()),
@@ -117,7 +121,7 @@ _ANSWERS = _schema(
     ("group_id", pa.utf8()),
     ("policy_version", pa.int64()),
 )
-_PAIRS = _schema(
+_PREFERENCE_SCHEMA = _schema(
     ("prompt", pa.utf8()),
     ("chosen", pa.utf8()),
     ("rejected", pa.utf8()),
@@ -127,7 +131,7 @@ _PAIRS = _schema(
     ("rejected_trajectory_id", pa.utf8()),
     ("group_id", pa.utf8()),
 )
-_QUESTIONS = _schema(
+_QUESTION_SCHEMA = _schema(
     ("data_source", pa.utf8()),
     ("prompt", _MESSAGES),
     ("ability", pa.utf8()),
@@ -135,18 +139,23 @@ _QUESTIONS = _schema(
     ("extra_info", pa.struct([("split", pa.utf8()), ("index", pa.int64())])),
 )
 _VIEWS: Mapping[str, View] = {
-    "trl": View("TRL's prompt and completion, with the reward", _ANSWERS, "finish_reason != 'failed'", _answers),
+    "trl": View(
+        "TRL's prompt and completion, with the reward",
+        _COMPLETION_SCHEMA,
+        "finish_reason != 'failed'",
+        _completion_view,
+    ),
     "sft": View(
-        "prompt and completion of whole answers with a reward of 0.5 or more",
-        _ANSWERS,
+        "prompt and completion of complete answers with a reward of 0.5 or more",
+        _COMPLETION_SCHEMA,
         "finish_reason = 'stop' and reward >= 0.5",
-        _answers,
+        _completion_view,
     ),
     "preference": View(
-        "prompt, chosen and rejected: the best and the worst answer of each group, as far as it is in one file",
-        _PAIRS,
+        "prompt, chosen and rejected: the best and the worst answer of each group, among its rows in one file",
+        _PREFERENCE_SCHEMA,
         "finish_reason != 'failed'",
-        _pairs,
+        _preference_view,
     ),
-    "verl": View("verl's questions: one row a group", _QUESTIONS, "member = 0", _questions),
+    "verl": View("verl's prompts: one row for each group", _QUESTION_SCHEMA, "member = 0", _question_view),
 }

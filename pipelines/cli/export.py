@@ -112,7 +112,7 @@ def topic(
     from operators.export.card import write_card
     from operators.export.config import ExportConfig
     from operators.export.folder import ExportError, ExportFolder
-    from operators.export.verify import outline
+    from operators.export.verify import check_manifests
     from operators.io.shards import close_shards
     from pipelines.export import build
     from pipelines.roles import configure_logging
@@ -136,7 +136,7 @@ def topic(
     except RuntimeError as error:
         raise ExportError(str(error).partition(" [while running")[0]) from error
     write_card(folder)
-    return _report(outline(folder), json, verified=False)
+    return _report(check_manifests(folder), json, verified=False)
 
 
 @app.command("verify")
@@ -156,14 +156,14 @@ def verify_(
       laminar export verify data/answers --log
     """
     from operators.export.folder import read_contents
-    from operators.export.log_rows import rows_of_log
+    from operators.export.log_rows import log_rows_reader
     from operators.export.verify import verify
 
     if not log:
         return _report(verify(folder), json)
     contents = read_contents(folder)
     to = Connection(contents.run, kafka.client()) if kafka.given else connect(contents.run, None, None)
-    return _report(verify(folder, rows_of_log(to.client)), json)
+    return _report(verify(folder, log_rows_reader(to.client)), json)
 
 
 @app.command("compact")
@@ -181,11 +181,11 @@ def compact_(
     """
     from operators.export.card import write_card
     from operators.export.compact import compact
-    from operators.export.verify import outline
+    from operators.export.verify import check_manifests
 
     compact(folder, file_mb << 20)
     write_card(folder)
-    return _report(outline(folder), json, verified=False)
+    return _report(check_manifests(folder), json, verified=False)
 
 
 def _combined(where: str, since_version: int | None) -> str:

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import typer
 
 from infra.kafka.topic_reader import schema_of
-from operators.export.columns import PLACE, row_schema
-from operators.export.formats import plain
+from operators.export.columns import LOG_POSITION, row_schema
+from operators.export.formats import json_value
 from operators.export.where import parse_where
 from pipelines.cli.options import Address
 from pipelines.cli.read_options import ReadOptions
@@ -76,7 +76,7 @@ def find_command(
     form = reading.form("lines")
     if form == "arrow":
         return Chunks(arrow_stream(tables()))
-    parts = ([plain(row) for row in batch.to_pylist()] for each in tables() for batch in each.to_batches(256))
+    parts = ([json_value(row) for row in batch.to_pylist()] for each in tables() for batch in each.to_batches(256))
     return RowOutput(parts, selected or None, form, "no matching rows", lambda row: _line(dict(row)))
 
 
@@ -173,6 +173,6 @@ def _columns(text: str | None, topic: Topic) -> list[str]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    _, partition, offset, *_ = [row.pop(name, None) for name in PLACE.names]
+    _, partition, offset, *_ = [row.pop(name, None) for name in LOG_POSITION.names]
     position = f"{partition}:{offset} " if offset is not None else ""
     return position + brief(row)

@@ -41,14 +41,14 @@ def import_(
     from infra.kafka.topic_reader import read_topic
     from infra.runners.run import run_pipeline
     from operators.export.folder import ExportError, read_contents
-    from operators.export.import_plan import importable
+    from operators.export.import_plan import check_importable
     from operators.io.shards import close_shards
     from pipelines.imports import build
     from pipelines.roles import configure_logging
     from schemas.records import Metric
     from schemas.topics import EXPERIENCES, METRICS
 
-    importable(read_contents(folder))
+    check_importable(read_contents(folder))
     to = address.connect()
     partitions = len(partition_ranges(to.client, EXPERIENCES.name(to.run)))
     metrics = METRICS.name(to.run)

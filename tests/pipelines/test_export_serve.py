@@ -103,21 +103,21 @@ def test_flight_follow_streams_new_rows(topics: Topics, client: flight.FlightCli
 @pytest.mark.parametrize(
     ("ticket", "reason"),
     [
-        (b"\xff", "a ticket is JSON"),
-        (b"[]", "a ticket is a JSON object"),
-        (b"{}", "a ticket names a topic"),
+        (b"\xff", "a ticket must be JSON"),
+        (b"[]", "a ticket must be a JSON object"),
+        (b"{}", "a ticket must have a topic"),
         (b'{"topic": "experiencs"}', "did you mean 'experiences'"),
         (b'{"topic": "experiences", "form": 1}', "did you mean 'from'"),
         (b'{"topic": "experiences", "where": 1}', "where must be of type str"),
         (b'{"topic": "experiences", "where": "rewrad > 1"}', "the nearest is reward"),
         (b'{"topic": "experiences", "from": "then"}', "'then'"),
         (b'{"topic": "experiences", "from": {"9": 0}}', "has no partition 9"),
-        (b'{"topic": "experiences", "from": {"0": -1}}', "below 0"),
-        (b'{"topic": "experiences", "from": [1]}', "an offset by partition"),
-        (b'{"topic": "experiences", "view": "preference"}', "export the view preference"),
+        (b'{"topic": "experiences", "from": {"0": -1}}', "a negative partition or offset"),
+        (b'{"topic": "experiences", "from": [1]}', "an offset for each partition"),
+        (b'{"topic": "experiences", "view": "preference"}', "the view preference needs complete files"),
         (b'{"topic": "metrics", "view": "sft"}', "the view sft is of experiences"),
         (b'{"topic": "experiences", "follow": true, "until": {"0": 1}}', "not both"),
-        (b" " * 70_000, "is over 65536"),
+        (b" " * 70_000, "at most 65536 bytes"),
         (b'{"topic": "prompts"}', "there is no topic"),
     ],
 )
@@ -143,12 +143,12 @@ def test_flight_bounds_streams_and_releases_them(
     topics: Topics, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics.write(range(2))
-    for _ in range(serving.MOST_STREAMS + 2):
+    for _ in range(serving.MAX_STREAMS + 2):
         assert len(read(client, {"topic": "experiences"})[0]) == 4
     with TopicServer(topics.client, topics.run) as server, flight.connect(server.location) as second_client:
-        for _ in range(serving.MOST_STREAMS):
+        for _ in range(serving.MAX_STREAMS):
             server._streams.acquire()
-        with pytest.raises(flight.FlightUnavailableError, match="come again"):
+        with pytest.raises(flight.FlightUnavailableError, match="streams are in use"):
             read(second_client, {"topic": "experiences"})
 
 
@@ -164,9 +164,9 @@ def test_flight_releases_streams_of_disconnected_readers(topics: Topics) -> None
                     reader.read_chunk()
                     reader.cancel()
         deadline = time.monotonic() + 30
-        while server._streams._value < serving.MOST_STREAMS and time.monotonic() < deadline:
+        while server._streams._value < serving.MAX_STREAMS and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert server._streams._value == serving.MOST_STREAMS
+        assert server._streams._value == serving.MAX_STREAMS
 
 
 def test_flight_releases_a_stream_that_is_never_read() -> None:
@@ -187,7 +187,7 @@ def test_flight_rejects_clients_without_token(topics: Topics, tmp_path: Path) ->
     token = read_token(tmp_path / "token")
     with TopicServer(topics.client, topics.run, token=token) as server, flight.connect(server.location) as client:
         for headers in ([], [(b"authorization", b"Bearer another")]):
-            with pytest.raises(flight.FlightUnauthenticatedError, match="asks for a token"):
+            with pytest.raises(flight.FlightUnauthenticatedError, match="needs the header authorization"):
                 list(client.list_flights(options=flight.FlightCallOptions(headers=headers)))
         options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
         assert len(list(client.list_flights(options=options))) == 3
@@ -211,7 +211,7 @@ def test_export_serve_requires_token_beyond_loopback(laminar: Laminar, arguments
 
 @pytest.mark.parametrize("token", ["", TOKEN])
 def test_topic_server_requires_token_and_tls_beyond_loopback(token: str) -> None:
-    with pytest.raises(ValueError, match=r"0\.0\.0\.0 is reached from other machines, and there is not a "):
+    with pytest.raises(ValueError, match=r"0\.0\.0\.0 accepts connections from other machines, so it needs a "):
         TopicServer(ClientProperties.at("127.0.0.1:1"), "a-run", "0.0.0.0", token=token)
 
 

@@ -63,7 +63,7 @@ def test_import_resumes_after_a_kill_without_duplicates(
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
-    [(("nowhere",), "holds no export"), ((), "Missing argument"), (("DIR",), "there is no topic")],
+    [(("nowhere",), "is not an export"), ((), "Missing argument"), (("DIR",), "there is no topic")],
 )
 def test_import_reports_errors_in_one_line(
     topics: Topics, laminar: Laminar, tmp_path: Path, arguments: tuple[str, ...], reason: str

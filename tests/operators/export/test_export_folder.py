@@ -1,4 +1,4 @@
-"""The folder of an export: files of whole ranges, whoever is killed when."""
+"""The folder of an export: complete files of contiguous ranges, across kills."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from exports_here import CONTENTS, end_of, ended, export, polled, rows_of
+from export_factories import CONTENTS, end_of, export, exported_to, polled, rows_of
 
 from operators.export.compact import compact
 from operators.export.folder import DATA, STATE, ExportError, ExportFolder, read_parts
@@ -25,8 +25,8 @@ def names(folder: Path) -> list[str]:
     return sorted(file.name for file in (folder / DATA).iterdir())
 
 
-def test_files_are_named_by_their_offsets_and_ranges_meet_across_holes(tmp_path: Path) -> None:
-    ended(tmp_path, [polled(0, 3), polled(4, 2, garbage=(5,)), polled(7, 2, last=True)], file_bytes=1)
+def test_export_names_files_by_contiguous_offset_ranges(tmp_path: Path) -> None:
+    exported_to(tmp_path, [polled(0, 3), polled(4, 2, undecodable=(5,)), polled(7, 2, last=True)], file_bytes=1)
     assert names(tmp_path) == [
         "experiences-p0-000000000000-000000000003.parquet",
         "experiences-p0-000000000004-000000000006.parquet",
@@ -39,7 +39,7 @@ def test_files_are_named_by_their_offsets_and_ranges_meet_across_holes(tmp_path:
     assert verify(tmp_path).problems == []
 
 
-def test_only_what_is_in_files_is_done(tmp_path: Path) -> None:
+def test_export_commits_only_offsets_in_files(tmp_path: Path) -> None:
     exporting = export(tmp_path, [polled(0, 3)])
     assert list(exporting.checkpoint({}).low_water.values()) == [0]
     exporting.fold(polled(4, 3, last=True))
@@ -47,37 +47,37 @@ def test_only_what_is_in_files_is_done(tmp_path: Path) -> None:
     exporting.close()
 
 
-def test_a_range_without_rows_has_no_file(tmp_path: Path) -> None:
+def test_export_writes_no_file_for_a_range_without_rows(tmp_path: Path) -> None:
     contents = replace(CONTENTS, where="reward > 2")
-    ended(tmp_path, [polled(0, 3, last=True)], contents)
+    exported_to(tmp_path, [polled(0, 3, last=True)], contents)
     assert names(tmp_path) == []
     assert end_of(tmp_path, contents) == 4
     assert verify(tmp_path).problems == []
 
 
-def test_what_follows_gets_a_file_when_it_is_old_enough(tmp_path: Path) -> None:
-    ended(tmp_path, [polled(0, 3), polled(4, 1), polled(6, 1)], follow=True, every_s=1e-9)
-    assert end_of(tmp_path) == 0  # by a clock that stands nothing grows old
+def test_export_with_follow_writes_files_by_age(tmp_path: Path) -> None:
+    exported_to(tmp_path, [polled(0, 3), polled(4, 1), polled(6, 1)], follow=True, every_s=1e-9)
+    assert end_of(tmp_path) == 0  # the clock does not advance, so no rows are due
 
 
-def test_two_exports_to_one_folder_are_refused(tmp_path: Path) -> None:
+def test_export_folder_refuses_a_second_export(tmp_path: Path) -> None:
     exporting = export(tmp_path, [])
     with pytest.raises(ExportError, match="another export is writing"):
         ExportFolder(tmp_path, CONTENTS)
     exporting.close()
     with pytest.raises(ExportError, match="is an export with view 'full', not 'sft'"):
         ExportFolder(tmp_path, replace(CONTENTS, view="sft"))
-    with pytest.raises(ExportError, match="holds no export"):
+    with pytest.raises(ExportError, match="is not an export"):
         ExportFolder(tmp_path / "other")
     (tmp_path / "mine" / DATA).mkdir(parents=True)
     (tmp_path / "mine" / DATA / "x").write_text("")
-    with pytest.raises(ExportError, match="no export's"):
+    with pytest.raises(ExportError, match="files of no export"):
         ExportFolder(tmp_path / "mine", CONTENTS)
 
 
 @pytest.mark.parametrize("begun", ["no manifest", "no name"])
-def test_what_a_killed_export_has_begun_is_ended_or_undone(tmp_path: Path, begun: str) -> None:
-    ended(tmp_path, [polled(0, 3), polled(4, 3, last=True)], file_bytes=1)
+def test_export_folder_recovers_from_a_kill(tmp_path: Path, begun: str) -> None:
+    exported_to(tmp_path, [polled(0, 3), polled(4, 3, last=True)], file_bytes=1)
     last = names(tmp_path)[-1]
     (tmp_path / DATA / last).rename(tmp_path / DATA / f".tmp-{last}")
     if begun == "no manifest":
@@ -88,7 +88,7 @@ def test_what_a_killed_export_has_begun_is_ended_or_undone(tmp_path: Path, begun
     assert end_of(tmp_path) == (4 if begun == "no manifest" else 8)
     assert len(names(tmp_path)) == (1 if begun == "no manifest" else 2)
     assert not list((tmp_path / STATE).glob(".*"))
-    ended(tmp_path, [polled(end_of(tmp_path), 4, last=True)])
+    exported_to(tmp_path, [polled(end_of(tmp_path), 4, last=True)])
     assert verify(tmp_path).problems == []
 
 
@@ -117,48 +117,48 @@ def _damaged(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("byte", "its bytes are not those that were written"),
+        ("byte", "its bytes differ from its manifest"),
         ("missing", "the file is missing"),
         ("gap", "offsets 0 to 3 are missing"),
-        ("overlap", "offsets 2 to 3 are there twice"),
-        ("foreign", "no manifest knows it"),
+        ("overlap", "offsets 2 to 3 are duplicated"),
+        ("foreign", "it has no manifest"),
         ("rows", "it has 6 rows, not 5"),
     ],
 )
 def test_verify_finds_each_kind_of_damage(tmp_path: Path, how: str, reason: str) -> None:
-    ended(tmp_path, [polled(0, 3), polled(4, 3, last=True)], file_bytes=1)
+    exported_to(tmp_path, [polled(0, 3), polled(4, 3, last=True)], file_bytes=1)
     _damaged(tmp_path, how)
     assert reason in "; ".join(verify(tmp_path).problems)
 
 
-def test_a_damaged_manifest_is_one_line(tmp_path: Path) -> None:
-    ended(tmp_path, [polled(0, 3, last=True)])
+def test_verify_raises_for_a_damaged_manifest(tmp_path: Path) -> None:
+    exported_to(tmp_path, [polled(0, 3, last=True)])
     (manifest,) = (tmp_path / STATE).glob("manifest-*")
     manifest.write_text("{")
     with pytest.raises(ExportError, match="is damaged"):
         verify(tmp_path)
 
 
-def test_a_full_disk_leaves_whole_files_and_says_so(tmp_path: Path) -> None:
-    ended(tmp_path, [polled(0, 3, last=True)])
+def test_export_raises_on_a_full_disk_and_keeps_files(tmp_path: Path) -> None:
+    exported_to(tmp_path, [polled(0, 3, last=True)])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = names(tmp_path)
     exporting = export(tmp_path, [polled(4, 3)])
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # Python ignores the signal: writing raises EFBIG
     try:
-        with pytest.raises(ExportError, match=r"cannot be written .* the same command goes on"):
+        with pytest.raises(ExportError, match=r"cannot be written .* the same command continues"):
             exporting.fold(polled(8, 1, last=True))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     exporting.close()
     assert names(tmp_path) == before
-    ended(tmp_path, [polled(4, 4, last=True)])
+    exported_to(tmp_path, [polled(4, 4, last=True)])
     assert verify(tmp_path).problems == []
 
 
-def test_killed_at_any_moment_it_has_no_gap_and_no_overlap(tmp_path: Path) -> None:
-    """A process without threads forks those that export and are killed, and those that look at what they left."""
-    program = Path(__file__).with_name("killed_exports.py")
+def test_killed_exports_have_no_gap_and_no_overlap(tmp_path: Path) -> None:
+    """A process without threads forks exporters, which it kills, and verifiers of what they left."""
+    program = Path(__file__).with_name("kill_exports.py")
     done = subprocess.run(
         [sys.executable, str(program), str(tmp_path / "export"), str(KILLS)],
         capture_output=True,
@@ -170,27 +170,27 @@ def test_killed_at_any_moment_it_has_no_gap_and_no_overlap(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     kills, moved, ends = json.loads(done.stdout)
     assert kills == KILLS
-    assert moved  # it was killed in the middle of work, not before each
+    assert moved  # it made progress between kills
     assert ends == 0
 
 
-def test_compaction_joins_neighbours_and_survives_a_kill(tmp_path: Path) -> None:
-    ended(tmp_path, [polled(0, 3), polled(4, 2, garbage=(5,)), polled(7, 2, last=True)], file_bytes=1)
+def test_compact_joins_consecutive_files_and_survives_a_kill(tmp_path: Path) -> None:
+    exported_to(tmp_path, [polled(0, 3), polled(4, 2, undecodable=(5,)), polled(7, 2, last=True)], file_bytes=1)
     assert compact(tmp_path, 1) == 0
     before = {name: (tmp_path / DATA / name).read_bytes() for name in names(tmp_path)}
     assert compact(tmp_path, 1 << 20) == 2
     assert names(tmp_path) == ["experiences-p0-000000000000-000000000009.parquet"]
     assert pq.read_table(tmp_path / DATA)["kafka_offset"].to_pylist() == [0, 0, 1, 1, 2, 2, 4, 4, 7, 7, 8, 8]
     assert read_parts(tmp_path)[0].undecodable == ((5, "nonsense"),)
-    for name, data in before.items():  # it was killed before it removed what it had replaced
+    for name, data in before.items():  # as if it was killed before it deleted the replaced files
         (tmp_path / DATA / name).write_bytes(data)
     ExportFolder(tmp_path).close()
     assert len(names(tmp_path)) == 1
-    ended(tmp_path, [polled(10, 2, last=True)])
+    exported_to(tmp_path, [polled(10, 2, last=True)])
     assert verify(tmp_path).problems == []
 
 
-def test_columns_of_a_newer_release_are_null_in_older_files(tmp_path: Path) -> None:
+def test_read_table_fills_columns_of_newer_releases_with_null(tmp_path: Path) -> None:
     from operators.export.formats import read_table, write_table
 
     rows = rows_of()

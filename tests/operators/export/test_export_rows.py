@@ -1,10 +1,10 @@
-"""Rows, conditions and views of an export, as tables in and tables out."""
+"""Rows, conditions and views of an export: tables in, tables out."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from exports_here import experience, rows_of
+from export_factories import experience, rows_of
 from record_samples import SAMPLES
 
 from operators.export.columns import RecordRows, as_table, row_schema
@@ -18,7 +18,7 @@ ROWS = rows_of(experience(0, 0, 1.0), experience(0, 1, 0.25), experience(1, 0, 0
 
 
 @pytest.mark.parametrize("short_name", CATALOGUE)
-def test_every_topic_has_rows_that_come_back_from_every_format(short_name: str, tmp_path) -> None:
+def test_rows_of_every_topic_round_trip_in_every_format(short_name: str, tmp_path) -> None:
     topic = CATALOGUE[short_name]
     blocks = [
         RecordRows.of_one(Block.of([SAMPLES[kind]] * 2), at, 1000 + at) for at, kind in enumerate(topic.record_classes)
@@ -33,7 +33,7 @@ def test_every_topic_has_rows_that_come_back_from_every_format(short_name: str, 
         assert read_table(tmp_path / kind, form, row_schema(topic)).to_pylist() == table.to_pylist()
 
 
-def test_what_is_computed() -> None:
+def test_as_table_computes_columns() -> None:
     names = ("trajectory_id", "group_id", "policy_epoch", "policy_version", "staleness", "prompt_tokens")
     assert [ROWS[name].to_pylist()[1] for name in names] == ["p0.1", "p0", 1, 3, 2, 2]
     assert ROWS["policy_version"].to_pylist()[3] is None  # nothing was generated
@@ -58,7 +58,7 @@ def test_what_is_computed() -> None:
         ("prompt_text = 'it\\'s'", []),
     ],
 )
-def test_conditions(text: str, rows: list[int] | None) -> None:
+def test_condition_selects_rows(text: str, rows: list[int] | None) -> None:
     if rows is None:
         with pytest.raises(WhereError):
             parse_where(text, ROWS.schema)
@@ -86,7 +86,7 @@ def test_conditions(text: str, rows: list[int] | None) -> None:
         ("(" * 99 + "reward > 1" + ")" * 99, "too many parentheses"),
     ],
 )
-def test_what_is_no_condition_says_why(text: str, reason: str) -> None:
+def test_invalid_condition_raises_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(WhereError) as raised:
         parse_where(text, ROWS.schema)
     assert reason in str(raised.value)
@@ -94,27 +94,27 @@ def test_what_is_no_condition_says_why(text: str, reason: str) -> None:
 
 def _view(name, rows: pa.Table = ROWS) -> list[dict]:
     view = view_of(EXPERIENCES, name)
-    made = view.make(parse_where(view.condition, rows.schema).rows(rows))
-    assert made.schema.equals(view.schema)
-    return made.to_pylist()
+    transformed = view.transform(parse_where(view.condition, rows.schema).rows(rows))
+    assert transformed.schema.equals(view.schema)
+    return transformed.to_pylist()
 
 
-def test_views() -> None:
+def test_views_transform_rows() -> None:
     assert [(row["prompt"], row["completion"], row["reward"]) for row in _view("trl")[:2]] == [
         ("What is 0 + 1?", "answer 0", 1.0),
         ("What is 0 + 1?", "answer 1", 0.25),
     ]
     assert [row["trajectory_id"] for row in _view("sft")] == ["p0.0", "p1.0", "p1.1"]
-    (pair,) = _view("preference")  # the other group's answers are equally good
+    (pair,) = _view("preference")  # the answers of the other group have equal rewards
     assert (pair["prompt"], pair["chosen"], pair["rejected"]) == ("What is 0 + 1?", "answer 0", "answer 1")
-    asked = _view("verl")
-    assert [row["extra_info"] for row in asked] == [{"split": "train", "index": 0}, {"split": "train", "index": 1}]
-    assert asked[0]["prompt"] == [{"role": "user", "content": "What is 0 + 1?"}]
-    assert asked[0]["reward_model"] == {"style": "rule", "ground_truth": '{"answer": "1"}'}
+    prompts = _view("verl")
+    assert [row["extra_info"] for row in prompts] == [{"split": "train", "index": 0}, {"split": "train", "index": 1}]
+    assert prompts[0]["prompt"] == [{"role": "user", "content": "What is 0 + 1?"}]
+    assert prompts[0]["reward_model"] == {"style": "rule", "ground_truth": '{"answer": "1"}'}
 
 
 @pytest.mark.parametrize("name", ["trl", "sft", "preference", "verl"])
-def test_a_view_of_nothing_is_empty(name) -> None:
+def test_view_of_no_rows_is_empty(name) -> None:
     assert _view(name, ROWS.slice(0, 0)) == []
     with pytest.raises(ValueError, match="is of experiences"):
         view_of(SETTLED, name)

@@ -1,4 +1,4 @@
-"""Exported experience fed to another run: every row once, under new ids, whoever is killed when."""
+"""Import of exported experiences into another run: every row once, with new ids, across kills."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from buffer_harness import Buffer
-from exports_here import CONTENTS, block, ended, experience, polled
+from export_factories import CONTENTS, block, experience, exported_to, polled
 from in_memory_log import Log, Shard
 from record_factories import PARTITIONS, manifest, shard, version
 
@@ -18,7 +18,7 @@ from operators.export import import_rows
 from operators.export.config import Contents
 from operators.export.folder import ExportError, ExportFolder
 from operators.export.formats import Format
-from operators.export.import_plan import plan_rows
+from operators.export.import_plan import plan_groups
 from operators.export.import_rows import ImportRows
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord
 from pipelines.inspect.audit.fold import AuditFold
@@ -27,15 +27,15 @@ from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
 
 
 def imported(folder: Path, log: Log, chance: random.Random | None = None) -> Metric:
-    """Import the dataset in `folder`, with crashes before and after commits by `chance`; what was told at the end."""
+    """Import the dataset in `folder`, with crashes before and after commits by `chance`; returns the final metric."""
     importing = Shard(log, shard("import"), ImportRows(folder, PARTITIONS).restore)
     importing.start()
-    told = len(log.rows(METRICS))
-    while len(log.rows(METRICS)) == told:
+    before = len(log.rows(METRICS))
+    while len(log.rows(METRICS)) == before:
         importing.turn()
         if chance is None or chance.random() < 0.5:
             importing.commit()
-        if chance is not None and chance.random() < 0.5 and len(log.rows(METRICS)) == told:
+        if chance is not None and chance.random() < 0.5 and len(log.rows(METRICS)) == before:
             importing.start()
     metric: Metric = log.rows(METRICS)[-1]
     return metric
@@ -45,29 +45,29 @@ def origins(log: Log) -> list[str]:
     return [record.trajectory.prompt.round for record in log.rows(EXPERIENCES)]
 
 
-def test_rows_are_numbered_by_group_in_their_order() -> None:
-    plan = plan_rows(pa.array(["p4", "p1", "p4", "e9", "p1", "p4"]))
+def test_plan_groups_numbers_rows_by_group_in_order() -> None:
+    plan = plan_groups(pa.array(["p4", "p1", "p4", "e9", "p1", "p4"]))
     assert plan.numbers.tolist() == [0, 1, 0, 2, 1, 0]
     assert plan.members.tolist() == [0, 0, 1, 0, 1, 2]
     assert plan.sizes.tolist() == [3, 2, 3, 1, 2, 3]
     assert plan.groups == 3
-    assert plan_rows(pa.array([], pa.utf8())).groups == 0
+    assert plan_groups(pa.array([], pa.utf8())).groups == 0
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_row_comes_once_whoever_is_killed_and_what_is_new_comes_the_next_time(
+def test_import_writes_each_row_once_across_kills_and_later_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(import_rows, "ROWS_A_FOLD", 3)
+    monkeypatch.setattr(import_rows, "MAX_ROWS_PER_FOLD", 3)
     log, chance = Log(), random.Random(seed)
-    ended(tmp_path, [polled(0, 4), polled(5, 3, last=True)], file_bytes=1)
+    exported_to(tmp_path, [polled(0, 4), polled(5, 3, last=True)], file_bytes=1)
     importing = Shard(log, shard("import"), ImportRows(tmp_path, PARTITIONS).restore)
     importing.start()
-    importing.run(2)  # and dies, with six rows written; meanwhile the dataset grows
-    ended(tmp_path, [polled(9, 2, last=True)])
-    told = [imported(tmp_path, log, chance).values for _ in range(3)]
-    assert [values["trajectories"] for values in told] == [14.0, 4.0, 0.0]
-    assert [values["first"] for values in told] == [0.0, 7.0, 9.0]
+    importing.run(2)  # it crashes with six rows written, and the dataset grows
+    exported_to(tmp_path, [polled(9, 2, last=True)])
+    metrics = [imported(tmp_path, log, chance).values for _ in range(3)]
+    assert [values["trajectories"] for values in metrics] == [14.0, 4.0, 0.0]
+    assert [values["first"] for values in metrics] == [0.0, 7.0, 9.0]
     offsets = [0, 1, 2, 3, 5, 6, 7, 9, 10]
     assert sorted(origins(log)) == sorted(f"run/experiences 0:{offset}.{row}" for offset in offsets for row in (0, 1))
     ids = [record.trajectory.trajectory_id for record in log.rows(EXPERIENCES)]
@@ -79,9 +79,9 @@ def test_every_row_comes_once_whoever_is_killed_and_what_is_new_comes_the_next_t
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow", "jsonl"])
-def test_a_row_is_what_it_was_but_for_its_identity(tmp_path: Path, form: Format) -> None:
+def test_imported_row_differs_only_in_identity_and_version(tmp_path: Path, form: Format) -> None:
     log = Log()
-    ended(tmp_path, [polled(3, 1, last=True)], replace(CONTENTS, format=form, starts={0: 3}))
+    exported_to(tmp_path, [polled(3, 1, last=True)], replace(CONTENTS, format=form, starts={0: 3}))
     imported(tmp_path, log)
     before, after = experience(3, 1, 0.0), log.rows(EXPERIENCES)[1]
     made: Experience = replace(before, scored_at=after.scored_at)
@@ -94,9 +94,9 @@ def test_a_row_is_what_it_was_but_for_its_identity(tmp_path: Path, form: Format)
     assert after.scored_at > 10**12
 
 
-def test_what_is_imported_is_trained_beside_the_runs_own_groups_of_the_same_numbers(tmp_path: Path) -> None:
+def test_imported_groups_are_trained_with_groups_of_the_run(tmp_path: Path) -> None:
     buffer = Buffer(global_batch=4)
-    ended(tmp_path, [polled(0, 3, last=True)])
+    exported_to(tmp_path, [polled(0, 3, last=True)])
     imported(tmp_path, buffer.log)
     for number in range(3):
         buffer.group(number)
@@ -108,13 +108,13 @@ def test_what_is_imported_is_trained_beside_the_runs_own_groups_of_the_same_numb
     assert names == sorted(f"{letter}{n}.{m}" for letter in "pi" for n in range(3) for m in (0, 1))
     assert Counter(buffer.outcomes().values()) == {"batched": 6, "imported": 6}
     assert buffer.log.committed(buffer.shard.config.group).state["settled"] == {"i0": 2, "i1": 1, "p0": 2, "p1": 1}
-    ages = {r.trajectory_id: r.staleness for r in buffer.log.rows(SETTLED)}
-    assert ages["i0.0"] == 7  # from the run's beginning
+    staleness = {r.trajectory_id: r.staleness for r in buffer.log.rows(SETTLED)}
+    assert staleness["i0.0"] == 7  # counted from the first version of the run
     assert len({r.batch for r in buffer.log.rows(SETTLED)}) == 3
-    _check_the_books(buffer.log)
+    _check_audit_passes(buffer.log)
 
 
-def _check_the_books(log: Log) -> None:
+def _check_audit_passes(log: Log) -> None:
     fold = AuditFold()
     fold.manifest(manifest(version(1), batches=(0, 1)))
     for row in log.rows(SETTLED):
@@ -132,12 +132,12 @@ def _check_the_books(log: Log) -> None:
     assert counts["in_flight"] == 4
 
 
-def test_what_was_held_out_is_left_out(tmp_path: Path) -> None:
+def test_import_skips_held_out_rows(tmp_path: Path) -> None:
     held_out = experience(0)
     asked = replace(held_out.trajectory.prompt, purpose="evaluation")
     held_out = replace(held_out, trajectory=replace(held_out.trajectory, prompt=asked))
     rows = (ReceivedRecord("experiences", 0, 0, block(held_out, experience(1)), 1000),)
-    ended(tmp_path, [Polled("group", 1, rows, (), {PartitionKey("experiences", 0): 1}, True, True)])
+    exported_to(tmp_path, [Polled("group", 1, rows, (), {PartitionKey("experiences", 0): 1}, True, True)])
     log = Log()
     assert imported(tmp_path, log).values["trajectories"] == 1
     assert origins(log) == ["run/experiences 0:0.1"]
@@ -150,17 +150,17 @@ def test_what_was_held_out_is_left_out(tmp_path: Path) -> None:
         (Contents("run", "metrics", starts={0: 0}), "this is the view full of metrics"),
     ],
 )
-def test_what_has_no_tokens_is_refused(tmp_path: Path, contents: Contents, reason: str) -> None:
+def test_import_refuses_a_dataset_without_tokens(tmp_path: Path, contents: Contents, reason: str) -> None:
     ExportFolder(tmp_path, contents).close()
     with pytest.raises(ExportError, match=reason):
         imported(tmp_path, Log())
 
 
-def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
-    ended(tmp_path, [polled(0, 3, last=True)])
+def test_import_refuses_a_damaged_file(tmp_path: Path) -> None:
+    exported_to(tmp_path, [polled(0, 3, last=True)])
     (file,) = (tmp_path / "data").iterdir()
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     log = Log()
-    with pytest.raises(ExportError, match="its bytes are not those that were written"):
+    with pytest.raises(ExportError, match="its bytes differ from its manifest"):
         imported(tmp_path, log)
     assert log.rows(EXPERIENCES) == []

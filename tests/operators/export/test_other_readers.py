@@ -1,4 +1,4 @@
-"""Exports as others read them, without a word about Laminar: pyarrow, DuckDB, Polars and `load_dataset`."""
+"""Exports are read by pyarrow, DuckDB, Polars and `load_dataset`, which know nothing of Laminar."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from datasets import load_dataset
-from exports_here import CONTENTS, ended, polled
+from export_factories import CONTENTS, exported_to, polled
 
 from operators.export.card import write_card
 from operators.export.folder import DATA, STATE, read_parts
-from operators.export.formats import Format, plain, read_table, sha256, write_table
+from operators.export.formats import Format, json_value, read_table, sha256, write_table
 from operators.export.views import ViewName
 
 VIEWS: tuple[ViewName, ...] = ("full", "trl", "sft", "preference", "verl")
@@ -25,14 +25,14 @@ VIEWS: tuple[ViewName, ...] = ("full", "trl", "sft", "preference", "verl")
 def exported(folder: Path, form: Format = "parquet", view: ViewName = "full") -> list[dict[str, Any]]:
     """A dataset of two files, with the columns of an older release in the first; its rows."""
     contents = replace(CONTENTS, format=form, view=view)
-    ended(folder, [polled(0, 3), polled(4, 3, last=True)], contents, file_bytes=1)
+    exported_to(folder, [polled(0, 3), polled(4, 3, last=True)], contents, file_bytes=1)
     rows = pa.concat_tables(read_table(folder / DATA / part.file, form, contents.schema) for part in read_parts(folder))
     write_card(folder)
     return rows.to_pylist()
 
 
 def aged(folder: Path, column: str) -> None:
-    """The first file as a release before `column` had written it."""
+    """Rewrite the first file as a release before `column` would have written it."""
     part = read_parts(folder)[0]
     file = folder / DATA / part.file
     write_table(file, read_table(file, "parquet", CONTENTS.schema).drop_columns([column]), "parquet")
@@ -45,7 +45,7 @@ def loaded(folder: Path, cache: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_view_is_read_by_all(tmp_path: Path, view: ViewName) -> None:
+def test_every_view_is_read_by_all_readers(tmp_path: Path, view: ViewName) -> None:
     folder = tmp_path / "export"
     rows = exported(folder, view=view)
     assert len(rows) in (12, 6)
@@ -63,7 +63,7 @@ def test_every_view_is_read_by_all(tmp_path: Path, view: ViewName) -> None:
 
 
 @pytest.mark.parametrize("form", ["arrow", "jsonl"])
-def test_other_formats_are_read_by_those_who_read_them(tmp_path: Path, form: Format) -> None:
+def test_arrow_and_jsonl_are_read_by_their_readers(tmp_path: Path, form: Format) -> None:
     folder = tmp_path / "export"
     rows = exported(folder, form)
     files = str(folder / DATA / f"*.{form}")
@@ -72,7 +72,7 @@ def test_other_formats_are_read_by_those_who_read_them(tmp_path: Path, form: For
         assert polars.read_ipc(files).to_dicts() == rows
         assert loaded(folder, tmp_path / "cache") == rows
     else:
-        lines = [plain(row) for row in rows]
+        lines = [json_value(row) for row in rows]
         assert polars.read_ndjson(files).select(list(rows[0])).to_dicts() == lines
         assert [row["trajectory_id"] for row in loaded(folder, tmp_path / "cache")] == [
             r["trajectory_id"] for r in rows
@@ -81,7 +81,7 @@ def test_other_formats_are_read_by_those_who_read_them(tmp_path: Path, form: For
         assert counted == [(12, 6.0)]
 
 
-def test_a_column_that_came_later_is_null_in_what_is_older(tmp_path: Path) -> None:
+def test_later_column_is_null_in_older_files(tmp_path: Path) -> None:
     folder = tmp_path / "export"
     rows = exported(folder)
     aged(folder, "reward")

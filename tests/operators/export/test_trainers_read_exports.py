@@ -1,4 +1,4 @@
-"""Exports as the trainers of others take them, as they are: TRL's and verl's own classes (`make exports-test`)."""
+"""Exports are read unchanged by other trainers: TRL's and verl's own classes (`make exports-test`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import load_dataset
-from exports_here import CONTENTS, ended, polled
+from export_factories import CONTENTS, exported_to, polled
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.models.checkpoint_folder import save_folder
@@ -20,7 +20,7 @@ from operators.export.card import write_card
 from operators.export.folder import DATA
 from operators.export.views import ViewName
 
-ELSEWHERE = "`make exports-test` has it"
+ELSEWHERE = "run by `make exports-test`"
 QUESTIONS = [f"What is {number} + 1?" for number in (0, 1, 2, 4, 5, 6)]
 ONE_STEP: dict[str, Any] = {
     "max_steps": 1,
@@ -42,15 +42,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exported(folder: Path, view: ViewName) -> Path:
-    """A dataset of two files: six groups of a right answer and a wrong one."""
-    ended(folder, [polled(0, 3), polled(4, 3, last=True)], replace(CONTENTS, view=view), file_bytes=1)
+    """A dataset of two files with six groups, each of a correct and a wrong answer."""
+    exported_to(folder, [polled(0, 3), polled(4, 3, last=True)], replace(CONTENTS, view=view), file_bytes=1)
     write_card(folder)
     return folder
 
 
 @pytest.mark.parametrize(("view", "name", "untrained"), [("sft", "SFT", None), ("preference", "DPO", math.log(2))])
 def test_trl_takes_a_step(view: ViewName, name: str, untrained: float | None, model: Path, tmp_path: Path) -> None:
-    """A policy that is its own reference still has a DPO loss of log 2, whatever the pairs."""
+    """A policy that equals its reference has a DPO loss of log 2, for any pairs."""
     trl = pytest.importorskip("trl", reason=ELSEWHERE)
     rows = load_dataset(str(exported(tmp_path / "export", view)), split="train", cache_dir=str(tmp_path / "cache"))
     trainer = getattr(trl, f"{name}Trainer")(
@@ -67,8 +67,8 @@ def test_trl_takes_a_step(view: ViewName, name: str, untrained: float | None, mo
     assert any(not torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
 
 
-def test_verl_reads_the_questions(model: Path, tmp_path: Path) -> None:
-    """By its loader, as its trainer does, in one batch."""
+def test_verl_dataset_reads_the_prompts(model: Path, tmp_path: Path) -> None:
+    """With its loader, as its trainer does, in one batch."""
     verl = pytest.importorskip("verl.utils.dataset.rl_dataset", reason=ELSEWHERE)
     from omegaconf import OmegaConf
 

@@ -1,4 +1,4 @@
-"""Experiences as a topic would give them, and exports of them without a broker."""
+"""Factories of experiences as a consumer receives them, and of exports without a broker."""
 
 from __future__ import annotations
 
@@ -42,30 +42,32 @@ def rows_of(*experiences: r.Experience, offset: int = 0):
     return as_table(EXPERIENCES, 0, placed)
 
 
-def polled(first: int, count: int, *, last: bool = False, garbage: tuple[int, ...] = (), hole: int = 1) -> Polled:
-    """Records at `count` offsets from `first` on, those of `garbage` undecodable; then a hole, as a marker leaves."""
-    there = [offset for offset in range(first, first + count) if offset not in garbage]
+def polled(first: int, count: int, *, last: bool = False, undecodable: tuple[int, ...] = (), hole: int = 1) -> Polled:
+    """Records at `count` offsets from `first` on, those of `undecodable` undecodable, then a gap as markers leave."""
+    decodable = [offset for offset in range(first, first + count) if offset not in undecodable]
     received = tuple(
         ReceivedRecord("experiences", 0, offset, block(experience(offset), experience(offset, 1, 0.0)), 1000)
-        for offset in there
+        for offset in decodable
     )
-    letters = tuple(DeadLetter("read", "nonsense", "experiences", 0, offset, b"", 0) for offset in garbage)
-    return Polled("group", 1, received, letters, {PartitionKey("experiences", 0): first + count + hole}, True, last)
+    dead_letters = tuple(DeadLetter("read", "nonsense", "experiences", 0, offset, b"", 0) for offset in undecodable)
+    return Polled(
+        "group", 1, received, dead_letters, {PartitionKey("experiences", 0): first + count + hole}, True, last
+    )
 
 
 def export(folder: StorageFolder, polls: list[Polled], contents: Contents = CONTENTS, **how: object) -> Exporting:
-    """Fold `polls` into `folder`; the exporting, still open."""
+    """Fold `polls` into `folder`; returns the open fold."""
     exporting = Exporting(replace(ExportConfig(folder, contents), **how), lambda: 0.0)
     for each in polls:
         exporting.fold(each)
     return exporting
 
 
-def ended(folder: StorageFolder, polls: list[Polled], contents: Contents = CONTENTS, **how: object) -> None:
-    """As `export`, and closed."""
+def exported_to(folder: StorageFolder, polls: list[Polled], contents: Contents = CONTENTS, **how: object) -> None:
+    """Like `export`, but closed at the end."""
     export(folder, polls, contents, **how).close()
 
 
 def end_of(folder: StorageFolder, contents: Contents = CONTENTS) -> int:
-    """The first offset that `folder` has not got."""
+    """The first offset that is not in `folder`."""
     return next_offsets(contents, read_parts(folder))[0]

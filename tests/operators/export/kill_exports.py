@@ -1,4 +1,4 @@
-"""Exports that are killed: `python killed_exports.py FOLDER KILLS` prints kills, how often it moved, and problems."""
+"""Kills exports: `python kill_exports.py FOLDER KILLS` prints kills, how often the export progressed, and problems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from exports_here import end_of, ended, export, polled
+from export_factories import end_of, export, exported_to, polled
 
 from operators.export.folder import ExportFolder
 from operators.export.verify import verify
@@ -31,8 +31,8 @@ def forked(work: Callable[[], None]) -> int:
     return pid
 
 
-def go_on(folder: Path) -> None:
-    """Export for ever: small files, each of a few records, from where the folder ends."""
+def export_forever(folder: Path) -> None:
+    """Export for ever, in small files of a few records, from the end of the folder on."""
     exporting = export(folder, [], file_bytes=1)
     first = end_of(folder)
     while True:
@@ -40,7 +40,7 @@ def go_on(folder: Path) -> None:
         first += 4
 
 
-def look(folder: Path) -> None:
+def check(folder: Path) -> None:
     proof = verify(folder)
     assert not proof.problems, proof.problems
 
@@ -48,13 +48,13 @@ def look(folder: Path) -> None:
 def main(folder: Path, kills: int) -> None:
     chance = random.Random(0)
     ended_at, moved = 0, 0
-    assert os.waitpid(forked(lambda: ended(folder, [polled(0, 3, last=True)])), 0)[1] == 0
+    assert os.waitpid(forked(lambda: exported_to(folder, [polled(0, 3, last=True)])), 0)[1] == 0
     for _ in range(kills):
-        pid = forked(lambda: go_on(folder))
+        pid = forked(lambda: export_forever(folder))
         time.sleep(0.05 + 0.1 * chance.random())
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        assert os.waitpid(forked(lambda: look(folder)), 0)[1] == 0
+        assert os.waitpid(forked(lambda: check(folder)), 0)[1] == 0
         moved += end_of(folder) > ended_at
         ended_at = end_of(folder)
     assert os.waitpid(forked(lambda: ExportFolder(folder).close()), 0)[1] == 0

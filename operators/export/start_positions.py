@@ -1,4 +1,4 @@
-"""Where an export begins and goes on: what its folder says, held against what the topic still has."""
+"""The offsets at which an export starts or continues: those after its folder's, checked against the topic's."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from operators.io.elements import PartitionKey
 
 
 @dataclass(frozen=True)
-class Resume:
-    """Says, at every start, from which offsets `config`'s export reads on."""
+class StartPositions:
+    """Returns, at every start, the offsets from which the export of `config` reads."""
 
     config: ExportConfig
     client: ClientProperties
 
     def __call__(self) -> Mapping[PartitionKey, int]:
-        """By partition; raises ExportError where the topic has not got what is to come next."""
+        """By partition: the next offset to export. Raises ExportError if the topic does not have it."""
         contents, folder = read_contents(self.config.folder), self.config.folder
-        name = contents.of.name(contents.run)
+        name = contents.source.name(contents.run)
         held = partition_ranges(self.client, name)
         following = next_offsets(contents, read_parts(folder))
         if held.keys() != following.keys():
@@ -31,11 +31,11 @@ class Resume:
             if offset < held[partition].beginning:
                 raise ExportError(
                     f"{name}, partition {partition}: offsets {offset} to {held[partition].beginning - 1} were deleted "
-                    f"before {folder} had them; begin another folder"
+                    f"before they were exported to {folder}; export to another folder"
                 )
             if offset > held[partition].end:
                 raise ExportError(
-                    f"{name}, partition {partition} ends at {held[partition].end}, but {folder} holds it up to "
-                    f"{offset}: it was deleted and made anew, or is another Kafka's"
+                    f"{name}, partition {partition} ends at {held[partition].end}, but {folder} has it up to "
+                    f"{offset}: the topic was deleted and created again, or this is another Kafka"
                 )
         return {PartitionKey(contents.topic, partition): offset for partition, offset in following.items()}
