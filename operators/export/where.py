@@ -1,8 +1,8 @@
-"""A small language for rows: `reward > 0.5 and task in ('gcd', 'sums') and not error is null`.
+"""The condition language of `--where`: `reward > 0.5 and task in ('gcd', 'sums') and not error is null`.
 
-Names are columns; values are numbers, 'texts', true, false. Comparisons are = == != < <= > >= and ~ (a regular
-expression found somewhere in the text), `in (...)`, `is null`, `is not null`; they are joined by and, or, not and
-parentheses. A time is compared with a text like '2026-01-31T12:00'. What is null is neither equal nor unequal.
+Names are columns; values are numbers, 'texts', true and false. The comparisons are = == != < <= > >=, ~ (the text
+contains a match of a regular expression), `in (...)`, `is null` and `is not null`; and, or, not and parentheses combine
+them. A time is compared with a text such as '2026-01-31T12:00'. A comparison with null is null, as in SQL.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
-_WORDS = {"and", "or", "not", "in", "is", "null", "true", "false"}
+_KEYWORDS = {"and", "or", "not", "in", "is", "null", "true", "false"}
 _MAX_DEPTH = 50
 
 
 class WhereError(ValueError):
-    """A condition that cannot be understood: where, and what would do."""
+    """An invalid condition. The message has the position and what is expected there."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class Where:
     test: Test
 
     def rows(self, table: pa.Table) -> pa.Table:
-        """Those rows of `table` for which it holds."""
+        """The rows of `table` for which the condition holds."""
         return table.filter(self.test(table), null_selection_behavior="drop")
 
 
 def parse_where(text: str, schema: pa.Schema) -> Where:
-    """The condition `text` on rows of `schema`. Raises WhereError."""
+    """Parse the condition `text` on rows of `schema`. Raises WhereError."""
     parser = _Parser(text, schema)
-    test = parser.either(0)
+    test = parser.or_expression(0)
     if parser.at < len(parser.tokens):
-        raise parser.wrong("what follows is too much; join conditions with and, or")
+        raise parser.error("the condition ends here; combine conditions with and, or")
     return Where(text, frozenset(parser.columns), test)
 
 
@@ -70,91 +70,91 @@ class _Parser:
         self.at = 0
         place, end = 0, len(text.rstrip())
         while place < end:
-            found = _TOKEN.match(text, place)
-            if found is None:
-                raise WhereError(f"--where {text!r}: {text[place:].lstrip()[:20]!r} is not understood")
-            self.tokens.append((str(found.lastgroup), found[found.lastgroup or 0], found.start()))
-            place = found.end()
+            match = _TOKEN.match(text, place)
+            if match is None:
+                raise WhereError(f"--where {text!r}: {text[place:].lstrip()[:20]!r} is not valid here")
+            self.tokens.append((str(match.lastgroup), match[match.lastgroup or 0], match.start()))
+            place = match.end()
         if not self.tokens:
-            raise WhereError("--where is empty: give a condition, like reward > 0.5")
+            raise WhereError("--where is empty: give a condition, such as reward > 0.5")
 
-    def wrong(self, why: str) -> WhereError:
+    def error(self, why: str) -> WhereError:
         here = self.text[self.tokens[self.at][2] :].lstrip()[:20] if self.at < len(self.tokens) else "the end"
         return WhereError(f"--where {self.text!r}: at {here!r}: {why}")
 
-    def peek(self, *words: str) -> bool:
+    def next_is(self, *words: str) -> bool:
         return self.at < len(self.tokens) and self.tokens[self.at][1] in words and self.tokens[self.at][0] != "text"
 
-    def take(self, *words: str) -> bool:
-        found = self.peek(*words)
-        self.at += found
-        return found
+    def accept(self, *words: str) -> bool:
+        accepted = self.next_is(*words)
+        self.at += accepted
+        return accepted
 
-    def need(self, word: str) -> None:
-        if not self.take(word):
-            raise self.wrong(f"expected {word!r}")
+    def expect(self, word: str) -> None:
+        if not self.accept(word):
+            raise self.error(f"expected {word!r}")
 
-    def either(self, depth: int) -> Test:
-        left = self.both(depth)
-        while self.take("or"):
-            left = _joined(pc.or_kleene, left, self.both(depth))
+    def or_expression(self, depth: int) -> Test:
+        left = self.and_expression(depth)
+        while self.accept("or"):
+            left = _combined(pc.or_kleene, left, self.and_expression(depth))
         return left
 
-    def both(self, depth: int) -> Test:
-        left = self.one(depth)
-        while self.take("and"):
-            left = _joined(pc.and_kleene, left, self.one(depth))
+    def and_expression(self, depth: int) -> Test:
+        left = self.not_expression(depth)
+        while self.accept("and"):
+            left = _combined(pc.and_kleene, left, self.not_expression(depth))
         return left
 
-    def one(self, depth: int) -> Test:
+    def not_expression(self, depth: int) -> Test:
         if depth > _MAX_DEPTH:
-            raise self.wrong("too many parentheses")
-        if self.take("not"):
-            inner = self.one(depth + 1)
+            raise self.error("too many parentheses")
+        if self.accept("not"):
+            inner = self.not_expression(depth + 1)
             return lambda table: pc.invert(inner(table))
-        if self.take("("):
-            inside = self.either(depth + 1)
-            self.need(")")
+        if self.accept("("):
+            inside = self.or_expression(depth + 1)
+            self.expect(")")
             return inside
         return self.comparison()
 
     def comparison(self) -> Test:
         column = self.name()
         kind = self.schema.field(column).type
-        if self.take("is"):
-            wanted = not self.take("not")
-            self.need("null")
+        if self.accept("is"):
+            wanted = not self.accept("not")
+            self.expect("null")
             return lambda table: pc.equal(pc.is_null(table[column]), wanted)
         if pa.types.is_nested(kind):
             self.at -= 1
-            raise self.wrong(f"{column} is a list; only `is null` can be asked of it")
-        if self.take("~"):
-            return self.found(column, kind)
-        if self.take("in"):
-            self.need("(")
+            raise self.error(f"{column} is a list, for which only `is null` and `is not null` are allowed")
+        if self.accept("~"):
+            return self.regex_match(column, kind)
+        if self.accept("in"):
+            self.expect("(")
             values = [self.value(column, kind)]
-            while self.take(","):
+            while self.accept(","):
                 values.append(self.value(column, kind))
-            self.need(")")
+            self.expect(")")
             known = pa.array(values, kind)
             return lambda table: pc.is_in(table[column], value_set=known)
-        if self.peek(*_COMPARE):
+        if self.next_is(*_COMPARE):
             compare = _COMPARE[self.tokens[self.at][1]]
             self.at += 1
             value = pa.scalar(self.value(column, kind), kind)
             return lambda table: compare(table[column], value)
         if pa.types.is_boolean(kind):
             return lambda table: table[column]
-        raise self.wrong(f"expected a comparison of {column}, like {column} = ...")
+        raise self.error(f"expected a comparison of {column}, such as {column} = ...")
 
     def name(self) -> str:
         kind, word, _ = self.tokens[self.at] if self.at < len(self.tokens) else ("", "", 0)
-        if kind != "name" or word in _WORDS:
-            raise self.wrong("expected the name of a column")
+        if kind != "name" or word in _KEYWORDS:
+            raise self.error("expected the name of a column")
         if word not in self.schema.names:
             close = difflib.get_close_matches(word, self.schema.names, n=1, cutoff=0.5)
             near = f"the nearest is {close[0]}" if close else f"there are {', '.join(self.schema.names)}"
-            raise self.wrong(f"there is no column {word}; {near}")
+            raise self.error(f"there is no column {word}; {near}")
         self.at += 1
         self.columns.add(word)
         return word
@@ -164,36 +164,36 @@ class _Parser:
         try:
             value = _value(what, word, kind)
         except ValueError:
-            wanted = "a time like '2026-01-31T12:00'" if pa.types.is_timestamp(kind) else f"a value of type {kind}"
-            raise self.wrong(f"{column} is compared with {wanted}") from None
+            wanted = "a time such as '2026-01-31T12:00'" if pa.types.is_timestamp(kind) else f"a value of type {kind}"
+            raise self.error(f"{column} must be compared with {wanted}") from None
         self.at += 1
         return value
 
-    def found(self, column: str, kind: pa.DataType) -> Test:
+    def regex_match(self, column: str, kind: pa.DataType) -> Test:
         if not pa.types.is_string(kind):
-            raise self.wrong(f"{column} is no text")
+            raise self.error(f"{column} is not a text column")
         pattern = self.value(column, kind)
         try:
             pc.match_substring_regex(pa.array([""]), pattern)
         except pa.ArrowInvalid as error:
             self.at -= 1
-            raise self.wrong(f"no regular expression: {error}") from None
+            raise self.error(f"not a regular expression: {error}") from None
         return lambda table: pc.match_substring_regex(table[column], pattern)
 
 
-def _joined(how: Callable[[Any, Any], Any], left: Test, right: Test) -> Test:
+def _combined(how: Callable[[Any, Any], Any], left: Test, right: Test) -> Test:
     return lambda table: how(left(table), right(table))
 
 
 def _value(what: str, word: str, kind: pa.DataType) -> Any:
-    """The value that a token gives for a column of type `kind`. Raises ValueError where it gives none."""
+    """The value of a token for a column of type `kind`. Raises ValueError if the token has another type."""
     if pa.types.is_boolean(kind) and word in ("true", "false") and what == "name":
         return word == "true"
     if what == "text":
         text = re.sub(r"\\(.)", r"\1", word[1:-1]) if "\\'" in word or '\\"' in word else word[1:-1]
         if pa.types.is_timestamp(kind):
-            moment = datetime.fromisoformat(text)
-            return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            time = datetime.fromisoformat(text)
+            return time if time.tzinfo else time.replace(tzinfo=UTC)
         if pa.types.is_string(kind):
             return text
     if what == "number" and pa.types.is_floating(kind):
