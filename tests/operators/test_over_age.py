@@ -141,7 +141,10 @@ def test_wait_takes_groups_in_prompt_order() -> None:
     [
         ({"experience": {"over_age": "correct!"}}, "over_age"),
         ({"experience": {"over_age": "wait", "shards": 2}}, "needs shards = 1, not 2"),
-        ({"experience": {"over_age": "wait"}, "placement": {"refresh": "interrupt"}}, "not 'interrupt'"),
+        (
+            {"experience": {"over_age": "wait"}, "placement": {"refresh": "interrupt"}},
+            "placement.refresh = 'interrupt'",
+        ),
         ({"experience": {"over_age": "wait"}, "placement": {"admitted_batches": 4}}, "of at most 3 .*, not 4"),
     ],
 )
