@@ -137,10 +137,8 @@ class EpisodeEngine:
     def due(self) -> float:
         """As the engine's; 0 if an environment has replied, or was requested less than RECENT_REQUEST_S ago."""
         recent = time.monotonic() - RECENT_REQUEST_S
-        waiting = [each for each in self._active.values() if each.reply is not None]
-        if self._ended or any(
-            each.requested_at > recent or each.reply.done() for each in waiting if each.reply is not None
-        ):
+        pending = [(each.reply, each.requested_at) for each in self._active.values() if each.reply is not None]
+        if self._ended or any(requested_at > recent or reply.done() for reply, requested_at in pending):
             return 0.0
         return self._engine.due()
 
@@ -171,8 +169,8 @@ class EpisodeEngine:
     def status(self) -> EngineStatus:
         """The engine's load; episodes that wait for an environment count as running, because they return."""
         status = self._engine.status()
-        asked = sum(each.reply is not None for each in self._active.values())
-        return replace(status, running=status.running + asked, waiting=status.waiting + len(self._ended))
+        pending = sum(each.reply is not None for each in self._active.values())
+        return replace(status, running=status.running + pending, waiting=status.waiting + len(self._ended))
 
     def close(self) -> None:
         """Free the engine's resources; the caller closes the pools."""
@@ -230,10 +228,8 @@ class EpisodeEngine:
             self._fail(episode, f"the reference is not valid JSON: {error}")
             return
         last = episode.full or len(runs) >= episode.pool.spec.turns
-        episode.reply, episode.requested_at = (
-            episode.pool.play(episode.name, prompt, texts, last=last),
-            time.monotonic(),
-        )
+        episode.reply = episode.pool.play(episode.name, prompt, texts, last=last)
+        episode.requested_at = time.monotonic()
 
     def _handle_reply(self, episode: _ActiveEpisode) -> None:
         """Append the observation and continue the episode, or end it."""

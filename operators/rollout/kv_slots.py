@@ -62,7 +62,7 @@ class KVSlots:
         return True
 
     def permute(self, order: np.ndarray, width: int) -> None:
-        """Row i becomes what row `order[i]` (int64[rows], a permutation) was, for the first `width` positions."""
+        """Reorder the first `width` positions: row i becomes the former row `order[i]` (int64[rows], a permutation)."""
         index = torch.from_numpy(order).to(self.tensor.device)
         for layer in self.layers:  # layer by layer, which bounds the temporary copy
             layer[:, : len(order), :, :width] = layer[:, index, :, :width]
