@@ -2,7 +2,7 @@
 
 A reader identifies a record without decoding it: `content-type`, `laminar-schema` ("Trajectory/2") and, if the record
 has one, `policy-version` are headers. Bytes that cannot be decoded raise `UndecodableRecord`, which callers turn into a
-dead letter; a record of release 0.1.0 raises `RecordOfOldRelease`, which ends the reader.
+dead letter; a record of release 0.1.0 raises `OldRelease`, which ends the reader.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from schemas import records
 from schemas.plain import decode_json, encode_json
+from schemas.release import OldRelease
 
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 """The largest value that is written or read. The broker's limit is higher."""
@@ -37,10 +38,6 @@ class ValueTooLarge(ValueError):
 
 class UndecodableRecord(ValueError):
     """Bytes on a topic that are not a valid record: garbage, an unknown schema or version, or over the size bound."""
-
-
-class RecordOfOldRelease(UndecodableRecord):
-    """A record of release 0.1.0, whose runs later releases cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +128,26 @@ def with_headers(entry: RecordType, value: bytes) -> tuple[bytes, Headers]:
     return value, (("content-type", _CONTENT_TYPES[entry.encoding]), ("laminar-schema", entry.schema.encode()))
 
 
+def reject_old_release(headers: Iterable[tuple[str, bytes]]) -> None:
+    """Raise OldRelease if the record with these headers was written by release 0.1.0."""
+    for name, schema in headers:
+        if name == "laminar-schema" and _OLD_SCHEMAS.fullmatch(schema):
+            raise OldRelease(f"a {schema.decode()} record")
+
+
 def identify(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple[RecordType, bytes]:
-    """The record type of `value` by its headers, and `value` within bounds. Raises UndecodableRecord."""
+    """The record type of `value` by its headers, and `value` within bounds. Raises UndecodableRecord, OldRelease."""
     if value is None:
         raise UndecodableRecord("no value (a tombstone)")
     if len(value) > MAX_VALUE_BYTES:
         raise UndecodableRecord(f"{len(value)} bytes are over the limit of {MAX_VALUE_BYTES}")
+    headers = tuple(headers)
     schema = next((header for name, header in headers if name == "laminar-schema"), None)
     if schema is None:
         raise UndecodableRecord("no laminar-schema header")
     entry = _BY_SCHEMA.get(schema)
-    if entry is None and _OLD_SCHEMAS.fullmatch(schema):
-        raise RecordOfOldRelease(f"{schema.decode()} was written by release 0.1.0: use release 0.1.0 for this run")
     if entry is None:
+        reject_old_release(headers)
         raise UndecodableRecord(f"unknown schema {schema[:80]!r}")
     return entry, value
 

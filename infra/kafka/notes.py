@@ -16,7 +16,7 @@ from kafka.errors import KafkaTimeoutError, UnknownTopicOrPartitionError
 from infra.kafka.note import Note
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import Marker, poll_batches_and_markers
-from schemas.codec import decode
+from schemas.codec import decode, reject_old_release
 
 POLL_MS = 100
 MAX_IDLE_POLLS = 300
@@ -42,7 +42,8 @@ def uncommitted_consumer(client: ClientProperties) -> KafkaConsumer:
 def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin: int | None = None) -> Note | None:
     """The note of the last commit of `group`; None where it has none at or after offset `begin`.
 
-    Raises KafkaTimeoutError where the group's last transaction is not decided or the partition cannot be read on.
+    Raises KafkaTimeoutError if the group's last transaction is still open, or the partition cannot be read to its end;
+    OldRelease if a note of any group was written by release 0.1.0.
     """
     key, last = group.encode(), None
     undecided: dict[int, tuple[bytes, Any]] = {}
@@ -51,6 +52,8 @@ def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin:
             ended = undecided.pop(found.producer_id, None)
             last = ended if ended is not None and found.committed else last
             continue
+        for headers in set(found.headers):
+            reject_old_release(headers)
         for each, value, headers in zip(found.keys, found.values, found.headers, strict=True):
             if each == key and value is not None:
                 undecided[found.producer_id] = value, headers

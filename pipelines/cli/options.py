@@ -129,7 +129,12 @@ def _port_is_open(bootstrap_servers: str) -> bool:
 
 
 def read_state(run: str | None, runs: Path) -> dict[str, str]:
-    """Return run and Kafka address from `runs/<run>/state.json` (default `latest`). Raises typer.BadParameter."""
+    """Return run and Kafka address from `runs/<run>/state.json` (default `latest`).
+
+    Raises typer.BadParameter, and OldRelease for a run of release 0.1.0.
+    """
+    from pipelines.inspect.run_folders import check_release
+
     path = runs / (run or "latest") / "state.json"
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
@@ -140,6 +145,7 @@ def read_state(run: str | None, runs: Path) -> dict[str, str]:
         ) from None
     except ValueError as error:
         raise typer.BadParameter(f"{path} is not JSON: {error}") from error
+    check_release(state, path)
     found = {key: state.get(key) or "" for key in ("run", "bootstrap_servers", "client_properties")}
     if not found["run"] or not (found["bootstrap_servers"] or found["client_properties"]):
         raise typer.BadParameter(f"{path} has no address of the run's Kafka: give --bootstrap-server")

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import psutil
 
 from infra.processes import is_running
+from schemas.release import OldRelease
 
 STATE_FILE = "state.json"
 REPORT_FILE = "report.html"
@@ -64,7 +65,7 @@ class RunFolder:
 
 
 def read_run(folder: Path) -> RunFolder:
-    """The run in `folder`. Raises NoSuchRun if there is none, ValueError if its state.json is damaged."""
+    """The run in `folder`. Raises NoSuchRun if there is none, OldRelease, ValueError if its state.json is damaged."""
     path = folder / STATE_FILE
     if not path.exists() and (folder / "submitted").is_dir():
         return _read_submitted(folder)
@@ -76,7 +77,14 @@ def read_run(folder: Path) -> RunFolder:
         raise ValueError(f"{path} is not JSON: {error}; {_REMEDY.format(run=folder.name)}") from error
     if not isinstance(state, dict):
         raise ValueError(f"{path} holds no JSON object; {_REMEDY.format(run=folder.name)}")
+    check_release(state, path)
     return RunFolder(folder, state, _status(state))
+
+
+def check_release(state: Mapping[str, Any], path: Path) -> None:
+    """Raise OldRelease if `state`, read from `path`, is of release 0.1.0, which wrote no `release`."""
+    if "run" in state and "release" not in state:
+        raise OldRelease(str(path))
 
 
 def list_runs(runs: Path) -> list[RunFolder]:
@@ -89,7 +97,7 @@ def list_runs(runs: Path) -> list[RunFolder]:
 def _read_any(folder: Path) -> RunFolder:
     try:
         return read_run(folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OldRelease) as error:
         return RunFolder(folder, {"run": folder.name, "error": str(error)}, "unreadable")
 
 

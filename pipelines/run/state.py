@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from infra.files import write_even_if_disk_full
+from schemas.release import RELEASE
 
 STATE_FILE = "state.json"
 
@@ -65,6 +66,7 @@ class RunStateFile:
     def write(self) -> None:
         """Write the file."""
         state = {
+            "release": RELEASE,
             "run": self.run,
             "pid": os.getpid(),
             "pid_created": psutil.Process().create_time(),

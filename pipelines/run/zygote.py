@@ -197,6 +197,7 @@ def _run(command: Mapping[str, Any]) -> int:
     from operators.trainer.persist import CheckpointError
     from pipelines.config import ConfigError, load_config
     from pipelines.roles import Role, configure_logging, run_role
+    from schemas.release import OldRelease
 
     configure_logging()
     try:
@@ -207,7 +208,7 @@ def _run(command: Mapping[str, Any]) -> int:
             make_warm_start(config)
         else:
             run_role(config, Role(command["pipeline"], command["index"]))
-    except (ConfigError, SourceError, CheckpointError, CannotResume):
+    except (ConfigError, SourceError, CheckpointError, CannotResume, OldRelease):
         traceback.print_exc()
         return CANNOT_RUN
     finally:

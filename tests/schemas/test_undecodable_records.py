@@ -14,8 +14,10 @@ from record_samples import PROMPT, SAMPLES, TRAJECTORY, VERSION
 
 from schemas import records as r
 from schemas.arrow import arrow_schema
+from schemas.block_codec import decode_all
 from schemas.codec import MAX_VALUE_BYTES, UndecodableRecord, decode, encode
 from schemas.columns import token_ids
+from schemas.release import OldRelease
 
 KINDS = list(SAMPLES)
 ENCODED = {kind: encode(record) for kind, record in SAMPLES.items()}
@@ -115,9 +117,6 @@ def test_decode_rejects_batch_without_rows() -> None:
         ([], "no laminar-schema"),
         ([("laminar-schema", b"Nonsense/9")], "unknown schema"),
         ([("laminar-schema", b"Settled/3")], "unknown schema"),
-        ([("laminar-schema", b"Settled/1")], "release 0.1.0"),
-        ([("laminar-schema", b"GroupsOffered/1")], "release 0.1.0"),
-        ([("laminar-schema", b"WeightVersion/2")], "release 0.1.0"),
         ([("laminar-schema", b"Settled")], "unknown schema"),
         ([("laminar-schema", b"\xff" * 5000)], "unknown schema"),
     ],
@@ -125,6 +124,16 @@ def test_decode_rejects_batch_without_rows() -> None:
 def test_decode_rejects_unknown_schema(headers: list[tuple[str, bytes]], reason: str) -> None:
     with pytest.raises(UndecodableRecord, match=reason):
         decode(ENCODED[r.Settled][0], headers)
+
+
+@pytest.mark.parametrize("schema", ["Settled/1", "GroupsOffered/1", "WeightVersion/2"])
+def test_decode_rejects_records_of_old_release(schema: str) -> None:
+    headers = (("content-type", b"application/json"), ("laminar-schema", schema.encode()))
+    error = f"a {schema} record was written by release 0.1.0: use release 0.1.0 for this run"
+    with pytest.raises(OldRelease, match=error):
+        decode(b"{}", headers)
+    with pytest.raises(OldRelease, match=error):
+        decode_all([ENCODED[r.Settled][0], b"{}"], [ENCODED[r.Settled][1], headers])
 
 
 def test_decode_rejects_tombstone() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from kafka import TopicPartition
+from kafka import KafkaProducer, TopicPartition
 from shard_sessions import Open, feed, polled, record, source
 
-from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_topics
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_topics, end_offsets
 from infra.kafka.log_gaps import LogTruncated, NoteMissing
 from infra.kafka.session import Partition
 from infra.kafka.session_config import SessionConfig
+from schemas.release import OldRelease
 
 
 def test_session_refuses_when_its_note_is_gone_and_its_output_is_not(config: SessionConfig, opened: Open) -> None:
@@ -57,6 +58,19 @@ def test_session_refuses_a_log_that_lost_its_own_output(config: SessionConfig, o
         create_topics(admin, [TopicSpec(config.ledger[0].topic, 1)])
     with pytest.raises(LogTruncated, match="ends at 0, before its own output at 0"):
         opened(config)
+
+
+def test_session_rejects_topics_of_old_release(config: SessionConfig, opened: Open) -> None:
+    producer = KafkaProducer(**config.client.producer())
+    note = {"value": b"{}", "headers": [("laminar-schema", b"CommitNote/1")], "partition": 0}
+    producer.send(config.restore.topic, key=b"another group", **note)
+    producer.flush()
+    producer.close()
+    with admin_client(config.client) as admin:
+        before = end_offsets(admin, [config.restore.topic])
+        with pytest.raises(OldRelease, match=r"CommitNote/1 record was written by release 0\.1\.0"):
+            opened(config)
+        assert end_offsets(admin, [config.restore.topic]) == before
 
 
 def test_session_stops_when_the_log_is_cut_before_it_reads(config: SessionConfig, opened: Open) -> None:

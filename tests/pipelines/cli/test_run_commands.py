@@ -28,6 +28,7 @@ from pipelines.run.drain import drain, is_idle
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
 from schemas.records import Prompt, ReplicaStatus
+from schemas.release import RELEASE
 from schemas.topics import PROMPTS, REPLICAS, RESTORE, Topic, group_name
 
 Runs = Callable[..., tuple[int, str, str]]
@@ -38,7 +39,7 @@ def runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runs:
     for name, steps in (("first", 10), ("second", 20)):
         folder = tmp_path / name
         (folder / "logs").mkdir(parents=True)
-        ended = {"run": name, "started_at": steps, "ended_at": steps + 10.0, "error": None}
+        ended = {"release": RELEASE, "run": name, "started_at": steps, "ended_at": steps + 10.0, "error": None}
         (folder / "state.json").write_text(json.dumps(ended))
         summary = {"run": name, "optimizer_steps": steps, "tokens_generated": 1000 * steps, "wall_seconds": 50.0}
         (folder / "summary.json").write_text(json.dumps({**summary, "reward_last": 1 / 3}))

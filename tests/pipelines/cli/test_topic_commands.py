@@ -18,6 +18,7 @@ from infra.kafka.properties import ClientProperties
 from pipelines.cli.main import main
 from schemas.codec import encode
 from schemas.records import PolicyVersion, Settled, TensorSpec, WeightVersion
+from schemas.release import RELEASE
 from schemas.topics import RELAY, SETTLED, group_name
 
 RUN = "topic-commands"
@@ -281,7 +282,9 @@ def test_connect_defaults_to_latest_run(
     assert "there is no run" in " ".join(capsys.readouterr().err.replace("│", " ").split())
     state = tmp_path / "runs" / "latest" / "state.json"
     state.parent.mkdir(parents=True)
-    state.write_text(json.dumps({"run": RUN, "bootstrap_servers": filled.bootstrap_servers, "more": 1}))
+    state.write_text(
+        json.dumps({"release": RELEASE, "run": RUN, "bootstrap_servers": filled.bootstrap_servers, "more": 1})
+    )
     with pytest.raises(SystemExit, match="0"):
         main(["topics", "list"])
     assert SETTLED.name(RUN) in capsys.readouterr().out

@@ -25,6 +25,7 @@ from pipelines.inspect.metrics_file import MetricsFile
 from pipelines.inspect.run_folders import NoSuchRun, find_run, find_run_to_resume, list_runs, read_run, stop_run
 from pipelines.present.output import show
 from pipelines.roles import liveness_file
+from schemas.release import RELEASE, OldRelease
 
 ROLES = {
     "trainer": {"pid": 9, "restarts": 2, "alive": True, "status": "up"},
@@ -35,7 +36,15 @@ ROLES = {
 def make_run(runs: Path, name: str, **state: Any) -> Path:
     folder = runs / name
     folder.mkdir(parents=True)
-    given = {"run": name, "phase": "training", "started_at": START / 1000, "ended_at": None, "error": None, **state}
+    given = {
+        "release": RELEASE,
+        "run": name,
+        "phase": "training",
+        "started_at": START / 1000,
+        "ended_at": None,
+        "error": None,
+        **state,
+    }
     (folder / "state.json").write_text(json.dumps({"goal": {"optimizer_steps": 100}, "roles": ROLES, **given}))
     return folder
 
@@ -53,6 +62,18 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 def created(pid: int) -> float:
     return psutil.Process(pid).create_time()
+
+
+def test_read_run_rejects_run_of_old_release(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "old")
+    state = json.loads((folder / "state.json").read_text())
+    del state["release"]
+    (folder / "state.json").write_text(json.dumps(state))
+    for read in (find_run, find_run_to_resume):
+        with pytest.raises(OldRelease, match=r"state\.json was written by release 0\.1\.0: use release"):
+            read(tmp_path, "old")
+    (listed,) = list_runs(tmp_path)
+    assert (listed.status, "release 0.1.0" in listed.state["error"]) == ("unreadable", True)
 
 
 def test_read_run_status(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
