@@ -123,7 +123,7 @@ def _check_audit_passes(log: Log) -> None:
         fold.batch(row)
     for row in log.rows(EXPERIENCES):
         key = row.trajectory.prompt
-        fold.experience((key.purpose, key.number, row.trajectory.member), done=True)  # type: ignore[arg-type]
+        fold.experience((key.purpose, key.number, row.trajectory.member), consumed=True)  # type: ignore[arg-type]
     audit = fold.audit()
     assert audit.passed
     counts = audit.numbers()
@@ -134,8 +134,8 @@ def _check_audit_passes(log: Log) -> None:
 
 def test_import_skips_held_out_rows(tmp_path: Path) -> None:
     held_out = experience(0)
-    asked = replace(held_out.trajectory.prompt, purpose="evaluation")
-    held_out = replace(held_out, trajectory=replace(held_out.trajectory, prompt=asked))
+    prompt = replace(held_out.trajectory.prompt, purpose="evaluation")
+    held_out = replace(held_out, trajectory=replace(held_out.trajectory, prompt=prompt))
     rows = (ReceivedRecord("experiences", 0, 0, block(held_out, experience(1)), 1000),)
     exported_to(tmp_path, [Polled("group", 1, rows, (), {PartitionKey("experiences", 0): 1}, True, True)])
     log = Log()
