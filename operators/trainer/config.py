@@ -175,7 +175,7 @@ class LoraConfig:
         _within("lora.rank", self.rank, 0)
         _within("lora.alpha", self.alpha, 0, open_low=True)
         if self.rank and find_spec("peft") is None:
-            raise ValueError("lora.rank needs peft, which is not installed: pip install 'laminar-rl[lora]'")
+            raise ValueError("lora.rank needs peft, which is not installed: install the extra lora")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

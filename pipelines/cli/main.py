@@ -16,6 +16,7 @@ import typer
 
 from infra.escaping import escape_to_one_line
 from infra.files import keep_files_private
+from pipelines import distribution
 from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.light_imports import light_imports
 from pipelines.present.output import show
@@ -58,9 +59,16 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"laminar {distribution.version()}")
+        raise typer.Exit
+
+
 @app.callback()
 def laminar(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error. Valid at any position."),
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Reinforcement-learning post-training of language models as a dataflow on Apache Beam and Apache Kafka.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from infra.gpus import visible_gpus
 from pipelines.config import Config, ConfigError
+from pipelines.distribution import install_extra
 from pipelines.run.paths import files_read
 
 MODEL_PARTS = {
@@ -63,7 +64,7 @@ def _secrets(config: Config) -> Iterator[str]:
 
 def _vllm(config: Config) -> Iterator[str]:
     if importlib.util.find_spec("vllm") is None:
-        yield "rollout.engine is 'vllm', which is not installed: pip install 'laminar-rl[vllm]'"
+        yield f"rollout.engine is 'vllm', which is not installed: {install_extra('vllm')}"
     try:
         config.rollout.gpus_of(0, visible_gpus())
     except ValueError as error:

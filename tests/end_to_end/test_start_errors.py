@@ -53,7 +53,7 @@ def error_line(run: LaminarRun) -> str:
         ),
         pytest.param(
             "rollout.engine=vllm",
-            "rollout.engine is 'vllm', which is not installed: pip install 'laminar-rl[vllm]'",
+            "rollout.engine is 'vllm', which is not installed: pip install '.[vllm]' in a checkout",
             marks=pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed"),
         ),
     ],

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import ConfigError, TrackerName
+from pipelines.distribution import install_extra
 from pipelines.inspect.metrics_file import LAG, PHASE, POSITION, REPLICA, UNREADABLE, Sink
 from schemas.records import Metric
 
@@ -152,7 +153,7 @@ def _package(name: TrackerName) -> Any:
         return import_module(PACKAGES[name])
     except ImportError as error:
         missing = f"the package {PACKAGES[name]}, which cannot be imported ({error})"
-        raise ConfigError(f"run.trackers: {name} needs {missing}: pip install 'laminar-rl[{name}]'") from error
+        raise ConfigError(f"run.trackers: {name} needs {missing}: {install_extra(name)}") from error
 
 
 def _folder_option(package: Any, folder: Path) -> dict[str, str]:

@@ -22,9 +22,8 @@ from infra.kafka.settings_check import SettingProblem
 from infra.runners.prism import find_prism
 from infra.store.names import SHARED_MEMORY
 from infra.store.ownership import StaleStore, remove_store, stale_stores
+from pipelines import distribution
 from pipelines.run.topics import unsuitable_settings
-
-DISTRIBUTION = "laminar-rl"
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,9 @@ def observe(client: ClientProperties | None = None, folder: Path | None = None) 
 def _packages() -> tuple[Package, ...]:
     """The requirements of Laminar without extras; Laminar itself, as missing, if it is not installed."""
     try:
-        requirements = importlib.metadata.requires(DISTRIBUTION) or []
+        requirements = importlib.metadata.requires(distribution.NAME) or []
     except importlib.metadata.PackageNotFoundError:
-        return (Package(DISTRIBUTION, None, False),)
+        return (Package(distribution.NAME, None, False),)
     required = [Requirement(text) for text in requirements]
     return tuple(_package(each) for each in required if each.marker is None or each.marker.evaluate({"extra": ""}))
 

@@ -1,0 +1,17 @@
+"""The Python package: its name, its version, and how its extras are installed."""
+
+from __future__ import annotations
+
+NAME = "laminar-rl"
+
+
+def version() -> str:
+    """The version of the installed package."""
+    from importlib import metadata  # here: every command imports this module
+
+    return metadata.version(NAME)
+
+
+def install_extra(extra: str) -> str:
+    """How `extra` is installed: from a checkout or a wheel, because the package is in no registry."""
+    return f"pip install '.[{extra}]' in a checkout of Laminar, or 'WHEEL[{extra}]' with its wheel"
