@@ -1,4 +1,4 @@
-"""`laminar config`: what can be configured, and how two configurations differ."""
+"""`laminar config`: explain the configuration keys, and compare two configurations."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ def config(
         typer.Argument(metavar="[KEY | FIRST SECOND]", help="A key or part of one; with --diff two configurations."),
     ] = None,
     *,
-    explain: Annotated[bool, typer.Option("--explain", help="Explain keys (what is done without an option).")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain keys; this is the default mode.")] = False,
     defaults: Annotated[bool, typer.Option("--defaults", help="Print every key with its default, as TOML.")] = False,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Print keys in which two files or runs differ; exit code 1 if there are any.")
+        bool,
+        typer.Option(
+            "--diff", help="Print the keys that differ between two files or runs. Exits with 1 if any differ."
+        ),
     ] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a file, for editors.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of configuration files, for editors.")
+    ] = False,
     json: JsonOption = False,
 ) -> Report:
     """Explain configuration keys: type, default, unit and meaning; or compare two configurations.
@@ -46,14 +51,14 @@ def config(
         "--diff": (diff, 2, _diff),
         "--schema": (schema, 0, _schema),
     }
-    chosen = [name for name, (wanted, _, _) in modes.items() if wanted] or ["--explain"]
+    chosen = [name for name, (is_set, _, _) in modes.items() if is_set] or ["--explain"]
     if len(chosen) > 1:
         raise typer.BadParameter(f"{' and '.join(chosen)} exclude each other")
-    _, most, work = modes[chosen[0]]
+    _, max_names, run_mode = modes[chosen[0]]
     given = names or []
-    if len(given) > most or (chosen[0] == "--diff" and len(given) < 2):
-        raise typer.BadParameter(f"{chosen[0]} takes {most} name(s), not {len(given)}")
-    return work(given, json)
+    if len(given) > max_names or (chosen[0] == "--diff" and len(given) < 2):
+        raise typer.BadParameter(f"{chosen[0]} takes {max_names} name(s), not {len(given)}")
+    return run_mode(given, json)
 
 
 def _explain(names: Sequence[str], json: bool) -> Report:
@@ -62,11 +67,11 @@ def _explain(names: Sequence[str], json: bool) -> Report:
     from pipelines.config import ConfigError
     from pipelines.config_reference import settings
 
-    key, every = (names[0] if names else ""), settings()
-    found = [vars(each) for name, each in every.items() if key in name]
+    key, all_settings = (names[0] if names else ""), settings()
+    found = [vars(each) for name, each in all_settings.items() if key in name]
     if not found:
-        near = get_close_matches(key, every, n=3)
-        hint = f"; similar: {', '.join(near)}" if near else ": `laminar config --explain` lists them all"
+        similar = get_close_matches(key, all_settings, n=3)
+        hint = f"; similar: {', '.join(similar)}" if similar else ": `laminar config --explain` lists all keys"
         raise ConfigError(f"no configuration key contains {key!r}{hint}")
     return Report(found, lambda: "\n".join(map(_setting_text, found)), as_json=json)
 
@@ -99,11 +104,11 @@ def _schema(_names: Sequence[str], json: bool) -> Report:
 
 
 def _config_file(name: str) -> Path:
-    """The configuration file that a user means by a file, a run's folder or a run's name."""
+    """Return the configuration file of `name`: a file, a run's folder or a run's name."""
     from pipelines.run.supervisor import CONFIG_FILE
 
-    places = (Path(name), Path(name) / CONFIG_FILE, RUNS / name / CONFIG_FILE)
-    return next((place for place in places if place.is_file()), Path(name))
+    candidates = (Path(name), Path(name) / CONFIG_FILE, RUNS / name / CONFIG_FILE)
+    return next((path for path in candidates if path.is_file()), Path(name))
 
 
 def _value_text(value: Any) -> str:

@@ -56,8 +56,8 @@ def list_(
       laminar topics dlq list
       laminar topics dlq list -w "step = 'read experiences'" --json
     """
-    to = address.connect()
-    rows = [_row(record, letter) for record, letter in _letters(to.client, to.run, where)]
+    connection = address.connect()
+    rows = [_row(record, letter) for record, letter in _letters(connection.client, connection.run, where)]
     return RowOutput([rows], COLUMNS, printing.form(), "no dead letters")
 
 
@@ -79,10 +79,13 @@ def replay(
       laminar topics dlq replay
       laminar topics dlq replay -w "reason ~ 'verifier'" --execute
     """
-    to = address.connect()
-    found = [(letter, _original(to.client, letter)) for _, letter in _letters(to.client, to.run, where)]
+    connection = address.connect()
+    found = [
+        (letter, _original(connection.client, letter))
+        for _, letter in _letters(connection.client, connection.run, where)
+    ]
     if execute:
-        with BoundedProducer(to.client) as producer:
+        with BoundedProducer(connection.client) as producer:
             for letter, original in found:
                 if original is not None and original.rows[0] is not None:
                     producer.send(

@@ -117,11 +117,16 @@ def topic(
     from pipelines.export import build
     from pipelines.roles import configure_logging
 
-    to = address.connect()
+    connection = address.connect()
     config = ExportConfig(
         folder,
         _contents(
-            to, topic, since_offset, since_time, {"format": format, "view": view}, _combined(where, since_version)
+            connection,
+            topic,
+            since_offset,
+            since_time,
+            {"format": format, "view": view},
+            _combined(where, since_version),
         ),
         follow=follow,
         file_bytes=file_mb << 20,
@@ -132,7 +137,7 @@ def topic(
         write_card(folder)
     configure_logging()
     try:
-        run_pipeline(lambda pipeline: build(pipeline, config, to.client), runner, context.args, close_shards)
+        run_pipeline(lambda pipeline: build(pipeline, config, connection.client), runner, context.args, close_shards)
     except RuntimeError as error:
         raise ExportError(str(error).partition(" [while running")[0]) from error
     write_card(folder)
@@ -162,8 +167,8 @@ def verify_(
     if not log:
         return _report(verify(folder), json)
     contents = read_contents(folder)
-    to = Connection(contents.run, kafka.client()) if kafka.given else connect(contents.run, None, None)
-    return _report(verify(folder, log_rows_reader(to.client)), json)
+    connection = Connection(contents.run, kafka.client()) if kafka.given else connect(contents.run, None, None)
+    return _report(verify(folder, log_rows_reader(connection.client)), json)
 
 
 @app.command("compact")
@@ -194,7 +199,7 @@ def _combined(where: str, since_version: int | None) -> str:
 
 
 def _contents(
-    to: Connection, topic: str, offset: str | None, since: str | None, options: Mapping[str, Any], where: str
+    connection: Connection, topic: str, offset: str | None, since: str | None, options: Mapping[str, Any], where: str
 ) -> Any:
     from infra.kafka.offset_span import parse_span
     from infra.kafka.ranges import resolve_span
@@ -204,8 +209,8 @@ def _contents(
 
     if offset is not None and since is not None:
         raise typer.BadParameter("give --since-offset or --since-time, not both")
-    name = full_name(topic, to.run)
-    run = run_of(name) or to.run
+    name = full_name(topic, connection.run)
+    run = run_of(name) or connection.run
     try:
         span = parse_span([offset or "beginning" if since is None else f"s@{since}"], time.time_ns() // 1_000_000)
         contents = Contents(run, name.removeprefix(run_prefix(run)), where=where, **options)
@@ -213,7 +218,7 @@ def _contents(
         raise typer.BadParameter(str(error)) from error
     if span.last is not None:
         raise typer.BadParameter(f"{offset!r} has an end; give only a start offset", param_hint="--since-offset")
-    starts = {number: offsets.beginning for number, offsets in resolve_span(to.client, name, span).items()}
+    starts = {number: offsets.beginning for number, offsets in resolve_span(connection.client, name, span).items()}
     return Contents(run, contents.topic, where=where, starts=starts, **options)
 
 

@@ -45,10 +45,10 @@ def serve_command(
 
     token = "" if token_file is None else read_token(token_file)
     pair = None if certificate is None or key is None else (certificate.read_bytes(), key.read_bytes())
-    to = address.connect()
+    connection = address.connect()
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stopped.set())
-    with TopicServer(to.client, to.run, host, port, token, pair) as server:
-        typer.echo(f"serving run {to.run} at {server.location}")
+    with TopicServer(connection.client, connection.run, host, port, token, pair) as server:
+        typer.echo(f"serving run {connection.run} at {server.location}")
         stopped.wait()

@@ -53,18 +53,18 @@ def find_command(
       laminar topics find settled -w "outcome = 'dropped'" -o @-1h -O csv
       laminar topics find trajectories -w "completion_text ~ 'sorry'" -n 5 -O jsonl
     """
-    to = address.connect()
-    name, known = known_topic(topic, to.run)
+    connection = address.connect()
+    name, known = known_topic(topic, connection.run)
     try:
         condition = parse_where(where, row_schema(known)) if where else None
         selected = _columns(columns, known)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    ranges = reading.ranges(to, name)
+    ranges = reading.ranges(connection, name)
 
     def tables() -> Iterator[pa.Table]:
         remaining = count
-        for chunk in read_chunks(to.client, known, name, ranges, follow=follow):
+        for chunk in read_chunks(connection.client, known, name, ranges, follow=follow):
             decoded = chunk.table()
             rows = decoded if condition is None else condition.rows(decoded)
             rows = rows if remaining is None else rows.slice(0, remaining)
@@ -90,11 +90,11 @@ def stats_command(topic: TopicArgument, reading: ReadOptions, address: Address) 
       laminar topics stats experiences
       laminar topics stats settled -o @-10m --json | jq .columns
     """
-    to = address.connect()
-    name, known = known_topic(topic, to.run)
+    connection = address.connect()
+    name, known = known_topic(topic, connection.run)
     form = reading.form("lines", json="json")
     statistics = _TopicStatistics(known)
-    for chunk in read_chunks(to.client, known, name, reading.ranges(to, name)):
+    for chunk in read_chunks(connection.client, known, name, reading.ranges(connection, name)):
         statistics.add(chunk)
     data = {"topic": name, **statistics.to_json()}
     if form in ("table", "csv", "csv-raw", "arrow", "jsonl"):

@@ -49,27 +49,27 @@ def import_(
     from schemas.topics import EXPERIENCES, METRICS
 
     check_importable(read_contents(folder))
-    to = address.connect()
-    partitions = len(partition_ranges(to.client, EXPERIENCES.name(to.run)))
-    metrics = METRICS.name(to.run)
-    before = {number: offsets.end for number, offsets in partition_ranges(to.client, metrics).items()}
+    connection = address.connect()
+    partitions = len(partition_ranges(connection.client, EXPERIENCES.name(connection.run)))
+    metrics = METRICS.name(connection.run)
+    before = {number: offsets.end for number, offsets in partition_ranges(connection.client, metrics).items()}
     configure_logging()
     try:
         run_pipeline(
-            lambda pipeline: build(pipeline, folder.absolute(), to.run, to.client, partitions),
+            lambda pipeline: build(pipeline, folder.absolute(), connection.run, connection.client, partitions),
             runner,
             context.args,
             close_shards,
         )
     except RuntimeError as error:
         raise ExportError(str(error).partition(" [while running")[0]) from error
-    rows = [row for record in read_topic(to.client, metrics, start=before) for row in record.rows]
+    rows = [row for record in read_topic(connection.client, metrics, start=before) for row in record.rows]
     results = [row for row in rows if isinstance(row, Metric) and row.name == "import"]
     if not results:
         raise ExportError(f"the import of {folder} is incomplete: repeat the command to finish it")
     values = {name: int(value) for name, value in results[-1].values.items()}
-    data = {"folder": str(folder), "run": to.run, **values}
-    return Report(data, lambda: _text(folder, to.run, values), as_json=json)
+    data = {"folder": str(folder), "run": connection.run, **values}
+    return Report(data, lambda: _text(folder, connection.run, values), as_json=json)
 
 
 def _text(folder: StorageFolder, run: str, values: dict[str, int]) -> str:

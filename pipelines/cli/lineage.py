@@ -44,16 +44,16 @@ def lineage_command(
       laminar lineage 1.12 --depth 0 --no-texts
       laminar lineage 1.12 --json | jq '.prompts[].prompt'
     """
-    to = address.connect()
-    manifests = Manifests(to.client, to.run)
-    newest = find_version(to, manifests, version)
+    connection = address.connect()
+    manifests = Manifests(connection.client, connection.run)
+    newest = find_version(connection, manifests, version)
 
     line = ancestors(manifests, newest, depth or None)
-    trim_point = newest_trim_point(to.client, to.run)
+    trim_point = newest_trim_point(connection.client, connection.run)
 
     def read_prompts(step: VersionStep) -> list[TrainedPrompt]:
         if texts:
-            with_texts(to.client, to.run, step.prompts)
+            with_texts(connection.client, connection.run, step.prompts)
         return step.prompts
 
     def rows() -> Iterator[list[dict[str, Any]]]:
@@ -61,7 +61,7 @@ def lineage_command(
             if _is_start(trim_point, manifest):
                 step, trim = VersionStep(manifest, [], 0, Counter(), Counter(), []), trim_point and trim_point.number
             else:
-                step, trim = read_step(to.client, to.run, manifest, parent), None
+                step, trim = read_step(connection.client, connection.run, manifest, parent), None
             prompts = [_prompt(prompt) for prompt in read_prompts(step)]
             yield [_to_json(step) | {"prompts": prompts, "trim_point": trim}]
 
@@ -73,7 +73,7 @@ def lineage_command(
                 number = trim_point and trim_point.number
                 yield f"  the log before this version is deleted; trim point {number} has its counts"
             elif manifest.parent is not None:
-                step = read_step(to.client, to.run, manifest, parent)
+                step = read_step(connection.client, connection.run, manifest, parent)
                 if body := _body(step):
                     yield body
                 yield from map(_prompt_line, read_prompts(step))

@@ -32,7 +32,7 @@ def list_command(printing: Printing, folder: FolderOption = RUNS) -> RowOutput:
     from pipelines.inspect.run_folders import list_runs
 
     rows = [_to_json(each) for each in list_runs(folder)]
-    return RowOutput([rows], COLUMNS, printing.form(), f"there are no runs under {folder}/", shown=_cells)
+    return RowOutput([rows], COLUMNS, printing.form(), f"there are no runs under {folder}/", cells=_cells)
 
 
 def status_command(run: RunOption = None, folder: FolderOption = RUNS, json: JsonOption = False) -> Report:

@@ -45,13 +45,15 @@ def serve(
 
     from pipelines.present.view.exposition import RunCollector
 
-    to = address.connect()
-    with attached(to) as watching:
+    connection = address.connect()
+    with attached(connection) as watching:
         catch_up(watching)
         registry = CollectorRegistry()
         registry.register(RunCollector(lambda: watching.state))
         server, thread = start_http_server(port, host, registry)
-        typer.echo(f"serving the metrics of run {to.run} at http://{host}:{server.server_port}/metrics", err=True)
+        typer.echo(
+            f"serving the metrics of run {connection.run} at http://{host}:{server.server_port}/metrics", err=True
+        )
         try:
             while thread.is_alive():
                 watching.tick()

@@ -40,8 +40,10 @@ def list_(address: Address, printing: Printing) -> RowOutput:
       laminar topics transactions list
       laminar topics transactions list --json | jq 'map(select(.idle_s > 60))'
     """
-    to = address.connect()
-    return RowOutput([[_row(each) for each in _open(to)]], COLUMNS, printing.form(), "there are no open transactions")
+    connection = address.connect()
+    return RowOutput(
+        [[_row(each) for each in _open(connection)]], COLUMNS, printing.form(), "there are no open transactions"
+    )
 
 
 @app.command()
@@ -61,19 +63,19 @@ def abort(
       laminar topics transactions abort 4711
       laminar topics transactions abort 4711 --execute
     """
-    to = address.connect()
-    found = [each for each in _open(to) if each.producer_id == producer_id]
+    connection = address.connect()
+    found = [each for each in _open(connection) if each.producer_id == producer_id]
     if not found:
-        raise RuntimeError(f"producer {producer_id} has no open transaction in the topics of run {to.run}")
+        raise RuntimeError(f"producer {producer_id} has no open transaction in the topics of run {connection.run}")
     if execute:
-        _abort(to, found)
+        _abort(connection, found)
     rows = [_row(each) | {"action": _abort_action(each, execute)} for each in found]
     return RowOutput([rows], COLUMNS, printing.form())
 
 
-def _open(to: Connection) -> list[OpenTransaction]:
-    with admin_client(to.client) as admin:
-        return open_transactions(admin, list_topics(admin, run_prefix(to.run)))
+def _open(connection: Connection) -> list[OpenTransaction]:
+    with admin_client(connection.client) as admin:
+        return open_transactions(admin, list_topics(admin, run_prefix(connection.run)))
 
 
 def _abort_action(each: OpenTransaction, execute: bool) -> str:
@@ -81,10 +83,10 @@ def _abort_action(each: OpenTransaction, execute: bool) -> str:
     return action if execute else f"would be: {action} (dry run; use --execute)"
 
 
-def _abort(to: Connection, found: list[OpenTransaction]) -> None:
+def _abort(connection: Connection, found: list[OpenTransaction]) -> None:
     for name in {each.transactional_id for each in found if not each.hangs and each.transactional_id}:
-        fence(to.client, name)
-    with admin_client(to.client) as admin:
+        fence(connection.client, name)
+    with admin_client(connection.client) as admin:
         for each in found:
             if each.hangs:
                 write_marker(admin, each)

@@ -51,13 +51,13 @@ def plans(
       laminar plans --follow
       laminar plans -n 100 --json | jq '[.moves[].handed_over | length] | add'
     """
-    to = address.connect()
-    name = PLANS.name(to.run)
-    records = _since_plan(to.client, name, count)
+    connection = address.connect()
+    name = PLANS.name(connection.run)
+    records = _since_plan(connection.client, name, count)
     rows: Iterator[dict[str, Any]] = _plans_with_outcomes(row for record in records for row in record.rows)
     if follow:
         after = StartOffset(records[-1].offset + 1) if records else StartOffset(0, from_end=True)
-        new = read_topic(to.client, name, start=after, follow=True)
+        new = read_topic(connection.client, name, start=after, follow=True)
         rows = chain(rows, (_single_row(row) for record in new for row in record.rows))
     return RowOutput(([row] for row in rows), COLUMNS, printing.form("lines", json="jsonl"), line=plan_lines)
 

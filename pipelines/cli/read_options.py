@@ -59,6 +59,6 @@ class ReadOptions:
                 f"{self.partitions!r} is not a list of partitions, such as 0,1", param_hint="-p"
             ) from None
 
-    def ranges(self, to: Connection, topic: str) -> dict[int, PartitionRange]:
+    def ranges(self, connection: Connection, topic: str) -> dict[int, PartitionRange]:
         """Return the offsets to read by partition; `topic` is a full name. Raises typer.BadParameter, UnknownTopic."""
-        return resolve_span(to.client, topic, self.span or OffsetSpan.everything(), self.numbers)
+        return resolve_span(connection.client, topic, self.span or OffsetSpan.everything(), self.numbers)

@@ -42,13 +42,13 @@ def relays(
       laminar relays --json | jq '.relays[].versions[0]'
       laminar relays -o csv
     """
-    to = address.connect()
-    chain, statuses = read_chain(to), read_status(to)
+    connection = address.connect()
+    chain, statuses = read_chain(connection), read_status(connection)
     now = int(time.time() * 1000)
     rows = relay_rows(chain, statuses, now)
     form = printing.form()
     if form != "json":
-        return RowOutput([rows], COLUMNS, form, f"run {to.run} has no relays yet")
+        return RowOutput([rows], COLUMNS, form, f"run {connection.run} has no relays yet")
     data = {
         "chain": None if chain is None else to_plain(chain),
         "relays": [
@@ -58,15 +58,15 @@ def relays(
     return Report(data, str, as_json=True)
 
 
-def read_chain(to: Connection) -> RelayChain | None:
+def read_chain(connection: Connection) -> RelayChain | None:
     """Return the newest relay chain of a run; None if there is none."""
-    rows = [row for record in read_topic(to.client, RELAY_CHAIN.name(to.run)) for row in record.rows]
+    rows = [row for record in read_topic(connection.client, RELAY_CHAIN.name(connection.run)) for row in record.rows]
     return max((row for row in rows if isinstance(row, RelayChain)), key=lambda chain: chain.number, default=None)
 
 
-def read_status(to: Connection) -> dict[int, RelayStatus]:
+def read_status(connection: Connection) -> dict[int, RelayStatus]:
     """Return the last heartbeat of each relay, among the newest `MAX_HEARTBEATS` of the run."""
-    records = last_of_each_key(to.client, REPLICAS.name(to.run), MAX_HEARTBEATS, 0)
+    records = last_of_each_key(connection.client, REPLICAS.name(connection.run), MAX_HEARTBEATS, 0)
     rows = (row for record in records for row in record.rows)
     return {row.relay: row for row in rows if isinstance(row, RelayStatus)}
 

@@ -55,21 +55,21 @@ def replay_command(
     """
     if reading.span is None and reading.numbers is None and not where:
         raise typer.BadParameter("select the records with -o, -p or --where", param_hint="-o")
-    to = address.connect()
-    name, known = known_topic(topic, to.run)
-    target = full_name(to_topic, to.run) if to_topic else name
+    connection = address.connect()
+    name, known = known_topic(topic, connection.run)
+    target = full_name(to_topic, connection.run) if to_topic else name
     try:
         condition = parse_where(where, row_schema(known)) if where else None
     except WhereError as error:
         raise typer.BadParameter(str(error), param_hint="--where") from error
-    ranges = reading.ranges(to, name)
-    if missing := sorted(ranges.keys() - partition_ranges(to.client, target).keys()):
+    ranges = reading.ranges(connection, name)
+    if missing := sorted(ranges.keys() - partition_ranges(connection.client, target).keys()):
         raise RuntimeError(f"the target topic {target} has no partitions {missing}")
 
     def rows() -> Iterator[list[dict[str, object]]]:
-        producer = BoundedProducer(to.client) if execute else None
+        producer = BoundedProducer(connection.client) if execute else None
         try:
-            for chunk in read_chunks(to.client, known, name, ranges):
+            for chunk in read_chunks(connection.client, known, name, ranges):
                 selected: Iterable[int] = range(len(chunk.records))
                 if condition is not None:
                     offsets = set(condition.rows(chunk.table())["kafka_offset"].to_pylist())
@@ -125,29 +125,29 @@ def reset_command(
     span = reading.span
     if span is None or span.last is not None:
         raise typer.BadParameter(f"{offset!r} is not a single offset", param_hint="--to")
-    to = address.connect()
+    connection = address.connect()
     if pipeline in NOT_RESETTABLE:
         raise typer.BadParameter(f"{pipeline} cannot be reset: {NOT_RESETTABLE[pipeline]}", param_hint="PIPELINE")
-    name = full_name(topic, to.run)
-    resolved = resolve_span(to.client, name, span, reading.numbers)
+    name = full_name(topic, connection.run)
+    resolved = resolve_span(connection.client, name, span, reading.numbers)
     offsets = {number: each.beginning for number, each in resolved.items()}
-    found = [lag for lag in _committed(to, pipeline, name) if lag.partition in offsets]
+    found = [lag for lag in _committed(connection, pipeline, name) if lag.partition in offsets]
     if not found:
-        raise RuntimeError(f"{pipeline} of run {to.run} has no committed offsets in {name}")
+        raise RuntimeError(f"{pipeline} of run {connection.run} has no committed offsets in {name}")
     if execute:
         for group in sorted({lag.group for lag in found}):
             moved = {lag.partition: offsets[lag.partition] for lag in found if lag.group == group}
-            set_group_offsets(to.client, group, name, moved, Partition(RESTORE.name(to.run), 0))
+            set_group_offsets(connection.client, group, name, moved, Partition(RESTORE.name(connection.run), 0))
     rows = [_reset_row(lag, offsets[lag.partition], execute) for lag in found]
     return RowOutput([rows], list(rows[0]), printing.form())
 
 
-def _committed(to: Connection, pipeline: str, topic: str) -> list[Lag]:
-    with admin_client(to.client) as admin:
+def _committed(connection: Connection, pipeline: str, topic: str) -> list[Lag]:
+    with admin_client(connection.client) as admin:
         groups = [
             group
-            for group in list_groups(admin, run_prefix(to.run))
-            if group == pipeline or group.removeprefix(run_prefix(to.run)).rpartition(".")[0] == pipeline
+            for group in list_groups(admin, run_prefix(connection.run))
+            if group == pipeline or group.removeprefix(run_prefix(connection.run)).rpartition(".")[0] == pipeline
         ]
         return [lag for lag in group_lags(admin, groups) if lag.topic == topic]
 

@@ -50,9 +50,9 @@ def replicas(
     """
     if context.invoked_subcommand is not None:
         return None
-    to = address.connect()
-    rows = [replica_row(each, time.time_ns() // 10**6) for each in read_heartbeats(to).values()]
-    return RowOutput([rows], COLUMNS, printing.form(), f"run {to.run} has no replicas yet", shown=_cells)
+    connection = address.connect()
+    rows = [replica_row(each, time.time_ns() // 10**6) for each in read_heartbeats(connection).values()]
+    return RowOutput([rows], COLUMNS, printing.form(), f"run {connection.run} has no replicas yet", cells=_cells)
 
 
 @app.command()
@@ -77,23 +77,23 @@ def drain(
       laminar replicas drain 3
       laminar replicas drain 3 --wait 600 && kill PID
     """
-    to = address.connect()
-    status = _running_status(to, replica)
-    _publish(to, Drain(replica, status.incarnation))
+    connection = address.connect()
+    status = _running_status(connection, replica)
+    _publish(connection, Drain(replica, status.incarnation))
     deadline = time.monotonic() + wait
-    row = _row_of(to, replica)
+    row = _row_of(connection, replica)
     while row["state"] not in ("drained", "stopped") and time.monotonic() < deadline:
         time.sleep(0.5)
-        row = _row_of(to, replica)
+        row = _row_of(connection, replica)
     drained = row["state"] in ("drained", "stopped")
     text = f"replica {replica} is drained" if drained else f"replica {replica} is draining"
     return Report({**row, "drained": drained}, lambda: text, as_json=json, exit_code=1 if wait and not drained else 0)
 
 
-def read_heartbeats(to: Connection) -> dict[int, list[ReplicaStatus]]:
+def read_heartbeats(connection: Connection) -> dict[int, list[ReplicaStatus]]:
     """Return the last heartbeats of each replica's latest incarnation, oldest first, by replica."""
     heartbeats: dict[int, list[ReplicaStatus]] = {}
-    for record in last_of_each_key(to.client, REPLICAS.name(to.run), MAX_HEARTBEATS, RATE_WINDOW_MS):
+    for record in last_of_each_key(connection.client, REPLICAS.name(connection.run), MAX_HEARTBEATS, RATE_WINDOW_MS):
         for row in record.rows:
             if isinstance(row, ReplicaStatus):
                 found = heartbeats.setdefault(row.replica, [])
@@ -147,23 +147,23 @@ def _cells(row: Row) -> Row:
     }
 
 
-def _row_of(to: Connection, replica: int) -> dict[str, Any]:
-    return replica_row(read_heartbeats(to)[replica], time.time_ns() // 10**6)
+def _row_of(connection: Connection, replica: int) -> dict[str, Any]:
+    return replica_row(read_heartbeats(connection)[replica], time.time_ns() // 10**6)
 
 
-def _running_status(to: Connection, replica: int) -> ReplicaStatus:
+def _running_status(connection: Connection, replica: int) -> ReplicaStatus:
     """Return the last heartbeat of `replica`. Raises RuntimeError if there is no such replica, or it has stopped."""
-    heartbeats = read_heartbeats(to)
+    heartbeats = read_heartbeats(connection)
     if replica not in heartbeats:
         known = ", ".join(map(str, heartbeats)) or "none"
-        raise RuntimeError(f"run {to.run} has no replica {replica}; its replicas: {known}")
+        raise RuntimeError(f"run {connection.run} has no replica {replica}; its replicas: {known}")
     status = heartbeats[replica][-1]
     if status.state == "stopped":
         raise RuntimeError(f"replica {replica} has stopped already")
     return status
 
 
-def _publish(to: Connection, request: Drain) -> None:
+def _publish(connection: Connection, request: Drain) -> None:
     value, headers = encode(request)
-    with BoundedProducer(to.client) as producer:
-        producer.send(INBOX.name(to.run), value, headers=headers, partition=request.replica)
+    with BoundedProducer(connection.client) as producer:
+        producer.send(INBOX.name(connection.run), value, headers=headers, partition=request.replica)

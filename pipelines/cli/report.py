@@ -62,8 +62,8 @@ def report(
 def _insight(run: str, folder: Path) -> dict[str, Any]:
     from pipelines.present.report.insight import insight
 
-    to = connect(run, None, None, folder)
-    return insight(to.client, to.run)
+    connection = connect(run, None, None, folder)
+    return insight(connection.client, connection.run)
 
 
 def _read_run(folder: Path, run: str) -> ComparedRun:

@@ -63,9 +63,9 @@ def audit(
     from pipelines.inspect.audit.audit_run import audit as audit_run
     from pipelines.inspect.audit.trim_points import newest_trim_point
 
-    to = address.connect()
-    trim_point = newest_trim_point(to.client, to.run)
-    found = audit_run(to.client, to.run, ended=ended)
+    connection = address.connect()
+    trim_point = newest_trim_point(connection.client, connection.run)
+    found = audit_run(connection.client, connection.run, ended=ended)
     begins_at = trim_point and {
         "trim_point": trim_point.number,
         "version": str(trim_point.version),
@@ -73,7 +73,7 @@ def audit(
     }
     return Report(
         found.to_json() | {"begins_at": begins_at},
-        lambda: "\n".join([*_lines(to.run, found), *([] if trim_point is None else [_trim_line(trim_point)])]),
+        lambda: "\n".join([*_lines(connection.run, found), *([] if trim_point is None else [_trim_line(trim_point)])]),
         as_json=json,
         exit_code=0 if found.passed else 1,
     )

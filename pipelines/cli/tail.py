@@ -57,17 +57,20 @@ def tail_command(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="-f") from error
     span, numbers = reading.span, reading.numbers
-    to = address.connect()
-    name, known = known_topic(topic, to.run)
+    connection = address.connect()
+    name, known = known_topic(topic, connection.run)
     if span is not None or follow:
         last = OffsetSpan(Edge("end", 10 if count is None else count), None)
-        ranges = resolve_span(to.client, name, span or last, numbers)
+        ranges = resolve_span(connection.client, name, span or last, numbers)
         items = _limited(
-            (list(as_items(chunk, name)) for chunk in read_chunks(to.client, known, name, ranges, follow=follow)),
+            (
+                list(as_items(chunk, name))
+                for chunk in read_chunks(connection.client, known, name, ranges, follow=follow)
+            ),
             count if span is not None else None,
         )
     else:
-        found = last_records(to.client, name, 10 if count is None else count, numbers, decoder=raw_decoder)
+        found = last_records(connection.client, name, 10 if count is None else count, numbers, decoder=raw_decoder)
         items = (list(as_items(chunk, name)) for chunk in chunks_of(known, found))
     kind = "jsonl" if kcat else reading.form("lines")
     if kcat:
@@ -104,13 +107,13 @@ def get_command(
             f"{position!r} is not a partition and offset, such as 0:17", param_hint="PARTITION:OFFSET"
         )
     partition, offset = int(found[1]), int(found[2])
-    to = address.connect()
-    name, known = known_topic(topic, to.run)
-    offsets = partition_ranges(to.client, name).get(partition)
+    connection = address.connect()
+    name, known = known_topic(topic, connection.run)
+    offsets = partition_ranges(connection.client, name).get(partition)
     if offsets is None or not offsets.beginning <= offset < offsets.end:
         there = f"its offsets are {offsets.beginning} to {offsets.end - 1}" if offsets else "there is no such partition"
         raise RuntimeError(f"{name} has no record at {position}: {there}")
-    chunks = read_chunks(to.client, known, name, {partition: PartitionRange(offset, offsets.end)})
+    chunks = read_chunks(connection.client, known, name, {partition: PartitionRange(offset, offsets.end)})
     item = next((item for chunk in chunks for item in as_items(chunk, name)), None)
     if item is None or item["offset"] != offset:
         following = f"the next record is at {partition}:{item['offset']}" if item else "no record follows"

@@ -30,13 +30,13 @@ def list_command(
       laminar topics list
       laminar topics list --run first -b localhost:9092 --json
     """
-    to = address.connect()
-    with admin_client(to.client) as admin:
-        names = list_topics(admin, run_prefix(to.run))
+    connection = address.connect()
+    with admin_client(connection.client) as admin:
+        names = list_topics(admin, run_prefix(connection.run))
         found, counts = describe(admin, names), record_counts(admin, names) if names else {}
     rows = [_listed(found[name], counts[name]) for name in names if name in found]
     columns = ("topic", "partitions", "offsets", "cleanup", "records")
-    return RowOutput([rows], columns, printing.form(), f"run {to.run} has no topics")
+    return RowOutput([rows], columns, printing.form(), f"run {connection.run} has no topics")
 
 
 def describe_command(
@@ -51,12 +51,12 @@ def describe_command(
       laminar topics describe trajectories
       laminar topics describe laminar.first.relay --json
     """
-    to = address.connect()
-    name = full_name(topic, to.run)
-    ranges = partition_ranges(to.client, name)
-    with admin_client(to.client) as admin:
+    connection = address.connect()
+    name = full_name(topic, connection.run)
+    ranges = partition_ranges(connection.client, name)
+    with admin_client(connection.client) as admin:
         described = describe(admin, [name])[name]
-    known = CATALOGUE.get(name.removeprefix(run_prefix(to.run)))
+    known = CATALOGUE.get(name.removeprefix(run_prefix(connection.run)))
     data = {
         "topic": name,
         "about": known.description if known else None,
@@ -84,16 +84,16 @@ def lag_command(
       laminar topics lag
       laminar topics lag --json | jq 'map(.lag) | add'
     """
-    to = address.connect()
-    with admin_client(to.client) as admin:
-        lags = group_lags(admin, list_groups(admin, run_prefix(to.run)))
+    connection = address.connect()
+    with admin_client(connection.client) as admin:
+        lags = group_lags(admin, list_groups(admin, run_prefix(connection.run)))
     rows = [
         dict(
             zip(LAG_COLUMNS, (each.group, each.topic, each.partition, each.committed, each.end, each.lag), strict=True)
         )
         for each in lags
     ]
-    return RowOutput([rows], LAG_COLUMNS, printing.form(), f"run {to.run} has no consumer groups")
+    return RowOutput([rows], LAG_COLUMNS, printing.form(), f"run {connection.run} has no consumer groups")
 
 
 def offsets_command(
@@ -120,11 +120,11 @@ def offsets_command(
         span = None if at is None else parse_span([f"s@{at}"], time.time_ns() // 1_000_000)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--at") from error
-    to = address.connect()
-    name = full_name(topic, to.run)
-    ranges = partition_ranges(to.client, name)
-    at_time = {} if span is None else resolve_span(to.client, name, span)
-    with admin_client(to.client) as admin:
+    connection = address.connect()
+    name = full_name(topic, connection.run)
+    ranges = partition_ranges(connection.client, name)
+    at_time = {} if span is None else resolve_span(connection.client, name, span)
+    with admin_client(connection.client) as admin:
         log_ends = {each.partition: end for each, end in end_offsets(admin, [name], committed=False).items()}
     rows = [
         {"partition": number, "beginning": each.beginning, "end": each.end, "held_back": log_ends[number] - each.end}

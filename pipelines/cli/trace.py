@@ -31,12 +31,12 @@ def trace(
       laminar trace
       laminar trace --run first --out first.json
     """
-    to = address.connect()
+    connection = address.connect()
     count = 0
     with out.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        for count, event in enumerate(events(to.client, to.run), 1):
+        for count, event in enumerate(events(connection.client, connection.run), 1):
             file.write(("" if count == 1 else ",\n") + jsons.dumps(event))
         file.write("\n]}\n")
-    text = f"wrote {count:,} events of run {to.run} to {out}: open it in ui.perfetto.dev"
-    return Report({"run": to.run, "file": str(out), "events": count}, lambda: text, as_json=json)
+    text = f"wrote {count:,} events of run {connection.run} to {out}: open it in ui.perfetto.dev"
+    return Report({"run": connection.run, "file": str(out), "events": count}, lambda: text, as_json=json)

@@ -74,8 +74,8 @@ def replay(
     from pipelines.inspect.audit.trim_points import newest_trim_point
 
     task = _task(folder, run, changes or [], out)
-    to = connect(None if run == "latest" else run, kafka.brokers, kafka.command_config, folder)
-    trim_point = newest_trim_point(to.client, task.config.run.name)
+    connection = connect(None if run == "latest" else run, kafka.brokers, kafka.command_config, folder)
+    trim_point = newest_trim_point(connection.client, task.config.run.name)
     begin = None if trim_point is None else task.run_folder / trim_point.checkpoint
     started = time.monotonic()
     task.out.mkdir(parents=True)
@@ -86,7 +86,7 @@ def replay(
     ) -> tuple[list[Update], str]:
         config = task.config
         replayed = Replay(config.trainer, config.model_folder(), task.recorded, ranks, config.experience.shards, begin)
-        log = _Log(to.client, task.config.run.name)
+        log = _Log(connection.client, task.config.run.name)
         updates = list(log_updates(replayed.train(log.parts(), task.steps)))
         skipped_records[ranks.rank] = log.undecodable + replayed.rejected
         weights = replayed.weights()

@@ -53,11 +53,11 @@ def trajectory(
         key = parse_trajectory_id(name)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="ID") from error
-    to = address.connect()
-    parts = filter(None, history_of(to.client, to.run, key))
+    connection = address.connect()
+    parts = filter(None, history_of(connection.client, connection.run, key))
     first = next(parts, None)
     if first is None:
-        raise RuntimeError(f"the log of run {to.run} has no trajectory {name}")
+        raise RuntimeError(f"the log of run {connection.run} has no trajectory {name}")
     read_tokens = partial(_tokens, model=model or _model_of(address.run))
     if not json:
         return Texts(_texts(name, chain([first], parts), read_tokens, colour))

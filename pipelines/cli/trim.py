@@ -49,19 +49,21 @@ def trim_command(
     from pipelines.trainer import checkpoints_of
     from schemas.records import PolicyVersion
 
-    to = connect(run, kafka.brokers, kafka.command_config, folder)
-    run_folder = find_run(folder, to.run).folder
+    connection = connect(run, kafka.brokers, kafka.command_config, folder)
+    run_folder = find_run(folder, connection.run).folder
     config = load_config(run_folder / "config.toml")
     checkpoints = {PolicyVersion.parse(each.name): each for each in list_checkpoints(checkpoints_of(config))}
     try:
-        plan = plan_trim(to.client, to.run, checkpoints, _parsed(version))
+        plan = plan_trim(connection.client, connection.run, checkpoints, _parsed(version))
     except TrimRefused as refusal:
         reason = str(refusal)
-        return Report({"run": to.run, "executed": False, "refused": reason}, lambda: reason, as_json=json, exit_code=1)
+        return Report(
+            {"run": connection.run, "executed": False, "refused": reason}, lambda: reason, as_json=json, exit_code=1
+        )
     if execute:
-        execute_trim(to.client, plan, run_folder)
+        execute_trim(connection.client, plan, run_folder)
     data: dict[str, Any] = {
-        "run": to.run,
+        "run": connection.run,
         "executed": execute,
         "trim_point": plan.trim_point.number,
         "version": str(plan.trim_point.version),

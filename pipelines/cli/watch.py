@@ -43,27 +43,27 @@ def watch(
       laminar watch --run first -b kafka:9092
       laminar watch --json | jq .reward
     """
-    to = address.connect()
-    with attached(to) as watching:
+    connection = address.connect()
+    with attached(connection) as watching:
         state = catch_up(watching)
         if json or plain or not sys.stdout.isatty():
             return Report(state_to_json(state), lambda: _snapshot(state), as_json=json)
         from pipelines.present.view.app import WatchApp
 
-        WatchApp(to.run, watching.tick).run()
+        WatchApp(connection.run, watching.tick).run()
     return None
 
 
 @contextmanager
-def attached(to: Connection) -> Iterator[Watch]:
+def attached(connection: Connection) -> Iterator[Watch]:
     """Yield a watch on a run of any machine, which starts from the run's last heartbeats."""
     from infra.kafka.observer import Observer
     from infra.kafka.topic_reader import last_records
 
-    records = last_records(to.client, REPLICAS.name(to.run), MAX_HEARTBEATS)
+    records = last_records(connection.client, REPLICAS.name(connection.run), MAX_HEARTBEATS)
     heartbeats: list[Any] = [row for record in records for row in record.rows]
-    with Observer(to.client, to.run) as source:
-        yield Watch(fold_all(new_run(to.run, None, 0), heartbeats), source=source)
+    with Observer(connection.client, connection.run) as source:
+        yield Watch(fold_all(new_run(connection.run, None, 0), heartbeats), source=source)
 
 
 def catch_up(watching: Watch) -> RunState:

@@ -31,12 +31,12 @@ COPIED = ("*.json", "*.jinja", "*.model", "*.txt")
 """The files of a model folder that `pull` copies beside the weights: configuration and tokenizer."""
 
 
-def store_root(to: Connection, config: Config | None, given: Path | None) -> Path:
+def store_root(connection: Connection, config: Config | None, given: Path | None) -> Path:
     """Return the folder of this machine's weight store: `given`, else relay.store of `config`, else the default."""
     if given is not None:
         return given
     configured = "" if config is None else config.relay.store
-    return Path(configured) if configured not in ("", "auto") else default_root(to.run)
+    return Path(configured) if configured not in ("", "auto") else default_root(connection.run)
 
 
 def verify(store: WeightStore, manifest: WeightVersion) -> list[Row]:
@@ -83,7 +83,7 @@ def _differences(before: memoryview, after: memoryview) -> list[Row]:
 
 
 def pull(
-    to: Connection,
+    connection: Connection,
     root: Path,
     manifest: WeightVersion,
     chain: RelayChain | None,
@@ -102,7 +102,7 @@ def pull(
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     unfinished.mkdir(parents=True)
     try:
-        source = _fetch(to, root, manifest, chain, relay, unfinished / SINGLE)
+        source = _fetch(connection, root, manifest, chain, relay, unfinished / SINGLE)
         for path in sorted(path for pattern in COPIED for path in model.glob(pattern)):
             if path.name != "model.safetensors.index.json":
                 shutil.copyfile(path, unfinished / path.name)
@@ -113,7 +113,12 @@ def pull(
 
 
 def _fetch(
-    to: Connection, root: Path, manifest: WeightVersion, chain: RelayChain | None, relay: RelayConfig, file: Path
+    connection: Connection,
+    root: Path,
+    manifest: WeightVersion,
+    chain: RelayChain | None,
+    relay: RelayConfig,
+    file: Path,
 ) -> str:
     if root.is_dir():
         try:
@@ -123,16 +128,16 @@ def _fetch(
         except VersionGone:
             pass
     if chain is None or not chain.links:
-        raise StoreError(f"version {manifest.version} is not in {root}, and run {to.run} has no relays")
+        raise StoreError(f"version {manifest.version} is not in {root}, and run {connection.run} has no relays")
     with file.open("xb+") as out:
         out.truncate(manifest.bytes)
         with mmap.mmap(out.fileno(), manifest.bytes) as memory, memoryview(memory) as view:
-            download(manifest, chain, to.run, relay.token(), view, relay.tls())
+            download(manifest, chain, connection.run, relay.token(), view, relay.tls())
     return f"{len(chain.links)} relays"
 
 
 def publish(
-    to: Connection, root: Path, keep: int, newest: WeightVersion | None, folder: Path, chunk_bytes: int
+    connection: Connection, root: Path, keep: int, newest: WeightVersion | None, folder: Path, chunk_bytes: int
 ) -> PolicyVersion:
     """Publish the weights in the Hugging Face folder `folder` as the version after `newest`; return that version.
 
@@ -148,12 +153,12 @@ def publish(
         )
     before = PolicyVersion(0, 0) if newest is None else newest.version
     version = PolicyVersion(before.epoch, before.number + 1)
-    producer = BoundedProducer(to.client)
+    producer = BoundedProducer(connection.client)
     try:
         with WeightStore(root, keep) as store:
             publisher = Publisher(
                 store,
-                ManifestLog(producer, to.run),
+                ManifestLog(producer, connection.run),
                 specs,
                 None if newest is None else newest.version,
                 chunk_bytes=chunk_bytes,

@@ -43,11 +43,11 @@ def list_(address: Address, printing: Printing) -> RowOutput:
       laminar weights list
       laminar weights list --json | jq '.[-1].version'
     """
-    to = address.connect()
-    manifests = Manifests(to.client, to.run).readable()
+    connection = address.connect()
+    manifests = Manifests(connection.client, connection.run).readable()
     ancestors = set(ancestor_line(manifests))
     rows = [_row(manifest, manifest.version in ancestors) for manifest in manifests]
-    return RowOutput([rows], COLUMNS, printing.form(), f"run {to.run} has no weights yet")
+    return RowOutput([rows], COLUMNS, printing.form(), f"run {connection.run} has no weights yet")
 
 
 @app.command()
@@ -95,8 +95,8 @@ def verify(
     from pipelines.cli.weight_bytes import store_root
     from pipelines.cli.weight_bytes import verify as verify_bytes
 
-    to, (manifest,) = _find([version], address)
-    with WeightStore(store_root(to, _config(address.run), store)) as opened:
+    connection, (manifest,) = _find([version], address)
+    with WeightStore(store_root(connection, _config(address.run), store)) as opened:
         rows = verify_bytes(opened, manifest)
     differs = any(not row["matches"] for row in rows)
     columns = ("check", "manifest", "store", "matches")
@@ -121,14 +121,14 @@ def diff(
     from pipelines.cli.weight_bytes import diff as diff_bytes
     from pipelines.cli.weight_bytes import store_root
 
-    to, (before, after) = _find([old, new], address)
-    with WeightStore(store_root(to, _config(address.run), store)) as opened:
+    connection, (before, after) = _find([old, new], address)
+    with WeightStore(store_root(connection, _config(address.run), store)) as opened:
         rows = diff_bytes(opened, before, after)
     return RowOutput(
         [rows],
         ("tensor", "elements", "changed", "share"),
         printing.form(),
-        shown=lambda row: {**row, "share": f"{100 * row['share']:.3f} %"},
+        cells=lambda row: {**row, "share": f"{100 * row['share']:.3f} %"},
     )
 
 
@@ -157,13 +157,15 @@ def pull(
     from pipelines.cli.weight_bytes import pull as pull_bytes
     from pipelines.cli.weight_bytes import store_root
 
-    to, (manifest,) = _find([version], address)
+    connection, (manifest,) = _find([version], address)
     config = _config(address.run)
     base = model or (Path(config.model.path) if config is not None else Path())
     from operators.relay.config import RelayConfig
 
     relay = RelayConfig() if config is None else config.relay
-    source = pull_bytes(to, store_root(to, config, store), manifest, read_chain(to), relay, base, folder)
+    source = pull_bytes(
+        connection, store_root(connection, config, store), manifest, read_chain(connection), relay, base, folder
+    )
     data = {"version": str(manifest.version), "folder": str(folder), "bytes": manifest.bytes, "from": source}
     return Report(data, lambda: f"wrote version {manifest.version} to {folder}, from {source}", as_json=json)
 
@@ -185,36 +187,42 @@ def publish(
     from pipelines.cli.weight_bytes import store_root
     from pipelines.config import Config
 
-    to = address.connect()
+    connection = address.connect()
     config = _config(address.run)
     relay = (config or Config()).relay
-    manifests = Manifests(to.client, to.run)
+    manifests = Manifests(connection.client, connection.run)
     newest = manifests[max(manifests)] if manifests else None
-    root = store_root(to, config, store)
-    version = publish_bytes(to, root, relay.keep_versions, newest, folder, relay.chunk_bytes)
+    root = store_root(connection, config, store)
+    version = publish_bytes(connection, root, relay.keep_versions, newest, folder, relay.chunk_bytes)
     data = {"version": str(version), "store": str(root)}
-    return Report(data, lambda: f"published {folder} as version {version} of run {to.run}, in {root}", as_json=json)
+    return Report(
+        data, lambda: f"published {folder} as version {version} of run {connection.run}, in {root}", as_json=json
+    )
 
 
 def _find(versions: list[str], address: Address) -> tuple[Connection, list[WeightVersion]]:
     """Return the connection and the manifests of `versions`. Raises as `find_version` does."""
     for version in versions:
         _parsed(version)  # reject an invalid version before connecting
-    to = address.connect()
-    manifests = Manifests(to.client, to.run)
-    return to, [manifests[find_version(to, manifests, version)] for version in versions]
+    connection = address.connect()
+    manifests = Manifests(connection.client, connection.run)
+    return connection, [manifests[find_version(connection, manifests, version)] for version in versions]
 
 
-def find_version(to: Connection, manifests: Mapping[PolicyVersion, WeightVersion], version: str) -> PolicyVersion:
+def find_version(
+    connection: Connection, manifests: Mapping[PolicyVersion, WeightVersion], version: str
+) -> PolicyVersion:
     """Return the version that `version` names: `latest` or epoch.number.
 
     Raises typer.BadParameter for an invalid version, RuntimeError if the run does not have it.
     """
     parsed = _parsed(version)
     if not manifests:
-        raise RuntimeError(f"run {to.run} has no weights yet")
+        raise RuntimeError(f"run {connection.run} has no weights yet")
     if parsed is not None and parsed not in manifests:
-        raise RuntimeError(f"run {to.run} has no version {parsed}; its versions: {min(manifests)} to {max(manifests)}")
+        raise RuntimeError(
+            f"run {connection.run} has no version {parsed}; its versions: {min(manifests)} to {max(manifests)}"
+        )
     return parsed or max(manifests)
 
 

@@ -38,7 +38,7 @@ class Report:
 class RowOutput:
     """A result of JSON-ready rows, printed part by part: memory use does not grow with their number.
 
-    `columns` are the columns of a table; None: every column that is set in the first part. `shown` returns the table
+    `columns` are the columns of a table; None: every column that is set in the first part. `cells` returns the table
     cells of a row, `line` its line. `none` is the text for a result without rows. Without an Arrow `schema` the first
     part determines it.
     """
@@ -48,7 +48,7 @@ class RowOutput:
     form: Form
     none: str = ""
     line: Callable[[Row], str] = str
-    shown: Callable[[Row], Row] = lambda row: row
+    cells: Callable[[Row], Row] = lambda row: row
     schema: Any = None
     exit_code: int = 0
 
@@ -108,7 +108,7 @@ def _table(result: RowOutput) -> None:
     for part in result.parts:
         if part:
             columns = columns or [name for name in part[0] if any(row[name] is not None for row in part)]
-            _print(table(map(result.shown, part), columns, head=empty))
+            _print(table(map(result.cells, part), columns, head=empty))
             empty = False
     if empty and result.none:
         _print(result.none)

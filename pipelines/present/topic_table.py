@@ -16,7 +16,7 @@ _RETENTION: Mapping[Retention, str] = {
 
 def topic_table() -> str:
     """Return the topics of a run as a Markdown table, without a final line break."""
-    head = ("topic", "records", "key", "partitions", "cleanup", "written by", "read by", "what it carries")
+    head = ("topic", "records", "key", "partitions", "cleanup", "written by", "read by", "contents")
     return markdown(head, map(_topic_row, CATALOGUE.values()))
 
 

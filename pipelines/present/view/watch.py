@@ -84,7 +84,7 @@ class Watch:
         """Read new records, add `roles`, and show the new state."""
         now = self._now()
         events: list[Event] = [Tick(now)] if roles is None else [Tick(now), RolesChanged(roles)]
-        kept: list[Metric] = []
+        metrics: list[Metric] = []
         if self.source is not None:
             unreadable = []
             for record in self.source.poll():
@@ -93,29 +93,29 @@ class Watch:
                     continue
                 events.append(record)
                 if isinstance(record, Metric):
-                    kept.append(record)
+                    metrics.append(record)
                 elif isinstance(record, WeightVersion):
-                    kept.append(version_metric(record))
+                    metrics.append(version_metric(record))
                 elif isinstance(record, ReplicaStatus) and self._is_due(record):
-                    kept.append(replica_metric(record))
+                    metrics.append(replica_metric(record))
             if unreadable:
                 self._note_unreadable(unreadable)
-                kept.append(unreadable_metric(Counter(record.short_name for record in unreadable), now))
+                metrics.append(unreadable_metric(Counter(record.short_name for record in unreadable), now))
             if now - self._lag_at >= LAG_EVERY_MS:
                 self._lag_at = now
                 lag = LagMeasured(self.source.lag())
                 events.append(lag)
                 if lag.behind:
-                    kept.append(lag_metric(lag.behind, now))
-            if kept and self._file is not None and now - self._position_at >= POSITION_EVERY_MS:
+                    metrics.append(lag_metric(lag.behind, now))
+            if metrics and self._file is not None and now - self._position_at >= POSITION_EVERY_MS:
                 self._position_at = now
-                kept.append(position_metric(self.source.positions(), now))
-        return self._apply(events, kept)
+                metrics.append(position_metric(self.source.positions(), now))
+        return self._apply(events, metrics)
 
-    def _apply(self, events: Iterable[Event], kept: Iterable[Metric]) -> RunState:
+    def _apply(self, events: Iterable[Event], metrics: Iterable[Metric]) -> RunState:
         self.state = fold_all(self.state, events)
         if self._file is not None:
-            self._file.append(kept)
+            self._file.append(metrics)
         if self._view is not None:
             self._view.update(self.state)
         return self.state

@@ -43,21 +43,21 @@ def test_broker_status_and_stop_without_broker(laminar: Laminar) -> None:
 
 def test_broker_start_status_and_stop(laminar: Laminar, tmp_path: Path) -> None:
     code, out, err = laminar("start", "--json")
-    told = json.loads(out)
-    assert (code, told["running"], told["data"]) == (0, True, str(tmp_path))
+    status = json.loads(out)
+    assert (code, status["running"], status["data"]) == (0, True, str(tmp_path))
     assert "starting Apache Kafka on 127.0.0.1:" in err
-    assert Path(told["log"]).is_file()
-    assert connection_problem(ClientProperties.at(told["bootstrap_servers"]).admin()) is None
+    assert Path(status["log"]).is_file()
+    assert connection_problem(ClientProperties.at(status["bootstrap_servers"]).admin()) is None
     assert laminar("start", "--json") == (0, out, "")  # the running broker
     assert laminar("status", "--json") == (0, out, "")
-    text = f"Apache Kafka at {told['bootstrap_servers']} (pid {told['pid']}, data in {tmp_path})\n"
+    text = f"Apache Kafka at {status['bootstrap_servers']} (pid {status['pid']}, data in {tmp_path})\n"
     assert laminar("status") == (0, text, "")
-    other = 1 + int(told["bootstrap_servers"].rpartition(":")[2])
+    other = 1 + int(status["bootstrap_servers"].rpartition(":")[2])
     code, out, err = laminar("start", "--port", str(other))
     assert (code, out) == (1, "")
-    assert err == f"laminar: a broker on {tmp_path} runs at {told['bootstrap_servers']} already; stop it first\n"
+    assert err == f"laminar: a broker on {tmp_path} runs at {status['bootstrap_servers']} already; stop it first\n"
     assert laminar("stop") == (0, "stopped\n", "")
-    assert not psutil.pid_exists(told["pid"])
+    assert not psutil.pid_exists(status["pid"])
     assert laminar("status")[0] == 1
 
 

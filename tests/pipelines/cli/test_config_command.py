@@ -46,5 +46,5 @@ def test_config_schema_is_json() -> None:
 
 
 @pytest.mark.parametrize("words", [("--diff", "one.toml"), ("--defaults", "--schema"), ("--schema", "extra")])
-def test_config_refuses_a_wrong_use(words: tuple[str, ...]) -> None:
+def test_config_rejects_invalid_usage(words: tuple[str, ...]) -> None:
     assert config(*words).returncode == 2

@@ -176,13 +176,13 @@ def test_weights_pull_downloads_from_relay(
 
 def test_relays_are_listed_in_chain_order(laminar: Laminar, client: ClientProperties) -> None:
     links = tuple(RelayLink(relay, f"h{relay}:1", f"h{relay}", "/") for relay in (2, 0, 1))
-    beat = {"bytes": 10, "host": "h", "pid": 1, "sent_at": 0}
+    heartbeat = {"bytes": 10, "host": "h", "pid": 1, "sent_at": 0}
     send(
         client,
-        RelayStatus(0, ("1.1",), **beat, arriving=PolicyVersion(1, 2), arrived_bytes=1, arriving_bytes=4),
-        RelayStatus(1, (), **beat, received_per_s=2e6),
-        RelayStatus(2, ("1.2", "1.1"), **beat, sent_per_s=3e6),
-        RelayStatus(7, ("1.0",), **beat),
+        RelayStatus(0, ("1.1",), **heartbeat, arriving=PolicyVersion(1, 2), arrived_bytes=1, arriving_bytes=4),
+        RelayStatus(1, (), **heartbeat, received_per_s=2e6),
+        RelayStatus(2, ("1.2", "1.1"), **heartbeat, sent_per_s=3e6),
+        RelayStatus(7, ("1.0",), **heartbeat),
         RelayChain(9, links, (1,), "binomial", 0),
     )
     printed = json_of(laminar, "relays")

@@ -47,18 +47,18 @@ class Checker(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.seen: list[str] = []
+        self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
         self.text: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
+        self.tags.append(tag)
         self.attributes += attrs
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
+        self.tags.append(tag)
         self.attributes += attrs
 
     def handle_endtag(self, tag: str) -> None:
@@ -100,7 +100,7 @@ def test_report_shows_run(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert expected in text, expected
     assert "broker 0:00" not in text
-    assert found.seen.count("svg") == 11  # ten plots and the phases
+    assert found.tags.count("svg") == 11  # ten plots and the phases
     assert "no data" not in text
     assert "48" in found.text  # in flight, the stages summed
 
@@ -109,7 +109,7 @@ def test_report_is_self_contained(tmp_path: Path) -> None:
     html = render_report(folder_of_a_run(tmp_path))
     found = checked(html)
     assert not re.search(r"https?:|//[a-z]|@import|url\(", html)
-    assert not {"script", "link", "img", "iframe", "object", "embed"} & set(found.seen)
+    assert not {"script", "link", "img", "iframe", "object", "embed"} & set(found.tags)
     assert not {"src", "href", "onload", "onclick"} & {name for name, _ in found.attributes}
 
 
@@ -127,7 +127,7 @@ def test_report_escapes_text_from_run() -> None:
     summary = {**summary_of(metrics, facts), "restarts": restarts, "packages": {UNSAFE: UNSAFE}}
     html = page(summary, metrics, {"dispatched": UNSAFE, "lost": [UNSAFE]}, UNSAFE, Path(UNSAFE))
     found = checked(html)
-    assert "script" not in found.seen
+    assert "script" not in found.tags
     assert "<script>" not in html
     assert {name for name, _ in found.attributes if name.startswith("on")} == set()
     assert sum(UNSAFE in text for text in found.text) >= 8
@@ -239,23 +239,23 @@ def values_drawn(metrics: list[Metric], title: str) -> Any:
 
 
 def test_generation_rate_ignores_replica_restart() -> None:
-    beats = [
+    heartbeats = [
         Metric("replica", 0, {"incarnation": incarnation, "tokens_generated": tokens}, START + at)
         for incarnation, at, tokens in ((1, 0, 0), (1, 1000, 500), (2, 9000, 0), (2, 10_000, 500))
     ]
-    svg = values_drawn(beats, "Tokens generated per second")
+    svg = values_drawn(heartbeats, "Tokens generated per second")
     points = re.findall(r'points="([^"]*)"', svg)[0].split()
     assert len(points) == 2  # one rate of each start, and none across the two
     assert len({point.split(",")[1] for point in points}) == 1
 
 
 def test_replica_chart_is_heat_map_for_many_replicas() -> None:
-    beats = [
+    heartbeats = [
         Metric("replica", replica, {"kv_used": 10.0 * replica, "kv_capacity": 150.0, "capacity": 1.0}, START + at)
         for replica in range(16)
         for at in range(0, 10_000, 500)
     ]
-    svg = values_drawn(beats, "KV cache in use")
+    svg = values_drawn(heartbeats, "KV cache in use")
     rows: dict[str, list[float]] = {}
     for top, shade in re.findall(r'<rect [^>]*y="([^"]*)"[^>]*fill-opacity="([^"]*)"', svg):
         rows.setdefault(top, []).append(float(shade))

@@ -50,14 +50,14 @@ CONTROL_SEQUENCES = {
 UNSAFE = "ok " + " ".join(CONTROL_SEQUENCES.values())
 
 
-def control_characters(text: str, kept: str = "\n\t") -> list[str]:
+def control_characters(text: str, allowed: str = "\n\t") -> list[str]:
     """Return the characters of `text` that control a terminal or change the reading order."""
     kinds = ("Cc", "Zl", "Zp", "Cs")
     bidi = ("RLO", "LRO", "RLE", "LRE", "PDF", "RLI", "LRI", "FSI", "PDI")
     return [
         c
         for c in text
-        if c not in kept
+        if c not in allowed
         and (unicodedata.category(c) in kinds or unicodedata.bidirectional(c) in bidi or c in "\u200e\u200f")
     ]
 
