@@ -200,7 +200,7 @@ def test_flight_rejects_clients_without_token(topics: Topics, tmp_path: Path) ->
         (("--host", "kafka.example"), "give --token-file"),
         (("--host", "0.0.0.0", "--token-file", "token"), "--certificate and --key"),
         (("--host", "0.0.0.0", "--certificate", "me.pem", "--key", "me.key"), "give --token-file"),
-        (("--key", "x"), "give both or neither"),
+        (("--key", "x"), "give both options or neither"),
     ],
 )
 def test_export_serve_requires_token_beyond_loopback(laminar: Laminar, arguments: tuple[str, ...], reason: str) -> None:
