@@ -1,4 +1,4 @@
-"""Who may do what on a Kafka that asks: access control lists as plain values, as commands, and put into force."""
+"""Access control lists (ACLs) for a Kafka with authentication: as values, as commands, and created on the cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Resource = Literal["topic", "group", "transactional-id"]
 
 @dataclass(frozen=True, order=True)
 class Acl:
-    """`user` may do `operations` on the resource `name`, or on all whose names begin so if `prefixed`."""
+    """`user` may perform `operations` on the resource `name`; if `prefixed`, on all resources with that prefix."""
 
     user: str
     resource: Resource
@@ -26,7 +26,7 @@ class Acl:
 
 
 def acl_command(acl: Acl, bootstrap_servers: str, command_config: str) -> str:
-    """`acl` as a command of Apache's own scripts."""
+    """`acl` as a command of Apache Kafka's scripts."""
     words = ["kafka-acls.sh", "--bootstrap-server", bootstrap_servers]
     words += ["--command-config", command_config] if command_config else []
     words += ["--add", "--allow-principal", f"User:{acl.user}"]
@@ -37,8 +37,7 @@ def acl_command(acl: Acl, bootstrap_servers: str, command_config: str) -> str:
 
 
 def create_acls(client: ClientProperties, acls: Iterable[Acl]) -> int:
-    """Create `acls`; how many entries that makes. Repeating it changes nothing. Raises RuntimeError naming the first
-    that could not be."""
+    """Create `acls` and return the number of entries. Idempotent. Raises RuntimeError with the first that failed."""
     from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
 
     kinds = {
@@ -64,5 +63,5 @@ def create_acls(client: ClientProperties, acls: Iterable[Acl]) -> int:
     with admin_client(client) as admin:
         done = admin.create_acls(entries)
     if done["failed"]:
-        raise RuntimeError(f"an ACL cannot be made: {done['failed'][0]}")
+        raise RuntimeError(f"an ACL could not be created: {done['failed'][0]}")
     return len(entries)

@@ -1,4 +1,4 @@
-"""Topics and group offsets: the few administrative questions that are asked here, over kafka-python's admin client."""
+"""Administration of topics and group offsets, over kafka-python's admin client."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from infra.kafka.properties import ClientProperties
 
 
 class TopicError(RuntimeError):
-    """A topic could not be created or deleted, or stands otherwise than it was asked for."""
+    """A topic could not be created or deleted, or exists with other settings."""
 
 
 @dataclass(frozen=True)
 class TopicSpec:
-    """What a topic is to be. A replication factor of -1 is the cluster's default; `config` is by Kafka's names."""
+    """The settings of a new topic. Replication factor -1 is the cluster's default; `config` uses Kafka's names."""
 
     name: str
     partitions: int
@@ -31,7 +31,7 @@ class TopicSpec:
 
 @dataclass(frozen=True)
 class TopicDescription:
-    """What a topic is: `config` holds only what differs from the broker's default."""
+    """The settings of an existing topic. `config` has only those that differ from the broker's defaults."""
 
     name: str
     partitions: int
@@ -40,15 +40,15 @@ class TopicDescription:
 
 
 def admin_client(properties: ClientProperties) -> KafkaAdminClient:
-    """Return a connected admin client, a context manager. Raises KafkaTimeoutError when no broker answers."""
+    """Return a connected admin client, a context manager. Raises KafkaTimeoutError if no broker responds."""
     return KafkaAdminClient(**properties.admin())
 
 
 def create_topics(client: KafkaAdminClient, specs: Iterable[TopicSpec]) -> list[str]:
-    """Create the topics that are missing, wait until each has its leaders, and return the names of those created.
+    """Create the missing topics, wait until each has its leaders, and return the names of those created.
 
-    Repeating it changes nothing. Raises TopicError, having looked at every topic, when one that is already there has
-    another number of partitions, or one could not be created; RetriableError where another try may succeed.
+    Idempotent. Raises TopicError, after checking every topic, if an existing one has another number of partitions or
+    one could not be created; RetriableError if a retry may succeed.
     """
     wanted = {spec.name: spec for spec in specs}
     if not wanted:
@@ -59,7 +59,7 @@ def create_topics(client: KafkaAdminClient, specs: Iterable[TopicSpec]) -> list[
         client.wait_for_topics(list(wanted), timeout_ms=30_000)
     standing = _existing(client, sorted(wanted.keys() - set(created)))
     problems += [
-        f"{name} has {len(partitions)} partitions where {wanted[name].partitions} are wanted; "
+        f"{name} has {len(partitions)} partitions instead of {wanted[name].partitions}; "
         "the number is fixed for a run: delete the topic, or choose another run name"
         for name, partitions in standing.items()
         if len(partitions) != wanted[name].partitions
@@ -70,14 +70,14 @@ def create_topics(client: KafkaAdminClient, specs: Iterable[TopicSpec]) -> list[
 
 
 def list_topics(client: KafkaAdminClient, prefix: str = "") -> list[str]:
-    """Return the names, sorted, of the topics that begin with a prefix; Kafka's own (`__...`) only when asked for."""
+    """Return the sorted names of the topics with a prefix; internal topics (`__...`) only for a prefix `__...`."""
     internal = prefix.startswith("__")
     names = (name for name in client.list_topics() if internal or not name.startswith("__"))
     return sorted(name for name in names if name.startswith(prefix))
 
 
 def describe(client: KafkaAdminClient, topics: Sequence[str]) -> dict[str, TopicDescription]:
-    """Return, for those of the named topics that exist, their partitions, replication and non-default settings."""
+    """Return partitions, replication factor and non-default settings of those of `topics` that exist."""
     found = _existing(client, topics)
     resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in found]
     configs = client.describe_configs(resources)["topic"] if resources else {}
@@ -95,15 +95,15 @@ def describe(client: KafkaAdminClient, topics: Sequence[str]) -> dict[str, Topic
 def committed_offsets(client: KafkaAdminClient, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
     """Return a group's committed offsets with their metadata; empty for a group that has none.
 
-    Of a transaction that is open, or was committed a moment ago and is being completed, the offsets before it are
-    returned; a reader that must not see those asks a read_committed consumer, which waits.
+    While a transaction is open, or committed but not yet completed, the offsets before it are returned. A reader that
+    needs the later ones must use a read_committed consumer, which waits.
     """
     offsets = client.list_group_offsets(group)[group]
     return {partition: committed for partition, committed in offsets.items() if committed.offset >= 0}
 
 
 def beginning_offsets(client: KafkaAdminClient, topics: Sequence[str]) -> dict[TopicPartition, int]:
-    """Return the first offset that each partition of the topics still has. Raises KafkaError for an unknown topic."""
+    """Return the first available offset of each partition of the topics. Raises KafkaError for an unknown topic."""
     return _offsets(client, topics, OffsetSpec.EARLIEST)
 
 
@@ -112,22 +112,22 @@ def end_offsets(
 ) -> dict[TopicPartition, int]:
     """Return the offset after the last record of each partition of the topics.
 
-    `committed`: after the last record that a read_committed reader can see now, which an open transaction holds back.
+    `committed`: the last stable offset, which an open transaction holds back.
     Raises KafkaError for an unknown topic.
     """
     return _offsets(client, topics, OffsetSpec.LATEST, "read_committed" if committed else "read_uncommitted")
 
 
 def delete_records(client: KafkaAdminClient, before: Mapping[tuple[str, int], int]) -> None:
-    """Delete what stands before an offset, by topic and partition. Raises KafkaError, as for a compacted topic."""
+    """Delete the records before an offset, by topic and partition. Raises KafkaError, e.g. for a compacted topic."""
     if before:
         client.delete_records({TopicPartition(*where): offset for where, offset in before.items()})
 
 
 def delete_topics(client: KafkaAdminClient, prefix: str, timeout_s: float = 30.0) -> list[str]:
-    """Delete every topic that begins with a prefix, wait until they are gone, and return their names.
+    """Delete every topic with a prefix, wait until they are gone, and return their names.
 
-    Raises ValueError for an empty prefix, which would be everything, and TopicError when one is still there after
+    Raises ValueError for an empty prefix, which would match all topics, and TopicError if one still exists after
     `timeout_s` seconds.
     """
     if not prefix:
@@ -138,13 +138,13 @@ def delete_topics(client: KafkaAdminClient, prefix: str, timeout_s: float = 30.0
     deadline = time.monotonic() + timeout_s
     while left := sorted(set(names) & set(client.list_topics())):
         if time.monotonic() > deadline:
-            raise TopicError(f"still there {timeout_s:g} s after they were deleted: {', '.join(left)}")
+            raise TopicError(f"topics still exist {timeout_s:g} s after their deletion: {', '.join(left)}")
         time.sleep(0.05)
     return names
 
 
 def _create(client: KafkaAdminClient, specs: Mapping[str, TopicSpec]) -> tuple[list[str], list[str]]:
-    """Create topics; return the names of those created, and a line for each that could not be."""
+    """Create topics; return the names of those created, and a line for each failure."""
     request = {
         name: {
             "num_partitions": spec.partitions,
@@ -160,13 +160,13 @@ def _create(client: KafkaAdminClient, specs: Mapping[str, TopicSpec]) -> tuple[l
             created.append(topic["name"])
         elif issubclass(error, RetriableError):
             raise error(f"{topic['name']} cannot be created yet: {topic['error_message'] or error.__name__}")
-        elif error is not TopicAlreadyExistsError:  # another process was quicker: as good
+        elif error is not TopicAlreadyExistsError:  # another process has created it
             problems.append(f"{topic['name']} cannot be created: {topic['error_message'] or error.__name__}")
     return created, problems
 
 
 def _existing(client: KafkaAdminClient, topics: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the partitions, as the brokers' metadata has them, of those of the named topics that exist."""
+    """Return the partitions, from the brokers' metadata, of those of `topics` that exist."""
     if not topics:
         return {}
     described = client.describe_topics(list(topics))

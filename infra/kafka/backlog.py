@@ -1,4 +1,4 @@
-"""How far a consumer group is behind on a topic: the only back-pressure that a topic gives."""
+"""The lag of a consumer group on a topic, used as back-pressure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from infra.kafka.properties import ClientProperties
 
 
 class Backlog:
-    """Records of `topic` that `group` has not committed yet. Joins no group and commits nothing."""
+    """Counts the records of `topic` that `group` has not committed. Joins no group and commits nothing."""
 
     def __init__(self, client: ClientProperties, group: str, topic: str) -> None:
         self._consumer = KafkaConsumer(
@@ -18,7 +18,7 @@ class Backlog:
         self._consumer.assign(self._partitions)
 
     def records(self) -> int:
-        """The lag in offsets; transaction markers count, so it never says too little."""
+        """The lag in offsets, transaction markers included, so it is never too low."""
         ends = self._consumer.end_offsets(self._partitions)
         return sum(ends[tp] - (self._consumer.committed(tp) or 0) for tp in self._partitions)
 

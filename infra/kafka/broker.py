@@ -1,8 +1,8 @@
-"""A real single-node Apache Kafka in KRaft mode on loopback, from pip-installed parts only.
+"""A single-node Apache Kafka in KRaft mode on loopback, from pip-installed parts only.
 
-`start_broker` for a broker that lives as long as its owner (tests, `laminar run`); `detached_broker.py` for one that
-outlives the command that started it. A broker's whole state is in its data folder: stopped or killed, and started
-again on the same folder and port, it still has every topic, offset and transaction.
+`start_broker` starts a broker that lives as long as its owner (tests, `laminar run`); `detached_broker.py` one that
+outlives the command that started it. The whole state of a broker is in its data folder: after a stop or kill, a start
+on the same folder and port restores every topic, offset and transaction.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from infra.processes import is_running, locked, spawn, stop_process
 HOST = "127.0.0.1"
 MAIN_CLASS = "kafka.Kafka"
 JVM_FLAGS = (
-    "-XX:+UseSerialGC",  # least memory and fewest threads; the heap is small
+    "-XX:+UseSerialGC",  # least memory and fewest threads, for a small heap
     "-XX:TieredStopAtLevel=1",  # a third less CPU to start; throughput on loopback is bound by the Python clients
     "-Xss512k",
     "--enable-native-access=ALL-UNNAMED",
@@ -45,20 +45,20 @@ Progress = Callable[[str], None]
 
 
 class BrokerStartError(RuntimeError):
-    """The local broker did not come up."""
+    """The local broker did not start."""
 
 
 class BrokerDied(BrokerStartError):
-    """Its process ended or did not answer while it started: another start may succeed."""
+    """The broker's process ended or did not respond while it started: another start may succeed."""
 
 
 @dataclass(frozen=True)
 class BrokerConfig:
-    """What a local broker is started with.
+    """The settings of a local broker.
 
-    `port` 0 takes a free port. `die_with_parent`: the kernel kills the broker when its owner dies, however that dies
-    (Linux). `secure`: it asks who one is, has its users in the folder `secure` of its data, and lets in no stranger.
-    `overrides` are server.properties entries that win over ours.
+    `port` 0 takes a free port. `die_with_parent`: the kernel kills the broker when its owner dies, for any reason
+    (Linux). `secure`: it requires authentication; its users are in the folder `secure` of its data. `overrides` are
+    server.properties entries that take precedence.
     """
 
     data_dir: Path
@@ -69,17 +69,17 @@ class BrokerConfig:
     die_with_parent: bool = True
     secure: bool = False
     users: tuple[str, ...] = ()
-    """Who may come in beside the administrator, where it is secure; fixed at the first start."""
+    """The users of a secure broker beside the administrator; fixed at the first start."""
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def security(self) -> Security:
-        """Where the secrets of a secure broker are."""
+        """The secrets of a secure broker."""
         return Security(self.data_dir / "secure", HOST)
 
 
 def server_properties(config: BrokerConfig, port: int, controller_port: int) -> dict[str, str]:
-    """Return the server.properties of a broker that listens on `port`, as Kafka names them."""
+    """Return the server.properties of a broker that listens on `port`."""
     properties = {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -93,7 +93,7 @@ def server_properties(config: BrokerConfig, port: int, controller_port: int) -> 
         "auto.create.topics.enable": "false",
         "message.max.bytes": str(config.max_message_bytes),
         "replica.fetch.max.bytes": str(config.max_message_bytes),
-        # One node, few topics: few threads, few internal partitions, no second replica to wait for.
+        # One node and few topics: few threads, few internal partitions, no replication.
         "num.network.threads": "2",
         "num.io.threads": "4",
         "background.threads": "2",
@@ -109,20 +109,20 @@ def server_properties(config: BrokerConfig, port: int, controller_port: int) -> 
         "group.initial.rebalance.delay.ms": "0",
         # The default, 128 MB, is half the heap.
         "log.cleaner.dedupe.buffer.size": str(8 * 1024 * 1024),
-        # An idle controller appends nothing (by default two records a second, for ever).
+        # An idle controller appends nothing (by default it appends two records a second).
         "metadata.max.idle.interval.ms": "0",
-        # How long after its time-out a dead process's transaction ends: readers wait for it. Never sooner after a start
-        # than the broker takes to be wholly up: Kafka 4.3 forgets the markers of what it aborts before (half the time,
-        # with 2 s here), and such a transaction stays open for ever.
+        # Interval at which expired transactions of dead processes are aborted; readers wait for that. It must exceed
+        # the broker's start-up time: Kafka 4.3 loses the markers of transactions that it aborts earlier (half the time,
+        # with 2 s here), and such a transaction stays open forever.
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "8000",
-        # A run that is resumed after months still has its committed offsets (7 days by default).
+        # Keep the committed offsets of a run that is resumed after months (default: 7 days).
         "offsets.retention.minutes": str(2**31 - 1),
-        # How long a start after kill -9 takes: the dead incarnation's session must run out (9 s by default).
+        # A start after kill -9 waits until the session of the dead broker process expires (default: 9 s).
         "broker.heartbeat.interval.ms": "1000",
         "broker.session.timeout.ms": "6000",
     }
-    guarded = config.security.server_properties(port, controller_port) if config.secure else {}
-    return properties | guarded | dict(config.overrides)
+    secured = config.security.server_properties(port, controller_port) if config.secure else {}
+    return properties | secured | dict(config.overrides)
 
 
 def java_command(heap_mb: int, jars: list[Path], main_class: str, *arguments: str) -> list[str]:
@@ -132,11 +132,11 @@ def java_command(heap_mb: int, jars: list[Path], main_class: str, *arguments: st
 
 
 def start_broker(config: BrokerConfig, progress: Progress = lambda message: None) -> Broker:
-    """Start a broker and return it once it answers; use it as a context manager, or call `stop`.
+    """Start a broker and return it once it responds; use it as a context manager, or call `stop`.
 
-    `progress` gets one line of text a step. Raises BrokerStartError, with the end of the broker's log, when the port
-    is taken or the data folder is in use, BrokerDied when its process ends or does not answer within
-    `start_timeout_s`, JarResolutionError when its jars cannot be had.
+    `progress` gets one line of text per step. Raises BrokerStartError, with the end of the broker's log, if the port is
+    taken or the data folder is in use; BrokerDied if its process ends or does not respond within `start_timeout_s`;
+    JarResolutionError if its jars cannot be downloaded.
     """
     broker = Broker(config)
     broker.start(progress)
@@ -144,7 +144,7 @@ def start_broker(config: BrokerConfig, progress: Progress = lambda message: None
 
 
 class Broker:
-    """A local broker: where it listens, which process it is, and how to stop it."""
+    """A local broker: its address, its process, and methods to start and stop it."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
@@ -158,37 +158,37 @@ class Broker:
 
     @property
     def pid(self) -> int:
-        """The process id of the running broker; raises RuntimeError when it was never started."""
+        """The process id of the broker. Raises RuntimeError if it was never started."""
         if self._process is None:
             raise RuntimeError(f"the broker in {self.config.data_dir} has not been started")
         return self._process.pid
 
     def client(self, user: str = ADMIN) -> ClientProperties:
-        """How to reach it, as `user` where it asks who one is."""
+        """The client properties, of `user` if the broker is secure."""
         if self.config.secure:
             return ClientProperties.from_file(self.config.security.properties_file(user))
         return ClientProperties.at(self.bootstrap_servers)
 
     @property
     def log_file(self) -> Path:
-        """The file that the broker's warnings and errors go to."""
+        """The log file of the broker's warnings and errors."""
         return self.config.data_dir / "broker.log"
 
     def has_data(self) -> bool:
-        """Tell whether its folder holds the data of an earlier start."""
+        """Whether its folder has the data of an earlier start."""
         return (self.config.data_dir / "log" / "meta.properties").exists()
 
     def is_alive(self) -> bool:
-        """Tell whether the broker's process runs."""
+        """Whether the broker's process is running."""
         return self._process is not None and is_running(self._process)
 
     def start(self, progress: Progress = lambda message: None) -> None:
-        """Start the process and wait until it answers; on a stopped or killed broker: again, same data, same port."""
+        """Start the process and wait until it responds. A stopped or killed broker restarts on its data and port."""
         data_dir = self.config.data_dir.absolute()
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        data_dir.chmod(0o700)  # its records are in clear text, whoever made the folder
+        data_dir.chmod(0o700)  # its records are in clear text, also in a folder that existed
         jars = JARS.class_path(progress)
-        with locked(data_dir / "lock"):  # of two that start at once, the second must see the first
+        with locked(data_dir / "lock"):  # of two concurrent starts, the second must see the first
             if (running := running_broker(data_dir)) is not None:
                 raise BrokerStartError(f"a broker (pid {running.pid}) already runs on {data_dir}; stop it first")
             self.port = _claim_port(self.port)
@@ -211,16 +211,16 @@ class Broker:
             if not fresh:
                 self._end_hanging(progress)
         except BaseException:
-            self.kill()  # also on Ctrl-C: a broker that nobody holds must not stay
+            self.kill()  # also on Ctrl-C: a broker without an owner must not remain
             raise
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Stop the broker in order (about 0.3 s), or by force after `timeout` seconds. Stopping twice is no error."""
+        """Stop the broker cleanly (about 0.3 s), or kill it after `timeout` seconds. Does nothing if it has stopped."""
         if self._process is not None:
             stop_process(self._process, timeout)
 
     def kill(self) -> None:
-        """Kill the broker as a crash would: no warning, no flush."""
+        """Kill the broker as a crash would: without shutdown, without flush."""
         if self._process is not None:
             stop_process(self._process, timeout=0.0)
 
@@ -250,7 +250,7 @@ class Broker:
                 )
             if time.monotonic() > deadline:
                 raise BrokerDied(
-                    f"the broker on {self.bootstrap_servers} did not answer within {self.config.start_timeout_s:g} s; "
+                    f"the broker on {self.bootstrap_servers} did not respond within {self.config.start_timeout_s:g} s; "
                     f"{self._tail(log_from)}"
                 )
             time.sleep(0.05)
@@ -263,10 +263,10 @@ class Broker:
         try:
             ended = end_hanging_transactions(self.client())
         except KafkaError as error:
-            progress(f"whether transactions hang is not known: {error}")
+            progress(f"could not check for hanging transactions: {error}")
         else:
             if ended:
-                progress(f"transactions hung in {', '.join(ended)}, and were ended")
+                progress(f"ended hanging transactions in {', '.join(ended)}")
 
     def _tail(self, log_from: int) -> str:
         with self.log_file.open("rb") as log:
@@ -277,10 +277,10 @@ class Broker:
         return "\n".join([f"the end of {self.log_file}:", *lines[-20:]])
 
     def _how_it_ended(self) -> str:
-        """How its process ended, in words."""
+        """How its process ended, as text."""
         assert self._process is not None
         code = self._process.wait(10.0)
-        if code is None:  # of a process that is not ours to wait for
+        if code is None:  # not a child of this process
             return "died"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
@@ -288,8 +288,8 @@ class Broker:
 def free_port() -> int:
     """Return a loopback port on which nothing listens.
 
-    Below the ephemeral range: a client that keeps reconnecting to a stopped broker's port inside that range can be
-    given the same port as its own, connect to itself, and so keep the broker from coming back.
+    It is below the ephemeral range: a client that reconnects to a stopped broker's port within that range can get the
+    same port as its own, connect to itself, and so prevent the broker's restart.
     """
     return next(port for port in (random.randrange(15000, 32000) for _ in range(1000)) if port_is_free(port))
 
@@ -297,8 +297,8 @@ def free_port() -> int:
 def running_broker(data_dir: Path) -> psutil.Process | None:
     """Return the process of the broker that runs on a data folder, or None.
 
-    The process id comes from the folder's broker.json; a process that has been given the same id since is told by its
-    command line, which names the folder's server.properties.
+    The process id comes from the folder's broker.json. The command line, which names the folder's server.properties,
+    distinguishes it from a process that reused the id.
     """
     try:
         pid = int(json.loads((data_dir / "broker.json").read_text())["pid"])
@@ -313,22 +313,20 @@ def running_broker(data_dir: Path) -> psutil.Process | None:
 def _write_state(data_dir: Path, state: dict[str, int | str]) -> None:
     temporary = data_dir / "broker.json.tmp"
     temporary.write_text(json.dumps(state) + "\n")
-    temporary.replace(data_dir / "broker.json")  # a reader sees all of it or none
+    temporary.replace(data_dir / "broker.json")  # atomic
 
 
 def _claim_port(port: int) -> int:
     if port == 0:
         return free_port()
     if not port_is_free(port):
-        raise BrokerStartError(
-            f"port {port} on {HOST} is taken by another process; choose another, or 0 for any free one"
-        )
+        raise BrokerStartError(f"port {port} on {HOST} is used by another process; choose another, or 0 for a free one")
     return port
 
 
 def port_is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: old connections do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: ignore TIME_WAIT
         try:
             probe.bind((HOST, port))
         except OSError:
@@ -337,11 +335,11 @@ def port_is_free(port: int) -> bool:
 
 
 def _format(jars: list[Path], properties: Path, more: list[str]) -> None:
-    # Kafka's ids are 16 bytes in URL-safe base64; one that begins with "-" would read as an option.
+    # A cluster id is 16 bytes in URL-safe base64; one that begins with "-" would be parsed as an option.
     cluster_id = "L" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
     words = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties), *more]
     java, *flags = java_command(64, jars, *words)
-    arguments = properties.with_name("format.arguments")  # a file, for all may see a command line, and these are secret
+    arguments = properties.with_name("format.arguments")  # a file, since command lines are public and these are secret
     write_private(arguments, "".join(f'"{flag}"\n' for flag in flags))
     try:
         result = subprocess.run([java, f"@{arguments}"], capture_output=True, text=True, check=False)

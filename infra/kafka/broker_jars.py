@@ -10,9 +10,9 @@ JARS = Jars(
     f"Apache Kafka {KAFKA_VERSION} (about 43 MB of jars, once per user)",
     (
         f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-        # Named as well because the resolver otherwise takes an older one from a dependency's dependency.
+        # Listed explicitly: otherwise the resolver takes an older one from a transitive dependency.
         f"org.apache.kafka:kafka-clients:{KAFKA_VERSION}",
         "org.apache.logging.log4j:log4j-slf4j-impl:2.25.2",
     ),
-    "use a broker that is already running: --kafka_bootstrap_servers",
+    "use a running broker: --kafka_bootstrap_servers",
 )

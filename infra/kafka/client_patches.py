@@ -1,10 +1,10 @@
-"""What kafka-python's connections do wrong or slowly, put right for the whole process.
+"""Patches for defects of kafka-python's connections, applied to the whole process.
 
-- It reads its sockets 4 KB at a time and releases the interpreter for each: a fetch of a megabyte takes it 270 times,
-  and beside a thread that computes it may wait 5 ms for it each time. Reading then does not overlap with computing.
-- A socket whose connection is not made, or that still has something to send when its client is closed, is never closed.
-  It is collected at some later time, as a ResourceWarning of whatever happens to run then.
-- It waits for the answer to a TLS handshake for ever, and closes no socket whose handshake has failed.
+- It reads sockets in pieces of 4 KB and releases the interpreter lock for each: 270 times for a fetch of 1 MB. Beside a
+  computing thread each may take 5 ms to reacquire it, so that reading does not overlap with computation.
+- It never closes a socket whose connection failed, or that has unsent data when its client is closed. The socket is
+  garbage-collected later, with a ResourceWarning in unrelated code.
+- It waits without limit for the response to a TLS handshake, and does not close the socket of a failed handshake.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 READ_BYTES = 1 << 20
-"""What one call takes at most: more than a socket's buffer holds."""
+"""Maximum bytes of one read; larger than a socket's buffer."""
 HANDSHAKE_S = 10.0
-"""How long a TLS handshake may take."""
+"""Time-out of a TLS handshake."""
 
 
 def patch_clients() -> None:
-    """Replace four methods. Harmless if repeated; encrypted connections keep their own way of reading."""
-    from kafka.net.inet import KafkaNetSocket  # here: who only describes a client does not need the library
+    """Replace four methods. Idempotent. Reads of encrypted connections are not changed."""
+    from kafka.net.inet import KafkaNetSocket  # imported on first use: describing a client does not need it
     from kafka.net.selector import NetworkSelector
     from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
@@ -34,7 +34,7 @@ def patch_clients() -> None:
 
 
 def _sock_recv(transport: Any) -> tuple[bytes, Exception | None]:
-    """All that has come, and what ended the connection."""
+    """All available bytes, and the error that ended the connection, if any."""
     from kafka.errors import KafkaConnectionError
 
     parts: list[bytes] = []
@@ -49,7 +49,7 @@ def _sock_recv(transport: Any) -> tuple[bytes, Exception | None]:
 
 
 def _close_with_sockets(close: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The selector's `close`, after which no socket that it watched is open."""
+    """The selector's `close`, extended to close all registered sockets."""
 
     def close_all(selector: Any) -> None:
         if selector._closed:
@@ -64,22 +64,22 @@ def _close_with_sockets(close: Callable[[Any], None]) -> Callable[[Any], None]:
     return close_all
 
 
-async def _connect(made: Any, net: Any, addrinfo: Any, socket_options: Any = (), timeout_at: Any = None) -> Any:
-    """A connected socket; one that is not is closed."""
+async def _connect(net_socket: Any, net: Any, addrinfo: Any, socket_options: Any = (), timeout_at: Any = None) -> Any:
+    """Return a connected socket; close it if connecting fails."""
     family, kind, protocol, _, address = addrinfo
-    sock = made.socket(family, kind, protocol)
+    sock = net_socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
         for option in socket_options:
             sock.setsockopt(*option)
-        return await made.sock_connect(net, sock, address, timeout_at=timeout_at)
+        return await net_socket.sock_connect(net, sock, address, timeout_at=timeout_at)
     except BaseException:
         sock.close()
         raise
 
 
 async def _handshake(transport: Any) -> None:
-    """Make the TLS handshake; a socket of one that fails is closed. Raises OSError, KafkaTimeoutError."""
+    """Perform the TLS handshake; close the socket if it fails. Raises OSError, KafkaTimeoutError."""
     net, sock, until = transport._net, transport._sock, time.monotonic() + HANDSHAKE_S
     try:
         while True:

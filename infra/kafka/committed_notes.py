@@ -1,4 +1,4 @@
-"""The notes of a run's commits, as its next starts would find them: for whoever must know what a restart needs."""
+"""The last committed notes of a run, for commands that must know what a restart needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from schemas.records import CommitNote
 def committed_notes(client: ClientProperties, restore: str) -> dict[str, Note]:
     """The note of the last commit of each group, by group, from the topic `restore`; empty where there is none.
 
-    What stands behind another's open transaction is not seen: the notes may be older than the last ones, and what a
-    restart needs only rises.
+    Records after an open transaction are not visible, so a note may be older than the last one. This is safe: the
+    offsets that a restart needs only rise.
     """
     try:
         return {

@@ -1,4 +1,4 @@
-"""Consumers that only look: of committed records, in whole batches, in no group, committing nothing."""
+"""Consumers for inspection: they read committed records in whole batches, join no group and commit nothing."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import poll_whole_batches
 
 MAX_POLL_BATCHES = 16
-"""What one poll takes apart: a batch is as its producer sent it, at most some megabytes."""
+"""Maximum batches per poll: a batch is as its producer sent it, at most some megabytes."""
 
 FETCH_WAIT_MS = 50
-"""How long a broker may wait for records that do not come: whatever is asked of it next waits behind that."""
+"""How long a broker may hold a fetch without records: the next request waits behind it."""
 
 _idle: list[tuple[ClientProperties, KafkaConsumer]] | None = None
 
 
 @contextlib.contextmanager
 def open_consumer(client: ClientProperties) -> Iterator[KafkaConsumer]:
-    """A consumer, from the beginning of what it is assigned; it may have served before, see `reuse_consumers`."""
+    """A consumer that starts at the beginning of its partitions; it may be an idle one, see `reuse_consumers`."""
     consumer, sound = _take_idle(client) or _new_consumer(client), False
     try:
         yield consumer
         sound = True
-    except GeneratorExit:  # whoever reads has had enough
+    except GeneratorExit:  # the reader stopped early
         sound = True
         raise
     finally:
@@ -39,7 +39,7 @@ def open_consumer(client: ClientProperties) -> Iterator[KafkaConsumer]:
 
 @contextlib.contextmanager
 def reuse_consumers() -> Iterator[None]:
-    """Within this, consumers that are done with serve again: a new one takes longer than most looks take."""
+    """Within this context idle consumers are reused: creating one takes longer than most reads."""
     global _idle
     _idle = []
     try:
@@ -51,20 +51,20 @@ def reuse_consumers() -> Iterator[None]:
 
 
 def _take_idle(client: ClientProperties) -> KafkaConsumer | None:
-    """One that is kept, for `client`. Threads may ask for it at once."""
+    """An idle consumer for `client`, or None. Thread-safe."""
     kept = _idle or []
     for entry in list(kept):
         if entry[0] == client:
-            with contextlib.suppress(ValueError):  # another thread was faster
+            with contextlib.suppress(ValueError):  # another thread took it
                 kept.remove(entry)
                 return entry[1]
     return None
 
 
 def skip_metadata_backoff(consumer: KafkaConsumer) -> None:
-    """Let `consumer`, just connected, ask for a topic's metadata at once.
+    """Let `consumer`, just connected, request topic metadata at once.
 
-    kafka-python waits 100 ms after the metadata with which it connects, as if that had failed.
+    kafka-python waits 100 ms after the metadata of its bootstrap, as if that had failed.
     """
     consumer._cluster._last_refresh_ms = 0
 
@@ -75,7 +75,7 @@ def _new_consumer(client: ClientProperties) -> KafkaConsumer:
             group_id=None,
             enable_auto_commit=False,
             isolation_level="read_committed",
-            auto_offset_reset="earliest",  # retention may take what was there a moment ago
+            auto_offset_reset="earliest",  # retention may delete the first records meanwhile
             metrics_enabled=False,
             fetch_max_wait_ms=FETCH_WAIT_MS,
             max_poll_records=MAX_POLL_BATCHES,

@@ -1,6 +1,6 @@
 """A local broker that outlives the command that started it: `laminar broker start`, `status` and `stop`.
 
-Everything about it is in one folder: its data, its log, and the broker.json by which the other commands find it.
+Its data, its log and broker.json, by which the other commands find it, are in one folder.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ def start_detached(
 ) -> BrokerStatus:
     """Start a broker whose data is in `state_dir` and leave it running; return the one that already runs there.
 
-    Of `config` the data folder and the lifetime are set here. Port 0 is the port this folder's broker had last, where
-    that is free, so that addresses written down stay right. Raises what `start_broker` raises, and BrokerStartError
-    where one runs already on another port than is asked for.
+    This function sets the data folder and the lifetime in `config`. Port 0 is the last port of this folder's broker if
+    it is free, so that stored addresses stay valid. Raises what `start_broker` raises, and BrokerStartError if a broker
+    already runs on another port than the requested one.
     """
     if (running := detached_status(state_dir)) is not None:
         if config is not None and config.port not in (0, int(running.bootstrap_servers.rpartition(":")[2])):
             where = running.bootstrap_servers
-            raise BrokerStartError(f"a broker on {state_dir} runs at {where} already; stop it first")
+            raise BrokerStartError(f"a broker on {state_dir} already runs at {where}; stop it first")
         return running
     wanted = replace(config or BrokerConfig(state_dir), data_dir=state_dir, die_with_parent=False)
     if not wanted.secure and wanted.security.folder.exists():
-        raise BrokerStartError(f"the broker on {state_dir} was made with --secure: start it so, or take another folder")
+        raise BrokerStartError(
+            f"the broker on {state_dir} was created with --secure: start it with --secure, or use another folder"
+        )
     if wanted.secure and (state_dir / "log").exists() and not wanted.security.folder.exists():
-        raise BrokerStartError(f"the broker on {state_dir} was made without --secure: take another folder")
+        raise BrokerStartError(f"the broker on {state_dir} was created without --secure: use another folder")
     if wanted.port == 0:
         wanted = replace(wanted, port=last_port(state_dir))
     start_broker(wanted, progress)
     status = detached_status(state_dir)
     if status is None:
-        raise RuntimeError(f"the broker in {state_dir} ended right after it had started; see {Broker(wanted).log_file}")
+        raise RuntimeError(f"the broker in {state_dir} ended right after its start; see {Broker(wanted).log_file}")
     return status
 
 
@@ -78,7 +80,7 @@ def detached_status(state_dir: Path) -> BrokerStatus | None:
 
 
 def stop_detached(state_dir: Path, timeout: float = 10.0) -> bool:
-    """Stop the broker that runs on a folder, by force after `timeout` seconds; tell whether there was one."""
+    """Stop the broker that runs on a folder; kill it after `timeout` seconds. Returns whether there was one."""
     process = running_broker(state_dir)
     if process is None:
         return False
@@ -87,7 +89,7 @@ def stop_detached(state_dir: Path, timeout: float = 10.0) -> bool:
 
 
 def last_port(state_dir: Path) -> int:
-    """The port that a folder's broker had last, where that is free; else 0."""
+    """The last port of a folder's broker if it is free, else 0."""
     try:
         address = json.loads((state_dir / "broker.json").read_text())["bootstrap_servers"]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Fencing: taking a transactional.id away from whoever holds it."""
+"""Fencing of the current holder of a transactional.id."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from infra.kafka.readiness import connection_problem
 
 
 class CannotFence(RuntimeError):
-    """Kafka does not answer: whoever seems silent may be as well as ever."""
+    """Kafka does not respond, so missing heartbeats prove nothing."""
 
 
 def fence(client: ClientProperties, transactional_id: str) -> None:
-    """End the open transaction of `transactional_id` and make its holder's next commit fail. Raises CannotFence."""
+    """Abort the open transaction of `transactional_id` and make its holder's next commit fail. Raises CannotFence."""
     if (reason := connection_problem(client.admin(), timeout_s=2.0)) is not None:
         raise CannotFence(reason)
     try:

@@ -1,4 +1,4 @@
-"""Where a shard reads on: moved in a transaction of its own, which fences whoever runs under it."""
+"""Sets the offsets at which a shard resumes, in a transaction that fences the shard's running process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ TIMEOUT_MS = 10_000
 def set_group_offsets(
     client: ClientProperties, group: str, topic: str, offsets: Mapping[int, int], restore: Partition
 ) -> None:
-    """Let `group` read `topic` on from `offsets`, by partition, when it starts next; what its note says else stays.
+    """Let `group` resume `topic` at `offsets`, by partition, at its next start; the rest of its note is unchanged.
 
-    The transactional.id of a group of ours is its name: a process that runs under it can commit nothing any more, and
-    is to be started again, or starts itself again. Raises KafkaError.
+    The transactional.id of a shard is the name of its group: a running process of the group can no longer commit, and
+    must be restarted unless it restarts by itself. Raises KafkaError.
     """
     producer = TransactionalProducer(**client.producer(transactional_id=group, transaction_timeout_ms=TIMEOUT_MS))
     try:
         producer.init_transactions()
         observer = uncommitted_consumer(client)
-        try:  # after that: what the one before has committed is the last
+        try:  # after init_transactions: the predecessor commits nothing more
             note = last_note(observer, TopicPartition(*restore), group) or Note()
         finally:
             observer.close(autocommit=False)

@@ -1,8 +1,8 @@
-"""Transactions that are over for their coordinator and open in a partition still.
+"""Hanging transactions: complete for their coordinator, but still open in a partition.
 
-Kafka 4.3 loses markers where it is killed while it starts: at its next start a transaction counts as complete of which
-some partitions were never told. No reader of committed records gets past it, ever, and the offsets that it committed
-are never known. What the coordinator says of it last is how it ended, so that can be told again (KIP-664).
+If Kafka 4.3 is killed during its start it loses markers: at the next start a transaction counts as complete although
+some partitions never got its marker. No read_committed reader passes it, and the offsets that it committed stay
+unknown. The last state at the coordinator is its outcome, so the marker can be written again (KIP-664).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from infra.kafka.open_transactions import (
 from infra.kafka.properties import ClientProperties
 
 CHECK_INTERVAL_S = 1.0
-"""Between two looks: what is open and over for its coordinator in both, no producer is at work on."""
+"""Pause between two checks: a transaction that hangs in both has no active producer."""
 MAX_CHECKS = 10
-"""Looks at most: where producers are at work, one may differ from the next for ever."""
+"""With active producers, successive checks may always differ."""
 STARTUP_TIMEOUT_S = 60.0
-"""How long a broker that has just started may take to end what it knows to be ending."""
+"""How long a broker that has just started may take to complete transactions in state prepare."""
 
 
 def end_hanging_transactions(client: ClientProperties, sleep: Callable[[float], None] = time.sleep) -> list[str]:
-    """End the transactions that hang, each as its coordinator says that it ended; the names of the partitions.
+    """End all hanging transactions, each with the outcome at its coordinator; return the names of the partitions.
 
     Raises KafkaError.
     """
@@ -42,27 +42,27 @@ def end_hanging_transactions(client: ClientProperties, sleep: Callable[[float], 
         while True:
             last = time.monotonic() > deadline
             try:
-                if last or not any(said.state in ENDING for _, said in coordinators_view(admin).values()):
+                if last or not any(known.state in ENDING for _, known in coordinators_view(admin).values()):
                     _end(admin, sleep, ended)
                     return sorted(ended)
-            except RetriableError:  # coordinators and leaders may come to be, or move, after the first look
+            except RetriableError:  # coordinators and leaders may appear or move after the first check
                 if last:
                     raise
             sleep(0.1)
 
 
 def _end(admin: Any, sleep: Callable[[float], None], ended: set[str]) -> None:
-    """End what hangs; the names of the partitions go into `ended`, which counts also where a later one fails."""
+    """End hanging transactions; add their partitions to `ended` one by one, so that a later failure keeps them."""
     topics = admin.list_topics()
     before: set[OpenTransaction] = set()
-    for look in range(MAX_CHECKS):
+    for check in range(MAX_CHECKS):
         hanging = {each for each in open_transactions(admin, topics) if each.hangs}
         if not hanging:
             return
-        if hanging == before or look == MAX_CHECKS - 1:
+        if hanging == before or check == MAX_CHECKS - 1:
             break
         before = hanging
-        sleep(CHECK_INTERVAL_S)  # a coordinator that has just loaded may know more in the next look
+        sleep(CHECK_INTERVAL_S)  # a coordinator that has just loaded may know more at the next check
     for each in hanging & before:
         write_marker(admin, each)
         ended.add(f"{each.topic}-{each.partition}")

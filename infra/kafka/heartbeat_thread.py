@@ -1,7 +1,7 @@
-"""HeartbeatThread: publishes the state of a process at a fixed period, in a thread and by a plain producer of its own.
+"""HeartbeatThread publishes the state of a process at a fixed period, in its own thread with a plain producer.
 
-A heartbeat must not be part of a transaction: a process that dies inside one hides what every other process publishes
-to the same partition, until the transaction ends. Nor must it wait for the step of the process.
+A heartbeat must not be part of a transaction: a process that dies inside one hides the records of all other processes
+in the same partition until the transaction ends. Nor may a heartbeat wait for the step of the process.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Heartbeat(NamedTuple):
 
 
 class HeartbeatThread:
-    """Publishes `heartbeats()` now and then every `period_s` seconds through `producer`, which it closes at the end.
+    """Publishes `heartbeats()` at once and every `period_s` seconds through `producer`, which it closes at the end.
 
-    A heartbeat that Kafka does not accept is not sent again: the next one says more.
+    A heartbeat that Kafka does not accept is not retried: the next one is newer.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class HeartbeatThread:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and close the producer."""
+        """Stop the thread and close the producer."""
         self._ended.set()
         self._thread.join(timeout=5)
         try:
@@ -65,5 +65,5 @@ class HeartbeatThread:
                 log.warning("heartbeats are not delivered: %s", error)
             self._failing = True
         except ValueError:
-            if not self._ended.is_set():  # else the producer was closed while this thread waited for a broker
+            if not self._ended.is_set():  # otherwise the producer was closed during the wait for a broker
                 raise

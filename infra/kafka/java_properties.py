@@ -1,4 +1,4 @@
-"""The text of a Java `.properties` file, and the references to secrets that its values may hold."""
+"""Parser of Java `.properties` files, and of the references to secrets in their values."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
-# The key ends at the first `=`, `:` or white space that no backslash stands before.
+# The key ends at the first `=`, `:` or white space that is not escaped.
 _ENTRY = re.compile(r"(?P<key>(?:\\.|[^\\=:\s])+)\s*[=:\s]?\s*(?P<value>.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$\{(?P<source>[a-z]+):(?P<name>[^}]*)\}")
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Return the entries of a Java properties text: comments, continued lines and escapes as Java reads them.
+    """Return the entries of a Java properties text, with comments, continued lines and escapes as in Java.
 
-    A value may hold `=` and `:`. Raises ValueError, with the line's number, when a name is given twice (Java would
-    silently take the last).
+    A value may contain `=` and `:`. Raises ValueError, with the line number, if a name occurs twice (Java silently
+    takes the last).
     """
     entries: dict[str, str] = {}
     for number, line in _logical_lines(text):
@@ -27,16 +27,16 @@ def parse_properties(text: str) -> dict[str, str]:
             raise ValueError(f"line {number}: no name before the separator in {line!r}")
         key = _unescape(match["key"])
         if key in entries:
-            raise ValueError(f"line {number}: {key} is given twice")
+            raise ValueError(f"line {number}: {key} occurs twice")
         entries[key] = _unescape(match["value"])
     return entries
 
 
 def expand_references(value: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return a value with `${env:NAME}` and `${file:path}` replaced by what they refer to.
+    """Return a value with `${env:NAME}` and `${file:path}` expanded.
 
-    A file's text is taken without the line end at its end. Raises ValueError, which never shows the value, when a
-    variable is not set, a file cannot be read, or the kind of reference is neither of the two.
+    The final line break of a file is removed. Raises ValueError, which never shows the value, if a variable is not set,
+    a file cannot be read, or the kind of reference is unknown.
     """
     variables = os.environ if environment is None else environment
 
@@ -51,13 +51,13 @@ def expand_references(value: str, environment: Mapping[str, str] | None = None) 
                 return Path(name).read_text().rstrip("\r\n")
             except OSError as error:
                 raise ValueError(f"{match[0]}: {error.strerror}") from error
-        raise ValueError(f"{match[0]}: only ${{env:NAME}} and ${{file:path}} can be referred to")
+        raise ValueError(f"{match[0]}: only ${{env:NAME}} and ${{file:path}} are supported")
 
     return _REFERENCE.sub(replacement, value)
 
 
 def is_reference(value: str) -> bool:
-    """Tell whether a value is nothing but one reference, which may be shown where what it refers to may not."""
+    """Whether a value is exactly one reference: it may be shown, unlike the secret it refers to."""
     return _REFERENCE.fullmatch(value) is not None
 
 
@@ -71,7 +71,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
                 continue
             first = number
         backslashes = len(line) - len(line.rstrip("\\"))
-        if backslashes % 2:  # an even number are escaped backslashes, not a continuation
+        if backslashes % 2:  # an even number is escaped backslashes, not a continuation
             joined += line[:-1]
             continue
         yield first, joined + line

@@ -1,4 +1,4 @@
-"""How far the groups of a run stand behind what they read."""
+"""Consumer lag of the groups of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infra.kafka.admin import beginning_offsets, committed_offsets, end_offsets,
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Where a group stands in one partition: its committed offset, and the partition's committed end."""
+    """A group's committed offset in one partition, and the partition's last stable offset."""
 
     group: str
     topic: str
@@ -25,27 +25,27 @@ class Lag:
 
     @property
     def lag(self) -> int:
-        """Records (and transaction markers) that are not yet committed as done."""
+        """Records and transaction markers after the committed offset."""
         return max(0, self.end - self.committed)
 
 
 def list_groups(client: KafkaAdminClient, prefix: str, wait_s: float = 10.0) -> list[str]:
-    """The names, sorted, of the groups that begin with a prefix; waits for a broker that has just started."""
+    """The sorted names of the groups with a prefix; waits for a broker that has just started."""
     deadline = time.monotonic() + wait_s
     while True:
         try:
             return sorted(group["group_id"] for group in client.list_groups() if group["group_id"].startswith(prefix))
-        except CoordinatorLoadInProgressError:  # it is still reading what groups have committed
+        except CoordinatorLoadInProgressError:  # it still loads the committed offsets
             if time.monotonic() >= deadline:
                 raise
             time.sleep(0.1)
 
 
 def group_lags(client: KafkaAdminClient, groups: Iterable[str]) -> list[Lag]:
-    """Where each group stands in each partition that it has committed, sorted; deleted topics are left out."""
+    """The lag of each group in each partition with a committed offset, sorted; without deleted topics."""
     committed = {group: committed_offsets(client, group) for group in groups}
-    there = set(list_topics(client))
-    topics = sorted({each.topic for offsets in committed.values() for each in offsets} & there)
+    existing = set(list_topics(client))
+    topics = sorted({each.topic for offsets in committed.values() for each in offsets} & existing)
     ends = end_offsets(client, topics) if topics else {}
     return sorted(
         (
@@ -59,7 +59,7 @@ def group_lags(client: KafkaAdminClient, groups: Iterable[str]) -> list[Lag]:
 
 
 def record_counts(client: KafkaAdminClient, topics: list[str]) -> dict[str, int]:
-    """How many offsets each topic spans: records, transaction markers, and what compaction has taken."""
+    """The number of offsets of each topic: records, transaction markers and compacted records."""
     counts: dict[str, int] = defaultdict(int)
     first, last = beginning_offsets(client, topics), end_offsets(client, topics)
     for where, end in last.items():

@@ -1,8 +1,8 @@
 """The last note of a group, read from the compacted topic `restore`.
 
-Other shards write to the same partition, and one that died may have left a transaction open there, behind which a
-read_committed reader would wait. So the partition is read to its end, open transactions included, and the markers of
-the group's own transactions, all of which are decided once its producer has been initialised, tell which notes count.
+Other shards write to the same partition, and a dead one may have left a transaction open there, which would block a
+read_committed reader. So the partition is read to its end, open transactions included. The markers of the group's own
+transactions, all complete once its producer has been initialised, decide which notes are committed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from schemas.codec import decode, reject_old_release
 
 POLL_MS = 100
 MAX_IDLE_POLLS = 300
-"""Polls in a row that may bring nothing although the end is not reached."""
+"""Maximum consecutive empty polls before the end."""
 
 
 def uncommitted_consumer(client: ClientProperties) -> KafkaConsumer:
-    """A consumer of no group that sees all that is in the log, open transactions included, by batches."""
+    """A consumer without a group that reads the whole log by batches, open transactions included."""
     consumer = KafkaConsumer(
         **client.consumer(
             group_id=None,
@@ -40,7 +40,7 @@ def uncommitted_consumer(client: ClientProperties) -> KafkaConsumer:
 
 
 def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin: int | None = None) -> Note | None:
-    """The note of the last commit of `group`; None where it has none at or after offset `begin`.
+    """The note of the last commit of `group`; None if there is none at or after offset `begin`.
 
     Raises KafkaTimeoutError if the group's last transaction is still open, or the partition cannot be read to its end;
     OldRelease if a note of any group was written by release 0.1.0.
@@ -60,15 +60,15 @@ def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin:
     if undecided:
         raise KafkaTimeoutError(
             f"the last transaction of {group} is neither committed nor aborted in {place.topic}; "
-            f"`laminar topics transactions list` shows what hangs"
+            f"`laminar topics transactions list` shows open transactions"
         )
     return None if last is None else Note.decode(decode(*last)[0].note)
 
 
 def _read_to_end(observer: KafkaConsumer, place: TopicPartition, begin: int | None) -> Iterator[Any]:
-    """The batches and markers of a partition, to its end as of now."""
+    """The batches and markers of a partition, to its present end."""
     if place.partition not in (observer.partitions_for_topic(place.topic) or ()):
-        raise UnknownTopicOrPartitionError(f"there is no topic {place.topic}, which holds the notes of a run")
+        raise UnknownTopicOrPartitionError(f"there is no topic {place.topic}, which has the commit notes of a run")
     end = observer.end_offsets([place])[place]
     first = observer.beginning_offsets([place])[place]
     observer.assign([place])
@@ -78,6 +78,6 @@ def _read_to_end(observer: KafkaConsumer, place: TopicPartition, begin: int | No
         polled = observer.poll(timeout_ms=POLL_MS).get(place, ())
         idle = 0 if polled else idle + 1
         if idle > MAX_IDLE_POLLS:
-            raise KafkaTimeoutError(f"{place.topic} cannot be read on to offset {end}")
+            raise KafkaTimeoutError(f"{place.topic} cannot be read to its end, offset {end}")
         for record in polled:
             yield record.value

@@ -1,7 +1,7 @@
-"""Watching a run from outside: metrics, weight versions and heartbeats as they come, and how far groups are behind.
+"""Observes a run from outside: metrics, weight versions and heartbeats as they are published, and consumer lag.
 
-An observer joins no group, commits nothing and writes nothing, so that a run does not notice it. A broker that does not
-answer is no error here: what is shown stands still until it does.
+An observer joins no group, commits nothing and writes nothing, so it does not affect the run. A broker that does not
+respond is no error here: the last values stay until it responds.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ log = logging.getLogger(__name__)
 
 LAG_EVERY_S = 2.0
 GROUPS_EVERY_S = 10.0
-"""New groups appear when a role first starts, seldom after."""
-PATIENCE_S = 10.0
-"""How long Kafka is left alone after a question about lag that it did not answer."""
+"""Groups are listed rarely: a new one appears only at the first start of a role."""
+LAG_RETRY_S = 10.0
+"""Pause after a lag request that failed."""
 ANSWER_MS = 3_000
 MAX_RECORDS = 2_000
 NEWEST = {METRICS.short_name: 20_000, RELAY.short_name: 1_000}
-"""How many of the newest offsets an observer reads that begins without positions: less than a second's work."""
+"""Number of newest offsets that an observer without positions reads: less than a second of work."""
 
 Committed = Mapping[str, Mapping[TopicPartition, int]]
 """Offset by partition by group."""
 
 
 def topic_lags(run: str, committed: Committed, ends: Mapping[TopicPartition, int]) -> dict[str, int]:
-    """Records that the slowest consumer of each topic has not done yet, by the topic's noun, in the catalogue's order.
+    """The lag of the slowest consumer of each topic, by the topic's short name, in the order of the catalogue.
 
-    A pipeline's lag in a topic is the sum over its shards' partitions; of several pipelines the largest counts. Only
-    topics that the catalogue says a pipeline consumes count. So do transaction markers.
+    The lag of a pipeline is the sum over its shards' partitions; the largest of several pipelines counts. Only
+    consumers named in the catalogue count. Transaction markers are included.
     """
     prefix = run_prefix(run)
     behind: dict[str, dict[str, int]] = {}
@@ -58,10 +58,10 @@ def topic_lags(run: str, committed: Committed, ends: Mapping[TopicPartition, int
 
 
 class Observer:
-    """Metrics and weight manifests of one run, heartbeats from now on. One thread uses it.
+    """Reads metrics and weight manifests of one run, and heartbeats from now on. Not thread-safe.
 
-    It goes on at `positions`, offsets by noun, or begins near the end: see `NEWEST`. The run's topics must exist.
-    Raises KafkaError when no broker answers at first.
+    It resumes at `positions`, offsets by short name, or begins near the end, see `NEWEST`. The run's topics must exist.
+    Raises KafkaError if no broker responds at first.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Observer:
         self._client, self._run, self._clock = client, run, clock
         self._admin: KafkaAdminClient | None = None
         self._groups: list[str] = []
-        self._groups_at = self._asked_at = -float("inf")
+        self._groups_at = self._requested_at = -float("inf")
         self._lag: dict[str, int] = {}
         self._consumer = KafkaConsumer(
             **client.consumer(
@@ -98,7 +98,7 @@ class Observer:
                 wanted = int((positions or {}).get(short_name, self._ends[where] - NEWEST[short_name]))
                 self._consumer.seek(where, min(max(wanted, begins[where]), self._ends[where]))
             self._consumer.seek_to_end(replicas)
-            self._consumer.position(replicas)  # asks now: "from now on" is not "from the first poll on"
+            self._consumer.position(replicas)  # resolve the position now, not at the first poll
         except BaseException:
             self.close()
             raise
@@ -112,36 +112,37 @@ class Observer:
         self.close()
 
     def poll(self, timeout_s: float = 0.0) -> list[Any]:
-        """The Metric, WeightVersion, ReplicaStatus and RelayStatus records since the last call; waits only if told to.
+        """The Metric, WeightVersion, ReplicaStatus and RelayStatus records since the last call; waits up to
+        `timeout_s`.
 
-        What is no such record is Unreadable.
+        Any other record is returned as UnreadableRecord.
         """
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
         except KafkaError as error:
-            log.debug("no news: %r", error)
+            log.debug("cannot poll: %r", error)
             return []
         return [row for records in polled.values() for record in records for row in self._rows(record)]
 
     def caught_up(self) -> bool:
-        """Whether all has been polled that was there when this observer began."""
+        """Whether all records that existed when this observer was created have been polled."""
         return all(self._consumer.position(where) >= end for where, end in self._ends.items())
 
     def positions(self) -> dict[str, float]:
-        """Where reading stands, by noun: another observer that begins there sees what this one has not."""
+        """The next offsets, by short name, from which another observer can resume."""
         return {short_name: float(self._consumer.position(where)) for short_name, where in self._read.items()}
 
     def lag(self) -> dict[str, int]:
-        """Records behind by topic noun, see `topic_lags`: asked of Kafka at most every `LAG_EVERY_S`."""
+        """The lag by short name, see `topic_lags`; requested from Kafka at most every `LAG_EVERY_S`."""
         now = self._clock()
-        if now - self._asked_at < LAG_EVERY_S:
+        if now - self._requested_at < LAG_EVERY_S:
             return self._lag
-        self._asked_at = now
+        self._requested_at = now
         try:
-            self._lag = self._ask(now)
+            self._lag = self._request_lag(now)
         except KafkaError as error:
-            log.debug("no answer about lag: %r", error)
-            self._asked_at = now + PATIENCE_S - LAG_EVERY_S
+            log.debug("cannot read the lag: %r", error)
+            self._requested_at = now + LAG_RETRY_S - LAG_EVERY_S
             self._close_admin()
         return self._lag
 
@@ -161,7 +162,7 @@ class Observer:
             return (UnreadableRecord(short_name, record.partition, record.offset, why),)
         return rows
 
-    def _ask(self, now: float) -> dict[str, int]:
+    def _request_lag(self, now: float) -> dict[str, int]:
         if self._admin is None:
             waits = {"request_timeout_ms": ANSWER_MS, "bootstrap_timeout_ms": ANSWER_MS}
             self._admin = KafkaAdminClient(**self._client.admin(**waits))

@@ -1,4 +1,4 @@
-"""Where in a partition a record stands whose number rises from record to record, by a few looks instead of reading."""
+"""Bisection of a partition by a number that rises from record to record, instead of a full read."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from infra.kafka.record_batches import Headers
 from infra.kafka.topic_reader import POLL_MS
 
 Measure = Callable[[bytes | None, Headers], int | None]
-"""The number of a record by its value and headers; None where it has none."""
+"""Returns the number of a record, from its value and headers; None if it has none."""
 
 
 def first_offset(client: ClientProperties, topic: str, partition: int, measure: Measure, wanted: int) -> int | None:
-    """The offset of the first record with number `wanted` or more; None where there is none. Raises UnknownTopic."""
+    """The offset of the first record with number `wanted` or more; None if there is none. Raises UnknownTopic."""
     held = partition_ranges(client, topic)[partition]
     where = TopicPartition(topic, partition)
     low, high, found = held.beginning, held.end, held.end
     with open_consumer(client) as consumer:
         consumer.assign([where])
 
-        def look(offset: int) -> tuple[int, int] | None:
-            """Offset and number of the first record from `offset` on that has one."""
+        def first_number(offset: int) -> tuple[int, int] | None:
+            """Offset and number of the first record from `offset` on that has a number."""
             consumer.seek(where, offset)
             while consumer.position(where) < held.end:
                 for records in consumer.poll(timeout_ms=POLL_MS).values():
@@ -38,7 +38,7 @@ def first_offset(client: ClientProperties, topic: str, partition: int, measure: 
 
         while low < high:
             middle = (low + high) // 2
-            seen = look(middle)
+            seen = first_number(middle)
             if seen is not None and seen[1] < wanted:
                 low = seen[0] + 1
             else:

@@ -1,10 +1,10 @@
-"""From where to where to read, in the grammars that users of kcat and rpk know.
+"""Offset spans: where to begin and end reading, in the notations of kcat and rpk.
 
 beginning, start, end      an edge of each partition
 N, -N, +N                  offset N; the last N of each partition; all but its first N
-N:M, N:, :M, :end          from one to before the other
-s@MS, e@MS                 from, or to before, a Unix time in milliseconds; both by giving two
-@T, @T1:T2, @-1h           times: Unix milliseconds, ISO 8601 (UTC unless it says), or so long ago
+N:M, N:, :M, :end          from the first to before the second
+s@MS, e@MS                 from, or to before, a Unix time in milliseconds; give two for both
+@T, @T1:T2, @-1h           times: Unix milliseconds, ISO 8601 (UTC by default), or a duration ago
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Edge(NamedTuple):
     number: int
 
     def within(self, beginning: int, end: int, at_time: int | None) -> int:
-        """The offset in a partition that holds `beginning` to before `end`; `at_time` is that of the time, if any."""
+        """The offset in a partition with offsets `beginning` to before `end`; `at_time` is the offset of the time."""
         wanted = {
             "offset": self.number,
             "beginning": beginning + self.number,
@@ -38,31 +38,32 @@ class Edge(NamedTuple):
 
 
 class OffsetSpan(NamedTuple):
-    """What to read: from `first` to before `last`, or to the end where there is none."""
+    """A span of offsets: from `first` to before `last`, or to the end if `last` is None."""
 
     first: Edge
     last: Edge | None
 
     @classmethod
     def everything(cls) -> OffsetSpan:
-        """All that there is."""
+        """The whole partition."""
         return cls(Edge("beginning", 0), None)
 
 
 def parse_span(texts: Sequence[str], now_ms: int) -> OffsetSpan:
-    """The span that one text says, or two of kcat's times. Raises ValueError."""
+    """The span given by one text, or by two of kcat's times. Raises ValueError."""
     first: Edge | None = None
     last: Edge | None = None
     for text in texts:
         begins, ends = _one(text, now_ms)
         if (begins and first) or (ends and last):
-            raise ValueError(f"{text!r}: where to begin, or to end, is said twice")
+            raise ValueError(f"{text!r}: the beginning, or the end, is given twice")
         first, last = begins or first, ends or last
     return OffsetSpan(first or Edge("beginning", 0), last)
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """A moment in Unix milliseconds: given so, as `2h` ago (ms, s, m, h, d), or in ISO 8601 (UTC unless it says).
+    """A time in Unix milliseconds: given so, as a duration ago such as `2h` (ms, s, m, h, d), or in ISO 8601 (default
+    UTC).
 
     Raises ValueError.
     """
@@ -73,7 +74,7 @@ def parse_time(text: str, now_ms: int) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no time: give 2026-01-31T12:00, Unix milliseconds, or 2h (ago)") from None
+        raise ValueError(f"{text!r} is not a time: give 2026-01-31T12:00, Unix milliseconds, or 2h (ago)") from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
@@ -85,14 +86,14 @@ def _one(text: str, now_ms: int) -> tuple[Edge | None, Edge | None]:
         return _times(text, now_ms)
     begins, _, ends = text.partition(":")
     if not (begins or ends):
-        raise ValueError(_no(text))
+        raise ValueError(_invalid(text))
     return (_edge(begins, text) if begins else None, _edge(ends, text) if ends else None)
 
 
 def _times(text: str, now_ms: int) -> tuple[Edge | None, Edge | None]:
-    """ISO times hold colons, too: the first reading that makes sense counts."""
-    said = text[1:]
-    splits = [(said, "")] + [(said[:at], said[at + 1 :]) for at, sign in enumerate(said) if sign == ":"]
+    """ISO times contain colons too: the first valid split counts."""
+    times = text[1:]
+    splits = [(times, "")] + [(times[:at], times[at + 1 :]) for at, letter in enumerate(times) if letter == ":"]
     for begins, ends in splits:
         try:
             first = Edge("time", _moment(begins, now_ms)) if begins else None
@@ -101,7 +102,7 @@ def _times(text: str, now_ms: int) -> tuple[Edge | None, Edge | None]:
             continue
         if first or last:
             return first, last
-    raise ValueError(_no(text))
+    raise ValueError(_invalid(text))
 
 
 def _moment(text: str, now_ms: int) -> int:
@@ -113,9 +114,9 @@ def _edge(text: str, whole: str) -> Edge:
         return Edge(_EDGES[text], 0)  # type: ignore[arg-type]
     found = _COUNT.fullmatch(text)
     if found is None:
-        raise ValueError(_no(whole))
+        raise ValueError(_invalid(whole))
     return Edge({"": "offset", "+": "beginning", "-": "end"}[found[1]], int(found[2]))  # type: ignore[arg-type]
 
 
-def _no(text: str) -> str:
-    return f"{text!r} is no offset: give beginning, end, N, -N, +N, N:M, s@MS, e@MS, @2026-01-31, @-1h or @T1:T2"
+def _invalid(text: str) -> str:
+    return f"{text!r} is not an offset: give beginning, end, N, -N, +N, N:M, s@MS, e@MS, @2026-01-31, @-1h or @T1:T2"

@@ -1,4 +1,4 @@
-"""Transactions that are open in a partition, behind which every read_committed reader waits, and how they are ended."""
+"""Open transactions of partitions, which block every read_committed reader, and the markers that end them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _UNDER_WAY = (*ENDING, TransactionState.ONGOING)
 class OpenTransaction:
     """A transaction that is open in one partition, from offset `first` on.
 
-    `transactional_id` is None and `state` "Unknown" where no coordinator knows the producer any more. `wrote_at` is
-    when the producer last wrote there, in Unix milliseconds.
+    `transactional_id` is None and `state` "Unknown" if no coordinator knows the producer. `wrote_at` is the time of the
+    producer's last record there, in Unix milliseconds.
     """
 
     topic: str
@@ -31,23 +31,23 @@ class OpenTransaction:
     transactional_id: str | None
     state: str
     committed: bool
-    """Whether its coordinator says that it was committed."""
+    """Whether its coordinator has it as committed."""
 
     @property
     def hangs(self) -> bool:
-        """Whether nobody will end it: for its coordinator it is over, or was never there."""
+        """Whether it will never end by itself: its coordinator has it as complete, or does not know it."""
         return self.state not in {state.value for state in _UNDER_WAY}
 
 
 def coordinators_view(admin: Any) -> dict[int, tuple[str, Any]]:
-    """What coordinators know of transactions, by producer id: the transactional id and its description."""
+    """The transactions known to coordinators, by producer id: transactional id and description."""
     listed = {each.transactional_id for rows in admin.list_transactions().values() for each in rows}
     described = admin.describe_transactions(sorted(listed)) if listed else {}
     return {each.producer_id: (name, each) for name, each in described.items()}
 
 
 def open_transactions(admin: Any, topics: Sequence[str]) -> list[OpenTransaction]:
-    """The transactions that are open in partitions of `topics`, sorted. Raises KafkaError."""
+    """The open transactions in the partitions of `topics`, sorted. Raises KafkaError."""
     places = [
         TopicPartition(topic["name"], partition["partition_index"])
         for topic in (admin.describe_topics(list(topics)) if topics else ())
@@ -67,7 +67,7 @@ def open_transactions(admin: Any, topics: Sequence[str]) -> list[OpenTransaction
 
 
 def write_marker(admin: Any, transaction: OpenTransaction) -> None:
-    """End a transaction that hangs as its coordinator says that it ended; one it does not know is aborted (KIP-664)."""
+    """End a hanging transaction with the outcome at its coordinator; abort one that it does not know (KIP-664)."""
     place = TopicPartition(transaction.topic, transaction.partition)
     spec = AbortTransactionSpec(
         place, transaction.producer_id, transaction.epoch, max(0, transaction.coordinator_epoch)
@@ -75,7 +75,7 @@ def write_marker(admin: Any, transaction: OpenTransaction) -> None:
     if not transaction.committed:
         admin.abort_transaction(spec)
         return
-    request = admin._abort_transaction_request(spec)  # the client has a call for aborts alone
+    request = admin._abort_transaction_request(spec)  # the client has no call for commits
     request.markers[0].transaction_result = True
     leader = next(iter(admin._manager.run(admin._async_get_leader_for_partitions, [place])))
     response = admin._manager.run(lambda: admin._manager.send(request, node_id=leader))
@@ -83,16 +83,16 @@ def write_marker(admin: Any, transaction: OpenTransaction) -> None:
 
 
 def describe(transactions: Iterable[OpenTransaction], now_ms: int) -> list[str]:
-    """One line a transaction, for logs."""
+    """One line per transaction, for logs."""
     return [
         f"{each.topic}, partition {each.partition}: a transaction of {each.transactional_id or 'an unknown producer'} "
-        f"(producer {each.producer_id}) is open from offset {each.first} on, silent for "
-        f"{max(0, now_ms - each.wrote_at) / 1000:.0f} s"
+        f"(producer {each.producer_id}) is open from offset {each.first} on; its last record is "
+        f"{max(0, now_ms - each.wrote_at) / 1000:.0f} s old"
         for each in transactions
     ]
 
 
-def _opened(place: TopicPartition, producer: Any, name: str | None, said: Any) -> OpenTransaction:
+def _opened(place: TopicPartition, producer: Any, name: str | None, known: Any) -> OpenTransaction:
     epoch = producer.producer_epoch
     return OpenTransaction(
         topic=place.topic,
@@ -103,6 +103,7 @@ def _opened(place: TopicPartition, producer: Any, name: str | None, said: Any) -
         coordinator_epoch=producer.coordinator_epoch,
         wrote_at=producer.last_timestamp,
         transactional_id=name,
-        state=TransactionState.UNKNOWN.value if said is None else said.state.value,
-        committed=said is not None and (said.state, said.producer_epoch) == (TransactionState.COMPLETE_COMMIT, epoch),
+        state=TransactionState.UNKNOWN.value if known is None else known.state.value,
+        committed=known is not None
+        and (known.state, known.producer_epoch) == (TransactionState.COMPLETE_COMMIT, epoch),
     )

@@ -1,7 +1,7 @@
-"""BoundedProducer: a plain producer (no transactions) whose memory is bounded and whose errors are never lost.
+"""BoundedProducer: a plain producer (no transactions) with bounded memory that reports every error.
 
-For what a process says beside its pipeline: heartbeats, metrics, manifests. kafka-python's own producer takes whatever
-it is given and holds it until the brokers do; here the sender waits instead (invariant 7).
+For records beside the pipeline: heartbeats, metrics, manifests. kafka-python's own producer accepts any amount of
+records and buffers them until the brokers acknowledge; here the sender waits instead (invariant 7).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _MAX_REQUEST = 16 * 1024 * 1024
 
 
 class DeliveryFailed(RuntimeError):
-    """Records did not get into the log, or are not known to; `__cause__` is what the first of them met."""
+    """Records were not written, or possibly not; `__cause__` is the error of the first."""
 
 
 class BoundedProducer:
     """Sends records with acks=all and idempotence: in order within a partition, none twice.
 
-    At most `max_bytes_in_flight` bytes (keys, values, headers) are unacknowledged; who sends more waits, for at most
-    `max_block_s` seconds. How long a record is tried is the client property `delivery.timeout.ms`. Any thread may send.
-    An error is raised by whichever call comes next, so give each duty its own producer. Raises DeliveryFailed if no
-    broker answers within `max_block_s`.
+    At most `max_bytes_in_flight` bytes (keys, values, headers) are unacknowledged; `send` waits for room, at most
+    `max_block_s` seconds. The client property `delivery.timeout.ms` bounds the retries of a record. Thread-safe. The
+    next call, from any thread, raises an error, so use one producer per purpose. Raises DeliveryFailed if no broker
+    responds within `max_block_s`.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class BoundedProducer:
         self._failure: BaseException | None = None
         self._closed = False
         self._changed = threading.Condition()
-        self._renewing = threading.Lock()
-        self._spent = False
+        self._renew_lock = threading.Lock()
+        self._needs_new = False
         self._producer = _open(client, max_block_s)
 
     def send(
@@ -63,10 +63,10 @@ class BoundedProducer:
         headers: Iterable[tuple[str, bytes]] = (),
         partition: int | None = None,
     ) -> None:
-        """Take a record, waiting while too many bytes are before it.
+        """Send a record; wait while too many bytes are unacknowledged.
 
-        Raises DeliveryFailed if an earlier record failed (this one was not taken), or the topic cannot be had;
-        TimeoutError if it waited too long; ValueError if the record alone is over the bound, or the producer is closed.
+        Raises DeliveryFailed if an earlier record failed (this one was not sent) or the topic is not available;
+        TimeoutError if it waited too long; ValueError if one record is over the bound, or the producer is closed.
         """
         headers = list(headers)
         size = len(value) + len(key or b"") + sum(len(name) + len(header) for name, header in headers)
@@ -83,7 +83,7 @@ class BoundedProducer:
                 raise TimeoutError(f"{self._bytes} bytes were not acknowledged within {self._max_block_s:g} s")
             self._bytes += size
         try:
-            future = self._usable().send(topic, value, key=key, headers=headers, partition=partition)
+            future = self._current().send(topic, value, key=key, headers=headers, partition=partition)
         except BaseException as error:
             self._settle(size, None)
             if isinstance(error, KafkaError):
@@ -94,11 +94,11 @@ class BoundedProducer:
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes taken and not yet acknowledged."""
+        """Bytes sent and not yet acknowledged."""
         return self._bytes
 
     def flush(self, timeout_s: float) -> None:
-        """Return once everything taken is in the log. Raises DeliveryFailed, TimeoutError after `timeout_s` seconds."""
+        """Wait until all records sent are in the log. Raises DeliveryFailed, TimeoutError after `timeout_s` seconds."""
         with self._changed:
             empty = self._changed.wait_for(lambda: self._failure or not self._bytes, timeout_s)
             self._raise()
@@ -106,9 +106,9 @@ class BoundedProducer:
                 raise TimeoutError(f"{self._bytes} bytes were not acknowledged within {timeout_s:g} s")
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Flush, and end the connection in any case; what is unacknowledged then is given up.
+        """Flush, and close the connection in any case; unacknowledged records are dropped.
 
-        Raises as `flush`; a second call does nothing.
+        Raises like `flush`. A second call does nothing.
         """
         with self._changed:
             if self._closed:
@@ -128,13 +128,13 @@ class BoundedProducer:
     ) -> None:
         self.close()
 
-    def _usable(self) -> KafkaProducer:
-        """The producer, a new one after a failure: kafka-python's sends nothing more once a batch of it expired."""
-        with self._renewing:
-            if self._spent:
+    def _current(self) -> KafkaProducer:
+        """The producer, a new one after a failure: kafka-python's sends nothing more after a batch has expired."""
+        with self._renew_lock:
+            if self._needs_new:
                 _end(self._producer)
                 self._producer = _open(self._client, self._max_block_s)
-                self._spent = False
+                self._needs_new = False
             return self._producer
 
     def _settle(self, size: int, error: BaseException | None) -> None:
@@ -143,11 +143,11 @@ class BoundedProducer:
             if error is not None:
                 self._failed += 1
                 self._failure = self._failure or error
-                self._spent = True
+                self._needs_new = True
             self._changed.notify_all()
 
     def _raise(self) -> None:
-        """Raise what failed since the last time, once."""
+        """Raise the failure since the last call, once."""
         if self._failure is None:
             return
         failure, self._failure = self._failure, None
@@ -157,7 +157,7 @@ class BoundedProducer:
 
 def _open(client: ClientProperties, deadline_s: float) -> KafkaProducer:
     try:
-        wait_for_brokers(client, deadline_s)  # kafka-python's producer leaks its sockets when it finds none
+        wait_for_brokers(client, deadline_s)  # without a broker, kafka-python's producer leaks its sockets
         return KafkaProducer(
             **client.producer(
                 acks="all",
@@ -169,10 +169,10 @@ def _open(client: ClientProperties, deadline_s: float) -> KafkaProducer:
             )
         )
     except (BrokerUnreachable, KafkaError) as error:
-        raise DeliveryFailed(f"no broker takes records: {error}") from error
+        raise DeliveryFailed(f"no broker accepts records: {error}") from error
 
 
 def _end(producer: KafkaProducer) -> None:
-    """End a producer and its thread; records that it still has fail."""
-    producer._sender.force_close()  # its `close` alone waits for the brokers, and leaves the thread when it gives up
+    """Close a producer and its thread; its pending records fail."""
+    producer._sender.force_close()  # `close` alone waits for brokers, and leaves the thread after its time-out
     producer.close(timeout=_END_S)

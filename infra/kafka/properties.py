@@ -1,7 +1,7 @@
-"""How clients reach Kafka: Java-named client properties, turned into kafka-python's arguments.
+"""Client properties: Kafka's Java names, converted to kafka-python's arguments.
 
-Users have a `client.properties` that works with Apache's own scripts; the same file works here. A name that is not
-known is an error, never dropped: a misspelt security setting must not become a connection without it.
+A `client.properties` that works with Apache Kafka's scripts works here. An unknown name is an error and is never
+ignored: a misspelt security setting must not lead to an insecure connection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOGIN_MODULES = {"PLAIN": "PlainLoginModule", "SCRAM-SHA-256": "ScramLoginModul
 
 
 def _buffer(value: str) -> int | None:
-    return None if int(value) == -1 else int(value)  # Java's -1 is kafka-python's None: as the system has it
+    return None if int(value) == -1 else int(value)  # Java's -1 is kafka-python's None: the system's default
 
 
 def _one_of(**choices: Any) -> Callable[[str], Any]:
@@ -46,7 +46,7 @@ def _servers(value: str) -> list[str]:
     return servers
 
 
-# Java's name -> kafka-python's argument (the same with underscores unless said), how its text reads, which clients.
+# Java's name (kafka-python's with underscores) -> parser of its value, and the clients it applies to.
 _SETTINGS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
     "bootstrap.servers": (_servers, _EVERY),
     "client.id": (str, _EVERY),
@@ -77,7 +77,7 @@ _SETTINGS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
     "heartbeat.interval.ms": (int, (CONSUMER,)),
     "check.crcs": (_boolean, (CONSUMER,)),
 }
-# These become kafka-python arguments together, in _security.
+# Converted to kafka-python arguments together, in _security.
 _SECURITY = (
     "sasl.mechanism",
     "sasl.jaas.config",
@@ -88,9 +88,9 @@ _SECURITY = (
     "ssl.key.password",
     "ssl.endpoint.identification.algorithm",
 )
-_OURS = "Laminar sets it itself; leave it out"
-_PEM = "only PEM stores are read, and they have no password; convert with `keytool` and `openssl pkcs12`"
-_REFUSED = {
+_OURS = "Laminar sets it; remove it"
+_PEM = "only PEM stores are supported, and they have no password; convert with `keytool` and `openssl pkcs12`"
+_REJECTED = {
     **dict.fromkeys(("group.id", "enable.auto.commit", "auto.offset.reset", "isolation.level"), _OURS),
     **dict.fromkeys(("acks", "enable.idempotence", "transactional.id", "transaction.timeout.ms"), _OURS),
     **dict.fromkeys(("key.serializer", "value.serializer", "key.deserializer", "value.deserializer"), _OURS),
@@ -99,15 +99,15 @@ _REFUSED = {
         ("ssl.truststore.certificates", "ssl.keystore.certificate.chain", "ssl.keystore.key"),
         "give the PEM file's path: ssl.truststore.location, ssl.keystore.location",
     ),
-    **dict.fromkeys(("ssl.protocol", "ssl.enabled.protocols"), "TLS 1.2 and newer are used always"),
+    **dict.fromkeys(("ssl.protocol", "ssl.enabled.protocols"), "TLS 1.2 or newer is always used"),
     "ssl.cipher.suites": "the client has no such setting; the system's OpenSSL decides",
-    "buffer.memory": "the client has no such bound; the sinks bound their bytes in flight themselves",
+    "buffer.memory": "the client has no such bound; the sinks bound their bytes in flight",
 }
 _SECRET = re.compile(r"password|secret|jaas|token|credential", re.IGNORECASE)
 
 
 def redact(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return properties fit for a log: secrets replaced, but `${env:...}` and `${file:...}` themselves kept."""
+    """Return properties for a log: secrets are replaced, `${env:...}` and `${file:...}` references are kept."""
     return {
         name: "[redacted]" if _SECRET.search(name) and not is_reference(value) else value
         for name, value in properties.items()
@@ -116,11 +116,11 @@ def redact(properties: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, repr=False)
 class ClientProperties:
-    """Where Kafka is and how to log in to it, as Java names it.
+    """Address of and login to Kafka, by Java's names.
 
-    References to secrets stay references here, so that a pipeline that carries this object carries no secret; they
-    are looked up where a client is made. Raises ValueError on a name that is not known or not allowed, naming the
-    nearest one that is, and when `bootstrap.servers` is missing.
+    References to secrets are not expanded here, so a serialized pipeline contains no secret; they are expanded when a
+    client is created. Raises ValueError for an unknown name, with the most similar known one, for one that must not be
+    set, and if `bootstrap.servers` is missing.
     """
 
     entries: Mapping[str, str] = field(hash=False)
@@ -129,18 +129,18 @@ class ClientProperties:
         for name in self.entries:
             _check_name(name)
         if "bootstrap.servers" not in self.entries:
-            raise ValueError("bootstrap.servers is missing: say which brokers to connect to, as host:port,host:port")
+            raise ValueError("bootstrap.servers is missing: give the addresses of the brokers, as host:port,host:port")
 
     @classmethod
     def at(cls, bootstrap_servers: str) -> ClientProperties:
-        """Return the properties of an open cluster at `host:port[,host:port]`."""
+        """Return the properties of a cluster without authentication at `host:port[,host:port]`."""
         return cls({"bootstrap.servers": bootstrap_servers})
 
     @classmethod
     def from_file(cls, path: Path, **more: str) -> ClientProperties:
-        """Return the properties in a Java `client.properties`; `more` wins over the file (dots as underscores).
+        """Return the properties in a Java `client.properties`; `more` overrides the file (dots as underscores).
 
-        Raises ValueError naming the file when it does not parse, OSError when it cannot be read.
+        Raises ValueError with the file's name if it is invalid, OSError if it cannot be read.
         """
         try:
             entries = parse_properties(path.read_text(encoding="utf-8"))
@@ -149,7 +149,7 @@ class ClientProperties:
             raise ValueError(f"{path}: {error}") from error
 
     def updated(self, entries: Mapping[str, str]) -> ClientProperties:
-        """Return these properties with some set anew."""
+        """Return these properties, updated with `entries`."""
         return ClientProperties({**self.entries, **entries})
 
     @property
@@ -159,15 +159,15 @@ class ClientProperties:
         return ",".join(_servers(_expanded(name, self.entries[name])))
 
     def consumer(self, **arguments: Any) -> dict[str, Any]:
-        """Return the keyword arguments of a KafkaConsumer; `arguments` win. Raises ValueError on a bad value."""
+        """Return the keyword arguments of a KafkaConsumer; `arguments` take precedence. Raises ValueError."""
         return self._arguments(CONSUMER) | arguments
 
     def producer(self, **arguments: Any) -> dict[str, Any]:
-        """Return the keyword arguments of a KafkaProducer; `arguments` win. Raises ValueError on a bad value."""
+        """Return the keyword arguments of a KafkaProducer; `arguments` take precedence. Raises ValueError."""
         return self._arguments(PRODUCER) | arguments
 
     def admin(self, **arguments: Any) -> dict[str, Any]:
-        """Return the keyword arguments of a KafkaAdminClient; `arguments` win. Raises ValueError on a bad value."""
+        """Return the keyword arguments of a KafkaAdminClient; `arguments` take precedence. Raises ValueError."""
         return self._arguments(ADMIN) | arguments
 
     def __repr__(self) -> str:
@@ -181,7 +181,7 @@ class ClientProperties:
             if name in _SECURITY:
                 continue
             read, clients = _SETTINGS[name]
-            argument = _read(name, value, read)  # for every client alike: a bad value shows with the first one made
+            argument = _read(name, value, read)  # for every kind of client, so that any client reports an invalid value
             if client in clients:
                 arguments[name.replace(".", "_")] = argument
         return arguments | _security(values)
@@ -190,9 +190,9 @@ class ClientProperties:
 def _check_name(name: str) -> None:
     if name in _SETTINGS or name in _SECURITY:
         return
-    if name in _REFUSED:
-        raise ValueError(f"{name} cannot be set: {_REFUSED[name]}")
-    raise ValueError(f"{name} is no client property known here{suggest_name(name, [*_SETTINGS, *_SECURITY])}")
+    if name in _REJECTED:
+        raise ValueError(f"{name} cannot be set: {_REJECTED[name]}")
+    raise ValueError(f"{name} is not a known client property{suggest_name(name, [*_SETTINGS, *_SECURITY])}")
 
 
 def _expanded(name: str, value: str) -> str:
@@ -223,13 +223,13 @@ def _login(values: Mapping[str, str]) -> dict[str, Any]:
     mechanism = values.get("sasl.mechanism", "")
     if mechanism not in _LOGIN_MODULES:
         raise ValueError(f"sasl.mechanism={mechanism!r} is not one of {', '.join(_LOGIN_MODULES)}")
-    # The text is never in a message: it holds the password.
+    # The text is never in a message: it contains the password.
     text = values.get("sasl.jaas.config", "")
     match = re.fullmatch(r"\s*([\w.]+)\s+required\b(.*?);\s*", text, re.DOTALL)
     if match is None or not match[1].endswith("." + _LOGIN_MODULES[mechanism]):
         raise ValueError(
-            f"sasl.jaas.config does not read as `org.apache.kafka.common.security...{_LOGIN_MODULES[mechanism]} "
-            f'required username="..." password="...";`, which sasl.mechanism={mechanism} needs'
+            f"sasl.jaas.config is not of the form `org.apache.kafka.common.security...{_LOGIN_MODULES[mechanism]} "
+            f'required username="..." password="...";`, which sasl.mechanism={mechanism} requires'
         )
     options = {
         name: re.sub(r"\\(.)", r"\1", quoted) if quoted or not bare else bare
@@ -257,7 +257,7 @@ def _tls(values: Mapping[str, str]) -> dict[str, Any]:
         except OSError as error:
             raise ValueError(f"ssl.{store}.location={path}: {error.strerror}") from error
         if not pem:
-            raise ValueError(f"ssl.{store}.location={path} holds no PEM text: {_PEM}")
+            raise ValueError(f"ssl.{store}.location={path} contains no PEM text: {_PEM}")
         arguments[argument] = path
     if "ssl.key.password" in values:
         arguments["ssl_password"] = values["ssl.key.password"]

@@ -1,4 +1,4 @@
-"""What the partitions of a topic hold, and what of it is asked for. No group is joined, nothing is committed."""
+"""Offset ranges of the partitions of a topic, and of a requested span. Joins no group and commits nothing."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from infra.kafka.properties import ClientProperties
 
 
 class UnknownTopic(RuntimeError):
-    """The topic, or one of the partitions asked for, does not exist."""
+    """The topic, or a requested partition, does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """What one partition holds for a read_committed reader: offsets `beginning` up to, but not including, `end`."""
+    """The offsets of one partition for a read_committed reader: from `beginning` to before `end`."""
 
     beginning: int
     end: int
 
 
 def partition_ranges(client: ClientProperties, topic: str) -> dict[int, PartitionRange]:
-    """What each partition of `topic` holds. Raises UnknownTopic."""
+    """The range of each partition of `topic`. Raises UnknownTopic."""
     with open_consumer(client) as consumer:
         return ranges_of(consumer, topic, None)
 
@@ -34,20 +34,20 @@ def partition_ranges(client: ClientProperties, topic: str) -> dict[int, Partitio
 def resolve_span(
     client: ClientProperties, topic: str, span: OffsetSpan, partitions: Sequence[int] | None = None
 ) -> dict[int, PartitionRange]:
-    """What `span` is in each partition of `topic`. Raises UnknownTopic."""
+    """The range of `span` in each partition of `topic`. Raises UnknownTopic."""
     with open_consumer(client) as consumer:
         ranges = ranges_of(consumer, topic, partitions)
         return {number: PartitionRange(*edges) for number, edges in _edges(consumer, topic, span, ranges).items()}
 
 
 def ranges_of(consumer: KafkaConsumer, topic: str, partitions: Sequence[int] | None) -> dict[int, PartitionRange]:
-    """What partitions of `topic` hold, all of them by default. Raises UnknownTopic."""
-    there = consumer.partitions_for_topic(topic) or set()
-    if not there:
+    """The ranges of partitions of `topic`, by default of all. Raises UnknownTopic."""
+    existing = consumer.partitions_for_topic(topic) or set()
+    if not existing:
         raise UnknownTopic(f"there is no topic {topic}")
-    if missing := sorted(set(partitions or ()) - there):
-        raise UnknownTopic(f"{topic} has partitions {min(there)} to {max(there)}, but not {missing}")
-    wanted = [TopicPartition(topic, number) for number in sorted(partitions or there)]
+    if missing := sorted(set(partitions or ()) - existing):
+        raise UnknownTopic(f"{topic} has partitions {min(existing)} to {max(existing)}, but not {missing}")
+    wanted = [TopicPartition(topic, number) for number in sorted(partitions or existing)]
     first, last = consumer.beginning_offsets(wanted), consumer.end_offsets(wanted)
     return {each.partition: PartitionRange(first[each], max(first[each], last[each])) for each in wanted}
 

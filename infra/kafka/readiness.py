@@ -1,4 +1,4 @@
-"""Does Kafka answer? The question that starting a broker and waiting for one both ask."""
+"""Checks whether Kafka responds, and waits until it does."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from infra.kafka.properties import ClientProperties
 
 T = TypeVar("T")
 TransientError = RetriableError
-"""What a question to Kafka raises while a connection breaks or a leader moves: asked again, it may be answered."""
+"""Raised by a request while a connection breaks or a leader moves: a retry may succeed."""
 RETRY_S = 60.0
-"""How long a question at a start is asked again."""
+"""How long a request is retried at a start."""
 
 
 class BrokerUnreachable(RuntimeError):
-    """No broker answered within the time given."""
+    """No broker responded within the time-out."""
 
 
 def connection_problem(arguments: dict[str, Any], timeout_s: float = 5.0) -> str | None:
-    """Return None when one of the brokers speaks Kafka and knows a live broker, else what is wrong, in words.
+    """Return None if one of the brokers responds and knows a live broker, else the problem as text.
 
-    `arguments` are a KafkaAdminClient's, `bootstrap_servers` a list of `host:port`. Takes at most about `timeout_s`
-    seconds an address and never raises for a broker that is not there or refuses the login.
+    `arguments` are those of a KafkaAdminClient, `bootstrap_servers` a list of `host:port`. Takes at most about
+    `timeout_s` seconds per address. Never raises for a broker that is not reachable or rejects the login.
     """
-    # A socket first: it says at once what the client would retry and log about until its time-out.
+    # A plain socket first: it fails at once, where the client would retry and log until its time-out.
     reasons = {address: _connection_error(address, timeout_s) for address in arguments["bootstrap_servers"]}
     listening = [address for address, reason in reasons.items() if reason is None]
     if not listening:
@@ -39,24 +39,25 @@ def connection_problem(arguments: dict[str, Any], timeout_s: float = 5.0) -> str
         with KafkaAdminClient(**(arguments | timeouts | {"bootstrap_servers": listening})) as client:
             alive = [broker for broker in client.describe_cluster()["brokers"] if not broker.get("is_fenced")]
             return None if alive else "the cluster has no live broker yet"
-    except KafkaError as error:  # the client does not say that it was refused
-        return f"{error}; are login and certificates right?" if "security_protocol" in arguments else str(error)
+    except KafkaError as error:  # the client does not report a rejected login
+        return f"{error}; are login and certificates correct?" if "security_protocol" in arguments else str(error)
 
 
 def retry_transient(
-    ask: Callable[[], T],
+    request: Callable[[], T],
     for_s: float = RETRY_S,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Return what `ask` returns, which is asked again for `for_s` seconds while a connection breaks or Kafka moves
-    leaders: what `ask` does must be repeatable. Raises what it raises otherwise, or at last.
+    """Return the result of `request`, retried for `for_s` seconds while a connection breaks or Kafka moves leaders.
+
+    `request` must be idempotent. Raises its error if it is not transient, or after `for_s`.
     """
     started, pause = clock(), 0.1
     while True:
         try:
-            return ask()
+            return request()
         except RetriableError:
             if clock() - started >= for_s:
                 raise
@@ -72,10 +73,10 @@ def wait_for_brokers(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return as soon as Kafka answers, trying again at growing intervals (0.1 s to 2 s) for `deadline_s` seconds.
+    """Return as soon as Kafka responds; retry at growing intervals (0.1 s to 2 s) for `deadline_s` seconds.
 
-    `on_wait` gets, before each pause, the seconds waited so far and a line that says where and why. Raises
-    BrokerUnreachable, naming the addresses, the seconds and the last reason; ValueError on a bad property.
+    Before each pause `on_wait` gets the seconds waited so far and a line with the address and the reason. Raises
+    BrokerUnreachable with the addresses, the seconds and the last reason; ValueError for an invalid property.
     """
     arguments = properties.admin()
     addresses = ",".join(arguments["bootstrap_servers"])
@@ -84,8 +85,8 @@ def wait_for_brokers(
         elapsed = clock() - started
         if elapsed >= deadline_s:
             raise BrokerUnreachable(
-                f"no Kafka broker answered at {addresses} in {elapsed:.1f} s: {reason}. "
-                "Is it running, and is bootstrap.servers right?"
+                f"no Kafka broker responded at {addresses} in {elapsed:.1f} s: {reason}. "
+                "Is it running, and is bootstrap.servers correct?"
             )
         on_wait(elapsed, f"waiting for Kafka at {addresses} ({elapsed:.1f} of {deadline_s:g} s): {reason}")
         sleep(min(pause, deadline_s - elapsed))

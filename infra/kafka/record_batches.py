@@ -1,8 +1,7 @@
-"""Record batches as columns, beneath kafka-python's objects for records, which cost more than twice as much.
+"""Record batches as columns, at less than half the cost of kafka-python's record objects.
 
-What a consumer does with a batch (its CRC, aborted transactions, markers) stays kafka-python's own: only the taking
-apart of its bytes is done here, a batch at a time. Most headers are those of the record before, so each kind of them
-is read once.
+kafka-python still handles the CRC, aborted transactions and markers of a batch; only the parsing of its bytes is
+replaced, a batch at a time. Headers mostly repeat, so each distinct one is parsed once.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ MAX_KNOWN_HEADERS = 1000
 _LOG_APPEND_TIME = 1
 _LONGEST_VARINT = 10
 _SMALL = tuple(byte >> 1 ^ -(byte & 1) for byte in range(128))
-"""Numbers of one byte, as most are."""
+"""Decoded varints of one byte, the most frequent ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
-    """Some records of one partition, in their order, as columns of one length. Times are in Unix milliseconds."""
+    """Records of one partition, in order, as columns of equal length. Times are in Unix milliseconds."""
 
     partition: int
     offsets: Sequence[int]
@@ -36,13 +35,13 @@ class RecordBatch:
     values: Sequence[bytes | None]
     headers: Sequence[Headers]
     producer_id: int = field(default=-1, kw_only=True)
-    """Who wrote them, -1 where the producer has no identity."""
+    """The producer id of the batch, -1 if the producer has none."""
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def slice(self, first: int, last: int) -> RecordBatch:
-        """Records number `first` to before `last`."""
+        """The records at indices `first` to before `last`."""
         here = slice(first, last)
         offsets, times, keys = self.offsets[here], self.timestamps[here], self.keys[here]
         columns = offsets, times, keys, self.values[here], self.headers[here]
@@ -55,7 +54,7 @@ class RecordBatch:
         return self if (begin, end) == (0, len(self)) else self.slice(begin, end)
 
     def filter(self, wanted: Callable[[bytes | None, Headers], bool]) -> RecordBatch:
-        """The records whose value and headers are `wanted`."""
+        """The records for whose value and headers `wanted` is true."""
         kept = [wanted(value, headers) for value, headers in zip(self.values, self.headers, strict=True)]
         if all(kept):
             return self
@@ -69,7 +68,7 @@ class RecordBatch:
 
     @classmethod
     def concat(cls, batches: Sequence[RecordBatch]) -> RecordBatch:
-        """One or more batches of one partition, one after the other."""
+        """One or more batches of one partition as one batch."""
         if len(batches) == 1:
             return batches[0]
         columns = ("offsets", "timestamps", "keys", "values", "headers")
@@ -89,7 +88,7 @@ class Marker:
 
 
 def poll_whole_batches(consumer: KafkaConsumer) -> None:
-    """Let `poll` give a record for each batch: its value is a RecordBatch, its offset that of the batch's last record.
+    """Let `poll` return a record per batch: its value is a RecordBatch, its offset that of the batch's last record.
 
     `max_poll_records` then counts batches.
     """
@@ -97,7 +96,7 @@ def poll_whole_batches(consumer: KafkaConsumer) -> None:
 
 
 def poll_batches_and_markers(consumer: KafkaConsumer) -> None:
-    """As `poll_whole_batches`, with a record for each Marker of a transaction too, for a read_uncommitted consumer."""
+    """Like `poll_whole_batches`, with a record per transaction Marker too, for a read_uncommitted consumer."""
     consumer._fetcher.PartitionRecords = _PartitionWithMarkers
 
 
@@ -106,7 +105,7 @@ def unpack(
 ) -> tuple[list[int], list[int], list[bytes | None], list[bytes | None], list[Headers]]:
     """The columns of `count` records of format 2 in `data`: offsets, timestamps, keys, values, headers.
 
-    `known` are headers by their bytes, and is added to. Raises CorruptRecordError.
+    `known` caches headers by their bytes. Raises CorruptRecordError.
     """
     offsets: list[int] = []
     timestamps: list[int] = []
@@ -116,35 +115,35 @@ def unpack(
     at, total, small = 0, len(data), _SMALL
     try:
         for _ in range(count):
-            size, at = _number(data, at)
+            size, at = _varint(data, at)
             end = at + size
             if not at < end <= total:
                 raise CorruptRecordError(f"a record of {size} bytes at {at} of {total}")
-            at += 1  # a record's own attributes say nothing
-            past, at = (small[data[at]], at + 1) if data[at] < 128 else _number(data, at)
+            at += 1  # the attributes of a record are unused
+            past, at = (small[data[at]], at + 1) if data[at] < 128 else _varint(data, at)
             timestamps.append(first_timestamp + past)
-            past, at = (small[data[at]], at + 1) if data[at] < 128 else _number(data, at)
+            past, at = (small[data[at]], at + 1) if data[at] < 128 else _varint(data, at)
             offsets.append(base_offset + past)
-            size, at = (small[data[at]], at + 1) if data[at] < 128 else _number(data, at)
+            size, at = (small[data[at]], at + 1) if data[at] < 128 else _varint(data, at)
             if size < 0:
                 keys.append(None)
             else:
                 keys.append(data[at : at + size])
                 at += size
-            size, at = _number(data, at)
+            size, at = _varint(data, at)
             if size < 0:
                 values.append(None)
             else:
                 values.append(data[at : at + size])
                 at += size
             if at >= end:
-                raise CorruptRecordError(f"key and value end at {at}, beyond their record, which does at {end}")
-            said = data[at:end]
-            found = known.get(said)
+                raise CorruptRecordError(f"key and value end at {at}, after the end of their record at {end}")
+            raw = data[at:end]
+            found = known.get(raw)
             if found is None:
                 if len(known) >= MAX_KNOWN_HEADERS:
                     known.clear()
-                found = known[said] = _headers(said)
+                found = known[raw] = _headers(raw)
             headers.append(found)
             at = end
     except (IndexError, ValueError) as error:
@@ -154,8 +153,8 @@ def unpack(
     return offsets, timestamps, keys, values, headers
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """The signed number at `at`, seven bits a byte, and where it ends."""
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The signed varint at `at`, and the position after it."""
     byte = data[at]
     if byte < 128:
         return _SMALL[byte], at + 1
@@ -171,35 +170,35 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _headers(data: bytes) -> Headers:
-    """The headers in `data`, which they fill. Raises ValueError, IndexError."""
-    count, at = _number(data, 0)
+    """The headers that `data` consists of. Raises ValueError, IndexError."""
+    count, at = _varint(data, 0)
     found = []
     for _ in range(count):
-        size, at = _number(data, at)
-        name = _taken(data, at, size)
-        size, at = _number(data, at + size)
-        found.append((name.decode(), _taken(data, at, size) if size >= 0 else b""))
+        size, at = _varint(data, at)
+        name = _bytes_at(data, at, size)
+        size, at = _varint(data, at + size)
+        found.append((name.decode(), _bytes_at(data, at, size) if size >= 0 else b""))
         at += max(size, 0)
     if count < 0 or at != len(data):
         raise ValueError(f"{count} headers take {at} of {len(data)} bytes")
     return tuple(found)
 
 
-def _taken(data: bytes, at: int, size: int) -> bytes:
+def _bytes_at(data: bytes, at: int, size: int) -> bytes:
     if not 0 <= size <= len(data) - at:
         raise ValueError(f"{size} bytes of a header at {at} of {len(data)}")
     return data[at : at + size]
 
 
 class _PartitionInBatches(Fetcher.PartitionRecords):
-    """What was fetched of a partition, a batch at a time."""
+    """The fetched records of a partition, one batch at a time."""
 
     def __init__(self, fetch_offset: int, tp: Any, records: Any, *more: Any, **named: Any) -> None:
         super().__init__(fetch_offset, tp, _WrappedBatches(records, tp.partition, fetch_offset), *more, **named)
 
 
 class _PartitionWithMarkers(Fetcher.PartitionRecords):
-    """The same, with the markers of transactions."""
+    """The same, with transaction markers."""
 
     def __init__(self, fetch_offset: int, tp: Any, records: Any, *more: Any, **named: Any) -> None:
         super().__init__(
@@ -208,7 +207,7 @@ class _PartitionWithMarkers(Fetcher.PartitionRecords):
 
 
 class _WrappedBatches:
-    """kafka-python's batches, each of which has one record."""
+    """kafka-python's batches, each presented as one record."""
 
     def __init__(self, records: Any, partition: int, first: int, markers: bool = False) -> None:
         self._records, self._partition, self._first, self._markers = records, partition, first, markers
@@ -222,7 +221,7 @@ class _WrappedBatches:
 
 
 class _BatchAsRecord:
-    """A batch of kafka-python's but for its records, in whose place there is one that has them as columns."""
+    """A batch of kafka-python's that iterates over one record, which has the batch's records as columns."""
 
     def __init__(self, batch: Any, partition: int, first: int, known: dict[bytes, Headers]) -> None:
         self._batch, self._partition, self._first, self._known = batch, partition, first, known
@@ -240,7 +239,7 @@ class _BatchAsRecord:
 
     def _columns(self) -> Any:
         batch = self._batch
-        if batch.magic != 2:  # of brokers of long ago
+        if batch.magic != 2:  # message formats of old brokers
             rows = [(each.offset, each.timestamp, each.key, each.value, ()) for each in batch]
             return [list(column) for column in zip(*rows, strict=True)] if rows else [[]] * 5
         batch._maybe_uncompress()
@@ -252,7 +251,7 @@ class _BatchAsRecord:
 
 
 class _MarkerAsRecord:
-    """A control batch that is given to the reader as a Marker."""
+    """A control batch, returned to the reader as a Marker."""
 
     is_control_batch = False
 
@@ -269,7 +268,7 @@ class _MarkerAsRecord:
 
 
 class _PolledRecord:
-    """What kafka-python asks of a record."""
+    """The attributes of a record that kafka-python reads."""
 
     __slots__ = ("offset", "size_in_bytes", "timestamp", "value")
     key, headers, checksum, timestamp_type = None, (), None, 0

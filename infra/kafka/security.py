@@ -1,15 +1,16 @@
-"""What makes a local broker one that asks: an authority of its own, a user for each role, and nothing for strangers.
+"""Authentication of a local broker: its own certificate authority and a user for each role; no anonymous access.
 
-Everything is in one folder that its owner alone may read:
+All files are in one folder that only its owner may read:
 
     ca.pem               the authority's certificate, which clients trust
-    ca.key               its key, with which it can issue more
+    ca.key               its private key, for further certificates
     relay.pem            a key and certificate for relays: `relay.certificate_file`, with ca.pem as `authority_file`
     broker.pem           the broker's key and certificate
-    score.properties     how user `score` reaches the broker, by Java's names
-    score.password       what it refers to
+    score.properties     client properties of user `score`, by Java's names
+    score.password       the password to which they refer
 
-Clients come over TLS with SCRAM; the controller, which has no users yet when a broker starts, by certificate.
+Clients authenticate with SCRAM over TLS. The controller has no users yet when a broker starts, and authenticates by
+certificate.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ class Security:
 
     @property
     def users(self) -> list[str]:
-        """Who has a password."""
+        """The users with a password."""
         return sorted(file.stem for file in self.folder.glob("*.password"))
 
     def properties_file(self, user: str) -> Path:
-        """How `user` reaches the broker."""
+        """The client properties file of `user`."""
         return self.folder / f"{user}.properties"
 
     def create(self, users: Iterable[str]) -> None:
-        """Make authority, certificate and passwords, those of `users` included, where there are none."""
+        """Create the missing ones of authority, certificates and passwords, including those of `users`."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not (self.folder / "broker.pem").exists():
-            _make_certificates(self.folder, self.host)
+            _create_certificates(self.folder, self.host)
         for user in (ADMIN, BROKER, *users):
             if not (file := self.folder / f"{user}.password").exists():
                 write_private(file, f"{secrets.token_hex(24)}\n")
@@ -68,7 +69,7 @@ class Security:
             write_private(self.properties_file(user), "".join(f"{k}={v}\n" for k, v in entries.items()))
 
     def server_properties(self, port: int, controller_port: int) -> dict[str, str]:
-        """What the broker's server.properties has beside, or instead of, those of an open one. They hold a secret."""
+        """The entries that a secure broker adds to, or overrides in, server.properties. They contain a secret."""
         listener, folder = f"SASL_SSL://{self.host}:{port}", self.folder.absolute()
         return {
             "listeners": f"{listener},CONTROLLER://{self.host}:{controller_port}",
@@ -91,7 +92,7 @@ class Security:
         }
 
     def format_arguments(self) -> list[str]:
-        """What a broker's storage is formatted with, so that it knows its users from the first start on."""
+        """Arguments for formatting a broker's storage, so that its users exist from the first start."""
         return [
             word
             for user in self.users
@@ -102,7 +103,7 @@ class Security:
         return (self.folder / f"{user}.password").read_text().strip()
 
 
-def _make_certificates(folder: Path, host: str) -> None:
+def _create_certificates(folder: Path, host: str) -> None:
     authority = Authority.create()
     authority.write(folder / "ca.pem", folder / "ca.key")
     write_private(folder / "broker.pem", authority.issue(BROKER, (host,)))

@@ -1,13 +1,12 @@
-"""One start of one shard of one pipeline: what it reads, what it has committed, and the transactions it writes.
+"""A session is one start of one shard of a pipeline: its inputs, its last commit and its transactions.
 
-The shard's consumer and its transactional producer belong together and live once a process, here, for Beam keeps
-several instances of a DoFn and two producers of one transactional.id would fence each other. Opening a session is the
-whole restart protocol (invariant 5): fence the predecessor, read its last note, which holds its offsets, read the
-ledger of outputs back, mint the next start number. What was open before is aborted; a predecessor can commit nothing
-any more.
+There is one consumer and one transactional producer of a shard per process, held here: Beam keeps several instances of
+a DoFn, and two producers with one transactional.id would fence each other. Opening a session is the complete restart
+protocol (invariant 5): fence the predecessor, read its last note with the offsets, read the ledger of outputs back,
+commit the next start number. An open transaction of the predecessor is aborted, and it can no longer commit.
 
-A transaction writes outputs, then the note, then the group's offsets, which are for Kafka's own tools. Whatever cuts
-it short, a note never says more than its outputs, and a start goes by the note alone.
+A transaction writes outputs, then the note, then the group's offsets, which are for Kafka's tools. After any
+interruption a note never covers more than its outputs, and a start relies on the note alone.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ from schemas.records import CommitNote
 
 MAX_POLL_RECORDS = 2000
 RETRY_BACKOFF_MS = 3
-"""A transaction that begins before the markers of the last are written is told to try again: soon, not in 100 ms."""
+"""A transaction that begins before the markers of the last one are written must retry: soon, not after 100 ms."""
 RECONNECT = {"reconnect_backoff_max_ms": 500}
-"""A broker that is back is found within half a second, unless the client's properties say otherwise (30 s)."""
+"""Reconnect to a restarted broker within half a second (default 30 s), unless the client properties set it."""
 LEDGER_POLL_MS = 20
-"""Short: what ends a topic is a transaction's marker, which no poll returns."""
+"""Short, since a topic ends with a transaction marker, which no poll returns."""
 VERIFY_COMMITS = 1000
-"""After so many commits the shard reads its own note back: the log must hold what it takes for committed."""
+"""After this many commits the shard reads its own note back and compares it with its last commit."""
 ANSWER_MS = 10_000
-"""How long one question to Kafka may take. Unless told, kafka-python waits for ever where a connection broke."""
+"""Time-out of one request to Kafka. Without it kafka-python waits forever after a broken connection."""
 CATCH_UP_S = 30.0
-"""How long reading the ledger back may stand still, beyond the time that another transaction may stay open."""
+"""How long reading the ledger back may make no progress, in addition to the transaction time-out."""
 
 
 class Outgoing(NamedTuple):
-    """An encoded record on its way out."""
+    """An encoded record to send."""
 
     topic: str
     partition: int | None
@@ -64,31 +63,31 @@ class Outgoing(NamedTuple):
 
 
 class SessionLost(RuntimeError):
-    """The outcome of a commit is unknown or Kafka gave the session up: open a new one, never send again."""
+    """The outcome of a commit is unknown, or Kafka ended the session: open a new one, never send again."""
 
 
 class Fenced(SessionLost):
-    """A successor has taken over this shard: this process must end."""
+    """A successor owns this shard: this process must end."""
 
 
 class Session:
     """An open session: one thread polls, one may commit.
 
-    Raises SessionLost where Kafka gives none, LogTruncated where records that the shard still needs are gone,
-    NoteMissing where the shard has written but its note is gone. `start` rises by one with every session of a group,
-    whichever process opens it.
+    Raises SessionLost if Kafka is unavailable, LogTruncated if records that the shard still needs are gone, NoteMissing
+    if the shard has written records but its note is gone, OldRelease if the topics are of release 0.1.0. `start` rises
+    by one with every session of a group, in any process.
     """
 
     start: int
     """The number of this start."""
     note: Note
-    """What the last commit before this start said."""
+    """The note of the last commit before this start."""
     ledger: list[ConsumerRecord]
-    """What this shard had written of its ledger topics, from the noted offsets on."""
+    """The records in its ledger partitions, from the offsets in the note on."""
     ledger_ends: dict[str, int]
-    """The end of each ledger partition, "topic:partition", as of this start."""
+    """The end of each ledger partition, "topic:partition", at this start."""
     ends: dict[Partition, int]
-    """The end of each input as of this start, whatever was still in open transactions then included."""
+    """The end of each input at this start, open transactions included."""
 
     def __init__(self, config: SessionConfig) -> None:
         self.config = config
@@ -112,7 +111,7 @@ class Session:
             raise
 
     def _open(self) -> None:
-        # Asked first: a client that finds no broker takes 30 s to say so, and leaves its sockets open.
+        # Check first: without a broker a client takes 30 s to fail, and leaves its sockets open.
         if (reason := connection_problem(self.config.client.admin(), timeout_s=2.0)) is not None:
             raise SessionLost(f"{self.config.group}: {reason}")
         self._producer = TransactionalProducer(
@@ -129,14 +128,14 @@ class Session:
             )
         )
         self._producer.init_transactions()
-        # Of no group: each poll of a group's member asks another thread who coordinates it, half of what a poll costs.
+        # Without a group: in a group each poll checks the coordinator in another thread, half the cost of a poll.
         self._consumer = KafkaConsumer(
             **RECONNECT
             | self.config.client.consumer(
                 group_id=None,
                 enable_auto_commit=False,
                 isolation_level="read_committed",
-                auto_offset_reset="none",  # a position that the log has not is a gap, never passed over
+                auto_offset_reset="none",  # a position outside the log is an error, never skipped
                 max_poll_records=MAX_POLL_RECORDS,
                 fetch_max_wait_ms=500,
                 metrics_enabled=False,
@@ -147,7 +146,7 @@ class Session:
     def poll(self, timeout_s: float) -> list[ConsumerRecord]:
         """The next records, in order within each partition; empty after `timeout_s` seconds.
 
-        Raises SessionLost, and LogTruncated where the log no longer holds the next one.
+        Raises SessionLost, and LogTruncated if the log no longer has the next one.
         """
         if not self._assigned:
             time.sleep(timeout_s)
@@ -171,15 +170,15 @@ class Session:
         """The next offset to read. Raises KafkaTimeoutError."""
         position: int | None = self._consumer.position(place, timeout_ms=ANSWER_MS)
         if position is None:
-            raise KafkaTimeoutError(f"{self.config.group}: where reading stands in {place} is not known")
+            raise KafkaTimeoutError(f"{self.config.group}: the position in {place} is unknown")
         return position
 
     def high_watermarks(self) -> dict[Partition, int | None]:
-        """The end of every input partition, open transactions included, as the last answer had it."""
+        """The high watermark of every input partition in the last response, open transactions included."""
         return {Partition(*tp): self._consumer.highwater(tp) for tp in self._assigned}
 
     def seek(self, offsets: Offsets) -> None:
-        """Read on from `offsets` instead of where the last start stood. Raises LogTruncated."""
+        """Read on from `offsets` instead of the committed ones. Raises LogTruncated."""
         for partition, offset in offsets.items():
             place = TopicPartition(*partition)
             check_position(self.config.group, place, offset, self._begins[partition], self.ends[partition])
@@ -188,17 +187,18 @@ class Session:
     def commit(
         self, outputs: Iterable[Outgoing], offsets: Offsets, ledger: Mapping[str, int], state: Mapping[str, Any]
     ) -> dict[str, int]:
-        """Write `outputs`, the note and `offsets` in one transaction; the first offset written of each partition.
+        """Write `outputs`, the note and `offsets` in one transaction; return the first offset written of each
+        partition.
 
-        Raises SessionLost when the outcome is unknown, Fenced when a successor is at work, ValueError for a note that
-        is too long.
+        Raises SessionLost if the outcome is unknown, Fenced if a successor owns the shard, ValueError if the note is
+        too long.
         """
         with self._committing:
             if self.lost is not None:
                 raise self.lost
             self._offsets |= {_named(partition): offset for partition, offset in offsets.items()}
             note = Note(self.start, ledger, state, self._offsets, self.commits + 1)
-            note.encode()  # one that is too long is refused before anything is written
+            note.encode()  # raises for a note that is too long, before anything is written
             sent: list[Any] = []
             try:
                 first = self._write(list(outputs), offsets, note, sent)
@@ -208,7 +208,7 @@ class Session:
             return first
 
     def _write(self, outputs: Sequence[Outgoing], offsets: Offsets, note: Note, sent: list[Any]) -> dict[str, int]:
-        """The transaction: what is `sent` of it, also where it fails. Raises KafkaError."""
+        """Write the transaction; `sent` collects the futures, also if it fails. Raises KafkaError."""
         config, producer = self.config, self._producer
         producer.begin([TopicPartition(*config.restore)])
         for o in outputs:
@@ -236,9 +236,10 @@ class Session:
         return first
 
     def verify(self) -> None:
-        """Read the last note back once every VERIFY_COMMITS commits. Raises SessionLost if it is not the last commit's.
+        """Read the last note back every VERIFY_COMMITS commits. Raises SessionLost if it is not that of the last
+        commit.
 
-        A transaction that somebody else ended, or whose outcome was taken for another, shows here and at every start.
+        This, and every start, detects a transaction that was ended from outside, or whose outcome was misjudged.
         """
         if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
             return
@@ -259,14 +260,14 @@ class Session:
             raise self.lost
 
     def close(self, patience_s: float = 1.0) -> None:
-        """Let go of both connections, after a commit under way; a longer one is left to the successor's fence."""
+        """Close both connections after a commit in progress; a longer one is aborted by the successor's fence."""
         self.lost = self.lost or SessionLost(f"{self.config.group}: closed")
         if self._committing.acquire(timeout=patience_s):
             self._committing.release()
         if self._consumer is not None:
             self._consumer.close(autocommit=False, timeout_ms=1000)
         if self._producer is not None:
-            with contextlib.suppress(KafkaError):  # that some records were not sent
+            with contextlib.suppress(KafkaError):  # some records were not sent
                 self._producer.close(timeout=1)
 
     def _give_up(self, error: KafkaError, *others: BaseException | None) -> SessionLost:
@@ -285,11 +286,11 @@ class Session:
             begins = observer.beginning_offsets(places) if places else {}
             ends = (
                 observer.end_offsets(places) if places else {}
-            )  # of open transactions too: own records may lie behind
+            )  # open transactions included: own records may follow one
         finally:
             observer.close(autocommit=False)
         if note is None:
-            self._refuse_what_is_written(begins, ends)
+            self._check_nothing_written(begins, ends)
         self.note = note or Note()
         self.start = self.note.start + 1
         known = {_named(tp): tp for tp in places}
@@ -320,12 +321,12 @@ class Session:
         positions = self.positions()
         self._begins = {Partition(*tp): begins[tp] for tp in assigned}
         self.ends = {Partition(*tp): ends[tp] for tp in assigned}
-        # Minting is a commit like any other, so two starts can never bear one number.
+        # The new start number is committed like any state, so two starts never have the same number.
         offsets = {Partition(*tp): positions[Partition(*tp)] for tp, i in self._inputs() if i.start == "committed"}
         self.commit([], offsets, {_named(tp): floor for tp, floor in floors.items()}, self.note.state)
 
-    def _refuse_what_is_written(self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
-        """Raise NoteMissing where a shard without a note has written before."""
+    def _check_nothing_written(self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
+        """Raise NoteMissing if a shard without a note has written records."""
         written = [_named(tp) for tp in (TopicPartition(*p) for p in self.config.owned) if ends[tp] > 0]
         if written:
             raise note_missing(self.config.group, self.config.restore.topic, written)
@@ -334,7 +335,7 @@ class Session:
         return [(TopicPartition(i.topic, p), i) for i in self.config.inputs for p in i.partitions]
 
     def _read(self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[ConsumerRecord]:
-        """What is committed from `begins` to `ends`, or a little beyond."""
+        """The committed records from `begins` to `ends`, or a little beyond."""
         consumer = self._consumer
         consumer.assign(list(begins))
         for tp, offset in begins.items():
@@ -347,7 +348,7 @@ class Session:
             if (now := sum(map(self._position, ends))) != before:
                 before, moved_at = now, time.monotonic()
             elif time.monotonic() - moved_at > CATCH_UP_S + self.config.transaction_timeout_s:
-                raise KafkaTimeoutError(f"{self.config.group}: its own output cannot be read on to {ends}")
+                raise KafkaTimeoutError(f"{self.config.group}: its own output cannot be read to {ends}")
         return records
 
 
@@ -356,19 +357,19 @@ def _named(place: tuple[str, int]) -> str:
 
 
 class _Sessions:
-    """The sessions of this process, by group. The source opens them, the sink of the same shard finds them."""
+    """The sessions of this process, by group. The source opens one, the sink of the same shard uses it."""
 
     def __init__(self) -> None:
         self._open: dict[str, Session] = {}
 
     def open(self, config: SessionConfig) -> Session:
-        """A new session for `config.group`, closing the one before. Raises SessionLost where Kafka gives none."""
+        """Open a session for `config.group`, after closing the last one. Raises SessionLost if Kafka is unavailable."""
         self.close(config.group, patience_s=config.transaction_timeout_s)
         session = self._open[config.group] = Session(config)
         return session
 
     def get(self, group: str) -> Session | None:
-        """The session of `group` in this process, None before the first."""
+        """The session of `group` in this process; None before the first."""
         return self._open.get(group)
 
     def close(self, group: str, patience_s: float = 1.0) -> None:

@@ -1,4 +1,4 @@
-"""Who reads what: the Kafka side of one shard of one pipeline, by full topic names."""
+"""The Kafka configuration of one shard of one pipeline, by full topic names."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Partition(NamedTuple):
 
 @dataclass(frozen=True)
 class Input:
-    """A topic to read: from the committed offset, the earliest, or today's end.
+    """A topic to read, from the committed offset, the earliest one, or the present end.
 
-    Where no offset is committed yet it is read from its beginning, or the `newest` offsets of each partition alone.
+    Without a committed offset it is read from its beginning, or only the `newest` offsets of each partition.
     """
 
     topic: str
@@ -33,11 +33,12 @@ class Input:
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """Who reads what. `group` is the consumer group and the transactional.id, `ledger` the outputs to read back.
+    """The configuration of a session. `group` is the consumer group and the transactional.id, `ledger` the outputs to
+    read back.
 
-    Notes go to the partition `restore` of a compacted topic. `owned` are partitions that this shard alone writes: a
-    start that finds records there and no note refuses. An open transaction of a dead process holds back every
-    read_committed reader for `transaction_timeout_s` seconds at most, and no transaction may take longer.
+    Commit notes go to the partition `restore` of a compacted topic. Only this shard writes the partitions `owned`: a
+    start that finds records there but no note fails. An open transaction of a dead process blocks read_committed
+    readers for at most `transaction_timeout_s` seconds, and no transaction may take longer.
     """
 
     client: ClientProperties

@@ -1,4 +1,4 @@
-"""Whether the settings of a Kafka keep what a run needs: checked before any record is written."""
+"""Checks, before any record is written, that the settings of Kafka keep all records that a run needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEEPS_TRANSACTIONAL_IDS_MS = 24 * 3600 * 1000
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """A setting that does not fit. `fatal`: a run on it would stop or lose records sooner or later."""
+    """An unsuitable setting. `fatal`: a run would eventually stop or lose records."""
 
     where: str
     setting: str
@@ -27,7 +27,7 @@ class SettingProblem:
     fatal: bool = True
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.setting} is {self.value}, needed is {self.needed}: {self.why}"
+        return f"{self.where}: {self.setting} is {self.value}, must be {self.needed}: {self.why}"
 
 
 class UnsuitableKafka(RuntimeError):
@@ -36,13 +36,15 @@ class UnsuitableKafka(RuntimeError):
     def __init__(self, problems: Sequence[SettingProblem]) -> None:
         self.problems = tuple(problems)
         lines = "\n".join(f"  {problem}" for problem in problems)
-        super().__init__(f"this Kafka does not keep what a run needs; kafka-configs.sh --alter changes it:\n{lines}")
+        super().__init__(
+            f"the settings of this Kafka are unsuitable; change them with kafka-configs.sh --alter:\n{lines}"
+        )
 
 
 def find_problems(
     admin: KafkaAdminClient, specs: Sequence[TopicSpec], transaction_timeout_s: float
 ) -> list[SettingProblem]:
-    """What does not fit in the settings of the brokers and of those topics of `specs` that exist."""
+    """The problems in the settings of the brokers and of the existing topics of `specs`."""
     wanted = {spec.name: spec for spec in specs}
     try:
         standing = describe(admin, list(wanted))
@@ -51,18 +53,18 @@ def find_problems(
         return problems + broker_problems(broker_settings(admin), transaction_timeout_s)
     except AuthorizationError as error:
         why = f"its settings could not be checked ({error})"
-        return [SettingProblem("Kafka", "the right DescribeConfigs", "not granted", "granted", why, fatal=False)]
+        return [SettingProblem("Kafka", "the permission DescribeConfigs", "not granted", "granted", why, fatal=False)]
 
 
 def broker_problems(brokers: Mapping[str, Settings], transaction_timeout_s: float) -> list[SettingProblem]:
-    """What does not fit in the settings of each broker, by its name."""
+    """The problems in the settings of each broker, by its name."""
     return [each for name, held in sorted(brokers.items()) for each in _of_broker(name, held, transaction_timeout_s)]
 
 
 def topic_problems(
     topics: Mapping[str, Settings], wanted: Mapping[str, TopicSpec], copies: Mapping[str, int]
 ) -> list[SettingProblem]:
-    """What does not fit in the settings of topics that stand; `copies` are their replication factors."""
+    """The problems in the settings of existing topics; `copies` are their replication factors."""
     return [
         each
         for name, held in sorted(topics.items())
@@ -72,7 +74,7 @@ def topic_problems(
 
 
 def broker_settings(admin: KafkaAdminClient) -> dict[str, dict[str, str]]:
-    """The settings in force of each broker, by "broker N"."""
+    """The effective settings of each broker, by "broker N"."""
     ids = [str(broker["broker_id"]) for broker in admin.describe_cluster()["brokers"]]
     resources = [ConfigResource(ConfigResourceType.BROKER, each) for each in ids]
     held = admin.describe_configs(resources, config_filter="all")["broker"]
@@ -80,7 +82,7 @@ def broker_settings(admin: KafkaAdminClient) -> dict[str, dict[str, str]]:
 
 
 def topic_settings(admin: KafkaAdminClient, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The settings in force of each topic."""
+    """The effective settings of each topic."""
     resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in topics]
     held = admin.describe_configs(resources, config_filter="all")["topic"] if resources else {}
     return {name: _values(held[name]) for name in topics}
@@ -94,10 +96,10 @@ def _of_broker(where: str, held: Settings, transaction_timeout_s: float) -> Iter
     wanted_ms = int(transaction_timeout_s * 1000)
     bound = held.get("transaction.max.timeout.ms")
     if bound is not None and int(bound) < wanted_ms:
-        why = "transactions of kafka.transaction_timeout_s would be refused; or lower that"
+        why = "transactions of kafka.transaction_timeout_s would be rejected; otherwise lower that setting"
         yield SettingProblem(where, "transaction.max.timeout.ms", bound, f"at least {wanted_ms}", why)
     if held.get("log.cleaner.enable") == "false":
-        why = "compacted topics would grow for ever"
+        why = "compacted topics would grow without bound"
         yield SettingProblem(where, "log.cleaner.enable", "false", "true", why)
     kept = held.get("transactional.id.expiration.ms")
     if kept is not None and int(kept) < _KEEPS_TRANSACTIONAL_IDS_MS:
@@ -118,16 +120,18 @@ def _of_topic(name: str, held: Settings, wanted: Settings, copies: int) -> Itera
             continue
         if setting == "max.message.bytes":
             if int(value) < int(needed):
-                yield SettingProblem(name, setting, value, f"at least {needed}", "large records would be refused")
+                yield SettingProblem(name, setting, value, f"at least {needed}", "large records would be rejected")
         elif setting in ("cleanup.policy", "retention.ms", "retention.bytes"):
-            yield SettingProblem(name, setting, value, needed, "records that a restart or the audit needs would go")
+            yield SettingProblem(
+                name, setting, value, needed, "records that a restart or the audit needs would be deleted"
+            )
     replicas = held.get("min.insync.replicas")
     if replicas is not None and int(replicas) > copies:
         needed = f"at most {copies}, the topic's replication factor"
-        yield SettingProblem(name, "min.insync.replicas", replicas, needed, "nothing could be written")
+        yield SettingProblem(name, "min.insync.replicas", replicas, needed, "no record could be written")
     if replicas == "1" and copies >= 3:
-        why = "a record that one broker alone has is lost with it"
+        why = "a record on a single broker is lost with that broker"
         yield SettingProblem(name, "min.insync.replicas", replicas, "at least 2", why, fatal=False)
     if held.get("unclean.leader.election.enable") == "true":
-        why = "a broker that lags may become leader, and what it lacks is lost"
+        why = "a lagging broker may become leader, and the records that it lacks are lost"
         yield SettingProblem(name, "unclean.leader.election.enable", "true", "false", why, fatal=False)

@@ -1,4 +1,4 @@
-"""The end of a topic as one moment had it: whatever was written by then is committed or aborted, and seen or gone."""
+"""The end of a topic at one moment, with every transaction before it committed or aborted."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kafka import KafkaAdminClient
 from infra.kafka.admin import end_offsets
 
 STABLE_TIMEOUT_S = 20.0
-"""Brokers end a dead process's transaction within its time-out, 10 s, and a little more."""
+"""Brokers abort the transaction of a dead process soon after its time-out, 10 s."""
 
 
 def stable_ends(client: KafkaAdminClient, topic: str, timeout_s: float = STABLE_TIMEOUT_S) -> dict[int, int]:
     """The committed end of each partition, once every record written before the call is committed or aborted.
 
-    A transaction's markers reach its partitions one by one, and another's that is still open hides what follows it: so
-    what one partition shows, another that the same transaction wrote may not show yet. Raises RuntimeError when a
+    The markers of a transaction reach its partitions one by one, and another open transaction hides the records after
+    it: without the wait, one partition may show a transaction that another does not show yet. Raises RuntimeError if a
     transaction is still open after `timeout_s`.
     """
     written = end_offsets(client, [topic], committed=False)

@@ -1,4 +1,4 @@
-"""Partitions that cannot be read on although more is written there: an open transaction holds their readers back."""
+"""Detects partitions whose readers are blocked by an open transaction."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.session_config import Partition
 
 STALLED_S = 30.0
-"""How long a reader may stand still before an open transaction is suspected."""
+"""How long a reader may make no progress before an open transaction is suspected."""
 REPORT_INTERVAL_S = 300.0
-"""How long nothing more is said of a partition."""
+"""Minimum interval between two reports of a partition."""
 
 
 class StallWatch:
-    """Compares where a reader stands with where the log ends."""
+    """Compares a reader's positions with the ends of the log."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._stood: dict[Partition, tuple[int, float]] = {}
-        self._said: dict[Partition, float] = {}
+        self._seen: dict[Partition, tuple[int, float]] = {}
+        self._reported_at: dict[Partition, float] = {}
 
     def stalled(self, positions: Mapping[Partition, int], ends: Mapping[Partition, int | None]) -> list[Partition]:
-        """The partitions that have stood still for STALLED_S before their end; each once every AGAIN_S."""
+        """Partitions without progress before their end for STALLED_S; each at most once every REPORT_INTERVAL_S."""
         now, found = self._clock(), []
         for place, position in positions.items():
             end = ends.get(place)
-            before, since = self._stood.get(place, (-1, now))
+            before, since = self._seen.get(place, (-1, now))
             if end is None or position >= end or position != before:
-                self._stood[place] = position, now
-            elif now - since >= STALLED_S and now - self._said.get(place, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S:
-                self._said[place] = now
+                self._seen[place] = position, now
+            elif (
+                now - since >= STALLED_S and now - self._reported_at.get(place, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S
+            ):
+                self._reported_at[place] = now
                 found.append(place)
         return found
 
 
 def describe_blocking_transactions(client: ClientProperties, places: list[Partition]) -> list[str]:
-    """The open transactions in `places`, a line each; why they are not known, where the brokers do not say."""
+    """The open transactions in `places`, one line each; the error if the brokers cannot be asked."""
     try:
         with admin_client(client) as admin:
             found = open_transactions(admin, sorted({place.topic for place in places}))
     except KafkaError as error:
-        return [f"{sorted(places)} cannot be read on, and the brokers do not say why: {error!r}"]
+        return [f"{sorted(places)} cannot be read further, and its open transactions cannot be listed: {error!r}"]
     return describe((each for each in found if (each.topic, each.partition) in places), time.time_ns() // 10**6)

@@ -1,4 +1,4 @@
-"""Where to begin reading, the same way in each partition. What people write is read by `offset_span`."""
+"""A start offset that applies to every partition. `offset_span` parses the notation of the command line."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StartOffset:
-    """An offset from the beginning of a partition (`from_end` False: absolute), or so many before its end."""
+    """An absolute offset, or with `from_end` the number of offsets before the end of a partition."""
 
     count: int
     from_end: bool = False
 
     def within(self, beginning: int, end: int) -> int:
-        """The absolute offset in a partition that holds `beginning` up to, but not including, `end`."""
+        """The absolute offset in a partition with offsets from `beginning` to before `end`."""
         wanted = end - self.count if self.from_end else self.count
         return max(beginning, min(wanted, end))
 

@@ -1,4 +1,4 @@
-"""Records of a topic as they stand there, decoded: for people and audits. No group is joined, nothing is committed."""
+"""Reads and decodes the records of a topic, for inspection and audits. Joins no group and commits nothing."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Decoder = Callable[[bytes | None, Iterable[tuple[str, bytes]]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """One record as it stands in a topic. `rows` are its decoded records, empty where `error` says why it has none.
+    """One record of a topic. `rows` are its decoded records; if they are empty, `error` says why.
 
-    `timestamp` is in Unix milliseconds, `size` is the value's, in bytes (0 for a tombstone).
+    `timestamp` is in Unix milliseconds, `size` is that of the value in bytes (0 for a tombstone).
     """
 
     topic: str
@@ -38,12 +38,12 @@ class StoredRecord:
 
     @property
     def schema(self) -> str:
-        """What the record says it is, e.g. "Trajectory/2"; "" where it does not say."""
+        """The schema in its headers, e.g. "Trajectory/2"; "" if there is none."""
         return schema_of(self.headers)
 
 
 def schema_of(headers: Headers) -> str:
-    """What a record with these headers says it is, e.g. "Trajectory/2"; "" where it does not say."""
+    """The schema in the headers of a record, e.g. "Trajectory/2"; "" if there is none."""
     return next((value.decode(errors="replace") for name, value in headers if name == "laminar-schema"), "")
 
 
@@ -57,9 +57,10 @@ def read_topic(
     until: Mapping[int, int] | None = None,
     decoder: Decoder = decode,
 ) -> Iterator[StoredRecord]:
-    """The committed records of `topic`, one by one, as `read_batches` has them.
+    """The committed records of `topic`, one by one, as in `read_batches`.
 
-    `decoder` gives a record's `rows` of its value and headers, or raises UndecodableRecord. Raises UnknownTopic.
+    `decoder` returns the `rows` of a value and its headers, or raises UndecodableRecord. Raises UnknownTopic, and
+    OldRelease for a record of release 0.1.0.
     """
     for batch in read_batches(client, topic, start=start, partitions=partitions, follow=follow, until=until):
         yield from _stored_records(topic, batch, decoder)
@@ -74,10 +75,10 @@ def read_batches(
     follow: bool = False,
     until: Mapping[int, int] | None = None,
 ) -> Iterator[RecordBatch]:
-    """The committed records of `topic` from `start` to its end as of now, or for ever when it is to `follow`.
+    """The committed records of `topic` from `start` to its present end; with `follow`, without end.
 
-    `start` may give each partition's. `until` gives the end of each partition where it is not to be that of now. In
-    order within each partition; memory does not grow with what is read. Raises UnknownTopic.
+    `start` may be given by partition. `until` gives the end by partition, instead of the present one. In order within
+    each partition; memory does not grow with the number of records. Raises UnknownTopic.
     """
     with open_consumer(client) as consumer:
         ranges = ranges_of(consumer, topic, partitions)
@@ -90,9 +91,9 @@ def read_batches(
 def follow_topic(
     client: ClientProperties, topic: str, start: Mapping[int, int], decoder: Decoder = decode
 ) -> Iterator[list[StoredRecord]]:
-    """The committed records of the partitions that `start` names, from there on, for ever: what each poll brings.
+    """The committed records of the partitions in `start`, from these offsets on, without end: one list per poll.
 
-    That is nothing every half second in which nothing comes. Raises UnknownTopic.
+    The list is empty if no record arrives within half a second. Raises UnknownTopic.
     """
     with open_consumer(client) as consumer:
         _assign(consumer, topic, ranges_of(consumer, topic, sorted(start)), start)
@@ -113,9 +114,9 @@ def last_records(
     partitions: Sequence[int] | None = None,
     decoder: Decoder = decode,
 ) -> list[StoredRecord]:
-    """The newest `count` records of `topic` by timestamp, the oldest first; as `read_topic`. Raises UnknownTopic.
+    """The newest `count` records of `topic` by timestamp, the oldest first, as in `read_topic`. Raises UnknownTopic.
 
-    Markers of transactions take offsets too, so it looks further back until it has found enough or all there are.
+    Transaction markers take offsets too, so it reads further back until it has enough records, or all.
     """
     with open_consumer(client) as consumer:
         ranges = ranges_of(consumer, topic, partitions)
@@ -130,7 +131,7 @@ def last_records(
 
 
 def last_of_each_key(client: ClientProperties, topic: str, count: int, milliseconds: int) -> list[StoredRecord]:
-    """Of the newest `count` records of `topic` those at most so many milliseconds older than the last of their key.
+    """Of the newest `count` records of `topic`, those at most `milliseconds` older than the last one of their key.
 
     The oldest first; only they are decoded. Raises UnknownTopic.
     """
@@ -140,13 +141,13 @@ def last_of_each_key(client: ClientProperties, topic: str, count: int, milliseco
 
 
 def decode_stored(records: Iterable[StoredRecord]) -> list[StoredRecord]:
-    """`records` that were left `raw_decoder`, decoded."""
+    """Decode `records` that were read with `raw_decoder`."""
     held = [(record, *_rows(record.rows[0], record.headers, decode)) for record in records]
     return [replace(record, rows=rows, error=error) for record, rows, error in held]
 
 
 def raw_decoder(value: bytes | None, headers: Any) -> Sequence[bytes | None]:
-    """A decoder that leaves a value as it is, so that it can be decoded later, or many together."""
+    """A decoder that returns the raw value, so that it can be decoded later or together with others."""
     return (value,)
 
 
@@ -157,9 +158,9 @@ def _batches(
     start: StartOffset | Mapping[int, int],
     follow: bool = False,
 ) -> Iterator[RecordBatch]:
-    """What `ranges` hold from `start` on, or for ever what comes after it too."""
+    """The records of `ranges` from `start` on; with `follow`, also all later ones."""
     assigned = _assign(consumer, topic, ranges, start)
-    # A position passes the markers of transactions too, so it reaches the end where no record stands.
+    # A position passes transaction markers too, so it reaches the end even if no record is there.
     while follow or any(consumer.position(assigned[number]) < held.end for number, held in ranges.items()):
         for records in consumer.poll(timeout_ms=POLL_MS).values():
             for record in records:
@@ -171,7 +172,7 @@ def _batches(
 def _assign(
     consumer: KafkaConsumer, topic: str, ranges: Mapping[int, PartitionRange], start: StartOffset | Mapping[int, int]
 ) -> dict[int, TopicPartition]:
-    """Let `consumer` read partitions of `topic` from `start` on; by number."""
+    """Assign partitions of `topic` to `consumer`, from `start` on; return them by number."""
     assigned = {number: TopicPartition(topic, number) for number in ranges}
     consumer.assign(list(assigned.values()))
     for number, held in ranges.items():
@@ -189,8 +190,8 @@ def _stored_records(topic: str, batch: RecordBatch, decoder: Decoder) -> Iterato
 
 
 def _rows(value: bytes | None, headers: Headers, decoder: Decoder) -> tuple[tuple[Any, ...], str | None]:
-    """What a value holds, or why nothing."""
+    """The rows of a value, or the error."""
     try:
         return tuple(decoder(value, headers)), None
-    except UndecodableRecord as why:
-        return (), str(why)
+    except UndecodableRecord as error:
+        return (), str(error)

@@ -1,4 +1,4 @@
-"""A transactional producer whose calls end, and that never repeats a request whose outcome is unknown."""
+"""A transactional producer with bounded waits that never repeats a request of unknown outcome."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from kafka.producer.transaction_manager import (
 
 _TRANSACTIONAL = (AddPartitionsToTxnHandler, AddOffsetsToTxnHandler, TxnOffsetCommitHandler, EndTxnHandler)
 _MARGIN = 0.95
-"""The part of the time-out that a transaction may take here: the broker's clock started first."""
+"""The part of the time-out that a transaction may take: the broker's timer started earlier."""
 
 
 class TransactionInDoubt(KafkaError):
-    """The connection broke while a transactional request was in flight: the broker may carry it out at any time."""
+    """The connection broke while a transactional request was in flight: the broker may still execute it."""
 
 
 class TransactionalProducer(KafkaProducer):
     """kafka-python's producer with two more guarantees.
 
-    A transaction takes at most `transaction_timeout_ms`, after which its outcome is unknown: KafkaTimeoutError.
-    kafka-python waits for ever where the coordinator's connection breaks while it is being made.
+    A transaction takes at most `transaction_timeout_ms`; then its outcome is unknown: KafkaTimeoutError. kafka-python
+    waits without limit if the connection to the coordinator breaks while it is being established.
 
-    A transactional request is sent at most once. kafka-python repeats one whose connection broke under the same
-    producer epoch; the first one may then reach the broker late, inside the *next* transaction, and end it half
-    (KIP-890). Here the connection's end fails the producer: the next session's epoch refuses whatever comes late.
+    A transactional request is sent at most once. kafka-python repeats one whose connection broke, under the same
+    producer epoch; the first one may then reach the broker late, within the *next* transaction, and end it halfway
+    (KIP-890). Here a broken connection fails the producer: the epoch of the next session makes the broker reject late
+    requests.
     """
 
     def __init__(self, *, transaction_timeout_ms: int, **arguments: Any) -> None:
@@ -50,14 +51,14 @@ class TransactionalProducer(KafkaProducer):
             self._transaction_manager.maybe_add_partition_to_transaction(partition)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent is in the log or has failed. Raises KafkaError."""
+        """Wait until all records sent are in the log or have failed. Raises KafkaError."""
         try:
             super().flush(self._left_s() if timeout is None else timeout)
         except KafkaTimeoutError as error:
             raise self._too_slow() from error
 
     def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> None:
-        """Make a group's offsets part of the transaction. Raises KafkaError."""
+        """Add a group's offsets to the transaction. Raises KafkaError."""
         self._await(self._transaction_manager.send_offsets_to_transaction(offsets, group_metadata))
 
     def commit_transaction(self) -> None:
@@ -67,7 +68,7 @@ class TransactionalProducer(KafkaProducer):
 
     @property
     def failure(self) -> Exception | None:
-        """What ended this producer; None while it can be used."""
+        """The error that ended this producer; None while it is usable."""
         error: Exception | None = self._transaction_manager.last_error
         return error
 
@@ -92,7 +93,7 @@ class TransactionalProducer(KafkaProducer):
 
 
 def _failing_on_disconnect(handler: Any) -> Any:
-    """The handler's `on_complete`, to which a broken connection is an error that ends the producer."""
+    """The handler's `on_complete`, changed so that a broken connection is an error that ends the producer."""
     complete = handler.on_complete
 
     def on_complete(correlation_id: int, answer: Any) -> None:

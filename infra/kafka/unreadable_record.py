@@ -1,4 +1,4 @@
-"""A record that an observer cannot make sense of. Free of the client, for those who only show it."""
+"""A record that an observer cannot decode. It does not import kafka-python, for modules that only display it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class UnreadableRecord(NamedTuple):
-    """Where it stands, by its topic's noun, and why it cannot be read."""
+    """The position of the record, by its topic's short name, and the error."""
 
     short_name: str
     partition: int

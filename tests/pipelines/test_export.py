@@ -80,7 +80,7 @@ def test_export_of_json_records_is_verified(topics: Topics, laminar: Laminar, tm
         (("nonsense", "d"), "is no topic"),
         (("experiences", "d", "--where", "rewrad > 1"), "the nearest is reward"),
         (("metrics", "d", "--view", "sft"), "the view sft is of experiences"),
-        (("experiences", "d", "--since-time", "then"), "is no time"),
+        (("experiences", "d", "--since-time", "then"), "is not a time"),
         (("experiences",), "Missing argument"),
     ],
 )

@@ -40,7 +40,7 @@ def client(broker: Broker) -> Iterator[KafkaAdminClient]:
         yield connected
 
 
-def test_creates_what_is_missing_and_only_once(client: KafkaAdminClient, run_id: str) -> None:
+def test_create_topics_creates_missing_topics_once(client: KafkaAdminClient, run_id: str) -> None:
     first = TopicSpec(f"{run_id}.a", 3, 1, {"cleanup.policy": "compact"})
     second = TopicSpec(f"{run_id}.b", 1)
     assert create_topics(client, []) == []
@@ -53,14 +53,14 @@ def test_creates_what_is_missing_and_only_once(client: KafkaAdminClient, run_id:
     }
 
 
-def test_another_partition_count_is_an_error_that_creates_the_rest(client: KafkaAdminClient, run_id: str) -> None:
+def test_create_topics_rejects_other_partition_count(client: KafkaAdminClient, run_id: str) -> None:
     create_topics(client, [TopicSpec(f"{run_id}.a", 2)])
-    with pytest.raises(TopicError, match=rf"{run_id}\.a has 2 partitions where 4 are wanted"):
+    with pytest.raises(TopicError, match=rf"{run_id}\.a has 2 partitions instead of 4"):
         create_topics(client, [TopicSpec(f"{run_id}.a", 4), TopicSpec(f"{run_id}.b", 1)])
     assert list_topics(client, run_id) == [f"{run_id}.a", f"{run_id}.b"]
 
 
-def test_what_the_broker_refuses_is_passed_on(client: KafkaAdminClient, run_id: str) -> None:
+def test_create_topics_reports_rejection_by_broker(client: KafkaAdminClient, run_id: str) -> None:
     with pytest.raises(TopicError, match=r"(?s)\.a cannot be created.*cleanup.*\.b cannot be created.*replication"):
         create_topics(
             client, [TopicSpec(f"{run_id}.a", 1, 1, {"cleanup.policy": "hoard"}), TopicSpec(f"{run_id}.b", 1, 3)]
@@ -68,7 +68,7 @@ def test_what_the_broker_refuses_is_passed_on(client: KafkaAdminClient, run_id: 
     assert list_topics(client, run_id) == []
 
 
-def test_deletes_what_begins_with_the_prefix_and_no_more(client: KafkaAdminClient, run_id: str) -> None:
+def test_delete_topics_deletes_only_the_prefix(client: KafkaAdminClient, run_id: str) -> None:
     specs = [TopicSpec(f"{run_id}.{name}", 1) for name in ("a.x", "a.y", "b")]
     create_topics(client, specs)
     assert delete_topics(client, f"{run_id}.a.") == [f"{run_id}.a.x", f"{run_id}.a.y"]
@@ -79,9 +79,7 @@ def test_deletes_what_begins_with_the_prefix_and_no_more(client: KafkaAdminClien
         delete_topics(client, "")
 
 
-def test_tells_offsets_apart_from_what_an_open_transaction_holds_back(
-    broker: Broker, client: KafkaAdminClient, run_id: str
-) -> None:
+def test_end_offsets_excludes_open_transaction(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:
     create_topics(client, [TopicSpec(run_id, 2)])
     first, second = TopicPartition(run_id, 0), TopicPartition(run_id, 1)
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id=run_id)
@@ -106,13 +104,13 @@ def test_tells_offsets_apart_from_what_an_open_transaction_holds_back(
     assert beginning_offsets(client, [run_id]) == {first: 0, second: 0}
 
 
-def test_a_topic_that_is_not_there_has_no_offsets(client: KafkaAdminClient, run_id: str) -> None:
+def test_end_offsets_rejects_unknown_topic(client: KafkaAdminClient, run_id: str) -> None:
     with pytest.raises(UnknownTopicOrPartitionError, match=rf"no such topic: {run_id}"):
         end_offsets(client, [run_id])
     assert committed_offsets(client, run_id) == {}
 
 
-def test_internal_topics_are_listed_only_when_asked_for(client: KafkaAdminClient, broker: Broker) -> None:
+def test_list_topics_hides_internal_topics(client: KafkaAdminClient, broker: Broker) -> None:
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id="internal")
     producer.init_transactions()
     producer.close()

@@ -44,18 +44,18 @@ def create(broker: Broker, topic: str) -> None:
         admin.create_topics({topic: {"num_partitions": 1}}, wait_for_metadata=True)
 
 
-def test_its_data_folder_is_its_owners_alone(broker: Broker) -> None:
+def test_broker_data_folder_is_private(broker: Broker) -> None:
     assert broker.config.data_dir.stat().st_mode & 0o777 == 0o700
     assert (broker.config.data_dir / "server.properties").stat().st_mode & 0o777 == 0o600
     assert broker.log_file.stat().st_mode & 0o077 == 0
 
 
-def test_serves_records_of_eight_megabytes(broker: Broker, run_id: str) -> None:
+def test_broker_accepts_records_of_eight_megabytes(broker: Broker, run_id: str) -> None:
     create(broker, run_id)
     assert write(broker, run_id, os.urandom(8 << 20)) == 0
 
 
-def test_topics_are_not_created_by_use(broker: Broker, run_id: str) -> None:
+def test_broker_does_not_create_topics_on_use(broker: Broker, run_id: str) -> None:
     with KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
         create(broker, run_id)
         admin.describe_topics([f"{run_id}-misspelt"])
@@ -63,7 +63,7 @@ def test_topics_are_not_created_by_use(broker: Broker, run_id: str) -> None:
         assert f"{run_id}-misspelt" not in admin.list_topics()
 
 
-def test_restart_and_kill_keep_data_and_port(tmp_path: Path) -> None:
+def test_broker_keeps_data_and_port_after_restart_and_kill(tmp_path: Path) -> None:
     with start_broker(BrokerConfig(tmp_path, overrides=QUICK)) as broker:
         address, first = broker.bootstrap_servers, broker.pid
         create(broker, "kept")
@@ -81,13 +81,13 @@ def test_restart_and_kill_keep_data_and_port(tmp_path: Path) -> None:
         assert not broker.is_alive()
 
 
-def test_a_second_broker_on_the_same_folder_is_refused(broker: Broker) -> None:
+def test_start_rejects_second_broker_on_a_folder(broker: Broker) -> None:
     with pytest.raises(BrokerStartError, match=rf"pid {broker.pid}\) already runs on"):
         start_broker(BrokerConfig(broker.config.data_dir))
     assert broker.is_alive()
 
 
-def test_a_taken_port_is_named(tmp_path: Path) -> None:
+def test_start_names_used_port(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -96,13 +96,13 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
             start_broker(BrokerConfig(tmp_path, port=port))
 
 
-def test_a_broker_that_dies_shows_its_log(tmp_path: Path) -> None:
+def test_start_shows_log_of_dead_broker(tmp_path: Path) -> None:
     config = BrokerConfig(tmp_path, overrides={"num.io.threads": "0"})
     with pytest.raises(BrokerStartError, match=r"(?s)num\.io\.threads"):
         start_broker(config)
 
 
-def test_a_broker_that_dies_after_formatting_shows_its_log(tmp_path: Path) -> None:
+def test_start_shows_log_of_broker_dead_after_format(tmp_path: Path) -> None:
     with start_broker(BrokerConfig(tmp_path)):
         pass
     (tmp_path / "log" / "meta.properties").write_text("version=1\ncluster.id=other\nnode.id=7\n")
@@ -110,14 +110,14 @@ def test_a_broker_that_dies_after_formatting_shows_its_log(tmp_path: Path) -> No
         start_broker(BrokerConfig(tmp_path))
 
 
-def test_a_broker_that_answers_too_late_is_killed(tmp_path: Path) -> None:
-    with pytest.raises(BrokerStartError, match=r"did not answer within 0\.1 s"):
+def test_start_kills_broker_after_timeout(tmp_path: Path) -> None:
+    with pytest.raises(BrokerStartError, match=r"did not respond within 0\.1 s"):
         start_broker(BrokerConfig(tmp_path, start_timeout_s=0.1))
     here = str(tmp_path / "server.properties")
     assert not [process for process in psutil.process_iter(["cmdline"]) if here in (process.info["cmdline"] or [])]
 
 
-def test_killing_the_owner_leaves_no_broker(tmp_path: Path) -> None:
+def test_broker_ends_with_its_owner(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from infra.kafka.broker import *;"
         "broker = start_broker(BrokerConfig(Path(sys.argv[1]))); print(broker.pid, flush=True); time.sleep(600)"
@@ -132,7 +132,7 @@ def test_killing_the_owner_leaves_no_broker(tmp_path: Path) -> None:
         assert eventually(lambda: not is_running(broker), 5)
 
 
-def test_a_broker_started_in_a_worker_thread_outlives_the_thread(tmp_path: Path) -> None:
+def test_broker_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
     started: list[Broker] = []
     worker = threading.Thread(target=lambda: started.append(start_broker(BrokerConfig(tmp_path))))
     worker.start()
@@ -142,6 +142,6 @@ def test_a_broker_started_in_a_worker_thread_outlives_the_thread(tmp_path: Path)
         assert broker.is_alive()
 
 
-def test_free_ports_lie_below_the_ephemeral_range() -> None:
+def test_free_port_is_below_the_ephemeral_range() -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert max(free_port() for _ in range(50)) < lowest

@@ -13,7 +13,7 @@ from kafka.net.transport import KafkaTCPTransport
 from infra.kafka.client_patches import patch_clients
 
 
-def test_all_that_has_come_is_read_and_the_end_is_an_error() -> None:
+def test_recv_reads_all_bytes_before_disconnect() -> None:
     patch_clients()
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -30,7 +30,7 @@ def test_all_that_has_come_is_read_and_the_end_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("ends", [ConnectionRefusedError, asyncio.CancelledError])
-def test_a_socket_that_is_not_connected_is_closed(ends: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_closes_socket_after_failure(ends: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     patch_clients()
     opened: list[socket.socket] = []
 

@@ -18,7 +18,7 @@ SASL = AT | {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
 TLS = AT | {"security.protocol": "SSL"}
 
 
-def test_each_client_gets_its_own_settings() -> None:
+def test_properties_apply_to_their_clients() -> None:
     properties = ClientProperties(
         {
             "bootstrap.servers": "a:9092, [::1]:9093",
@@ -51,14 +51,14 @@ def test_each_client_gets_its_own_settings() -> None:
     assert properties.bootstrap_servers == "a:9092,[::1]:9093"
 
 
-def test_every_setting_is_one_that_the_client_has() -> None:
+def test_every_setting_exists_in_kafka_python() -> None:
     clients = {"consumer": KafkaConsumer, "producer": KafkaProducer, "admin": KafkaAdminClient}
     for name, (_, users) in _SETTINGS.items():
         for user in users:
             assert name.replace(".", "_") in clients[user].DEFAULT_CONFIG
 
 
-def test_an_address_is_enough(broker: Broker, run_id: str) -> None:
+def test_properties_need_only_an_address(broker: Broker, run_id: str) -> None:
     properties = ClientProperties.at(broker.bootstrap_servers).updated({"client.id": run_id})
     with KafkaAdminClient(**properties.admin()) as client:
         assert [node["port"] for node in client.describe_cluster()["brokers"]] == [broker.port]
@@ -74,14 +74,14 @@ def test_an_address_is_enough(broker: Broker, run_id: str) -> None:
         ("SCRAM-SHA-512", f'{SCRAM} required username="a" password="b" tokenauth="false";', "a", "b"),
     ],
 )
-def test_logs_in_with_user_and_password(mechanism: str, jaas: str, user: str, password: str) -> None:
+def test_properties_set_user_and_password(mechanism: str, jaas: str, user: str, password: str) -> None:
     arguments = ClientProperties(SASL | {"sasl.mechanism": mechanism, "sasl.jaas.config": jaas}).admin()
     assert arguments["security_protocol"] == "SASL_PLAINTEXT"
     assert arguments["sasl_mechanism"] == mechanism
     assert (arguments["sasl_plain_username"], arguments["sasl_plain_password"]) == (user, password)
 
 
-def test_reads_pem_stores(tmp_path: Path) -> None:
+def test_properties_accept_pem_stores(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     (tmp_path / "me.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
     stores = {
@@ -103,9 +103,9 @@ def test_reads_pem_stores(tmp_path: Path) -> None:
     ("entries", "message"),
     [
         ({}, "bootstrap.servers is missing"),
-        (AT | {"sasl.mechansim": "PLAIN"}, "sasl.mechansim is no .* did you mean 'sasl.mechanism'"),
-        (AT | {"linger_ms": "1"}, "linger_ms is no .* did you mean 'linger.ms'"),
-        (AT | {"group.id": "g"}, "group.id cannot be set: Laminar sets it itself"),
+        (AT | {"sasl.mechansim": "PLAIN"}, "sasl.mechansim is not .* did you mean 'sasl.mechanism'"),
+        (AT | {"linger_ms": "1"}, "linger_ms is not .* did you mean 'linger.ms'"),
+        (AT | {"group.id": "g"}, "group.id cannot be set: Laminar sets it"),
         (AT | {"ssl.keystore.password": "x"}, "only PEM stores"),
         ({"bootstrap.servers": "a"}, "bootstrap.servers='a': not a list of host:port"),
         ({"bootstrap.servers": ","}, "not a list of host:port"),
@@ -116,24 +116,24 @@ def test_reads_pem_stores(tmp_path: Path) -> None:
         (TLS | {"sasl.mechanism": "PLAIN"}, "no effect with security.protocol=SSL"),
         (SASL | {"ssl.key.password": "p"}, "no effect with security.protocol=SASL_PLAINTEXT"),
         (SASL | {"sasl.mechanism": "GSSAPI"}, "'GSSAPI' is not one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
-        (SASL, "sasl.jaas.config does not read as"),
+        (SASL, "sasl.jaas.config is not of the form"),
         (SASL | {"sasl.jaas.config": f'{SCRAM} required username="u" password="hush";'}, "PlainLoginModule"),
-        (SASL | {"sasl.jaas.config": f'{PLAIN} required username="u" password="hush"'}, "does not read as"),
+        (SASL | {"sasl.jaas.config": f'{PLAIN} required username="u" password="hush"'}, "is not of the form"),
         (SASL | {"sasl.jaas.config": f'{PLAIN} required user="u" password="hush";'}, "has no username"),
         (SASL | {"sasl.jaas.config": f"{PLAIN} ${{env:LAMINAR_NOT_SET}}"}, "sasl.jaas.config: .*LAMINAR_NOT_SET"),
         (TLS | {"ssl.truststore.type": "JKS"}, "ssl.truststore.type=JKS: only PEM"),
         (TLS | {"ssl.truststore.location": "/not/there"}, "/not/there: No such file"),
-        (TLS | {"ssl.truststore.location": "/dev/null"}, "holds no PEM text"),
+        (TLS | {"ssl.truststore.location": "/dev/null"}, "contains no PEM text"),
         (TLS | {"ssl.endpoint.identification.algorithm": "off"}, "neither https nor empty"),
     ],
 )
-def test_what_is_wrong_is_named_and_no_secret_with_it(entries: dict[str, str], message: str) -> None:
+def test_properties_name_the_error_without_secrets(entries: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         ClientProperties(entries).admin()
     assert "hush" not in str(raised.value)
 
 
-def test_a_file_reads_as_with_the_scripts_of_kafka(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_properties_read_file_of_kafka_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", 'a"=b')
     file = tmp_path / "client.properties"
     file.write_text(
@@ -146,11 +146,11 @@ def test_a_file_reads_as_with_the_scripts_of_kafka(tmp_path: Path, monkeypatch: 
     assert properties.admin()["bootstrap_servers"] == ["a:1", "b:2"]
     assert properties.admin()["client_id"] == "me"
     file.write_text("bootstrap.servers=a:1\nclient.ids=1\n")
-    with pytest.raises(ValueError, match=r"client\.properties: client\.ids is no client property"):
+    with pytest.raises(ValueError, match=r"client\.properties: client\.ids is not a known client property"):
         ClientProperties.from_file(file)
 
 
-def test_secrets_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_properties_do_not_expand_references_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAAS", f'{PLAIN} required username="u" password="hush";')
     properties = ClientProperties(SASL | {"sasl.jaas.config": "${env:JAAS}"})
     assert properties.admin()["sasl_plain_password"] == "hush"

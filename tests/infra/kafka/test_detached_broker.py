@@ -25,7 +25,7 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
     stop_detached(tmp_path)
 
 
-def test_outlives_its_starter_and_is_found_and_stopped(state_dir: Path) -> None:
+def test_detached_broker_outlives_its_starter(state_dir: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from infra.kafka.detached_broker import *;"
         "print(start_detached(Path(sys.argv[1])).pid)"
@@ -47,7 +47,7 @@ def test_outlives_its_starter_and_is_found_and_stopped(state_dir: Path) -> None:
     assert again.pid != status.pid
 
 
-def test_a_process_with_the_same_id_is_not_taken_for_the_broker(state_dir: Path) -> None:
+def test_detached_status_ignores_process_with_reused_id(state_dir: Path) -> None:
     (state_dir / "broker.json").write_text(json.dumps({"pid": os.getpid(), "bootstrap_servers": "127.0.0.1:1"}))
     assert detached_status(state_dir) is None
     assert not stop_detached(state_dir)  # which would have ended this test

@@ -84,7 +84,7 @@ def test_client_closes_sockets_of_failed_tls_handshakes(made: list[socket.socket
     assert {sock.fileno() for sock in made} == {-1}
 
 
-def test_client_closes_sockets_of_handshakes_without_answer(
+def test_client_closes_sockets_of_handshake_timeouts(
     made: list[socket.socket], silent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_repairs, "HANDSHAKE_S", 0.3)
@@ -92,6 +92,6 @@ def test_client_closes_sockets_of_handshakes_without_answer(
     assert {sock.fileno() for sock in made} == {-1}
 
 
-def test_client_closes_sockets_that_it_gives_up(made: list[socket.socket], silent: int) -> None:
+def test_client_closes_abandoned_sockets(made: list[socket.socket], silent: int) -> None:
     fail_to_connect({}, silent)
     assert {sock.fileno() for sock in made} == {-1}

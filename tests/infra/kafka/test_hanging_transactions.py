@@ -58,7 +58,9 @@ def write(broker: Broker, topic: str) -> None:
 
 
 @pytest.mark.parametrize(("topic", "expected"), [("committed", [b"in it", b"after it"]), ("aborted", [b"after it"])])
-def test_what_hangs_is_ended_as_it_ended_elsewhere(topic: str, expected: list[bytes], credulous: Broker) -> None:
+def test_hanging_transactions_end_with_coordinators_outcome(
+    topic: str, expected: list[bytes], credulous: Broker
+) -> None:
     hang(credulous, topic, topic == "committed")
     write(credulous, topic)
     assert seen(credulous, topic) == []
@@ -67,7 +69,7 @@ def test_what_hangs_is_ended_as_it_ended_elsewhere(topic: str, expected: list[by
     assert end_hanging_transactions(credulous.client()) == []
 
 
-def test_what_is_under_way_is_left_alone(credulous: Broker) -> None:
+def test_end_hanging_transactions_keeps_ongoing_ones(credulous: Broker) -> None:
     with KafkaProducer(**credulous.client().producer(transactional_id="under way")) as producer:
         producer.init_transactions()
         producer.begin_transaction()
@@ -77,15 +79,15 @@ def test_what_is_under_way_is_left_alone(credulous: Broker) -> None:
     assert seen(credulous, "under-way") == [b"in it"]
 
 
-def test_a_broker_that_starts_again_looks_for_them(credulous: Broker) -> None:
+def test_broker_restart_ends_hanging_transactions(credulous: Broker) -> None:
     hang(credulous, "committed", True)
     credulous.stop()
     told: list[str] = []
     credulous.start(told.append)
-    assert told[-1] == "transactions hung in committed-0, and were ended"
+    assert told[-1] == "ended hanging transactions in committed-0"
 
 
-def test_ending_goes_on_after_a_leader_has_moved(credulous: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_hanging_transactions_retries_after_leader_move(credulous: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     hang(credulous, "committed", True)
     errors = [NotLeaderForPartitionError("moved"), NotLeaderForPartitionError("moved again")]
     tell = hanging.write_marker
@@ -100,7 +102,7 @@ def test_ending_goes_on_after_a_leader_has_moved(credulous: Broker, monkeypatch:
     assert not errors
 
 
-def test_open_transactions_tell_what_hangs_from_what_is_under_way(credulous: Broker) -> None:
+def test_open_transactions_distinguishes_hanging_ones(credulous: Broker) -> None:
     hang(credulous, "aborted", False)
     with KafkaProducer(**credulous.client().producer(transactional_id="at work")) as producer:
         producer.init_transactions()

@@ -22,26 +22,26 @@ from infra.kafka.java_properties import expand_references, is_reference, parse_p
         ("a==1\r\nb=2", {"a": "=1", "b": "2"}),
     ],
 )
-def test_parses_as_java_does(text: str, entries: dict[str, str]) -> None:
+def test_parse_properties_matches_java(text: str, entries: dict[str, str]) -> None:
     assert parse_properties(text) == entries
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("a=1\n\na=2\n", "line 3: a is given twice"), ("a=1\n=2\n", "line 2: no name before the separator")],
+    [("a=1\n\na=2\n", "line 3: a occurs twice"), ("a=1\n=2\n", "line 2: no name before the separator")],
 )
-def test_says_which_line_is_wrong(text: str, message: str) -> None:
+def test_parse_properties_names_invalid_line(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_properties(text)
 
 
-def test_expands_variables_and_files(tmp_path: Path) -> None:
+def test_expand_references_reads_variables_and_files(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("p=$w\n")
     value = f"${{env:USER_NAME}} and ${{file:{tmp_path / 'password'}}}, ${{plain"
     assert expand_references(value, {"USER_NAME": "alice"}) == "alice and p=$w, ${plain"
 
 
-def test_what_a_reference_holds_is_not_expanded_again() -> None:
+def test_expand_references_is_not_recursive() -> None:
     assert expand_references("${env:A}", {"A": "${env:B}", "B": "no"}) == "${env:B}"
 
 
@@ -53,12 +53,12 @@ def test_what_a_reference_holds_is_not_expanded_again() -> None:
         ("secret ${vault:x}", r"only \$\{env:NAME\} and \$\{file:path\}"),
     ],
 )
-def test_a_reference_to_nothing_is_an_error_without_the_value(value: str, message: str) -> None:
+def test_expand_references_error_hides_the_value(value: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         expand_references(value, {})
     assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(("value", "expected"), [("${env:A}", True), ("x${env:A}", False), ("a", False)])
-def test_tells_a_bare_reference(value: str, expected: bool) -> None:
+def test_is_reference_accepts_only_a_bare_reference(value: str, expected: bool) -> None:
     assert is_reference(value) is expected

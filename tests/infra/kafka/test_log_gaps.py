@@ -15,7 +15,7 @@ from infra.kafka.session_config import SessionConfig
 from schemas.release import OldRelease
 
 
-def test_session_refuses_when_its_note_is_gone_and_its_output_is_not(config: SessionConfig, opened: Open) -> None:
+def test_session_rejects_output_without_note(config: SessionConfig, opened: Open) -> None:
     config = replace(config, owned=config.ledger)
     first = opened(config)
     first.commit([record(config, b"A")], {}, {}, {})
@@ -32,7 +32,7 @@ def cut(config: SessionConfig, place: Partition, offset: int) -> None:
         admin.delete_records({TopicPartition(*place): offset})
 
 
-def test_session_refuses_an_input_cut_behind_its_position(config: SessionConfig, opened: Open) -> None:
+def test_session_rejects_input_truncated_after_position(config: SessionConfig, opened: Open) -> None:
     feed(config, b"a", b"b", b"c")
     opened(config).commit([], {source(config): 1}, {}, {})
     cut(config, source(config), 2)
@@ -40,7 +40,7 @@ def test_session_refuses_an_input_cut_behind_its_position(config: SessionConfig,
         opened(config)
 
 
-def test_session_refuses_a_ledger_cut_behind_its_floor(config: SessionConfig, opened: Open) -> None:
+def test_session_rejects_ledger_truncated_after_floor(config: SessionConfig, opened: Open) -> None:
     session = opened(config)
     first = session.commit([record(config, b"A")], {}, {}, {})
     session.commit([record(config, b"B")], {}, first, {})
@@ -49,7 +49,7 @@ def test_session_refuses_a_ledger_cut_behind_its_floor(config: SessionConfig, op
         opened(config)
 
 
-def test_session_refuses_a_log_that_lost_its_own_output(config: SessionConfig, opened: Open) -> None:
+def test_session_rejects_log_without_its_output(config: SessionConfig, opened: Open) -> None:
     session = opened(config)
     session.commit([record(config, b"A")], {}, {}, {})
     session.close()
@@ -73,7 +73,7 @@ def test_session_rejects_topics_of_old_release(config: SessionConfig, opened: Op
         assert end_offsets(admin, [config.restore.topic]) == before
 
 
-def test_session_stops_when_the_log_is_cut_before_it_reads(config: SessionConfig, opened: Open) -> None:
+def test_session_poll_raises_when_log_is_truncated(config: SessionConfig, opened: Open) -> None:
     feed(config, *(b"x" * 100 for _ in range(10)))
     session = opened(config)
     cut(config, source(config), 5)

@@ -15,7 +15,7 @@ from kafka.structs import OffsetAndMetadata
 from infra.kafka import observer as observe
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
-from infra.kafka.observer import PATIENCE_S, Observer, topic_lags
+from infra.kafka.observer import LAG_RETRY_S, Observer, topic_lags
 from infra.kafka.properties import ClientProperties
 from infra.kafka.unreadable_record import UnreadableRecord
 from schemas.codec import encode
@@ -70,7 +70,9 @@ def beat(at: int) -> RelayStatus:
     return RelayStatus(0, ("1.1",), 5, "host", 7, at)
 
 
-def test_all_metrics_and_new_heartbeats_come_in_order(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:
+def test_observer_returns_metrics_and_heartbeats_in_order(
+    broker: Broker, client: KafkaAdminClient, run_id: str
+) -> None:
     make_topics(client, run_id)
     with producer(broker) as plain:
         send(plain, run_id, METRICS, metric(1))
@@ -90,7 +92,7 @@ def test_all_metrics_and_new_heartbeats_come_in_order(broker: Broker, client: Ka
             assert time.monotonic() - started < 1.0
 
 
-def test_observer_begins_near_the_end_or_where_another_stood(
+def test_observer_begins_near_end_or_at_positions(
     broker: Broker, client: KafkaAdminClient, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_topics(client, run_id)
@@ -114,7 +116,9 @@ def test_observer_begins_near_the_end_or_where_another_stood(
             assert observer.positions() == {"metrics": 11.0, "relay": 0.0}
 
 
-def test_what_is_not_committed_or_not_ours_is_not_seen(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:
+def test_observer_hides_uncommitted_and_reports_unreadable(
+    broker: Broker, client: KafkaAdminClient, run_id: str
+) -> None:
     make_topics(client, run_id)
     with producer(broker, transactional_id=run_id) as writer:
         writer.init_transactions()
@@ -134,7 +138,7 @@ def test_what_is_not_committed_or_not_ours_is_not_seen(broker: Broker, client: K
     assert stranger == UnreadableRecord("metrics", 0, 3, "a WeightVersion does not belong on metrics")
 
 
-def test_lag_is_asked_for_at_most_every_two_seconds(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:
+def test_observer_requests_lag_at_most_every_two_seconds(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:
     make_topics(client, run_id)
     prompts = TopicPartition(PROMPTS.name(run_id), 0)
     with producer(broker) as plain:
@@ -150,7 +154,7 @@ def test_lag_is_asked_for_at_most_every_two_seconds(broker: Broker, client: Kafk
         assert observer.lag() == {"prompts": 3}
 
 
-def test_a_broker_that_goes_away_stops_the_news_and_nothing_else(tmp_path: Path) -> None:
+def test_observer_keeps_last_values_without_broker(tmp_path: Path) -> None:
     now = 100.0
     with start_broker(BrokerConfig(tmp_path)) as broker:
         properties = ClientProperties.at(broker.bootstrap_servers)
@@ -168,7 +172,7 @@ def test_a_broker_that_goes_away_stops_the_news_and_nothing_else(tmp_path: Path)
         assert observer.poll() == []
         assert observer.lag() == {"prompts": 1}
         assert time.monotonic() - started < 10.0  # some ANSWER_MS, not the 30 s and more of the client's defaults
-        now += PATIENCE_S - 1  # it leaves Kafka alone for a while
+        now += LAG_RETRY_S - 1  # it leaves Kafka alone for a while
         started = time.monotonic()
         assert observer.lag() == {"prompts": 1}
         assert time.monotonic() - started < 1.0
@@ -195,7 +199,7 @@ def at(topic: Topic, partition: int = 0) -> TopicPartition:
         ({"placement.0": {at(TRAJECTORIES): 9, at(PROMPTS): 9}}, {"prompts": 1, "trajectories": 1}),
     ],
 )
-def test_lag_by_topic(committed: dict[str, dict[TopicPartition, int]], expected: dict[str, int]) -> None:
+def test_topic_lags_by_topic(committed: dict[str, dict[TopicPartition, int]], expected: dict[str, int]) -> None:
     ends = {at(PROMPTS): 10, at(TRAJECTORIES): 10, at(TRAJECTORIES, 1): 10, TopicPartition("elsewhere", 0): 10}
     groups = {group_name("r", name.partition(".")[0], int(name[-1])): of for name, of in committed.items()}
     found = topic_lags("r", groups, ends)

@@ -37,7 +37,7 @@ TIMES = {1_700_000_000_000: 30, NOW - 3_600_000: 60, 1_769_860_800_000: 40}
         ([], (10, 100)),
     ],
 )
-def test_spans(texts: list[str], span: tuple[int, int]) -> None:
+def test_parse_span_notations(texts: list[str], span: tuple[int, int]) -> None:
     read = parse_span(texts, NOW)
     found = [None if e is None else e.within(10, 100, TIMES.get(e.number)) for e in (read.first, read.last)]
     assert (found[0], 100 if found[1] is None else found[1]) == span
@@ -46,6 +46,6 @@ def test_spans(texts: list[str], span: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     "texts", [["then"], [":"], ["1:2:3"], ["@"], ["@soon"], ["--1"], ["s@1h", "2"], [""], ["1.5"], ["9" * 30]]
 )
-def test_what_is_no_offset(texts: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"is no offset|is no time|said twice"):
+def test_parse_span_rejects_invalid_text(texts: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"is not an offset|is not a time|given twice"):
         parse_span(texts, NOW)

@@ -52,7 +52,7 @@ def values_in(client: ClientProperties, topic: str) -> list[bytes]:
     return found
 
 
-def test_records_arrive_whole_and_in_order(broker: Broker, run_id: str) -> None:
+def test_producer_delivers_records_in_order(broker: Broker, run_id: str) -> None:
     client = topic_on(broker, run_id)
     with BoundedProducer(client, max_bytes_in_flight=5000) as producer:
         for number in range(200):
@@ -68,7 +68,7 @@ def test_records_arrive_whole_and_in_order(broker: Broker, run_id: str) -> None:
     ]
 
 
-def test_who_sends_too_much_waits(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
+def test_producer_send_waits_over_the_bound(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
     client = topic_on(own_broker, run_id)
     sent: list[int] = []
     with BoundedProducer(client, max_bytes_in_flight=5000) as producer:
@@ -95,9 +95,7 @@ def test_who_sends_too_much_waits(own_broker: Broker, paused: psutil.Process, ru
     assert len(values_in(client, run_id)) == 9
 
 
-def test_what_cannot_be_delivered_is_raised_by_the_next_call(
-    own_broker: Broker, paused: psutil.Process, run_id: str
-) -> None:
+def test_producer_raises_failure_on_next_call(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
     client = topic_on(own_broker, run_id)
     producer = BoundedProducer(client.updated({"request.timeout.ms": "300", "delivery.timeout.ms": "600"}))
     producer.send(run_id, b"first")
@@ -118,7 +116,7 @@ def test_what_cannot_be_delivered_is_raised_by_the_next_call(
     assert values in ([b"first", b"last"], [b"first", b"lost", b"last"])  # lost means not known to be there
 
 
-def test_nobody_waits_for_ever(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
+def test_producer_send_times_out(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
     client = topic_on(own_broker, run_id)
     with BoundedProducer(client, max_bytes_in_flight=10, max_block_s=0.2) as producer:
         producer.send(run_id, b"first")
@@ -131,9 +129,7 @@ def test_nobody_waits_for_ever(own_broker: Broker, paused: psutil.Process, run_i
     assert [record.value for record in values_in(client, run_id)] == [b"first", b"0123456789"]
 
 
-def test_closing_keeps_its_deadline_and_leaves_no_thread(
-    own_broker: Broker, paused: psutil.Process, run_id: str
-) -> None:
+def test_producer_close_keeps_deadline_and_ends_thread(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
     before = set(threading.enumerate())
     producer = BoundedProducer(topic_on(own_broker, run_id))
     producer.send(run_id, b"first")
@@ -150,7 +146,7 @@ def test_closing_keeps_its_deadline_and_leaves_no_thread(
         producer.send(run_id, b"late")
 
 
-def test_closing_wakes_who_waits(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
+def test_producer_close_wakes_waiting_senders(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
     producer = BoundedProducer(topic_on(own_broker, run_id), max_bytes_in_flight=10)
     producer.send(run_id, b"first")
     producer.flush(10)
@@ -174,7 +170,7 @@ def test_closing_wakes_who_waits(own_broker: Broker, paused: psutil.Process, run
     assert [str(error) for error in raised] == ["the producer is closed"]
 
 
-def test_a_record_over_the_bound_is_refused(broker: Broker, run_id: str) -> None:
+def test_producer_rejects_record_over_the_bound(broker: Broker, run_id: str) -> None:
     with (
         BoundedProducer(topic_on(broker, run_id), max_bytes_in_flight=100) as producer,
         pytest.raises(ValueError, match="a record of 101 bytes is over the bound of 100"),
@@ -182,14 +178,14 @@ def test_a_record_over_the_bound_is_refused(broker: Broker, run_id: str) -> None
         producer.send(run_id, bytes(90), key=b"12345", headers=[("name", b"ab")])
 
 
-def test_a_topic_that_does_not_exist_is_an_error(broker: Broker, run_id: str) -> None:
+def test_producer_rejects_unknown_topic(broker: Broker, run_id: str) -> None:
     client = ClientProperties.at(broker.bootstrap_servers).updated({"max.block.ms": "300"})
     with BoundedProducer(client) as producer, pytest.raises(DeliveryFailed, match=f"{run_id} cannot be sent"):
         producer.send(run_id, b"value")
     assert producer.bytes_in_flight == 0
 
 
-def test_no_broker_is_said_by_its_address() -> None:
+def test_producer_error_names_address_without_broker() -> None:
     port = free_port()
-    with pytest.raises(DeliveryFailed, match=rf"no broker takes records: .*127\.0\.0\.1:{port}"):
+    with pytest.raises(DeliveryFailed, match=rf"no broker accepts records: .*127\.0\.0\.1:{port}"):
         BoundedProducer(ClientProperties.at(f"127.0.0.1:{port}"), max_block_s=0.3)

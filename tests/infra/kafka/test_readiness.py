@@ -13,7 +13,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import BrokerUnreachable, wait_for_brokers
 
 
-def test_one_live_address_of_two_is_enough(broker: Broker) -> None:
+def test_wait_for_brokers_needs_one_live_address(broker: Broker) -> None:
     waits: list[str] = []
     wait_for_brokers(
         ClientProperties.at(f"127.0.0.1:{free_port()},{broker.bootstrap_servers}"),
@@ -23,7 +23,7 @@ def test_one_live_address_of_two_is_enough(broker: Broker) -> None:
     assert waits == []
 
 
-def test_waits_for_a_broker_that_comes_up(tmp_path: Path) -> None:
+def test_wait_for_brokers_waits_for_a_start(tmp_path: Path) -> None:
     port = free_port()
     waits: list[str] = []
     with Broker(BrokerConfig(tmp_path, port=port)) as broker:
@@ -39,7 +39,7 @@ def test_waits_for_a_broker_that_comes_up(tmp_path: Path) -> None:
     assert "refused" in waits[0]
 
 
-def test_gives_up_naming_addresses_and_seconds() -> None:
+def test_wait_for_brokers_error_names_addresses_and_seconds() -> None:
     now = [0.0]
     pauses: list[float] = []
 
@@ -57,7 +57,7 @@ def test_gives_up_naming_addresses_and_seconds() -> None:
     assert max(pauses) <= 2.0
 
 
-def test_something_that_is_not_kafka_is_unreachable() -> None:
+def test_connection_problem_of_another_service() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

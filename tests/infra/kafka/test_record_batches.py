@@ -44,7 +44,7 @@ def read(data: bytes, first: int = 0) -> list[Any]:
 
 @quick
 @given(RECORDS, st.sampled_from([0, 1, 3, 4]))
-def test_the_columns_are_what_kafka_python_reads(records: list[Any], codec: int) -> None:
+def test_unpack_matches_kafka_python(records: list[Any], codec: int) -> None:
     data = built(records, codec)
     expected = [
         (each.offset, each.timestamp, each.key, each.value, tuple(each.headers)) for each in DefaultRecordBatch(data)
@@ -55,7 +55,7 @@ def test_the_columns_are_what_kafka_python_reads(records: list[Any], codec: int)
 
 @quick
 @given(RECORDS, st.data())
-def test_any_other_bytes_are_corrupt(records: list[Any], draw: st.DataObject) -> None:
+def test_unpack_rejects_damaged_bytes(records: list[Any], draw: st.DataObject) -> None:
     data = bytearray(built(records)[61:])
     at = draw.draw(st.integers(0, len(data) - 1))
     data[at] ^= draw.draw(st.integers(1, 255))
@@ -69,26 +69,26 @@ def test_any_other_bytes_are_corrupt(records: list[Any], draw: st.DataObject) ->
 
 
 @pytest.mark.parametrize("count", [0, 2, 2**31 - 1, -1])
-def test_a_wrong_count_is_corrupt(count: int) -> None:
+def test_unpack_rejects_wrong_count(count: int) -> None:
     with pytest.raises(CorruptRecordError):
         unpack(built([(0, b"k", b"v", [])])[61:], count, 0, 0, {})
 
 
-def test_headers_that_never_repeat_take_no_memory() -> None:
+def test_unpack_bounds_memory_of_distinct_headers() -> None:
     known: dict[bytes, Any] = {}
     for number in range(3000):
         unpack(built([(0, None, b"v", [("n", str(number).encode())])])[61:], 1, 0, 0, known)
     assert len(known) <= 1000
 
 
-def test_parts_of_a_batch() -> None:
+def test_record_batch_slices() -> None:
     batch = RecordBatch(0, [2, 5, 9], [0, 1, 2], [None] * 3, [b"a", b"b", b"c"], [()] * 3)
     assert batch.between(3, 9).values == [b"b"]
     assert batch.between(0, None) is batch
     assert rows(RecordBatch.concat([batch.slice(0, 1), batch.slice(1, 3)])) == rows(batch)
 
 
-def test_a_topic_is_read_as_a_consumer_reads_it(broker: Broker, run_id: str) -> None:
+def test_poll_whole_batches_matches_consumer(broker: Broker, run_id: str) -> None:
     """Transactions of which one is aborted, all codecs, log-append time, and a start in the middle of a batch."""
     client, topic = ClientProperties.at(broker.bootstrap_servers), f"batches-{run_id}"
     with admin_client(client) as admin:

@@ -48,7 +48,7 @@ def outgoing(short_name: str) -> Outgoing:
     return Outgoing(CATALOGUE[short_name].name(RUN), 0, None, value, headers)
 
 
-def test_a_role_does_its_work_and_nothing_else(secure: Broker) -> None:
+def test_secure_broker_allows_a_role_only_its_work(secure: Broker) -> None:
     mine = session(secure, "score", group_name(RUN, "score"))
     try:
         mine.commit([outgoing("experiences"), outgoing(DEAD_LETTERS.short_name)], mine.positions(), {}, {})
@@ -60,7 +60,7 @@ def test_a_role_does_its_work_and_nothing_else(secure: Broker) -> None:
         session(secure, "score", group_name(RUN, "trainer"))
 
 
-def test_who_looks_writes_nothing_and_strangers_see_nothing(secure: Broker) -> None:
+def test_secure_broker_limits_observers_and_strangers(secure: Broker) -> None:
     with admin_client(secure.client("people")) as admin:
         assert set(list_topics(admin)) == {topic.name(RUN) for topic in CATALOGUE.values()}
     producer = KafkaProducer(**secure.client("people").producer())
@@ -72,14 +72,14 @@ def test_who_looks_writes_nothing_and_strangers_see_nothing(secure: Broker) -> N
     assert connection_problem(secure.client("people").updated({"sasl.jaas.config": guessed}).admin(), 3.0)
 
 
-def test_an_export_with_wrong_credentials_says_so_and_leaves_nothing(
+def test_export_with_wrong_credentials_leaves_no_files(
     secure: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = dict(secure.client("people").entries)
     jaas = known["sasl.jaas.config"]
     guessed = known | {"sasl.jaas.config": jaas.replace(jaas.partition('password="')[2].partition('"')[0], "guessed")}
     open_text = {"bootstrap.servers": secure.bootstrap_servers}
-    for entries, reason in ((guessed, "are login and certificates right?"), (open_text, "Kafka does not answer")):
+    for entries, reason in ((guessed, "are login and certificates correct?"), (open_text, "Kafka does not answer")):
         file = tmp_path / "client.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in entries.items()))
         with pytest.raises(SystemExit, match="1"):
@@ -90,7 +90,7 @@ def test_an_export_with_wrong_credentials_says_so_and_leaves_nothing(
         assert not (tmp_path / "data").exists()
 
 
-def test_secrets_are_their_owners_alone_and_on_no_command_line(secure: Broker) -> None:
+def test_secrets_are_private_and_not_on_command_lines(secure: Broker) -> None:
     import psutil
 
     folder = secure.config.security.folder
@@ -103,13 +103,13 @@ def test_secrets_are_their_owners_alone_and_on_no_command_line(secure: Broker) -
     assert not (secure.config.data_dir / "format.arguments").exists()
 
 
-def test_it_knows_its_users_after_a_restart(secure: Broker) -> None:
+def test_secure_broker_keeps_users_after_restart(secure: Broker) -> None:
     secure.restart()
     mine = session(secure, "score", group_name(RUN, "score"))
     mine.close()
 
 
-def test_acls_are_commands_too() -> None:
+def test_acl_command_matches_created_acls() -> None:
     acl = Acl("score", "topic", TRAJECTORIES.name(RUN), False, ("Read",))
     said = acl_command(acl, "kafka:9092", "admin.properties")
     assert said == (
@@ -121,7 +121,7 @@ def test_acls_are_commands_too() -> None:
     )
 
 
-def test_roles_may_what_the_catalogue_says_and_no_more() -> None:
+def test_acls_of_roles_match_the_catalogue() -> None:
     lists = role_acls(RUN, PIPELINES)
     for role in PIPELINES:
         mine = [acl for acl in lists if acl.user == role and acl.resource == "topic" and not acl.prefixed]
@@ -134,7 +134,7 @@ def test_roles_may_what_the_catalogue_says_and_no_more() -> None:
     assert ids == {"rollout", "placement"}
 
 
-def test_the_files_of_the_broker_lie_in_its_folder(tmp_path: Path) -> None:
+def test_secure_broker_files_are_in_its_folder(tmp_path: Path) -> None:
     made = BrokerConfig(tmp_path).security
     made.make(("score",))
     before = (made.folder / "ca.pem").read_text()

@@ -28,7 +28,7 @@ from schemas.records import CommitNote
 REPOSITORY = Path(__file__).parents[3]
 
 
-def test_starts_rise_and_offsets_and_note_survive(config: SessionConfig, opened: Open) -> None:
+def test_session_restores_offsets_and_note(config: SessionConfig, opened: Open) -> None:
     feed(config, b"a", b"b", b"c")
     first = opened(config)
     assert (first.start, first.note, first.ledger) == (1, Note(), [])
@@ -45,7 +45,7 @@ def test_starts_rise_and_offsets_and_note_survive(config: SessionConfig, opened:
     assert third.positions() == {source(config): 1}
 
 
-def test_the_ledger_is_read_from_the_noted_offsets(config: SessionConfig, opened: Open) -> None:
+def test_session_reads_ledger_from_noted_offsets(config: SessionConfig, opened: Open) -> None:
     session = opened(config)
     place = f"{config.ledger[0].topic}:0"
     session.commit([record(config, b"A")], {}, {}, {})
@@ -69,9 +69,7 @@ def test_session_ignores_the_note_of_an_aborted_transaction(config: SessionConfi
     assert second.positions() == {source(config): 1}
 
 
-def test_session_starts_while_another_shard_has_a_note_in_an_open_transaction(
-    config: SessionConfig, opened: Open
-) -> None:
+def test_session_starts_with_open_transaction_of_another_shard(config: SessionConfig, opened: Open) -> None:
     first = opened(config)
     first.commit([], {source(config): 0}, {}, {"mark": 1})
     other = KafkaProducer(**config.client.producer(transactional_id=f"{config.group}-other"))
@@ -84,7 +82,7 @@ def test_session_starts_while_another_shard_has_a_note_in_an_open_transaction(
     other.close()
 
 
-def test_session_resumes_from_its_note_when_group_offsets_expired(config: SessionConfig, opened: Open) -> None:
+def test_session_resumes_without_group_offsets(config: SessionConfig, opened: Open) -> None:
     feed(config, b"a", b"b")
     opened(config).commit([record(config, b"A")], {source(config): 1}, {}, {"mark": 1})
     with admin_client(config.client) as admin:
@@ -93,7 +91,7 @@ def test_session_resumes_from_its_note_when_group_offsets_expired(config: Sessio
     assert (successor.start, successor.positions(), successor.note.state) == (2, {source(config): 1}, {"mark": 1})
 
 
-def test_verify_ends_a_session_whose_commit_is_not_in_the_log(
+def test_verify_raises_when_commit_is_not_in_log(
     config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infra.kafka.session.VERIFY_COMMITS", 1)
@@ -105,7 +103,7 @@ def test_verify_ends_a_session_whose_commit_is_not_in_the_log(
         session.verify()
 
 
-def test_a_note_beyond_all_bounds_is_an_error_before_anything_is_written(config: SessionConfig, opened: Open) -> None:
+def test_commit_rejects_note_over_limit_before_writing(config: SessionConfig, opened: Open) -> None:
     session = opened(config)
     with pytest.raises(ValueError, match="give the role more shards"):
         session.commit([record(config, b"A")], {}, {}, {"mark": "x" * MAX_NOTE_BYTES})
@@ -114,7 +112,7 @@ def test_a_note_beyond_all_bounds_is_an_error_before_anything_is_written(config:
 
 
 @pytest.mark.parametrize("before", ["begin", "send", "send_offsets_to_transaction", "commit_transaction"])
-def test_a_successor_fences_wherever_its_predecessor_is(config: SessionConfig, opened: Open, before: str) -> None:
+def test_successor_fences_predecessor_at_every_step(config: SessionConfig, opened: Open, before: str) -> None:
     predecessor, successors = opened(config), []
     call = getattr(predecessor._producer, before)
 
@@ -135,7 +133,7 @@ def test_a_successor_fences_wherever_its_predecessor_is(config: SessionConfig, o
     assert visible(config, config.ledger[0].topic) == [b"mine"]
 
 
-def test_fencing_is_seen_where_only_a_refused_record_tells_of_it(config: SessionConfig, opened: Open) -> None:
+def test_commit_detects_fencing_by_rejected_record(config: SessionConfig, opened: Open) -> None:
     predecessor = opened(config)
     producer, send, calls = predecessor._producer, predecessor._producer.send, 0
 
@@ -177,7 +175,7 @@ except Fenced:
 """
 
 
-def test_a_stopped_predecessor_cannot_commit_when_it_goes_on(config: SessionConfig, opened: Open) -> None:
+def test_paused_predecessor_cannot_commit(config: SessionConfig, opened: Open) -> None:
     feed(config, b"a", b"b")
     arguments = [config.client.bootstrap_servers, config.group, source(config).topic, config.ledger[0].topic]
     command = [sys.executable, "-c", STOPS_BEFORE_ITS_COMMIT, *arguments]
@@ -200,7 +198,7 @@ def test_a_stopped_predecessor_cannot_commit_when_it_goes_on(config: SessionConf
     assert opened(config).positions() == {source(config): 2}
 
 
-def test_what_was_aborted_nobody_sees(config: SessionConfig, opened: Open) -> None:
+def test_session_hides_aborted_records(config: SessionConfig, opened: Open) -> None:
     session = opened(config)
     session._producer.begin_transaction()
     session._producer.send(config.ledger[0].topic, b"never")
@@ -211,7 +209,7 @@ def test_what_was_aborted_nobody_sees(config: SessionConfig, opened: Open) -> No
     assert visible(config, config.ledger[0].topic) == []
 
 
-def test_the_ledger_is_whole_while_another_producer_has_a_transaction_open(config: SessionConfig, opened: Open) -> None:
+def test_ledger_is_complete_with_open_transaction_of_another(config: SessionConfig, opened: Open) -> None:
     """Read_committed ends stop before anybody's open transaction; the shard's own records may lie behind it."""
     session = opened(config)
     other = KafkaProducer(**config.client.producer(transactional_id=f"{config.group}-other"))
@@ -230,7 +228,7 @@ def test_the_ledger_is_whole_while_another_producer_has_a_transaction_open(confi
     assert waits
 
 
-def test_a_commit_that_names_no_offsets_keeps_them(config: SessionConfig, opened: Open) -> None:
+def test_commit_without_offsets_keeps_them(config: SessionConfig, opened: Open) -> None:
     feed(config, b"a", b"b")
     session = opened(config)
     session.commit([], {source(config): 2}, {}, {})
@@ -239,7 +237,7 @@ def test_a_commit_that_names_no_offsets_keeps_them(config: SessionConfig, opened
     assert (successor.positions(), successor.note.state) == ({source(config): 2}, {"mark": 1})
 
 
-def test_inputs_start_where_they_are_told_to(config: SessionConfig, opened: Open) -> None:
+def test_inputs_begin_at_configured_start(config: SessionConfig, opened: Open) -> None:
     feed(config, b"a", b"b")
     opened(config).commit([], {source(config): 1}, {}, {})
     for start, offset in (("committed", 1), ("earliest", 0), ("latest", 2)):
@@ -251,7 +249,7 @@ def test_inputs_start_where_they_are_told_to(config: SessionConfig, opened: Open
     assert polled(session, 1) == [b"b"]
 
 
-def test_session_without_a_commit_reads_the_newest_records_alone(config: SessionConfig, opened: Open) -> None:
+def test_session_without_commit_reads_newest_records(config: SessionConfig, opened: Open) -> None:
     feed(config, b"a", b"b", b"c")
     newest = replace(config, inputs=(Input(source(config).topic, (0,), newest=2),))
     session = opened(newest)
@@ -262,7 +260,7 @@ def test_session_without_a_commit_reads_the_newest_records_alone(config: Session
     assert opened(all_of_it).positions() == {source(config): 0}
 
 
-def test_a_shard_without_inputs_has_a_note(config: SessionConfig, opened: Open) -> None:
+def test_session_without_inputs_has_a_note(config: SessionConfig, opened: Open) -> None:
     alone = replace(config, inputs=())
     session = opened(alone)
     began = time.monotonic()
@@ -273,9 +271,7 @@ def test_a_shard_without_inputs_has_a_note(config: SessionConfig, opened: Open) 
     assert (successor.start, successor.note.state, len(successor.ledger)) == (2, {"next": 5}, 1)
 
 
-def test_a_commit_that_was_made_but_whose_answer_was_lost_is_found_by_the_next_start(
-    config: SessionConfig, opened: Open
-) -> None:
+def test_next_start_finds_commit_with_lost_response(config: SessionConfig, opened: Open) -> None:
     session = opened(config)
     commit = session._producer.commit_transaction
 
@@ -293,7 +289,7 @@ def test_a_commit_that_was_made_but_whose_answer_was_lost_is_found_by_the_next_s
     assert ([r.value for r in successor.ledger], successor.note.state) == ([b"A"], {"mark": 1})
 
 
-def test_a_process_has_one_session_a_group(config: SessionConfig) -> None:
+def test_process_has_one_session_per_group(config: SessionConfig) -> None:
     try:
         first = SESSIONS.open(config)
         second = SESSIONS.open(config)
@@ -306,7 +302,7 @@ def test_a_process_has_one_session_a_group(config: SessionConfig) -> None:
     assert SESSIONS.get(config.group) is None
 
 
-def test_no_session_where_there_is_no_broker() -> None:
+def test_session_fails_without_broker() -> None:
     nowhere = ClientProperties.at("127.0.0.1:9")
     with pytest.raises(SessionLost, match=r"nobody: 127\.0\.0\.1:9: Connection refused"):
         Session(SessionConfig(nowhere, "nobody", (Input("in", (0,)),), Partition("restore", 0)))

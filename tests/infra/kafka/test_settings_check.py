@@ -28,7 +28,7 @@ def test_topic_problem_names_setting_and_value(setting: str, value: str, copies:
     held = GOOD | {"min.insync.replicas": "1" if copies == 1 else "2", setting: value}
     (problem,) = topic_problems({"t": held}, {"t": TopicSpec("t", 1, config=GOOD)}, {"t": copies})
     assert (problem.where, problem.setting, problem.value, problem.fatal) == ("t", setting, value, fatal)
-    assert f"t: {setting} is {value}, needed is " in str(problem)
+    assert f"t: {setting} is {value}, must be " in str(problem)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_broker_problem_names_setting_and_value(setting: str, value: str, fatal:
     assert (problem.where, problem.setting, problem.value, problem.fatal) == ("broker 1", setting, value, fatal)
 
 
-def test_settings_of_a_real_broker_fit_and_those_of_a_short_lived_topic_do_not(broker: Broker, run_id: str) -> None:
+def test_find_problems_on_a_real_broker(broker: Broker, run_id: str) -> None:
     short = f"{run_id}-short"
     with admin_client(ClientProperties.at(broker.bootstrap_servers)) as admin:
         create_topics(admin, [TopicSpec(run_id, 1, config=GOOD), TopicSpec(short, 1)])

@@ -23,7 +23,7 @@ HERE = Partition("t", 0)
         (STALLED_S, 5, None, False),  # the end is not known yet
     ],
 )
-def test_stall_watch_reports_who_stands_still_before_the_end(
+def test_stall_watch_reports_reader_without_progress(
     later_s: float, position: int, end: int | None, stalled: bool
 ) -> None:
     now = [0.0]
@@ -33,7 +33,7 @@ def test_stall_watch_reports_who_stands_still_before_the_end(
     assert watch.stalled({HERE: position}, {HERE: end}) == ([HERE] if stalled else [])
 
 
-def test_stall_watch_repeats_a_report_seldom() -> None:
+def test_stall_watch_repeats_report_after_interval() -> None:
     now = [0.0]
     watch = StallWatch(lambda: now[0])
     reports = []
@@ -42,7 +42,7 @@ def test_stall_watch_repeats_a_report_seldom() -> None:
     assert reports == [0, 1, 0, 1]
 
 
-def test_the_producer_that_holds_a_reader_back_is_named(
+def test_blocking_transaction_names_producer(
     config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stalls, "STALLED_S", 0.0)

@@ -58,7 +58,7 @@ def steps(records: list) -> list[int | None]:
     return [record.rows[0].step if record.rows else None for record in records]
 
 
-def test_reads_committed_records_to_the_end(client: ClientProperties, topic: str) -> None:
+def test_read_topic_reads_committed_records(client: ClientProperties, topic: str) -> None:
     records = list(read_topic(client, topic))
     assert steps(records) == [0, 1, 2, 3, 4, 5, None]
     assert records[0].schema == "Metric/2"
@@ -72,20 +72,20 @@ def test_reads_committed_records_to_the_end(client: ClientProperties, topic: str
     ("start", "expected"),
     [("beginning", 7), ("end", 0), ("0", 7), ("3", 5), ("4", 4), ("999", 0), ("-1", 0), ("-2", 1), ("-999", 7)],
 )
-def test_starts_where_it_is_told(client: ClientProperties, topic: str, start: str, expected: int) -> None:
+def test_read_topic_begins_at_start(client: ClientProperties, topic: str, start: str, expected: int) -> None:
     spans = resolve_span(client, topic, parse_span([start], 0))
     first = {number: held.beginning for number, held in spans.items()}
     assert len(list(read_topic(client, topic, start=first))) == expected
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, [None]), (3, [4, 5, None]), (100, [0, 1, 2, 3, 4, 5, None])])
-def test_the_last_records_are_counted_without_markers(
+def test_last_records_skips_markers(
     client: ClientProperties, topic: str, count: int, expected: list[int | None]
 ) -> None:
     assert steps(last_records(client, topic, count)) == expected
 
 
-def test_reads_only_the_partitions_asked_for(client: ClientProperties, topic: str) -> None:
+def test_read_topic_reads_only_given_partitions(client: ClientProperties, topic: str) -> None:
     assert list(read_topic(client, topic, partitions=[1])) == []
     with pytest.raises(UnknownTopic, match="not \\[7\\]"):
         list(read_topic(client, topic, partitions=[0, 7]))
@@ -93,7 +93,7 @@ def test_reads_only_the_partitions_asked_for(client: ClientProperties, topic: st
         list(read_topic(client, f"{topic}-not"))
 
 
-def test_follows_what_comes_later(client: ClientProperties, broker: Broker, topic: str) -> None:
+def test_read_topic_follows_new_records(client: ClientProperties, broker: Broker, topic: str) -> None:
     def write(step: int) -> None:
         value, headers = encode(Metric("train", step, {}, 1))
         producer.send(topic, value, headers=list(headers), partition=2).get(timeout=10)
@@ -108,7 +108,7 @@ def test_follows_what_comes_later(client: ClientProperties, broker: Broker, topi
     producer.close()
 
 
-def test_reading_leaves_no_group_behind(client: ClientProperties, topic: str) -> None:
+def test_read_topic_creates_no_group(client: ClientProperties, topic: str) -> None:
     with admin_client(client) as admin:
         before = list_groups(admin, "")
         list(read_topic(client, topic))
@@ -116,7 +116,7 @@ def test_reading_leaves_no_group_behind(client: ClientProperties, topic: str) ->
         assert group_name(RUN, "trainer") in before
 
 
-def test_lag_is_what_is_not_committed_as_done(client: ClientProperties, topic: str) -> None:
+def test_group_lags_count_uncommitted_records(client: ClientProperties, topic: str) -> None:
     with admin_client(client) as admin:
         (lag,) = group_lags(admin, list_groups(admin, run_prefix(RUN)))
         ranges = partition_ranges(client, topic)
@@ -127,7 +127,7 @@ def test_lag_is_what_is_not_committed_as_done(client: ClientProperties, topic: s
         assert record_counts(admin, [topic])[topic] == sum(held.end - held.beginning for held in ranges.values())
 
 
-def test_the_run_of_a_topic() -> None:
+def test_run_of_topic_name() -> None:
     assert run_of(METRICS.name("a-1")) == "a-1"
     assert run_of("laminar.a.nonsense") is None
     assert run_of("other.a.metrics") is None

@@ -15,7 +15,7 @@ from infra.kafka.transactions import TransactionalProducer
 
 
 @pytest.mark.parametrize("lost", ["begin_commit", "send_offsets_to_transaction"])
-def test_a_lost_answer_is_not_waited_for_for_ever(broker: Broker, run_id: str, lost: str) -> None:
+def test_transaction_times_out_on_lost_response(broker: Broker, run_id: str, lost: str) -> None:
     client = ClientProperties.at(broker.bootstrap_servers)
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(run_id, 1)])

@@ -55,7 +55,7 @@ def test_broker_start_status_and_stop(laminar: Laminar, tmp_path: Path) -> None:
     other = 1 + int(status["bootstrap_servers"].rpartition(":")[2])
     code, out, err = laminar("start", "--port", str(other))
     assert (code, out) == (1, "")
-    assert err == f"laminar: a broker on {tmp_path} runs at {status['bootstrap_servers']} already; stop it first\n"
+    assert err == f"laminar: a broker on {tmp_path} already runs at {status['bootstrap_servers']}; stop it first\n"
     assert laminar("stop") == (0, "stopped\n", "")
     assert not psutil.pid_exists(status["pid"])
     assert laminar("status")[0] == 1
@@ -64,5 +64,5 @@ def test_broker_start_status_and_stop(laminar: Laminar, tmp_path: Path) -> None:
 def test_broker_start_names_port_in_use(laminar: Laminar, broker: Broker) -> None:
     code, out, err = laminar("start", "--port", str(broker.port))
     assert (code, out) == (1, "")
-    taken = f"port {broker.port} on 127.0.0.1 is taken by another process; choose another, or 0 for any free one"
+    taken = f"port {broker.port} on 127.0.0.1 is used by another process; choose another, or 0 for a free one"
     assert err == f"laminar: {taken}\n"

@@ -187,5 +187,5 @@ def test_connection_problem_reports_failed_authentication(
     file = secured.file(kind, **{name: replacements.get(value, value) for name, value in others.items()})
     reason = connection_problem(ClientProperties.from_file(file).admin(), timeout_s=3.0)
     assert reason is not None
-    assert reason.endswith("are login and certificates right?")
+    assert reason.endswith("are login and certificates correct?")
     assert "guessed" not in reason
