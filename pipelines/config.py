@@ -51,7 +51,9 @@ class RunConfig:
     """The run. `name` is part of its topic names; default: the task and the time. `folder` holds all runs."""
 
     name: str = ""
+    """The run's name, a part of its topics' names; empty: made of task and time."""
     folder: Path = Path("runs")
+    """The folder that holds the folders of all runs."""
     seed: int = 0
     """Seed of prompts, sampling and warm start, unless their own sections set one."""
     time_scale: float = 1.0
@@ -75,6 +77,7 @@ class KafkaConfig:
     """The Kafka cluster. Without `bootstrap_servers`, `laminar run` starts a local broker in the run's folder."""
 
     bootstrap_servers: str = ""
+    """Addresses of the brokers, `host:port` separated by commas; empty: `laminar run` starts a broker of its own."""
     client_properties: str = ""
     """A client.properties file with the Java clients' property names: security, timeouts. `{role}` in its path stands
     for the pipeline that reads it, and for `admin` in commands."""
@@ -122,6 +125,7 @@ class ModelConfig:
     """The model to train: a local Hugging Face folder. If empty, the warm start creates a small model."""
 
     path: str = ""
+    """A local Hugging Face folder with model and tokenizer; empty: the warm start makes a small model."""
 
 
 @dataclass(frozen=True)

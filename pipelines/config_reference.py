@@ -149,7 +149,8 @@ def _sections(kind: Any, key: str, value: Any, optional: bool = False) -> Iterat
         else:
             below.append((inner, dotted, current))
     if key:
-        yield Section(key, _paragraph(inspect.getdoc(kind) or ""), tuple(own), optional)
+        about = _paragraph((inspect.getdoc(kind) or "").partition("Raises ")[0])
+        yield Section(key, about, tuple(own), optional)
     for inner, dotted, current in below:
         yield from _sections(inner, dotted, current, optional or current is None)
 

@@ -19,14 +19,23 @@ class ProgressConfig:
     """
 
     restore_s: float = 3600.0
+    """Time to load the model, read the checkpoint and the log, and wait for other ranks, before the first step."""
     prompts_s: float = 600.0
+    """Budget of one step of prompts."""
     placement_s: float = 600.0
+    """Budget of one step of placement."""
     rollout_s: float = 1800.0
+    """Budget of one step of rollout."""
     relay_s: float = 600.0
+    """Budget of one step of the relay."""
     score_s: float = 3600.0
+    """Budget of one step of score: the verifiers of one poll."""
     experience_s: float = 600.0
+    """Budget of one step of experience."""
     trainer_s: float = 7200.0
+    """Budget of one step of the trainer: one global batch."""
     evaluation_s: float = 600.0
+    """Budget of one step of evaluation."""
     stalled: Literal["restart", "report"] = "restart"
     """On a stalled step: end the process, which is restarted, or only log a warning."""
 

@@ -24,16 +24,27 @@ class DemoModelConfig:
     """
 
     task: str = "chain_sum"
+    """The task whose characters the tokenizer knows."""
     hidden_size: int = 128
+    """Width of the hidden states."""
     layers: int = 3
+    """Transformer layers."""
     heads: int = 4
+    """Attention heads."""
     kv_heads: int = 2
+    """Key and value heads (grouped-query attention)."""
     mlp_size: int = 384
+    """Width of the MLP."""
     phrases: tuple[str, ...] = ()  # additional phrases that are single tokens
+    """Texts that are one token each."""
     max_positions: int = 512  # tokens of prompt and response together
+    """Longest context in tokens."""
     rope_theta: float = 10_000.0
+    """Base of the rotary position embedding."""
     tied_embeddings: bool = True
+    """Whether output weights are the embedding."""
     seed: int = 0  # of the initial weights
+    """Seed of the random initial weights."""
 
     def __post_init__(self) -> None:
         if not all(self.phrases):

@@ -20,7 +20,9 @@ class Component:
     """The name of a writer, sampler or eviction, and the options for its class."""
 
     name: str
+    """A built-in component, `module:Class` or `file.py:Class`."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the component."""
 
     @property
     def is_custom(self) -> bool:

@@ -54,11 +54,13 @@ class TaskConfig:
     buffer's sampler requests others. Held-out questions follow `task_args` and `where` only, at any level."""
 
     path: str = ""
+    """The file or folder with the questions, for sources that read one."""
     split: str = "train"
     """The split of a `dataset` folder."""
     prompt_column: str = ""
     """Column of the question, text or a list of messages; dots select struct fields. Empty: detected (see layouts)."""
     answer_column: str = ""
+    """The column with the reference answer; empty: found by its usual names."""
     answer_required: bool = True
     """False accepts rows without an answer, for rewards that need only the response."""
     answer_after: str = ""
@@ -80,9 +82,11 @@ class TaskConfig:
     """The one of `rollout.environments` that responds to the model's turns; empty: none, and a response is one turn."""
 
     samples_per_prompt: int = 8
+    """Trajectories generated for each prompt: the size of a group."""
     temperature: float = 1.0
     """Above 0; the trainer divides its logits by it too."""
     top_p: float = 1.0
+    """Nucleus sampling; 1 for trained answers."""
     top_k: int = 0
     """`top_p` must be 1 and `top_k` 0: the trainer's distribution is not truncated, so importance ratios would be wrong
     by the kept share (see docs/training.md)."""
@@ -94,8 +98,11 @@ class TaskConfig:
     tokenizer's end of sequence. Special tokens have no text."""
 
     seed: int = 0
+    """Seed of the drawing of questions."""
     shuffle: bool = True
+    """Whether questions are drawn in random order."""
     epochs: int | None = None
+    """Passes over the questions; unset: without end."""
 
     heldout: int = 0
     """Distinct questions that are excluded from training, for evaluation."""
@@ -205,6 +212,7 @@ class PromptsConfig(TaskConfig):
     """
 
     tasks: tuple[TaskConfig, ...] = ()
+    """Tasks of a mixture."""
 
     def __post_init__(self) -> None:
         if not self.tasks:

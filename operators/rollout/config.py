@@ -21,6 +21,7 @@ class RolloutConfig:
     processes: int = 1
     """Rollout processes. Each hosts `replicas` replicas and steps their engines in turn."""
     replicas: int = 1
+    """Replicas in each rollout process."""
     slots: int = 128
     """Trajectories that a replica generates at once."""
     context: int | None = None
@@ -36,6 +37,7 @@ class RolloutConfig:
     linger_s: float = 0.2
     """How long a finished trajectory may wait for others in the same transaction, in seconds."""
     heartbeat_s: float = 1.0
+    """Time between heartbeats of a replica."""
     gpus: int = 1
     """GPUs per replica (tensor parallelism); more than one requires vLLM. The processes of a machine take its GPUs in
     order: process n takes the n-th group of so many."""

@@ -65,6 +65,7 @@ class LengthsConfig:
     p50: float = 2000.0
     """Median length in tokens."""
     p99: float = 16000.0
+    """99th percentile of drawn response lengths, in tokens."""
     file: str = ""
     """JSONL or Parquet with a column `length` and, optionally, `trajectory_id`; other trajectories get lengths drawn
     from it. Empty: lognormal."""
@@ -87,6 +88,7 @@ class EngineEmulation:
     round_prefill: int = 8192
     """Maximum real prefill tokens of one round; a longer context is prefilled in a round of its own."""
     vocabulary: int = 32_000
+    """Size of the emulated vocabulary."""
     pull_s: float = 0.57
     """Emulated seconds in which a replica loads new weights from host memory (PCIe, 32B over four GPUs)."""
 

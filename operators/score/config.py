@@ -21,8 +21,11 @@ class RewardSpec:
     """
 
     name: str
+    """A built-in reward, `module:function` or `file.py:function`."""
     weight: float = 1.0
+    """Factor of its value in the sum."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the reward."""
     label: str = ""
     """Name of its component; empty: the name of the function or of the reward."""
 
@@ -66,10 +69,13 @@ class Rubric:
     """How answers are rewarded. Raises ValueError naming the field that does not fit."""
 
     rewards: tuple[RewardSpec, ...] = (RewardSpec("reasoning_gym"),)
+    """Rewards whose weighted sum is the reward."""
     answer: AnswerKind = "marker"
     """Where the answer is in a response (see attempt.Extraction)."""
     answer_marker: str = "#"
+    """The text before the answer, for `answer = "marker"`."""
     answer_regex: str = ""
+    """The expression that finds the answer, for `answer = "regex"`."""
     on_error: float = 0.0
     """Reward of a trajectory whose generation or verification failed."""
 
@@ -100,6 +106,7 @@ class TaskRubric(Rubric):
     """How answers to prompts of task `name` are rewarded."""
 
     name: str = ""
+    """The task that these rewards are for."""
 
     def __post_init__(self) -> None:
         if not self.name:

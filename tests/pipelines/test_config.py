@@ -246,12 +246,12 @@ def test_section_without_tasks_is_the_only_task() -> None:
         ({"prompts": {"tasks": "gcd"}}, "prompts.tasks: "),
         ({"prompts": {"tasks": [{"task": "gcd"}, {"task": "gcd"}]}}, "two have the same name"),
         ({"prompts": {"tasks": [{"task": "gcd", "environment": "python"}]}}, "there is no environment 'python'"),
-        ({"score": {"tasks": [{"answer": "whole"}]}}, "score.tasks.0: name must say which task it is for"),
+        ({"score": {"tasks": [{"answer": "whole"}]}}, "score.tasks.0: name must be the name of a task"),
         (
             {"score": {"tasks": [{"name": "chain_sun"}]}},
             "of task 'chain_sun'; did you mean 'chain_sum'?",
         ),
-        ({"score": {"tasks": [{"name": "chain_sum"}, {"name": "chain_sum"}]}}, "two are for the same task"),
+        ({"score": {"tasks": [{"name": "chain_sum"}, {"name": "chain_sum"}]}}, "a task is named twice"),
         (
             {"score": {"time_limit_s": 2.0, "tasks": [{"name": "chain_sum", "rewards": [{"name": "code"}]}]}},
             "time_limit_s",

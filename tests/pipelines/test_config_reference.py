@@ -65,3 +65,7 @@ def test_schema_knows_every_key_of_the_examples(file: Path) -> None:
 
     check(tomllib.loads(file.read_text(encoding="utf-8")), schema, file.name)
     assert isinstance(load_config(file), Config)
+
+
+def test_every_key_has_a_meaning() -> None:
+    assert not [key for key, setting in settings().items() if not setting.about]

@@ -27,6 +27,7 @@ class EnvironmentSpec:
     """
 
     name: str
+    """A built-in environment, `module:Class` or `file.py:Class`."""
     label: str = ""
     """The name that prompts use; empty: the name of the class or the environment."""
     options: Mapping[str, Any] = field(default_factory=dict)
