@@ -92,7 +92,7 @@ def test_start_names_used_port(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(BrokerStartError, match=f"port {port} on 127.0.0.1 is taken"):
+        with pytest.raises(BrokerStartError, match=f"port {port} on 127.0.0.1 is used"):
             start_broker(BrokerConfig(tmp_path, port=port))
 
 
