@@ -12,6 +12,7 @@ _REPAIR, _DEAD_LETTERS = "pipelines.cli.repair", "pipelines.cli.dead_letters"
 COMMANDS: dict[str, CommandModule] = {
     "list": CommandModule(_METADATA, "List the topics of a run: partitions, offsets, record types.", "list_command"),
     "describe": CommandModule(_METADATA, "Describe a topic: producers, consumers, settings.", "describe_command"),
+    "schema": CommandModule("pipelines.cli.topic_schema", "Print the schemas of a topic's records.", "schema_command"),
     "tail": CommandModule(_TAIL, "Print records of a topic, decoded.", "tail_command"),
     "get": CommandModule(_TAIL, "Print one whole record as JSON.", "get_command"),
     "find": CommandModule(_FIND, "Find rows of a topic by their fields.", "find_command"),
