@@ -1,15 +1,15 @@
-"""What every algorithm makes of the demonstration, and what staleness costs.
+"""Accuracy gained by every algorithm on the demonstration, and accuracy lost by staleness.
 
     OMP_NUM_THREADS=1 python -m benchmarks.algorithms
     OMP_NUM_THREADS=1 python -m benchmarks.algorithms --lag 4 --only decoupled_ppo tis "tis, sequence" \
         --set trainer.learner.learning_rate=1e-4
 
-Three of them train as whole runs, through Kafka; the others, and all with `--lag`, in one plain loop over the same
-engine, learner and Algorithm (benchmarks/recipe.py). Every cell starts from the same warm start of its seed, with the
-same questions and rates. `--lag k` trains every batch k updates late, and compares with a loop that has no lag at the
-same rate: above at half the demonstration's, at which gradients that come four updates late overshoot. A cell's result
-is written as soon as it is known, and started again the command goes on with those that are missing; `--known` prints
-what is there. Exit code 1 if an algorithm gained less than 20 points, or lost more than 5 by its lag.
+Three algorithms train in whole runs, through Kafka. The others, and all with `--lag`, train in a plain loop over the
+same engine, learner and Algorithm (benchmarks/recipe.py). Every cell of a seed starts from the same warm start, with
+the same questions and learning rates. `--lag k` trains every batch k updates late and compares with a loop without lag
+at the same learning rate: in the example, half of the demonstration's, at which gradients four updates late overshoot.
+Each result is saved as soon as it is measured; run again, the command measures only missing cells. `--known` only
+prints saved results. Exit code 1 if an algorithm gained less than 20 points, or lost more than 5 by its lag.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ CELLS: Mapping[str, tuple[str, ...]] = {
     "tis, sequence": ("correction_level=sequence",),
     "icepop": (),
 }
-"""Each algorithm, and what its section says besides its name."""
+"""Each algorithm, and the settings of its section besides the name."""
 THROUGH_KAFKA = ("grpo", "ppo", "decoupled_ppo")
 ALIKE = ("decoupled_ppo", "tis", "tis, sequence")
-"""Without lag the policy has not moved since it answered and every weight is 1, but for rounding: one loop does."""
+"""Equal without lag: the policy that generated a batch trains on it, so every weight is 1 up to rounding. One loop
+measures them all."""
 GAIN, LOSS = 0.20, 0.05
 LIMIT_S = 3600.0
 
 
-class Place(NamedTuple):
+class Cell(NamedTuple):
     """One cell: an algorithm, a seed, and how it is trained."""
 
     name: str
@@ -72,7 +73,7 @@ class Place(NamedTuple):
         return int(self.how.rpartition("lag ")[2]) if "lag" in self.how else 0
 
     def changes(self, heldout: int) -> list[str]:
-        """What it changes of the demonstration's configuration."""
+        """Changes to the demonstration's configuration."""
         section, seed = "trainer.learner.algorithm", self.seed
         changes = [f"run.seed={seed}", f"warm_start.model.seed={seed}", f"prompts.heldout={heldout}"]
         changes += [f"warm_start.measured={heldout}", f"{section}.name={self.name.partition(',')[0]}"]
@@ -80,24 +81,24 @@ class Place(NamedTuple):
 
 
 def main() -> None:
-    """Run what is missing and print the table."""
+    """Run the missing cells and print the table."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--config", type=Path, default=Path("examples/chain_sum.toml"))
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--lag", type=int, default=0, help="updates between a batch's weights and its training")
-    arguments.add_argument("--loop", action="store_true", help="nothing goes through Kafka")
+    arguments.add_argument("--loop", action="store_true", help="train every cell in the plain loop, without Kafka")
     arguments.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS))
     arguments.add_argument("--heldout", type=int, default=256)
-    arguments.add_argument("--folder", type=Path, default=Path("runs"), help="of runs and warm starts")
+    arguments.add_argument("--folder", type=Path, default=Path("runs"), help="folder of runs and warm starts")
     arguments.add_argument("--results", type=Path, default=Path("runs/algorithms.json"))
-    arguments.add_argument("--known", action="store_true", help="measure nothing")
+    arguments.add_argument("--known", action="store_true", help="only print saved results")
     arguments.add_argument("--json", action="store_true")
     arguments.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     options = arguments.parse_args()
     torch.set_num_threads(1)
     done = Results(options.results)
-    for place in [] if options.known else places(options):
-        done.add(key_of(place, options), partial(run if place.how == "run" else loop, place, options))
+    for cell in [] if options.known else requested_cells(options):
+        done.add(key_of(cell, options), partial(run if cell.how == "run" else loop, cell, options))
     rows = [row for name in options.only if (row := row_of(name, done, options))]
     if options.json:
         print(json.dumps({"machine": describe_machine(), "seeds": options.seeds, "algorithms": rows}))
@@ -106,45 +107,50 @@ def main() -> None:
     sys.exit(any(row["gain"] < GAIN or row.get("lost", 0.0) > LOSS for row in rows))
 
 
-def places(options: argparse.Namespace) -> list[Place]:
-    """The cells that are asked for, seed after seed."""
-    return [Place(name, seed, how) for seed in options.seeds for name in options.only for how in ways(name, options)]
+def requested_cells(options: argparse.Namespace) -> list[Cell]:
+    """The requested cells, seed by seed."""
+    return [
+        Cell(name, seed, how)
+        for seed in options.seeds
+        for name in options.only
+        for how in training_modes(name, options)
+    ]
 
 
-def ways(name: str, options: argparse.Namespace) -> list[str]:
-    """How `name` is trained; the last one is what its row is about."""
+def training_modes(name: str, options: argparse.Namespace) -> list[str]:
+    """How `name` is trained; its row reports the last one."""
     if options.lag:
         return ["loop", f"loop, lag {options.lag}"]
     return ["run" if name in THROUGH_KAFKA and not options.loop else "loop"]
 
 
-def key_of(place: Place, options: argparse.Namespace) -> str:
-    """Its name among the results: all that it depends on."""
-    name = "tis" if place.how == "loop" and place.name in ALIKE else place.name
-    return " ".join([name, f"seed={place.seed}", place.how, str(options.config), *options.set])
+def key_of(cell: Cell, options: argparse.Namespace) -> str:
+    """The key of a result: everything that the result depends on."""
+    name = "tis" if cell.how == "loop" and cell.name in ALIKE else cell.name
+    return " ".join([name, f"seed={cell.seed}", cell.how, str(options.config), *options.set])
 
 
-def loop(place: Place, options: argparse.Namespace) -> Result:
-    """One algorithm from one warm start in the plain loop."""
-    config = load_config(options.config, [*place.changes(options.heldout), *options.set])
+def loop(cell: Cell, options: argparse.Namespace) -> Result:
+    """Train one algorithm from one warm start in the plain loop."""
+    config = load_config(options.config, [*cell.changes(options.heldout), *options.set])
     with contextlib.redirect_stdout(io.StringIO()):
-        outcome = run_seed(place.seed, config, place.lag, options.folder / "warm-starts")
+        outcome = run_seed(cell.seed, config, cell.lag, options.folder / "warm-starts")
     ends = statistics.fmean(outcome.rewards[:5]), statistics.fmean(outcome.rewards[-5:])
     return {"greedy": outcome.greedy, "sampled": outcome.sampled, "reward": ends}
 
 
-def run(place: Place, options: argparse.Namespace) -> Result:
-    """The same as a whole run. Raises RuntimeError where it fails, or its books do not balance."""
+def run(cell: Cell, options: argparse.Namespace) -> Result:
+    """Train one algorithm in a whole run. Raises RuntimeError if the run or its audit fails."""
     folder = options.folder.absolute()
-    name = f"algorithms-{place.name.replace('_', '-')}-{place.seed}"
-    changes = [*place.changes(options.heldout), *options.set, f"run.folder={folder}"]
-    sets = [word for change in changes for word in ("--set", change)]
+    name = f"algorithms-{cell.name.replace('_', '-')}-{cell.seed}"
+    changes = [*cell.changes(options.heldout), *options.set, f"run.folder={folder}"]
+    sets = [argument for change in changes for argument in ("--set", change)]
     shutil.rmtree(folder / name, ignore_errors=True)
     laminar = Path(sys.executable).with_name("laminar")
     command = [str(laminar), "run", str(options.config), "--name", name, "--json", *sets]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-    if ended.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-2000:]}")
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    if completed.returncode:
+        raise RuntimeError(f"{' '.join(command)} exited with {completed.returncode}: {completed.stderr[-2000:]}")
     found = json.loads((folder / name / "summary.json").read_text("utf-8"))
     if not found["audit_passed"]:
         raise RuntimeError(f"the audit of {folder / name} failed")
@@ -156,12 +162,13 @@ KINDS = {"greedy": "heldout", "sampled": "heldout_sampled"}
 
 
 def row_of(name: str, done: Results, options: argparse.Namespace) -> dict[str, Any]:
-    """Means over those seeds that are known; nothing where none is.
+    """Means over the seeds with results; empty if there are none.
 
-    `gain` and its least are of sampled answers to held-out questions: the expected reward. `lost` is what `lag` cost.
+    `gain` and `least_gain` are of the accuracy of sampled answers to held-out questions, the expected reward. `lost`
+    is the accuracy lost by the lag.
     """
-    asked, how = options.seeds, ways(name, options)
-    found = [[done.get(key_of(Place(name, seed, each), options)) for seed in asked] for each in how]
+    how = training_modes(name, options)
+    found = [[done.get(key_of(Cell(name, seed, each), options)) for seed in options.seeds] for each in how]
     whole = [cells for cells in zip(*found, strict=True) if None not in cells]
     if not whole:
         return {}
@@ -183,7 +190,7 @@ def row_of(name: str, done: Results, options: argparse.Namespace) -> dict[str, A
 
 
 def show(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """The table."""
+    """Print the table."""
     machine = describe_machine()
     title = f"{options.config}, held-out accuracy; {machine['cores']} cores of {machine['cpu']}"
     table = Table(title=title, title_justify="left")

@@ -1,6 +1,6 @@
-"""The experience buffer on logs of a given length: through Kafka, and alone in memory.
+"""The experience buffer on logs of a given length: on Kafka, and in memory.
 
-Both are measured by `experience.py` in slices that go on where the log stands.
+`experience.py` measures both in slices; each slice continues at the end of the log.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from schemas.topics import EXPERIENCES, METRICS, group_name
 
 SAMPLES = 8
 RECORDS_A_POLL = 8
-"""Of the buffer alone: about as many as a fetch of a megabyte brings."""
+"""Records a poll of `InMemory`: about as many as a fetch of one megabyte returns."""
 LIMIT_S = 900.0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One slice: trajectories a second, and CPU microseconds a trajectory of the process and of the broker."""
+    """One slice: trajectories/s, and CPU microseconds per trajectory of this process and of the broker."""
 
     stage: str
     log: int
@@ -57,28 +57,30 @@ class Measured:
 
 
 class BufferLog(Protocol):
-    """A buffer that has seen `written` trajectories."""
+    """A buffer that has processed `written` trajectories."""
 
-    written: int
+    @property
+    def written(self) -> int:
+        """Trajectories published so far."""
 
     def extend(self, length: int) -> None:
-        """Bring the log to `length` trajectories or a few more, all through the buffer."""
+        """Extend the log to `length` trajectories or a few more, and process them all."""
 
     def measure(self, count: int) -> Iterator[Measured]:
-        """Take `count` more, or a few more than that, through it."""
+        """Process at least `count` more trajectories and measure them."""
 
 
 class Experiences:
-    """Experiences of dense prompt numbers, `tokens` of prompt and response together, in full records."""
+    """Experiences with consecutive prompt numbers, in full records; `tokens`: prompt and response together."""
 
     def __init__(self, tokens: int) -> None:
-        self.made = 0
+        self.count = 0
         self._template = _template(tokens)
 
     def next(self) -> Block:
-        """The next `MAX_ROWS`, which are whole groups."""
-        rows = np.arange(self.made, self.made + MAX_ROWS)
-        self.made += MAX_ROWS
+        """The next `MAX_ROWS` experiences, in whole groups."""
+        rows = np.arange(self.count, self.count + MAX_ROWS)
+        self.count += MAX_ROWS
         changed = {"trajectory.prompt.number": rows // SAMPLES, "trajectory.member": rows % SAMPLES}
         batch = self._template.batch
         for name, values in changed.items():
@@ -87,7 +89,7 @@ class Experiences:
 
 
 class InMemory:
-    """The buffer's own work, without Kafka, codec and Beam: experiences as columns in, batches as columns out."""
+    """The buffer without Kafka, codec and Beam: columns of experiences in, columns of batches out."""
 
     def __init__(self, tokens: int, global_batch: int) -> None:
         self._experiences = Experiences(tokens)
@@ -97,7 +99,7 @@ class InMemory:
 
     @property
     def written(self) -> int:
-        return self._experiences.made
+        return self._experiences.count
 
     def extend(self, length: int) -> None:
         while self.written < length:
@@ -112,7 +114,7 @@ class InMemory:
         yield Measured("fold", before, done, done / took, took / done * 1e6, 0.0)
 
     def _fold(self) -> float:
-        """One poll; the CPU seconds that the buffer took for it."""
+        """Fold one poll; return the buffer's CPU seconds."""
         first = self._offset
         self._offset += RECORDS_A_POLL
         blocks = [self._experiences.next() for _ in range(RECORDS_A_POLL)]
@@ -129,7 +131,7 @@ class InMemory:
 
 
 class OnKafka:
-    """A run of its own: `write` sends experiences (score's way out), `buffer` is the pipeline until all are batched."""
+    """A run on Kafka: stage `write` publishes experiences, `buffer` runs the pipeline until all are batched."""
 
     def __init__(self, config: Config, name: str, broker: Broker, tokens: int) -> None:
         self._config = replace(config, run=replace(config.run, name=name))
@@ -139,7 +141,7 @@ class OnKafka:
 
     @property
     def written(self) -> int:
-        return self._experiences.made
+        return self._experiences.count
 
     def extend(self, length: int) -> None:
         if length > self.written:
@@ -148,18 +150,18 @@ class OnKafka:
 
     def measure(self, count: int) -> Iterator[Measured]:
         size = self._config.experience.global_batch
-        # A start reads back what the last transactions have settled, however long the log is: as little at every slice.
+        # A start reads the outcomes of the last transactions, whatever the log's length: the same few at every slice.
         self.extend(self.written + size)
-        held, before = self.written, self._now(0)
+        start, before = self.written, self._now(0)
         self._write(count)
-        yield self._between("write", held, self.written - held, before, self._now(0))
+        yield self._between("write", start, self.written - start, before, self._now(0))
         samples = self._drain()
-        through = (samples[-1].batches - held // size) * size
-        yield self._between("buffer", held, through, samples[0], samples[-1])
+        batched = (samples[-1].batches - start // size) * size
+        yield self._between("buffer", start, batched, samples[0], samples[-1])
 
-    def _between(self, stage: str, held: int, count: int, first: Sample, last: Sample) -> Measured:
-        own, theirs = (after - before for before, after in zip(first[2:], last[2:], strict=True))
-        return Measured(stage, held, count, count / (last.at - first.at), own / count * 1e6, theirs / count * 1e6)
+    def _between(self, stage: str, log: int, count: int, first: Sample, last: Sample) -> Measured:
+        own, brokers = (after - before for before, after in zip(first[2:], last[2:], strict=True))
+        return Measured(stage, log, count, count / (last.at - first.at), own / count * 1e6, brokers / count * 1e6)
 
     def _write(self, count: int) -> None:
         topic, until = EXPERIENCES.name(self._config.run.name), self.written + count
@@ -169,14 +171,14 @@ class OnKafka:
                     producer.send(topic, value, key=b"p", headers=headers, partition=0)
 
     def _drain(self) -> list[Sample]:
-        """Run the pipeline until all is batched that makes whole batches. Raises RuntimeError if it is not."""
+        """Run the pipeline until all whole batches are committed. Raises RuntimeError after `LIMIT_S`."""
         STOPPING.clear()
         watch = _Watch(self._config, self.written // self._config.experience.global_batch, self._now)
         watch.start()
         run_pipeline(partial(experience.build, config=self._config), close=close_shards)
         watch.join(10)
         if not watch.done:
-            raise RuntimeError(f"only {watch.samples[-1].batches} batches came in {LIMIT_S:g} s")
+            raise RuntimeError(f"the buffer committed only {watch.samples[-1].batches} batches in {LIMIT_S:g} s")
         return watch.samples
 
     def _now(self, batches: int) -> Sample:
@@ -184,7 +186,7 @@ class OnKafka:
 
 
 class Sample(NamedTuple):
-    """Batches committed by then, and seconds: of the clock, of this process's CPU time, of the broker's."""
+    """Committed batches, and seconds: of the clock, of this process's CPU time, of the broker's."""
 
     batches: int
     at: float
@@ -193,16 +195,16 @@ class Sample(NamedTuple):
 
 
 class _Watch(threading.Thread):
-    """Looks at what is committed of the metrics topic, which has one record a batch, until `batches` are there.
+    """Follows the metrics topic, which has one committed record per batch, until there are `batches`.
 
-    It reads what comes from now on: what it reads of the log that was there counts as the buffer's work.
+    It starts at the current end of the topic: reading older records would count as work of the buffer.
     """
 
     def __init__(self, config: Config, batches: int, now: Callable[[int], Sample]) -> None:
         super().__init__(daemon=True)
         self._config, self._batches, self._now = config, batches, now
         self._topic = METRICS.name(config.run.name)
-        self._from = {number: held.end for number, held in partition_ranges(self._client, self._topic).items()}
+        self._from = {number: span.end for number, span in partition_ranges(self._client, self._topic).items()}
         self.samples: list[Sample] = []
         self.done = False
 
@@ -228,26 +230,26 @@ class _Watch(threading.Thread):
 
 def _template(tokens: int) -> Block:
     rng = np.random.default_rng(0)
-    asked = tokens // 8
-    answered = tokens - asked
+    prompt_tokens = tokens // 8
+    response_tokens = tokens - prompt_tokens
     version = r.PolicyVersion(1, 0)
-    sampling = r.Sampling(1.0, 1.0, 0, answered, (0,), 0)
+    sampling = r.Sampling(1.0, 1.0, 0, response_tokens, (0,), 0)
     rows = []
     for row in range(MAX_ROWS):
-        ids = token_ids(rng.integers(0, 32_000, asked).astype(np.int32))
+        ids = token_ids(rng.integers(0, 32_000, prompt_tokens).astype(np.int32))
         prompt = r.Prompt(row // SAMPLES, "train", "benchmark", "x" * 64, ids, '{"answer": "1"}', SAMPLES, sampling)
         response = r.Response(
-            token_ids(rng.integers(0, 32_000, answered).astype(np.int32)),
-            floats(-rng.random(answered, np.float32)),
-            flags(np.ones(answered, bool)),
+            token_ids(rng.integers(0, 32_000, response_tokens).astype(np.int32)),
+            floats(-rng.random(response_tokens, np.float32)),
+            flags(np.ones(response_tokens, bool)),
         )
-        spans = (r.VersionSpan(version, answered),)
-        made = r.Trajectory(
+        spans = (r.VersionSpan(version, response_tokens),)
+        trajectory = r.Trajectory(
             prompt, row % SAMPLES, 1, 1, 0, 1, response, "y" * 64, spans, version, "stop", None, 0, None, 0
         )
         components = (
             r.RewardComponent("exact", float(row % 2), 1.0),
             r.RewardComponent("accuracy", float(row % 2), 0.0),
         )
-        rows.append(r.Experience(made, float(row % 2), components, None, 0))
+        rows.append(r.Experience(trajectory, float(row % 2), components, None, 0))
     return Block.of(rows)

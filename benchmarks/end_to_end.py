@@ -1,11 +1,11 @@
-"""Seconds per global batch and to a level of reward, here and with TRL's GRPOTrainer on the same cores.
+"""Seconds per global batch and to a reward, with Laminar and with TRL's GRPOTrainer on the same cores.
 
     make benchmark-end-to-end
 
-Both start from the same warm-started model folder, take the same questions in the same order, answer each as often,
-judge with the same code and make one update a batch with the same settings; nothing is evaluated. They run one after
-the other. Time counts from the first dispatch (TRL: the first generation); getting there is given apart. What stands
-in the results file, measured with the same settings, is not measured again.
+Both start from the same warm-started model folder, take the same questions in the same order, generate equally many
+responses to each, score them with the same code, and make one update a batch with the same settings, without
+evaluation. They run one after the other. Time counts from the first dispatch (TRL: the first generation); start-up is
+reported separately. Cells in the results file that have the same settings are not measured again.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ FOLDER = Path("build/end_to_end")
 WINDOW = 5
 """Global batches over which the reward must hold."""
 NOISE = 0.05
-"""Share of the machine that others may use while something is measured."""
+"""Share of the machine's CPU time that other processes may use during a measurement."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is run, the reward at which the clock stops, and how TRL's time may be undercut: (at most, aim)."""
+    """An example, the reward at which the clock stops, and the ratios to TRL's time: (at most, aim)."""
 
     example: Path
     reward: float
@@ -53,17 +53,17 @@ SIDES = {"laminar": run_laminar, "trl": run_trl}
 
 
 def main() -> None:
-    """Measure what is missing, then print."""
+    """Measure the missing cells, then print."""
     options = _options()
     cores = sorted(os.sched_getaffinity(0))[: options.cores]
-    os.sched_setaffinity(0, cores)  # of everything that is started here
+    os.sched_setaffinity(0, cores)  # inherited by every process started here
     console = Console(stderr=options.json)
     found: dict[str, Any] = json.loads(options.results.read_text("utf-8")) if options.results.exists() else {}
     cells: dict[str, Any] = {} if options.fresh else found.get("cells", {})
     for name in options.recipes:
         for seed in options.seeds:
             _measure(name, seed, options, cells, console)
-    chosen = {key: cell for key, cell in cells.items() if _is_asked(key, options)}
+    chosen = {key: cell for key, cell in cells.items() if _is_requested(key, options)}
     if options.json:
         print(json.dumps({"machine": describe_machine(), "cells": chosen}, indent=1))
     else:
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _measure(name: str, seed: int, options: argparse.Namespace, cells: dict[str, Any], console: Console) -> None:
-    """The cells of one recipe and seed that are not there yet, each saved as it is done."""
+    """Measure the missing cells of one recipe and seed; save each as soon as it is measured."""
     recipe, config = RECIPES[name], _config(RECIPES[name], seed, options)
     measured_with = {"optimizer_steps": config.trainer.optimizer_steps, "set": options.set, "trl": options.threads}
     known = {side: cells.get(f"{name}/{seed}/{side}", {}).get("measured_with") for side in SIDES}
@@ -113,7 +113,7 @@ def _cell(side: Side, recipe: Recipe, config: Config) -> dict[str, Any]:
     }
 
 
-def _is_asked(key: str, options: argparse.Namespace) -> bool:
+def _is_requested(key: str, options: argparse.Namespace) -> bool:
     name, seed, _ = key.split("/")
     return name in options.recipes and int(seed) in options.seeds
 
@@ -123,35 +123,35 @@ def _print(cells: Mapping[str, Any], options: argparse.Namespace, console: Conso
     console.print(f"{machine['cpu']}, {options.cores} cores, {machine['system']}, Python {machine['python']}")
     console.print(", ".join(f"{name} {version}" for name, version in package_versions().items()))
     for side in SIDES:
-        said = {(cell["threads"], json.dumps(cell["versions"])) for key, cell in cells.items() if key.endswith(side)}
-        for threads, versions in sorted(said):
+        setups = {(cell["threads"], json.dumps(cell["versions"])) for key, cell in cells.items() if key.endswith(side)}
+        for threads, versions in sorted(setups):
             console.print(f"{side}: {threads} threads; {', '.join(map(' '.join, json.loads(versions).items()))}")
-    table = Table(title=f"Median of seeds {', '.join(map(str, options.seeds))}; ratio: ours to TRL's")
+    table = Table(title=f"Median of seeds {', '.join(map(str, options.seeds))}; ratio: Laminar to TRL")
     for column in ("recipe", "seconds", "laminar", "TRL", "ratio", "at most", "aim"):
         table.add_column(column, justify="left" if column in ("recipe", "seconds") else "right")
     for name in options.recipes:
         most, aim = RECIPES[name].ratios
-        for key, words in _ROWS.items():
+        for key, label in _ROWS.items():
             ours, theirs = (_median(cells, name, side, key) for side in SIDES)
             ratio = f"{ours / theirs:.2f}" if ours and theirs else "-"
             bounds = ("", "") if key == "start_up_seconds" else (f"{most}", f"{aim}")
-            table.add_row(name, words, _seconds(ours), _seconds(theirs), ratio, *bounds)
+            table.add_row(name, label, _seconds(ours), _seconds(theirs), ratio, *bounds)
     console.print(table)
     _print_shares(cells, options, console)
     if noisy := [f"{key} ({cell['others']:.0%})" for key, cell in cells.items() if cell["others"] > NOISE]:
-        console.print(f"NOT to be relied on, others used the machine meanwhile: {', '.join(noisy)}")
+        console.print(f"UNRELIABLE, other processes used the machine meanwhile: {', '.join(noisy)}")
 
 
 _ROWS = {
-    "seconds_per_batch": "a batch, median",
-    "mean_seconds_per_batch": "a batch, mean",
+    "seconds_per_batch": "per batch, median",
+    "mean_seconds_per_batch": "per batch, mean",
     "seconds_to_reward": "to the reward",
     "start_up_seconds": "start-up",
 }
 
 
 def _print_shares(cells: Mapping[str, Any], options: argparse.Namespace, console: Console) -> None:
-    table = Table(title="CPU ms a global batch, by process; outside: share of it that is not model code")
+    table = Table(title="CPU ms per global batch, by process; outside: the share outside model code")
     table.add_column("process")
     for name in options.recipes:
         table.add_column(name, justify="right")
@@ -181,12 +181,12 @@ def _options() -> argparse.Namespace:
     arguments.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     arguments.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     arguments.add_argument("--steps", type=int, help="optimizer steps; by default the recipe's")
-    arguments.add_argument("--threads", type=int, default=2, help="TRL's; ours are in the recipe")
+    arguments.add_argument("--threads", type=int, default=2, help="of TRL; the recipe sets Laminar's")
     arguments.add_argument("--cores", type=int, default=2)
-    arguments.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a recipe")
+    arguments.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change one setting")
     arguments.add_argument("--results", type=Path, default=RESULTS)
     arguments.add_argument("--folder", type=Path, default=FOLDER, help="runs, warm starts and logs")
-    arguments.add_argument("--fresh", action="store_true", help="measure again what the results file has")
+    arguments.add_argument("--fresh", action="store_true", help="measure all cells again")
     arguments.add_argument("--json", action="store_true")
     return arguments.parse_args()
 

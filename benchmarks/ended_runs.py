@@ -1,4 +1,4 @@
-"""The log of a run that has ended, which outlives its broker."""
+"""Reads the log of a finished run: the log outlives its broker."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Tokens per second of the rollout's engines beside `model.generate` and bare vLLM, and what other weights cost them.
+"""Tokens/s of the rollout engines beside `model.generate` and bare vLLM, and the cost of loading weights.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.engine                     # ours, emulated, model.generate
-    OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.engine      # vLLM too (make vllm-env)
+    OMP_NUM_THREADS=1 python -m benchmarks.engine                     # transformers engine, emulated, model.generate
+    OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.engine      # also vLLM (make vllm-env)
 
-Same model, same requests, one process, repetitions by turns; ratios are medians over repetitions. `generate` takes the
-requests in batches of as many as the engine has slots, left-padded. Bare vLLM is `LLM.generate`, set up as our engine
-sets vLLM up, in this process too, and asked for each token's logprob; seeded vLLM has a seed for each request as well,
-which is its nearest to draws that are a function of trajectory and position. A swap loads a version from shared memory;
-a refresh releases all that runs, loads, and lets it go on from what it had.
+Same model, same requests, one process; the sides alternate, and ratios are medians over repetitions. `generate` takes
+the requests in left-padded batches of as many as the engine has slots. Bare vLLM is `LLM.generate` in this process with
+the same arguments as Laminar's vLLM engine, and returns each token's logprob. Seeded vLLM has a seed for each request,
+the nearest equivalent of draws that depend on trajectory and position alone. A swap loads a version from shared memory.
+A refresh releases all running requests, loads a version, and resumes the requests.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from operators.rollout.engine import Engine, Request
 
 PARTS = ("tokens", "shares", "swap", "refresh")
 BESIDE = {"transformers": ("generate", 1.0), "vllm": ("bare vllm", 0.95)}
-"""What an engine is measured beside, and the least ratio of their tokens a second at equal lengths."""
+"""The baseline of each engine, and the least ratio of their tokens/s at equal lengths."""
 _LARGE = {"hidden": 1024, "layers": 8, "mlp": 2816, "heads": 16}
-"""Of a model whose bytes count in a swap: 90 M parameters, 359 MB."""
+"""A model large enough to measure a swap by its bytes: 90 M parameters, 359 MB."""
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
     arguments.add_argument("--repetitions", type=int, default=5)
     arguments.add_argument("--threads", type=int, default=1)
     arguments.add_argument("--every", type=float, default=2.0, help="seconds from refresh to refresh")
-    arguments.add_argument("--engines", nargs="+", choices=BESIDE, help="all that are installed by default")
+    arguments.add_argument("--engines", nargs="+", choices=BESIDE, help="by default all that are installed")
     arguments.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     options = arguments.parse_args()
     options.engines = options.engines or [name for name in BESIDE if name != "vllm" or sides.HAS_VLLM]
@@ -76,33 +76,47 @@ def _lengths(requests: int) -> dict[str, np.ndarray]:
 
 
 def _tokens(engines: Mapping[str, Engine], folder: Path, options: argparse.Namespace) -> Table:
-    table = Table(title=f"Tokens a second, {options.slots} slots, {options.requests} requests")
+    table = Table(title=f"Tokens/s, {options.slots} slots, {options.requests} requests")
     wanted = [BESIDE[name][0] for name in engines] + ["seeded vllm"] * ("vllm" in engines)
     others = {other: sides.OTHERS[other](folder, options.slots) for other in wanted}
     all_sides = {name: sides.through(engine) for name, engine in engines.items()} | others
     all_sides["emulated"] = sides.emulated(options.slots)
-    for column in ("lengths, p50 / p99", "who", "tokens/s", "of CPU", "beside", "ratio (min-max)", "of CPU", "goal"):
-        table.add_column(column, justify="left" if column in ("lengths, p50 / p99", "who", "beside") else "right")
+    for column in (
+        "lengths, p50 / p99",
+        "engine",
+        "tokens/s",
+        "per CPU s",
+        "baseline",
+        "ratio (min-max)",
+        "by CPU",
+        "goal",
+    ):
+        table.add_column(column, justify="left" if column in ("lengths, p50 / p99", "engine", "baseline") else "right")
     for name, lengths in _lengths(options.requests).items():
         what = f"{name}, {np.percentile(lengths, 50):.0f} / {np.percentile(lengths, 99):.0f}"
-        taken = _by_turns(all_sides, lengths, options)
-        for who, each in taken.items():
+        taken = _alternate(all_sides, lengths, options)
+        for engine_name, each in taken.items():
             rates = [f"{lengths.sum() / statistics.median(column):,.0f}" for column in _columns(each)]
-            table.add_row(what, who, *rates, *(_beside(who, taken, goal=name == "equal") if who in BESIDE else ()))
+            table.add_row(
+                what,
+                engine_name,
+                *rates,
+                *(_beside(engine_name, taken, goal=name == "equal") if engine_name in BESIDE else ()),
+            )
             what = ""
         table.add_section()
     return table
 
 
-def _beside(who: str, taken: Mapping[str, Sequence[Measured]], *, goal: bool) -> tuple[str, ...]:
-    """The name of the other side, the ratios to it by both clocks, and the goal if it is one here."""
-    other, least = BESIDE[who]
-    ratios = [theirs.over(ours) for ours, theirs in zip(taken[who], taken[other], strict=True)]
+def _beside(engine_name: str, taken: Mapping[str, Sequence[Measured]], *, goal: bool) -> tuple[str, ...]:
+    """The name of the baseline, the ratios to it by both clocks, and the goal if there is one."""
+    other, least = BESIDE[engine_name]
+    ratios = [baseline.over(own) for own, baseline in zip(taken[engine_name], taken[other], strict=True)]
     return other, *map(_spread, _columns(ratios)), f"≥ {least}" if goal else ""
 
 
 def _columns(figures: Sequence[Measured]) -> tuple[list[float], list[float]]:
-    """By the clock, and by CPU time."""
+    """Wall-clock times, and CPU times."""
     return [figure.wall for figure in figures], [figure.cpu for figure in figures]
 
 
@@ -110,15 +124,15 @@ def _spread(figures: Sequence[float]) -> str:
     return f"{statistics.median(figures):.2f} ({min(figures):.2f}-{max(figures):.2f})"
 
 
-def _by_turns(
+def _alternate(
     all_sides: Mapping[str, sides.Side], lengths: np.ndarray, options: argparse.Namespace
 ) -> dict[str, list[Measured]]:
-    """Seconds of each repetition of each side, after one to warm up; every repetition is of other requests."""
+    """Seconds of each side's repetitions, after one warm-up; each repetition has other requests."""
     taken: dict[str, list[Measured]] = {name: [] for name in all_sides}
     for repetition in range(options.repetitions + 1):
         requests = sides.requests_of(lengths, options.group, repetition)
         for name, side in all_sides.items():
-            taken[name].append(_measured(lambda run=side, asked=requests: run(asked)))
+            taken[name].append(_measured(lambda run=side, batch=requests: run(batch)))
     return {name: each[1:] for name, each in taken.items()}
 
 
@@ -133,16 +147,16 @@ def _shares(folder: Path, options: argparse.Namespace) -> Table:
 
 
 def _breakdown(folder: Path, requests: Sequence[Request], slots: int) -> tuple[float, ...]:
-    """Shares of a run spent in attention, the rest of the forward, sampling, and everything else."""
+    """Shares of CPU time in attention, the rest of the forward pass, sampling, and everything else."""
     engine = sides.open_transformers(folder, slots)
     spent: dict[str, float] = {}
-    runner: Any = engine._runner  # the one place that looks inside, to measure it
+    runner: Any = engine._runner  # the benchmark measures private methods
     for part in ("_attend", "_attend_causally"):
-        setattr(runner, part, sides.watched(spent, "attention", getattr(runner, part)))
-    engine._kv.write = sides.watched(spent, "attention", engine._kv.write)  # type: ignore[method-assign]
-    runner.decode = sides.watched(spent, "forward", runner.decode)
+        setattr(runner, part, sides.with_cpu_time(spent, "attention", getattr(runner, part)))
+    engine._kv.write = sides.with_cpu_time(spent, "attention", engine._kv.write)  # type: ignore[method-assign]
+    runner.decode = sides.with_cpu_time(spent, "forward", runner.decode)
     originals = transformers_engine.sample, transformers_engine.uniforms
-    drawing = [sides.watched(spent, "sampling", call) for call in originals]
+    drawing = [sides.with_cpu_time(spent, "sampling", call) for call in originals]
     transformers_engine.sample, transformers_engine.uniforms = drawing
     try:
         total = _measured(lambda: sides.through(engine)(requests)).cpu
@@ -154,8 +168,8 @@ def _breakdown(folder: Path, requests: Sequence[Request], slots: int) -> tuple[f
 
 
 def _refreshes(engines: Mapping[str, Engine], folder: Path, options: argparse.Namespace) -> Table:
-    table = Table(title=f"With other weights every {options.every:g} s, goal: at most 5 % less")
-    for column in ("engine", "tokens/s without", "with", "cost (min-max)", "of CPU"):
+    table = Table(title=f"With a refresh every {options.every:g} s; goal: at most 5 % less")
+    for column in ("engine", "tokens/s without", "with", "cost (min-max)", "by CPU"):
         table.add_column(column, justify="left" if column == "engine" else "right")
     with two_versions(folder) as store:
         for name, engine in engines.items():
@@ -164,14 +178,14 @@ def _refreshes(engines: Mapping[str, Engine], folder: Path, options: argparse.Na
             rates = [f"{statistics.median(rate.wall for rate in column):,.0f}" for column in zip(*pairs, strict=True)]
             left = _columns([refreshed.over(steady) for steady, refreshed in pairs])
             costs = [sorted(1 - share for share in column) for column in left]
-            told = [f"{statistics.median(each):.1%} ({each[0]:.1%} - {each[-1]:.1%})" for each in costs]
-            table.add_row(name, *rates, *told)
+            shown = [f"{statistics.median(each):.1%} ({each[0]:.1%} - {each[-1]:.1%})" for each in costs]
+            table.add_row(name, *rates, *shown)
     return table
 
 
 def _swaps(folder: Path, options: argparse.Namespace) -> Table:
-    table = Table(title="A swap of weights, beside one thread's copy of as many bytes")
-    for column in ("engine", "MB", "swap, ms", "copy, ms", "ratio (min-max)", "of CPU"):
+    table = Table(title="A swap of weights, beside one thread's copy of the same number of bytes")
+    for column in ("engine", "MB", "swap, ms", "copy, ms", "ratio (min-max)", "by CPU"):
         table.add_column(column, justify="left" if column == "engine" else "right")
     sides.make_folder(folder, **_LARGE)
     with two_versions(folder) as store:

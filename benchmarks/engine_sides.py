@@ -1,6 +1,6 @@
-"""Who generates in benchmarks/engine.py: our engines, `model.generate` and bare vLLM, over one model and one thread.
+"""The generators that benchmarks/engine.py compares: Laminar's engines, `model.generate` and bare vLLM, on one model.
 
-Every side takes the same requests: prompts of 8 to 13 tokens that groups share, no stop tokens, temperature 1.
+Every side receives the same requests: prompts of 8 to 13 tokens shared by groups, no stop tokens, temperature 1.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ _Z99 = 2.3263  # the 99th percentile of the normal distribution
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 Side = Callable[[Sequence[Request]], None]
-"""Generates all that it is asked for."""
+"""Generates responses to all requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A figure by the clock, and by this process's CPU time, which other work on the machine changes less."""
+    """A figure by the wall clock and by this process's CPU time, which other work on the machine affects less."""
 
     wall: float
     cpu: float
 
     def over(self, other: Measured) -> Measured:
-        """This as so many times the other."""
+        """The ratio to `other`, by each clock."""
         return Measured(self.wall / other.wall, self.cpu / other.cpu)
 
 
 def now() -> Measured:
-    """Seconds of both clocks right now."""
+    """The current seconds of both clocks."""
     return Measured(time.perf_counter(), time.process_time())
 
 
 def since(before: Measured) -> Measured:
-    """Seconds that have passed."""
+    """Seconds since `before`, by each clock."""
     passed = now()
     return Measured(passed.wall - before.wall, passed.cpu - before.cpu)
 
 
 def make_folder(folder: Path, *, hidden: int = 128, layers: int = 3, mlp: int = 384, heads: int = 4) -> None:
-    """A random Qwen2 in `folder`; by default as large as the demonstration's model."""
+    """Save a random Qwen2 in `folder`; its default size is that of the demonstration's model."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -85,7 +85,7 @@ def long_tailed(requests: int) -> np.ndarray:
 
 
 def requests_of(lengths: np.ndarray, group: int, round: int = 0) -> list[Request]:
-    """One request a length; `group` share a prompt. Another `round` is other requests."""
+    """One request per length; `group` requests share a prompt. Each `round` has other requests."""
     generator = np.random.default_rng([1, round])
     requests = []
     for i, length in enumerate(lengths.tolist()):
@@ -97,19 +97,19 @@ def requests_of(lengths: np.ndarray, group: int, round: int = 0) -> list[Request
 
 
 def open_transformers(folder: Path, slots: int) -> TransformersEngine:
-    """Our engine over the model in `folder`."""
+    """The transformers engine with the model in `folder`."""
     return TransformersEngine(AutoModelForCausalLM.from_pretrained(folder), slots=slots)
 
 
 def open_vllm_engine(folder: Path, slots: int) -> Engine:
-    """vLLM as our engine."""
+    """The vLLM engine with the model in `folder`."""
     from operators.rollout.vllm_engine import VllmEngine, open_vllm
 
     return VllmEngine(open_vllm(folder, slots=slots, context=CONTEXT))
 
 
 def through(engine: Engine) -> Side:
-    """Generates by an engine's steps."""
+    """A side that generates by the steps of `engine`."""
 
     def run(requests: Sequence[Request]) -> None:
         for request in requests:
@@ -122,7 +122,7 @@ def through(engine: Engine) -> Side:
 
 
 def generate(folder: Path, slots: int) -> Side:
-    """`model.generate` on batches of `slots`, left-padded. A batch runs to its longest request, whose surplus tokens
+    """`model.generate` on left-padded batches of `slots`. A batch runs until its longest request ends; surplus tokens
     are not counted."""
     model = AutoModelForCausalLM.from_pretrained(folder)
 
@@ -150,9 +150,11 @@ def generate(folder: Path, slots: int) -> Side:
 
 
 def bare_vllm(folder: Path, slots: int, *, seeded: bool = False) -> Side:
-    """`LLM.generate`, set up as our engine sets vLLM up, in this process too; every token's logprob is asked for. With
-    `seeded` each request has a seed."""
-    from operators.rollout.vllm_engine import engine_arguments  # first: what it sets in the environment holds for both
+    """`LLM.generate` in this process, with the arguments of Laminar's vLLM engine; it returns every token's logprob.
+    With `seeded` each request has a seed."""
+    from operators.rollout.vllm_engine import (
+        engine_arguments,
+    )  # first: both read the environment variables that it sets
 
     from vllm import LLM, SamplingParams  # isort: skip
 
@@ -160,7 +162,7 @@ def bare_vllm(folder: Path, slots: int, *, seeded: bool = False) -> Side:
 
     def run(requests: Sequence[Request]) -> None:
         prompts = [{"prompt_token_ids": request.prompt.tolist()} for request in requests]
-        asked = [
+        sampling = [
             SamplingParams(
                 temperature=1.0,
                 max_tokens=request.sampling.max_new_tokens,
@@ -171,13 +173,13 @@ def bare_vllm(folder: Path, slots: int, *, seeded: bool = False) -> Side:
             )
             for number, request in enumerate(requests)
         ]
-        llm.generate(prompts, asked, use_tqdm=False)
+        llm.generate(prompts, sampling, use_tqdm=False)
 
     return run
 
 
 def emulated(slots: int) -> Side:
-    """The emulated engine on a clock that jumps to whatever happens next: what an emulated token costs here."""
+    """The emulated engine on a clock that advances to the next event: it measures the cost of an emulated token."""
     now = [0.0]
     emulation = EngineEmulation()
     engine = EmulatedEngine(
@@ -199,8 +201,8 @@ def emulated(slots: int) -> Side:
     return run
 
 
-def watched(spent: dict[str, float], name: str, call: Callable[..., Any]) -> Any:
-    """`call`, with the CPU seconds that it takes added to `spent[name]`."""
+def with_cpu_time(spent: dict[str, float], name: str, call: Callable[..., Any]) -> Any:
+    """Wrap `call` to add its CPU seconds to `spent[name]`."""
 
     @functools.wraps(call)
     def timed(*arguments: Any, **named: Any) -> Any:
@@ -219,4 +221,4 @@ OTHERS: dict[str, Callable[[Path, int], Side]] = {
     "bare vllm": bare_vllm,
     "seeded vllm": functools.partial(bare_vllm, seeded=True),
 }
-"""By name, over the model in a folder, with so many slots."""
+"""By name: a function of model folder and number of slots."""

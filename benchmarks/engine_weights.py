@@ -1,7 +1,7 @@
-"""What other weights cost an engine: a swap beside a memcpy of the same bytes, and tokens/s with one every few seconds.
+"""The cost of loading weights into an engine: a swap beside a copy of the same bytes, and tokens/s with refreshes.
 
-A refresh is what the schedule `partial_rollout` does: everything that runs is released, the weights of this machine's
-store are loaded, and all goes on from what it had, its KV computed anew under the new weights.
+A refresh does what the schedule `partial_rollout` does: the engine releases all running requests, loads weights from
+this machine's store, and resumes the requests; it recomputes their KV under the new weights.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def two_versions(folder: Path) -> Iterator[WeightStore]:
 
 
 def measure_swap(engine: Engine, store: WeightStore, repetitions: int) -> tuple[int, list[tuple[Measured, Measured]]]:
-    """Load versions in turn, and between two loads let one thread copy as many bytes between memory that is there: how
-    many bytes, and what the load and the copy of each repetition took."""
+    """Alternate loads of two versions with one thread's copies of as many bytes between allocated memory. Returns the
+    number of bytes, and the times of each repetition's load and copy."""
     size = store.path(VERSIONS[0]).stat().st_size
     source, target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
     pairs = []
@@ -66,38 +66,38 @@ class Feed:
 
     def __init__(self, engine: Engine, lengths: np.ndarray, group: int) -> None:
         self.engine, self._lengths, self._group = engine, lengths, group
-        self._asked: dict[str, Request] = {}
+        self._requests: dict[str, Request] = {}
         self._rounds = itertools.count()
 
     def tokens_in(self, seconds: float) -> int:
-        """Step for so long; whenever less waits than there are slots, another round is added."""
+        """Step for `seconds`; return the generated tokens. Submits a round when fewer requests wait than slots."""
         before, begun = self.engine.status().tokens_generated, now()
         while since(begun).wall < seconds:
             if self.engine.status().waiting < self.engine.status().capacity:
                 for request in requests_of(self._lengths, self._group, next(self._rounds)):
-                    self._asked[request.trajectory_id] = request
+                    self._requests[request.trajectory_id] = request
                     self.engine.submit(request)
             for done in self.engine.step():
-                del self._asked[done.trajectory_id]
+                del self._requests[done.trajectory_id]
         return self.engine.status().tokens_generated - before
 
     def refresh(self, store: WeightStore, version: PolicyVersion) -> None:
-        """Let everything go on under other weights."""
-        released = self.engine.release(list(self._asked))
+        """Load `version` and resume all requests under it."""
+        released = self.engine.release(list(self._requests))
         load_version(self.engine, store, version)
-        for name, request in self._asked.items():
+        for name, request in self._requests.items():
             known = released[name]
             self.engine.submit(replace(request, partial=known if len(known.token_ids) else None))
 
     def end(self) -> None:
-        """Let go of what is under way."""
-        self.engine.release(list(self._asked))
+        """Release all running requests."""
+        self.engine.release(list(self._requests))
 
 
 def measure_refresh(
     feed: Feed, store: WeightStore, every_s: float, repetitions: int
 ) -> list[tuple[Measured, Measured]]:
-    """Tokens a second without and with a refresh every `every_s` seconds, by turns, each over two such times."""
+    """Tokens/s without and with a refresh every `every_s` seconds, alternating, each over two periods."""
     versions, rates = itertools.cycle(VERSIONS), []
     feed.tokens_in(every_s)
     for turn in range(2 * repetitions):
@@ -114,6 +114,6 @@ def measure_refresh(
 
 
 def load_version(engine: Engine, store: WeightStore, version: PolicyVersion) -> None:
-    """Load `version` as a replica does."""
+    """Pin and load `version`, as a replica does."""
     with store.pin(version) as file:
         engine.load(file, version)

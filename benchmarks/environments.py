@@ -1,10 +1,10 @@
-"""How busy an engine is while its episodes wait for slow environments.
+"""Engine utilisation while episodes wait for slow environments.
 
     OMP_NUM_THREADS=1 python -m benchmarks.environments
 
-So many episodes are kept under way; each turn of each is answered after a time of its own, lognormal and cut to a
-range. Busy is the share of the wall-clock time in which the engine makes tokens, from the first turn until no further
-episode is there to begin: as long as there is work.
+A constant number of episodes runs at a time. The environment replies to each turn after a lognormal time, clipped to a
+range. `busy` is the share of wall-clock time in which the engine generates tokens, from the first turn until the last
+episode has started.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from schemas.records import PolicyVersion, Prompt, Sampling
 
 
 class Timed(TransformersEngine):
-    """Counts the seconds in which it made tokens."""
+    """Counts the seconds of steps that generated tokens."""
 
     seconds = 0.0
 
@@ -61,20 +61,20 @@ def main() -> None:
     console = Console()
     console.print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, one thread")
     episodes = f"{options.episodes} episodes of {options.turns} turns of {options.turn_tokens} tokens"
-    took = f"{statistics.fmean(latencies):.2f} s (p50 {deciles[49]:.2f}, p99 {deciles[98]:.2f})"
-    console.print(f"{episodes}, {options.concurrent} at a time; an answer takes {took}")
+    latency_text = f"{statistics.fmean(latencies):.2f} s (p50 {deciles[49]:.2f}, p99 {deciles[98]:.2f})"
+    console.print(f"{episodes}, {options.concurrent} at a time; a reply takes {latency_text}")
     table = Table()
     for column in ("environment", "busy", "in the model (CPU)", "tokens/s", "seconds"):
         table.add_column(column, justify="left" if column == "environment" else "right")
     for name in ("benchmarks.slow_environment:Slow", ""):
         busy, model, rate, wall = measure(name, options)
         row = f"{busy:.1%}", f"{model:.1%}", f"{rate:,.0f}", f"{wall:.1f}"
-        table.add_row("slow" if name else "none: one turn of as many tokens", *row)
+        table.add_row("slow" if name else "none: one turn with the same number of tokens", *row)
     console.print(table)
 
 
 def measure(name: str, options: argparse.Namespace) -> tuple[float, float, float, float]:
-    """Busy share, the model's share of CPU time, tokens a second, and seconds while there was work."""
+    """Busy share, model CPU seconds per second, tokens/s, and the seconds until the last episode started."""
     model, tokenizer = build_demo_model(DemoModelConfig())
     observed = len(tokenizer.encode(OBSERVED))
     length = options.turns * options.turn_tokens + (options.turns - 1) * observed if name else 0
@@ -87,7 +87,7 @@ def measure(name: str, options: argparse.Namespace) -> tuple[float, float, float
         spec = EnvironmentSpec(name, turns=options.turns, turn_tokens=options.turn_tokens, workers=options.concurrent)
         pools["Slow"] = EnvironmentPool(spec)
         begun = [pools["Slow"].play(f"warm {n}", {"number": n}, (), last=True) for n in range(options.concurrent)]
-        for each in begun:  # all processes have started
+        for each in begun:  # wait until all worker processes have started
             each.result()
     try:
         episodes = EpisodeEngine(engine, pools, tokenizer.encode, tokenizer.decode)
@@ -98,14 +98,14 @@ def measure(name: str, options: argparse.Namespace) -> tuple[float, float, float
             for number in range(options.episodes)
         ]
         began = time.perf_counter()
-        under_way = 0
+        running = 0
         while waiting:
-            while waiting and under_way < options.concurrent:
+            while waiting and running < options.concurrent:
                 prompt = waiting.pop(0)
-                asked = prompt if name else None
-                episodes.submit(Request(f"p{prompt.number}.0", question.to_numpy(), sampling, None, asked))
-                under_way += 1
-            under_way -= len(episodes.step())
+                episode_prompt = prompt if name else None
+                episodes.submit(Request(f"p{prompt.number}.0", question.to_numpy(), sampling, None, episode_prompt))
+                running += 1
+            running -= len(episodes.step())
         wall = time.perf_counter() - began
         status = engine.status()
         return engine.seconds / wall, status.model_seconds / wall, status.tokens_generated / wall, wall

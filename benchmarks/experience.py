@@ -1,20 +1,20 @@
-"""Trajectories a second through the experience buffer: experiences on Kafka → buffer → batches on Kafka.
+"""Trajectories/s through the experience buffer: experiences on Kafka → buffer → batches on Kafka.
 
     python -m benchmarks.experience
     python -m benchmarks.experience --tokens 64 --log 1000 1000000 --trajectories 50000 --rounds 5
 
-A real broker, the real pipeline on the embedded runner, everything committed in transactions. `write` is what it takes
-to encode and send experiences (score's way out, its verifiers apart). `buffer` is from the session, before anything is
-fetched, to the last batch that a read_committed reader sees; `fold` is the buffer's own part of that, without Kafka,
-codec and Beam.
+It uses a real broker and the real pipeline on the embedded runner; everything is committed in transactions. Stage
+`write` encodes and publishes experiences, as score does after its verifiers. Stage `buffer` lasts from the session's
+start, before the first fetch, to the last batch that a read_committed consumer receives. Stage `fold` is the buffer
+alone, without Kafka, codec and Beam.
 
-`--log` gives how many trajectories have gone through the buffer before: the cost of each must not grow with it. Logs
-are brought to their lengths first, and then measured in turn, `--rounds` times, so that what else the machine does
-falls on all alike; a log that has grown by a tenth is begun anew. Figures are medians, CPU time is of this process and
-of the broker, and `to the first` is a stage's CPU time at a log to that at the first log.
+`--log` is the number of trajectories that the buffer processed before: the cost per trajectory must not grow with it.
+The logs are filled first and then measured in turn, `--rounds` times, so that other work on the machine affects all
+alike. A log that has grown by a tenth is replaced. Figures are medians; CPU time is of this process and of the broker;
+`to the first` is the ratio of a stage's CPU time to that at the first log length.
 
-Beside it stand PipelineRL's file streams and TransferQueue, which are not durable: measured here where `make
-streams-env` has been run, else as published.
+PipelineRL's file streams and TransferQueue, which are not durable, are measured too after `make streams-env`;
+otherwise their published figures are printed.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ from pipelines.config import Config, KafkaConfig, RunConfig
 from pipelines.present.report.machine import describe_machine
 
 PUBLISHED = (
-    "On other machines, as published: PipelineRL's files 34.8k writes and 10.0k reads a second, not durable; "
-    "TransferQueue 8.6k puts and 7.5k gets, in memory."
+    "Published figures of other machines: PipelineRL's files, not durable, 34.8k writes/s and 10.0k reads/s; "
+    "TransferQueue, in memory, 8.6k puts/s and 7.5k gets/s."
 )
 OTHERS = Path(".venv-streams/bin/python")
-"""The environment in which the others run."""
+"""The virtual environment of PipelineRL's streams and TransferQueue."""
 GROWN = 1.1
-"""By how much a log may have grown and still count as one of its length."""
+"""A log may grow by this factor and still count as one of its length."""
 
 
 def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--trajectories", type=int, default=100_000, help="to measure at each log length")
-    arguments.add_argument("--tokens", type=int, default=512, help="of one trajectory, an eighth of them its prompt")
+    arguments.add_argument(
+        "--trajectories", type=int, default=100_000, help="trajectories to measure at each log length"
+    )
+    arguments.add_argument("--tokens", type=int, default=512, help="tokens of one trajectory; an eighth are its prompt")
     arguments.add_argument("--log", type=int, nargs="+", default=[1_000])
     arguments.add_argument("--rounds", type=int, default=1)
     arguments.add_argument("--global-batch", type=int, default=512)
@@ -68,7 +70,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """The medians of all stages, at every log."""
+    """The medians of all stages, at every log length."""
     yield from in_turn(lambda _: InMemory(options.tokens, options.global_batch), options)
     scratch = tempfile.TemporaryDirectory(prefix="laminar-benchmark-")
     with scratch as folder, start_broker(BrokerConfig(Path(folder))) as broker:
@@ -81,7 +83,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def in_turn(begin: Callable[[int], BufferLog], options: argparse.Namespace) -> Iterator[Measured]:
-    """Medians of logs of all lengths that are measured in turn; `begin` begins one, given its number."""
+    """Medians of logs of all lengths, measured in turn; `begin` starts the log of a number."""
     logs: dict[int, BufferLog] = {}
     found: dict[tuple[str, int], list[Measured]] = {}
     begun = 0
@@ -109,19 +111,21 @@ def median(slices: list[Measured]) -> Measured:
 
 
 def measure_others(tokens: int, count: int) -> list[tuple[str, float]]:
-    """What the others do a second, on this machine; nothing where they are not installed."""
+    """Trajectories/s of the other systems on this machine; empty if they are not installed."""
     if not OTHERS.exists():
         return []
     script = str(Path(__file__).parent / "streams" / "others.py")
     command = [str(OTHERS), script, "--trajectories", str(count), "--tokens", str(tokens)]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return [(f"{each['what']}: {each['way']}", each["per_second"]) for each in json.loads(answer.splitlines()[-1])]
+    return [
+        (f"{each['system']}: {each['operation']}", each["per_second"]) for each in json.loads(answer.splitlines()[-1])
+    ]
 
 
 def show(found: list[Measured], others: list[tuple[str, float]], options: argparse.Namespace) -> None:
-    """The table."""
+    """Print the table."""
     table = Table(title=f"{options.tokens} tokens a trajectory, global batch {options.global_batch}, one partition")
-    names = ("stage", "in the log", "trajectories", "a second", "CPU µs each", "to the first", "broker's CPU µs each")
+    names = ("stage", "in the log", "trajectories", "per second", "CPU µs each", "to the first", "broker CPU µs each")
     for name in names:
         table.add_column(name, justify="right")
     firsts: dict[str, float] = {}

@@ -1,10 +1,11 @@
-"""What it costs to lose replicas: one of eight processes of two emulated replicas each is killed, again and again.
+"""The cost of losing replicas: one of eight processes with two emulated replicas each is killed repeatedly.
 
     python -m benchmarks.failover [--kills 10] [--every 40] [--json]
 
-A run on the real Kafka and pipelines; `laminar run` starts each process again. For every kill: how long until its
-replicas are back, how long then until they have work, and until all replicas together generate as much as they did
-before, in heartbeats and heartbeat time-outs as they are by default. The run ends by itself; its books must balance.
+A run on the real Kafka and pipelines; `laminar run` restarts each process. For every kill the benchmark measures the
+time until the replicas are back, from there the time until they have work, and the time until all replicas together
+generate as many tokens/s as before, in units of the default heartbeat interval and heartbeat time-out. The run must end
+by itself and pass its audit.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
 PROCESSES, HOSTED = 8, 2
 HEARTBEAT_S, TIMEOUT_S = RolloutConfig().heartbeat_s, PlacementConfig().heartbeat_timeout_s
 LEVEL = 0.95
-"""Generation is back when it reaches this share of what it was."""
+"""Generation has recovered when it reaches this share of its earlier rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill, in seconds by the clock on the wall; infinite where it did not come before the next."""
+    """One kill, in wall-clock seconds; infinite if the event did not occur before the next kill."""
 
     process: int
     back_s: float
-    """Until the first heartbeat of the process that replaces it."""
+    """Until the first heartbeat of the new process."""
     work_s: float
     """From there until its first assignment."""
     level_s: float
-    """From there until generation is back to its level of before."""
+    """From there until generation has recovered."""
 
 
 def changes(steps: int, seed: int) -> list[str]:
-    """What the benchmark changes of the example."""
+    """Changes to the example's configuration."""
     return [
         f"run.seed={seed}",
         "run.time_scale=5",
@@ -73,21 +74,21 @@ def changes(steps: int, seed: int) -> list[str]:
 
 
 class Killer:
-    """Kills rollout processes of a run, one every `every_s` seconds, once it trains."""
+    """Kills a rollout process of a run every `every_s` seconds, once the run trains."""
 
     def __init__(self, kills: int, every_s: float, seed: int) -> None:
         self.killed: list[tuple[float, int]] = []
-        """When, in Unix seconds, and which process."""
+        """Unix seconds and process number of each kill."""
         self._kills, self._every_s, self._random = kills, every_s, random.Random(seed)
 
-    def __call__(self, run: Path, goes_on: Callable[[], bool]) -> None:
-        while goes_on() and self._state(run).get("phase") != "training":
+    def __call__(self, run: Path, is_running: Callable[[], bool]) -> None:
+        while is_running() and self._state(run).get("phase") != "training":
             time.sleep(0.1)
         for _ in range(self._kills):
             time.sleep(self._every_s)
             process = self._random.randrange(PROCESSES)
             pid = self._state(run).get("roles", {}).get(f"rollout-{process}", {}).get("pid")
-            if pid is None or not goes_on() or self._state(run)["phase"] != "training":
+            if pid is None or not is_running() or self._state(run)["phase"] != "training":
                 return
             os.kill(pid, signal.SIGKILL)
             self.killed.append((time.time(), process))
@@ -97,39 +98,41 @@ class Killer:
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
-def generation(beats: Sequence[Metric]) -> list[tuple[float, float, float]]:
-    """(from, to, tokens) of every replica between two of its heartbeats, in Unix seconds."""
-    by_life: dict[tuple[int, float], list[tuple[float, float]]] = defaultdict(list)
-    for each in sorted(beats, key=lambda each: each.measured_at):
-        life = each.step, each.values["incarnation"]
-        by_life[life].append((each.measured_at / 1000, each.values["tokens_generated"]))
-    return [(a[0], b[0], b[1] - a[1]) for life in by_life.values() for a, b in pairwise(life) if b[0] > a[0]]
+def generation(heartbeats: Sequence[Metric]) -> list[tuple[float, float, float]]:
+    """(from, to, tokens) of every replica between two heartbeats, in Unix seconds."""
+    by_incarnation: dict[tuple[int, float], list[tuple[float, float]]] = defaultdict(list)
+    for each in sorted(heartbeats, key=lambda each: each.measured_at):
+        key = each.step, each.values["incarnation"]
+        by_incarnation[key].append((each.measured_at / 1000, each.values["tokens_generated"]))
+    return [(a[0], b[0], b[1] - a[1]) for key in by_incarnation.values() for a, b in pairwise(key) if b[0] > a[0]]
 
 
 def rate(spans: Sequence[tuple[float, float, float]], begin: float, end: float) -> float:
-    """Tokens a second that `spans` give between `begin` and `end`."""
+    """Tokens/s of `spans` between `begin` and `end`."""
     overlaps = ((min(b, end) - max(a, begin), b - a, tokens) for a, b, tokens in spans if a < end and b > begin)
     return sum(tokens * overlap / length for overlap, length, tokens in overlaps) / (end - begin)
 
 
-def measured(
-    killed: Sequence[tuple[float, int]], beats: Sequence[Metric], given: Sequence[Assignment], every_s: float
+def measure_kills(
+    killed: Sequence[tuple[float, int]], heartbeats: Sequence[Metric], assignments: Sequence[Assignment], every_s: float
 ) -> list[Kill]:
-    """What the heartbeats and the assignments of a run say of each kill."""
-    spans, kills = generation(beats), []
+    """Measure each kill by the heartbeats and assignments of the run."""
+    spans, kills = generation(heartbeats), []
     for at, process in killed:
         hosted = range(process * HOSTED, (process + 1) * HOSTED)
-        lives = {each.step: each.values["incarnation"] for each in beats if each.measured_at / 1000 <= at}
+        incarnations = {each.step: each.values["incarnation"] for each in heartbeats if each.measured_at / 1000 <= at}
         new = [
             each
-            for each in beats
-            if each.step in hosted and each.values["incarnation"] > lives[each.step] and "version" in each.values
+            for each in heartbeats
+            if each.step in hosted and each.values["incarnation"] > incarnations[each.step] and "version" in each.values
         ]
         back = min((each.measured_at / 1000 for each in new), default=math.inf)
         work = [
             each.assigned_at / 1000
-            for each in given
-            if each.replica in hosted and each.incarnation > lives[each.replica] and each.assigned_at / 1000 >= at
+            for each in assignments
+            if each.replica in hosted
+            and each.incarnation > incarnations[each.replica]
+            and each.assigned_at / 1000 >= at
         ]
         level = rate(spans, at - every_s / 2, at)
         ends = [back + TIMEOUT_S * tenth / 10 for tenth in range(1, int(10 * every_s / TIMEOUT_S))]
@@ -146,17 +149,17 @@ def main() -> None:
     arguments.add_argument("--every", type=float, default=40.0, help="seconds between two kills")
     arguments.add_argument("--steps", type=int, default=27, help="optimizer steps, enough for all kills")
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--folder", type=Path, help="where the run is left; a temporary one otherwise")
+    arguments.add_argument("--folder", type=Path, help="the folder of the run; by default a temporary one")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     killer = Killer(options.kills, options.every, options.seed)
     with tempfile.TemporaryDirectory(prefix="laminar-failover-") as temporary:
         folder, name = (options.folder or Path(temporary)).absolute(), f"failover-{options.seed}"
         with emulated_run(EXAMPLE, name, folder, changes(options.steps, options.seed), killer) as (run, client):
-            beats = [each for each in read_metrics(run / "metrics.jsonl") if each.name == "replica"]
-            given = rows_of(client, INBOX.name(name), Assignment)
+            heartbeats = [each for each in read_metrics(run / "metrics.jsonl") if each.name == "replica"]
+            assignments = rows_of(client, INBOX.name(name), Assignment)
             audit = json.loads((run / "audit.json").read_text())
-    kills = measured(killer.killed, beats, given, options.every)
+    kills = measure_kills(killer.killed, heartbeats, assignments, options.every)
     if options.json:
         print(json.dumps({"kills": [asdict(each) for each in kills], "audit": audit}))
         return

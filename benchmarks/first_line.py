@@ -1,11 +1,11 @@
-"""Seconds from a command that looks into a run to the first line that it prints.
+"""Seconds from the start of a read-only command to the first line of its output.
 
     python -m benchmarks.first_line
 
-The run is the emulated example (16 replicas, six batches of 2,048 trajectories), ended before anything is measured, on
-a Kafka of this machine. Each round goes through all commands, so that all meet the machine's pace; the first, which
-warms files and broker, does not count. Beside them stand what every one of them contains: a start of Python, and one
-that imports kafka-python.
+The run is the emulated example (16 replicas, six batches of 2,048 trajectories) on a Kafka of this machine. It has
+ended before the measurement. Each round runs all commands, so that changes in the machine's speed affect all alike; the
+first round warms files and broker and does not count. For comparison, the benchmark also measures a start of Python and
+a start that imports kafka-python.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from schemas.topics import TRAJECTORIES
 
 EXAMPLE = Path("examples/emulated.toml")
 FOLDER = Path("build/first-line")
-RUN = "looked-at"
-WANTED_S = 1.0
+RUN = "inspected"
+GOAL_S = 1.0
 LAMINAR = "from pipelines.cli.main import main; main()"
-LOOKS = (
+COMMANDS = (
     "topics list",
     "topics describe settled",
     "topics lag",
@@ -56,20 +56,20 @@ STARTS = {"python": "print(1)", "python, import kafka": "import kafka; print(1)"
 
 
 def main() -> None:
-    """Make the run, measure, print."""
+    """Run the example, measure, print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     console = Console(stderr=options.json)
-    console.print("an emulated run to look at: a minute or two")
+    console.print("running the emulated example: a minute or two")
     with emulated_run(EXAMPLE, RUN, FOLDER, []) as (_, client):
         name = last_records(client, TRAJECTORIES.name(RUN), 1)[-1].rows[-1].trajectory_id
         commands = {label: [sys.executable, "-c", code] for label, code in STARTS.items()}
-        for look in LOOKS:
-            words = look.replace("TRAJECTORY", name).split()
+        for command in COMMANDS:
+            words = command.replace("TRAJECTORY", name).split()
             where = ["--run", RUN, "-b", client.bootstrap_servers]
-            commands[f"laminar {look}"] = [sys.executable, "-c", LAMINAR, *words, *where]
+            commands[f"laminar {command}"] = [sys.executable, "-c", LAMINAR, *words, *where]
         took = measure(commands, options.rounds)
     if options.json:
         print(json.dumps({"machine": describe_machine(), "seconds": took}, indent=1))
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def measure(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Of each command and round: seconds to the first line, and of CPU to the end."""
+    """For each command and round: seconds to the first line, and CPU seconds to the end."""
     took: dict[str, list[tuple[float, float]]] = {label: [] for label in commands}
     for number in range(rounds + 1):
         for label, command in commands.items():
@@ -90,30 +90,30 @@ def measure(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, lis
 
 
 def first_line(command: Sequence[str]) -> float:
-    """Seconds until `command` has printed a line. Raises RuntimeError where it prints none."""
+    """Seconds until `command` prints a line. Raises RuntimeError if it prints none or fails."""
     began = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         seconds = time.monotonic() - began
-        _, said = process.communicate()
+        _, errors = process.communicate()
     if not line or process.returncode:
-        raise RuntimeError(f"{command[3:]} ended with {process.returncode}: {said.decode()[-500:]}")
+        raise RuntimeError(f"{command[3:]} exited with {process.returncode}: {errors.decode()[-500:]}")
     return seconds
 
 
 def cpu_of_children() -> float:
-    """Seconds, of those that have ended."""
+    """CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def show(took: Mapping[str, Sequence[tuple[float, float]]], console: Console) -> None:
-    """The table."""
+    """Print the table."""
     machine = describe_machine()
     console.print(f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}")
     rounds = min(map(len, took.values()))
-    table = Table(title=f"Seconds of {rounds} rounds; wanted: less than {WANTED_S:g} to the first line")
+    table = Table(title=f"Seconds of {rounds} rounds; goal: less than {GOAL_S:g} to the first line")
     table.add_column("", no_wrap=True)
     for column in ("first line, median", "worst", "CPU to the end"):
         table.add_column(column, justify="right")
@@ -121,7 +121,7 @@ def show(took: Mapping[str, Sequence[tuple[float, float]]], console: Console) ->
         seconds, cpu = [first for first, _ in rows], [used for _, used in rows]
         usual = statistics.median(seconds)
         cells = [f"{figure:.2f}" for figure in (usual, max(seconds), statistics.median(cpu))]
-        table.add_row(label, *cells, style="bold red" if usual >= WANTED_S else "")
+        table.add_row(label, *cells, style="bold red" if usual >= GOAL_S else "")
     console.print(table)
 
 

@@ -1,10 +1,10 @@
-"""How many emulated replicas one machine carries: the same cluster, larger and larger, on the real Kafka and pipelines.
+"""The number of emulated replicas that one machine can run: clusters of growing size, on the real Kafka and pipelines.
 
     python -m benchmarks.many_replicas [--replicas 16 64] [--time-scale 4] [--steps 5] [--seed 0] [--known] [--json]
 
-Batches grow with the replicas, so each has as much to do. Where the machine keeps up, a replica generates as much among
-64 as among 16, and the emulation can be believed; where it does not, the time scale is too high. The rollout process
-hosts them all. A run whose audit does not balance fails.
+Global batches grow with the number of replicas, so each replica has the same work. If a replica generates as many
+tokens/s among 64 as among 16, the machine keeps up and the emulation is valid; if not, the time scale is too high. One
+rollout process hosts all replicas. The benchmark fails if a run's audit fails.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pipelines.present.report.machine import describe_machine
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
 BATCH = 128
-"""Trajectories of a global batch for each replica."""
+"""Trajectories per global batch and replica."""
 
 
 def changes(replicas: int, options: argparse.Namespace) -> list[str]:
-    """What the benchmark changes of the example."""
+    """Changes to the example's configuration."""
     scale = options.time_scale
     return [
         f"run.seed={options.seed}",
@@ -52,9 +52,9 @@ def main() -> None:
     arguments.add_argument("--time-scale", type=float, default=4.0)
     arguments.add_argument("--steps", type=int, default=5)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--folder", type=Path, help="where runs are left; a temporary one otherwise")
+    arguments.add_argument("--folder", type=Path, help="the folder of the runs; by default a temporary one")
     arguments.add_argument("--results", type=Path, default=Path("runs/many_replicas.json"))
-    arguments.add_argument("--known", action="store_true", help="measure nothing")
+    arguments.add_argument("--known", action="store_true", help="only print saved results")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     results = Results(options.results)
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def run(replicas: int, options: argparse.Namespace, folder: Path) -> Result:
-    """One run. Raises RunFailed, for one that does not balance too."""
+    """Measure one run. Raises RunFailed, also if its audit fails."""
     name = f"many-{replicas}"
     with emulated_run(EXAMPLE, name, folder, changes(replicas, options)) as (at, client):
         config, audit = load_config(at / "config.toml"), json.loads((at / "audit.json").read_text())
@@ -100,8 +100,16 @@ def run(replicas: int, options: argparse.Namespace, folder: Path) -> Result:
 
 
 def _table(found: Sequence[Result], time_scale: float) -> Table:
-    table = Table(title=f"32B on 4 H800 each, {time_scale:g} emulated seconds a second")
-    columns = ("replicas", "trained", "tokens/s each", "KV use", "latency s", "trajectories/s here", "rollout's core")
+    table = Table(title=f"32B on 4 H800 each, {time_scale:g} emulated seconds per second")
+    columns = (
+        "replicas",
+        "trained",
+        "tokens/s each",
+        "KV use",
+        "latency s",
+        "trajectories/s (wall clock)",
+        "rollout CPU",
+    )
     for column in columns:
         table.add_column(column, justify="right")
     for row in found:

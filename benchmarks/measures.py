@@ -1,4 +1,4 @@
-"""What a training run's steps say about its speed: pure functions."""
+"""The speed of a training run, computed from its steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 SETTLED_AFTER = 5
-"""The steps up to here are start-up: first weights, first compilations, pipelines that fill."""
+"""Earlier steps are start-up: first weights, first compilations, pipelines that fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +23,18 @@ class Step:
 
 
 def seconds_a_batch(steps: Sequence[Step], batch: int) -> tuple[float, float] | None:
-    """Seconds for `batch` trained trajectories once settled: the median over steps, and the mean. None if none is."""
-    settled = [step for step in steps if step.number >= SETTLED_AFTER]
-    pairs = list(pairwise(settled))
+    """Seconds per `batch` trained trajectories after start-up: median over steps, and mean. None without such steps."""
+    measured = [step for step in steps if step.number >= SETTLED_AFTER]
+    pairs = list(pairwise(measured))
     if not pairs:
         return None
     each = [(b.ended - a.ended) / (b.trajectories - a.trajectories) * batch for a, b in pairs]
-    whole = (settled[-1].ended - settled[0].ended) / (settled[-1].trajectories - settled[0].trajectories) * batch
+    whole = (measured[-1].ended - measured[0].ended) / (measured[-1].trajectories - measured[0].trajectories) * batch
     return statistics.median(each), whole
 
 
 def seconds_to(steps: Sequence[Step], reward: float, window: int) -> float | None:
-    """When the mean reward of the last `window` batches first was at least `reward`; None if it never was."""
+    """When the mean reward of the last `window` batches first reached `reward`; None if it never did."""
     for last in range(window, len(steps) + 1):
         if statistics.fmean(step.reward for step in steps[last - window : last]) >= reward:
             return steps[last - 1].ended
@@ -42,7 +42,7 @@ def seconds_to(steps: Sequence[Step], reward: float, window: int) -> float | Non
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """The median; None counts as later than anything, and is the answer where it lies in the middle."""
+    """The median, with None as the largest value; None if the median is None or there are no values."""
     ordered = sorted(values, key=lambda value: (value is None, value or 0.0))
     if not ordered:
         return None

@@ -1,4 +1,4 @@
-"""What became of planned moves, and where their time went, by the log of a run. Nothing here is emulated time."""
+"""Outcomes and times of planned moves, read from the log of a run, in wall-clock time."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ from schemas.records import Assignment, Progress, Release, RepackPlan, ReplicaSt
 from schemas.topics import INBOX, PLANS, PROGRESS, REPLICAS, TRAJECTORIES
 
 
-class Way(NamedTuple):
-    """When a trajectory that had begun came how far on its way to another replica, in Unix milliseconds; NaN: unknown.
+class MoveTimes(NamedTuple):
+    """Times of the move of a trajectory that has tokens to another replica, in Unix milliseconds; NaN: unknown.
 
-    `asked` and `told` are when Kafka's client was given what placement wrote, `handed` and `sent` likewise of the
-    source; `kept` is when the destination said that it keeps room.
+    `requested` and `released` are the Kafka timestamps of placement's Reserve and Release; `handed_over` is when the
+    source wrote its last Progress, `assigned` the timestamp of its Assignment; `reserved` is the time of the
+    destination's first status with the reservation; `resumed` is the time of the first new token.
     """
 
     planned: float
-    asked: float
-    kept: float
-    told: float
-    handed: float
-    sent: float
+    requested: float
+    reserved: float
+    released: float
+    handed_over: float
+    assigned: float
     resumed: float
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Trajectories that were to move, that did, and that did so before they had begun; counted once a move.
+    """Numbers of planned moves, of moves made, and of moves made before the first token.
 
-    Medians in seconds: from a plan to the hand-over of what had begun, to its next token, and to the first of those of
-    a plan; `steps_s` says how far apart the steps on the way of that first one are.
+    The medians, in seconds, are of moves of trajectories with tokens: from plan to hand-over, from plan to next token,
+    and from plan to the first next token of the plan. `steps_s` has the median times between the steps of that first
+    move.
     """
 
     planned: int = 0
     moved: int = 0
-    levelled: int = 0
+    without_tokens: int = 0
     plans: int = 0
-    """Plans with a trajectory that was resumed."""
+    """Plans with at least one resumed trajectory."""
     hand_over_s: float = math.nan
     resumed_s: float = math.nan
     plan_resumed_s: float = math.nan
@@ -50,20 +52,20 @@ class Moves:
 
 
 def moves_of(client: ClientProperties, run: str) -> Moves:
-    """What was to be moved in `run`, what was, and how long it took."""
+    """Read the moves of `run` from its topics."""
     topics = (PLANS, INBOX, REPLICAS, PROGRESS, TRAJECTORIES)
     return moves_in(record for topic in topics for record in read_topic(client, topic.name(run)))
 
 
 def moves_in(records: Iterable[StoredRecord]) -> Moves:
-    """The same of the records of a run's plans, inboxes, heartbeats, progress and trajectories."""
+    """Compute the moves from records of a run's plans, inboxes, heartbeats, progress and trajectories."""
     planned_at: dict[str, int] = {}
-    asked: dict[str, int] = {}
-    kept: dict[str, int] = {}
-    told: dict[tuple[str, int], tuple[str, int]] = {}
-    sent: dict[tuple[str, int], int] = {}
-    token: dict[tuple[str, int], int] = {}
-    given: list[Progress] = []
+    requested: dict[str, int] = {}
+    reserved: dict[str, int] = {}
+    released: dict[tuple[str, int], tuple[str, int]] = {}
+    assigned: dict[tuple[str, int], int] = {}
+    resumed: dict[tuple[str, int], int] = {}
+    handed_over: list[Progress] = []
     planned = 0
     for record, row in ((stored, row) for stored in records for row in stored.rows):
         match row:
@@ -71,50 +73,50 @@ def moves_in(records: Iterable[StoredRecord]) -> Moves:
                 planned_at[row.plan_id] = row.planned_at
                 planned += sum(len(move.trajectory_ids) for move in row.moves)
             case Reserve():
-                asked[row.plan_id] = record.timestamp
+                requested[row.plan_id] = record.timestamp
             case ReplicaStatus():
                 for part in row.reserved:
-                    kept[part] = min(row.sent_at, kept.get(part, row.sent_at))
+                    reserved[part] = min(row.sent_at, reserved.get(part, row.sent_at))
             case Release():
                 for moved in zip(row.trajectory_ids, row.leases, strict=True):
-                    told[moved] = row.plan_id, record.timestamp
+                    released[moved] = row.plan_id, record.timestamp
             case Assignment():
-                sent[row.trajectory_id, row.lease] = record.timestamp
+                assigned[row.trajectory_id, row.lease] = record.timestamp
             case Progress() | Trajectory():
                 if row.first_token_at is not None:
-                    token.setdefault((row.trajectory_id, row.lease), row.first_token_at)
+                    resumed.setdefault((row.trajectory_id, row.lease), row.first_token_at)
                 if isinstance(row, Progress) and row.next_owner is not None:
-                    given.append(row)
-    begun = [each for each in given if each.start + len(each.gained.token_ids)]
-    ways: dict[str, list[Way]] = {}
-    for each in begun:
+                    handed_over.append(row)
+    with_tokens = [each for each in handed_over if each.start + len(each.gained.token_ids)]
+    moves: dict[str, list[MoveTimes]] = {}
+    for each in with_tokens:
         moved = each.trajectory_id, each.next_owner.lease
-        if moved not in told:
+        if moved not in released:
             continue
-        part, told_at = told[moved]
+        part, released_at = released[moved]
         plan_id = part.rpartition(".")[0]
-        before = planned_at[plan_id], asked.get(part, math.nan), kept.get(part, math.nan), told_at
-        way = Way(*before, each.written_at, sent.get(moved, math.nan), token.get(moved, math.nan))
-        ways.setdefault(plan_id, []).append(way)
-    return _measured(planned, len(given), len(given) - len(begun), list(ways.values()))
+        before = planned_at[plan_id], requested.get(part, math.nan), reserved.get(part, math.nan), released_at
+        times = MoveTimes(*before, each.written_at, assigned.get(moved, math.nan), resumed.get(moved, math.nan))
+        moves.setdefault(plan_id, []).append(times)
+    return _summarize(planned, len(handed_over), len(handed_over) - len(with_tokens), list(moves.values()))
 
 
-def _measured(planned: int, moved: int, levelled: int, ways: Sequence[Sequence[Way]]) -> Moves:
-    resumed = [[way for way in plan if not math.isnan(way.resumed)] for plan in ways]
-    firsts = [min(plan, key=lambda way: way.resumed) for plan in resumed if plan]
+def _summarize(planned: int, moved: int, without_tokens: int, plans: Sequence[Sequence[MoveTimes]]) -> Moves:
+    resumed = [[move for move in plan if not math.isnan(move.resumed)] for plan in plans]
+    firsts = [min(plan, key=lambda move: move.resumed) for plan in resumed if plan]
     steps = {
-        name: _median_s(way[place] - way[place - 1] for way in firsts)
-        for place, name in enumerate(Way._fields)
-        if place
+        name: _median_s(move[step] - move[step - 1] for move in firsts)
+        for step, name in enumerate(MoveTimes._fields)
+        if step
     }
     return Moves(
         planned,
         moved,
-        levelled,
+        without_tokens,
         len(firsts),
-        _median_s(way.handed - way.planned for plan in ways for way in plan),
-        _median_s(way.resumed - way.planned for plan in resumed for way in plan),
-        _median_s(way.resumed - way.planned for way in firsts),
+        _median_s(move.handed_over - move.planned for plan in plans for move in plan),
+        _median_s(move.resumed - move.planned for plan in resumed for move in plan),
+        _median_s(move.resumed - move.planned for move in firsts),
         steps,
     )
 

@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/packing.py
 
-Both are sorted by length and cut to the same token budget; both make logits for response tokens alone. `padded`
-counts its padding as tokens and runs the model's own attention; `packed` lays only attention out in rows. Lengths are
-drawn like those of the two demonstration tasks: sums (23 ± 5 response tokens) and common divisors (long-tailed,
-median 39, at most 200).
+Both sort by length and cut to the same token budget; both compute logits of response tokens only. `padded` counts
+padding as tokens and runs the model's own attention; `packed` arranges only attention in rows. Lengths are drawn like
+those of the two demonstration tasks: sums (23 ± 5 response tokens) and greatest common divisors (long-tailed, median
+39, at most 200).
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def main() -> None:
     options = arguments.parse_args()
     torch.set_num_threads(1)
     model, _ = build_demo_model(DemoModelConfig(layers=options.layers))
-    ways: dict[str, Callable[..., None]] = {"padded": padded, "packed": packed}
-    print(f"{'lengths':8} {'budget':>7}   seconds: " + "   ".join(f"{name} (median, least)" for name in ways))
+    passes: dict[str, Callable[..., None]] = {"padded": padded, "packed": packed}
+    print(f"{'lengths':8} {'budget':>7}   seconds: " + "   ".join(f"{name} (median, min)" for name in passes))
     for kind in ("sums", "divisors"):
         prompts, responses = draw(kind)
         for budget in (512, 1024, 2048, 4096):
-            taken: dict[str, list[float]] = {name: [] for name in ways}
-            for _ in range(options.repetitions):  # in turn, so that what else the machine does hits both
-                for name, way in ways.items():
+            seconds: dict[str, list[float]] = {name: [] for name in passes}
+            for _ in range(options.repetitions):  # alternating, so that other work on the machine affects both
+                for name, run_pass in passes.items():
                     model.set_attn_implementation("sdpa" if name == "padded" else PACKED)
                     model.zero_grad()
                     started = time.process_time()
-                    way(model, prompts, responses, budget)
-                    taken[name].append(time.process_time() - started)
-            figures = "   ".join(f"{statistics.median(each):.3f} {min(each):.3f}" for each in taken.values())
+                    run_pass(model, prompts, responses, budget)
+                    seconds[name].append(time.process_time() - started)
+            figures = "   ".join(f"{statistics.median(each):.3f} {min(each):.3f}" for each in seconds.values())
             print(f"{kind:8} {budget:7d}   {figures}", flush=True)
 
 
@@ -63,7 +63,7 @@ def draw(kind: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def packed(model: PreTrainedModel, prompts: np.ndarray, responses: np.ndarray, budget: int) -> None:
-    """One pass over packed micro-batches, as the learner makes them."""
+    """One pass over packed micro-batches, built as the learner builds them."""
     lengths = prompts + responses
     for rows in plan_micro_batches(lengths, np.arange(len(lengths)), budget):
         mask = np.concatenate([np.arange(lengths[row]) >= prompts[row] for row in rows])
@@ -73,7 +73,7 @@ def packed(model: PreTrainedModel, prompts: np.ndarray, responses: np.ndarray, b
 
 
 def padded(model: PreTrainedModel, prompts: np.ndarray, responses: np.ndarray, budget: int) -> None:
-    """The same over padded micro-batches. Padding is on the right, so a causal model needs no mask."""
+    """One pass over padded micro-batches. Padding is on the right, so a causal model needs no mask."""
     lengths = prompts + responses
     order = np.argsort(-lengths, kind="stable")
     while len(order):
@@ -81,9 +81,9 @@ def padded(model: PreTrainedModel, prompts: np.ndarray, responses: np.ndarray, b
         rows, order = order[:count], order[count:]
         width = int(lengths[rows].max())
         token_ids = torch.full((len(rows), width), 7)
-        place = np.arange(width - 1)
+        position = np.arange(width - 1)
         first, last = prompts[rows, None] - 1, lengths[rows, None] - 1
-        predicting = torch.from_numpy((place >= first) & (place < last))
+        predicting = torch.from_numpy((position >= first) & (position < last))
         hidden = model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1][predicting]
         logprobs = model.get_output_embeddings()(hidden).log_softmax(-1)
         torch.autograd.backward(logprobs.gather(1, token_ids[:, 1:][predicting][:, None]).sum())

@@ -1,8 +1,8 @@
-"""What placement costs: a plan for a thousand replicas, and a trajectory's way through it with more and more replicas.
+"""The cost of placement: a plan for 1,000 replicas, and the work per trajectory with growing numbers of replicas.
 
-`python -m benchmarks.placement` prints a table, `--json` the figures. Everything that placement does for a trajectory
-is counted but Kafka itself: decoding what was polled, the fold, the checkpoint, and encoding what is to be written. It
-is measured in CPU seconds of this one process.
+`python -m benchmarks.placement` prints a table, with `--json` the figures. It measures all of placement's work for a
+trajectory except Kafka itself: decoding polled records, the fold, the checkpoint, and encoding the outputs, in CPU
+seconds of this process.
 """
 
 from __future__ import annotations
@@ -58,9 +58,11 @@ def main() -> None:
         "--trajectories",
         type=int,
         default=12_288,
-        help="for each number of replicas, in each round: more than their slots",
+        help="trajectories per number of replicas and round: more than their slots",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="of all numbers in turns; the median of each counts")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds over all numbers of replicas; medians are reported"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     reduce_gc_frequency()  # as a pipeline does
@@ -85,7 +87,7 @@ def main() -> None:
 
 
 def plan_ms(replicas: int = 1000, trajectories: int = 64, rounds: int = 15) -> float:
-    """The median time of a plan, loads of all kinds, in milliseconds."""
+    """The median CPU time of a plan for various loads, in milliseconds."""
     times = []
     for seed in range(rounds):
         rng = random.Random(seed)
@@ -109,8 +111,8 @@ def plan_ms(replicas: int = 1000, trajectories: int = 64, rounds: int = 15) -> f
 
 
 def lifetime(replicas: int, trajectories: int) -> dict[str, float]:
-    """What it takes to see `trajectories` from their prompts to their end, with so many replicas."""
-    placing = _Bench(replicas, trajectories)
+    """The cost of `trajectories` from prompt to settlement, with `replicas` replicas."""
+    placing = _PlacementRun(replicas, trajectories)
     placing.run()
     return {
         "replicas": replicas,
@@ -124,7 +126,7 @@ def _median(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     return sorted(rows, key=lambda row: row["us_per_trajectory"])[len(rows) // 2]
 
 
-class _Bench:
+class _PlacementRun:
     def __init__(self, replicas: int, trajectories: int) -> None:
         shard = ShardConfig(ClientProperties.at("localhost:1"), RUN, "placement")
         step = PlaceTrajectories(
@@ -139,21 +141,21 @@ class _Bench:
         self.events = 0
 
     def run(self) -> None:
-        """Every replica fills up, tells twice, finishes, and begins again, until all prompts are done."""
+        """Every replica fills up, reports progress twice, finishes, and starts again, until all prompts are done."""
         self._fold([(RELAY, _manifest(), 0)])
         prompts = [_prompt(n) for n in range(self._trajectories // SAMPLES)]
-        under_way: list[Assignment] = []
+        assigned: list[Assignment] = []
         settled = 0
         while settled < self._trajectories:
-            beats = [(REPLICAS, _status(r), 0) for r in range(self._replicas)]
+            heartbeats = [(REPLICAS, _status(r), 0) for r in range(self._replicas)]
             fresh, prompts = prompts[: self._replicas * SLOTS // SAMPLES], prompts[self._replicas * SLOTS // SAMPLES :]
-            under_way = self._fold([*beats, *((PROMPTS, prompt, 0) for prompt in fresh)])
+            assigned = self._fold([*heartbeats, *((PROMPTS, prompt, 0) for prompt in fresh)])
             for start in range(0, DELTAS * TOKENS // 4, TOKENS // 4):
-                self._each((PROGRESS, _progress(a, start), 0) for a in under_way)
-            self._each((TRAJECTORIES, _finished(a), partition_of(a.prompt.number, PARTITIONS)) for a in under_way)
-            self._each((SETTLED, _settled(a), 0) for a in under_way)
-            assert under_way, "placement gives no work"
-            settled += len(under_way)
+                self._each((PROGRESS, _progress(a, start), 0) for a in assigned)
+            self._each((TRAJECTORIES, _finished(a), partition_of(a.prompt.number, PARTITIONS)) for a in assigned)
+            self._each((SETTLED, _settled(a), 0) for a in assigned)
+            assert assigned, "placement assigned no trajectory"
+            settled += len(assigned)
             self.now += 0.5
 
     def _each(self, records: Iterator[tuple[Topic, Any, int]]) -> None:
@@ -164,19 +166,19 @@ class _Bench:
     def _fold(self, records: Sequence[tuple[Topic, Any, int]]) -> list[Assignment]:
         encoded = []
         for topic, record, partition in records:
-            place = PartitionKey(topic.short_name, partition)
-            offset = self._offsets[place] = self._offsets.get(place, -1) + 1
-            encoded.append((place, offset, *encode(record)))
+            key = PartitionKey(topic.short_name, partition)
+            offset = self._offsets[key] = self._offsets.get(key, -1) + 1
+            encoded.append((key, offset, *encode(record)))
         positions = {
             PartitionKey(t.short_name, p): 0
             for t in (PROMPTS, PROGRESS, SETTLED, TRAJECTORIES)
             for p in range(PARTITIONS)
         }
-        positions |= {place: offset + 1 for place, offset in self._offsets.items()}
+        positions |= {key: offset + 1 for key, offset in self._offsets.items()}
         started = time.process_time()
         received = tuple(
-            ReceivedRecord(*place, offset, row)
-            for place, offset, value, headers in encoded
+            ReceivedRecord(*key, offset, row)
+            for key, offset, value, headers in encoded
             for row in decode(value, headers)
         )
         outputs: list[Output] = self._placing.fold(Polled("", 1, received, (), positions, True))

@@ -1,4 +1,4 @@
-"""CPU time of a run's processes by role, and of everybody else's, as the operating system counts it."""
+"""CPU time of a run's processes by role, and of all other processes, as the operating system counts it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ EVERY_S = 1.0
 
 
 class OthersWatch:
-    """What processes that this one neither is nor has started used of the machine while it lasted."""
+    """Measures the machine's CPU time used by processes other than this one and its descendants."""
 
     def __init__(self) -> None:
         self._all, self._own = psutil.cpu_times(), _own_seconds()
 
     def share(self) -> float:
-        """Of the machine's CPU time, 0 to 1. Ask before what was started is orphaned: then it counts as others'."""
+        """The share of the machine's CPU time, 0 to 1. Call it before descendants are orphaned: then they count too."""
         now = psutil.cpu_times()
-        whole = sum(now) - sum(self._all)
+        total = sum(now) - sum(self._all)
         idle = now.idle - self._all.idle + getattr(now, "iowait", 0.0) - getattr(self._all, "iowait", 0.0)
-        return max(0.0, (whole - idle - (_own_seconds() - self._own)) / whole) if whole else 0.0
+        return max(0.0, (total - idle - (_own_seconds() - self._own)) / total) if total else 0.0
 
 
 def _own_seconds() -> float:
-    """Of this process and all that it has started, whether it lives or has been waited for."""
+    """CPU seconds of this process and all its descendants, running or waited for."""
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds = sum(each.ru_utime + each.ru_stime for each in used)
     for process in psutil.Process().children(recursive=True):
@@ -42,11 +42,11 @@ def _own_seconds() -> float:
 
 
 class CpuWatch:
-    """Looks once a second at all processes under `pid`, whose run is in `folder`, and tells them by role."""
+    """Samples once a second the CPU time of `pid` and its descendants, by role of the run in `folder`."""
 
     def __init__(self, pid: int, folder: Path) -> None:
         self._root, self._folder = psutil.Process(pid), folder
-        self._seen: list[tuple[float, Mapping[str, float]]] = []
+        self._samples: list[tuple[float, Mapping[str, float]]] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -61,9 +61,9 @@ class CpuWatch:
         self._thread.join()
 
     def between(self, begin: float, end: float) -> tuple[float, float, dict[str, float]] | None:
-        """The first look at or after `begin` and the last before `end` (Unix seconds), and CPU seconds between, by
-        role. None where there are no two looks."""
-        inside = [look for look in self._seen if begin <= look[0] <= end]
+        """Times of the first sample from `begin` and the last until `end` (Unix seconds), and the CPU seconds between
+        them, by role. None with fewer than two samples."""
+        inside = [sample for sample in self._samples if begin <= sample[0] <= end]
         if len(inside) < 2:
             return None
         (first_at, first), (last_at, last) = inside[0], inside[-1]
@@ -72,9 +72,9 @@ class CpuWatch:
     def _watch(self) -> None:
         while not self._ended.wait(EVERY_S):
             with contextlib.suppress(psutil.NoSuchProcess):
-                self._seen.append((time.time(), self._look()))
+                self._samples.append((time.time(), self._sample()))
 
-    def _look(self) -> dict[str, float]:
+    def _sample(self) -> dict[str, float]:
         roles: dict[int, str] = {self._root.pid: "supervisor"}
         with contextlib.suppress(OSError, ValueError):
             state = json.loads((self._folder / "state.json").read_text("utf-8"))

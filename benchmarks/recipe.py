@@ -1,10 +1,9 @@
-"""What a demonstration's recipe is worth: warm start, then reinforcement learning in one plain loop, seed by seed.
+"""Accuracy of a demonstration's recipe: warm start, then reinforcement learning in a plain loop, seed by seed.
 
     OMP_NUM_THREADS=1 python benchmarks/recipe.py examples/chain_sum.toml --seeds 0 1 2
 
-No Kafka, no Beam: generate a batch, score it, update, repeat, with the same engine, learner and questions as a run
-has. So a run that learns worse than this loop loses something on its way. `--lag k` trains every batch k updates
-late.
+Without Kafka and Beam: generate a batch, score it, update, repeat, with the same engine, learner and questions as a
+run. A run that learns less than this loop has a defect in its pipelines. `--lag k` trains every batch k updates late.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from schemas import columns
 from schemas.identity import trajectory_id
 from schemas.records import MicroBatch, PolicyVersion, Sampling
 
-_WARM_START_SEED = 1_000_003  # from the training questions' seed to that of the worked answers
+_WARM_START_SEED = 1_000_003  # added to the seed of the training questions for the worked answers
 
 
 @dataclass
 class Loop:
-    """The engine, the learner, and what they are asked."""
+    """The engine, the learner, and the held-out questions."""
 
     config: Config
     folder: Path
@@ -54,11 +53,11 @@ class Loop:
         self.heldout = [question.reference for question in heldout_questions(self.config.prompts)]
 
     def load(self, update: int) -> None:
-        """Give the engine the weights after `update` updates."""
+        """Load the weights after `update` updates into the engine."""
         self.engine.load(self.weights(update), PolicyVersion(1, update))
 
     def weights(self, update: int) -> Path:
-        """Where the weights after `update` updates are."""
+        """The file of the weights after `update` updates."""
         return self.scratch / f"{update}.safetensors"
 
     def answers(self, entries: Sequence[Any], samples: int, temperature: float, seed: int) -> list[Completion]:
@@ -77,20 +76,20 @@ class Loop:
         return [done[name] for name in names]
 
     def rewards(self, completions: Sequence[Completion], entries: Sequence[Any], samples: int) -> list[float]:
-        """1 for each right answer."""
+        """1 for each correct answer, otherwise 0."""
         texts = self.tokenizer.batch_decode([c.generated.token_ids for c in completions], skip_special_tokens=True)
         expected = [entry["answer"] for entry in entries for _ in range(samples)]
         return [float(answer_of(text) == answer) for text, answer in zip(texts, expected, strict=True)]
 
     def accuracy(self, update: int, temperature: float) -> float:
-        """On held-out questions, after `update` updates."""
+        """Accuracy on held-out questions after `update` updates."""
         self.load(update)
         return float(np.mean(self.rewards(self.answers(self.heldout, 1, temperature, 0), self.heldout, 1)))
 
     def pack(
         self, batch: int, entries: Sequence[Any], done: Sequence[Completion], rewards: Sequence[float]
     ) -> MicroBatch:
-        """The batch as experience makes it."""
+        """The batch, as the experience pipeline builds it."""
         samples = len(done) // len(entries)
         prompts = [np.array(self.tokenizer.encode(e["question"]), np.int32) for e in entries for _ in range(samples)]
         generated = [completion.generated for completion in done]
@@ -119,7 +118,7 @@ class Loop:
 
 
 def main() -> None:
-    """Run every seed and print what came of it."""
+    """Run every seed and print its results."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("config", type=Path)
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -137,7 +136,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What reinforcement made of a warm start: accuracies on `questions` held-out questions, and batches' rewards."""
+    """The result of one seed: accuracies on `questions` held-out questions, and the rewards of batches."""
 
     start: WarmStart
     greedy: tuple[float, float]
@@ -149,7 +148,7 @@ class Outcome:
 
 
 def run_seed(seed: int, config: Config, lag: int, cache: Path) -> Outcome:
-    """One warm start and what reinforcement makes of it, told as it goes."""
+    """Run one warm start and its reinforcement learning; print progress."""
     started, busy = time.monotonic(), time.process_time()
     start = make_start(config, cache)
     curve = "  ".join(f"{m.step}: {m.greedy:.3f}/{m.sampled:.3f}" for m in start.curve)
@@ -179,13 +178,13 @@ def make_start(config: Config, cache: Path) -> WarmStart:
 
 
 def reinforce(loop: Loop, seed: int, lag: int) -> tuple[float, ...]:
-    """All optimizer steps, with a line for every ten; the mean reward of each batch."""
+    """Run all optimizer steps, printing every tenth; return the mean reward of each batch."""
     config = loop.config
     samples = config.prompts.samples_per_prompt
     prompts = config.experience.global_batch // samples
     questions = _numbered(open_source(config.prompts))
     generating = training = 0.0
-    told: list[dict[str, float]] = []
+    steps: list[dict[str, float]] = []
     save_weights(loop.learner.model, loop.weights(0))
     for step in range(config.trainer.optimizer_steps):
         begun = time.process_time()
@@ -195,25 +194,25 @@ def reinforce(loop: Loop, seed: int, lag: int) -> tuple[float, ...]:
         batch = loop.pack(step, entries, done, loop.rewards(done, entries, samples))
         generating += time.process_time() - begun
         begun = time.process_time()
-        told.append(loop.learner.update([batch]))
+        steps.append(loop.learner.update([batch]))
         training += time.process_time() - begun
         save_weights(loop.learner.model, loop.weights(step + 1))
         if (step + 1) % 10 == 0:
-            mean = _means(told[-10:])
+            mean = _means(steps[-10:])
             print(
                 f"  {step + 1:4d}  reward {mean['reward/mean']:.3f}  length {mean['response_length/mean']:.1f} "
-                f"(max {max(m['response_length/max'] for m in told[-10:]):.0f})  entropy {mean['entropy']:.3f}  "
+                f"(max {max(m['response_length/max'] for m in steps[-10:]):.0f})  entropy {mean['entropy']:.3f}  "
                 f"gradient {mean['grad_norm']:.2f}  ess {mean['ess']:.3f}  skipped {mean['batch/skipped_rows']:.0f}  "
                 f"CPU s a step: generation {generating / (step + 1):.3f}, training {training / (step + 1):.3f}",
                 flush=True,
             )
-    return tuple(metrics["reward/mean"] for metrics in told)
+    return tuple(metrics["reward/mean"] for metrics in steps)
 
 
-def _means(told: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means by name. A batch in which no row had an advantage tells nothing of its tokens."""
-    names = {name for metrics in told for name in metrics}
-    return {name: float(np.mean([metrics[name] for metrics in told if name in metrics])) for name in names}
+def _means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means by name. A batch in which no row has an advantage lacks the metrics of tokens."""
+    names = {name for metrics in steps for name in metrics}
+    return {name: float(np.mean([metrics[name] for metrics in steps if name in metrics])) for name in names}
 
 
 def _numbered(source: Any) -> Any:

@@ -1,9 +1,9 @@
-"""What the relay tier costs, in one table: stall, pull, hop, chains over equal links, repair, deltas.
+"""The cost of the relay tier in one table: stall, pull, hop, chains over equal links, repair, deltas.
 
     OMP_NUM_THREADS=1 python -m benchmarks.relay [--only memory hop ...]
 
-Every figure is measured beside what it is compared with, in the same run. relay_simulation.py has what more relays than
-a machine can run would take.
+Every figure is measured together with its baseline, in the same run. relay_simulation.py simulates more relays than one
+machine can run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from benchmarks.relay_network import measure_hop, measure_repair, measure_thrott
 
 MEGABYTE = 1_000_000
 KILLS = 5
-"""The fewest from which a median is told."""
+"""The minimum number of kills for a median."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One row: what, how much, and what it should be."""
+    """One row: the quantity, its measurement, and its goal."""
 
     what: str
     measured: str
@@ -44,15 +44,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    told = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     watch = OthersWatch()
-    figures = [figure for part in told.only for figure in PARTS[part](told.repetitions)]
+    figures = [figure for part in options.only for figure in PARTS[part](options.repetitions)]
     others = watch.share()
-    if told.json:
+    if options.json:
         print(json.dumps({"figures": [asdict(figure) for figure in figures], "others": others}))
         return
-    table = Table(title=f"The relay tier; others took {100 * others:.0f} % of the machine's CPU time meanwhile")
+    table = Table(title=f"The relay tier; other processes used {100 * others:.0f} % of the machine's CPU time")
     for column in ("figure", "measured", "goal", ""):
         table.add_column(column)
     for figure in figures:
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def memory(repetitions: int) -> Iterator[Figure]:
-    """The trainer's stall, and a rollout's pull."""
+    """The trainer's stall at a publish, and a rollout's pull."""
     times = measure_memory(1000, repetitions)
     for what, ours, goal in (("trainer's stall", times.publish, 1.2), ("local pull into torch", times.pull, 1.5)):
         ratio = times.ratio(ours)
@@ -70,15 +70,17 @@ def memory(repetitions: int) -> Iterator[Figure]:
 
 
 def hop(repetitions: int) -> Iterator[Figure]:
-    """One hop without a limit."""
+    """One hop without a rate limit."""
     found = measure_hop(500, 8 << 20, repetitions)
     moved, visible, bare = (statistics.median(rates) / 1e9 for rates in (found.moved, found.visible, found.bare))
-    said = f"{moved:.2f} GB/s beside {bare:.2f} of a bare socket pair: {found.share:.2f}; {visible:.2f} until visible"
-    yield Figure("one hop, 500 MB, chunks checked", said, "≥ 0.70", found.share >= 0.7)
+    measured = (
+        f"{moved:.2f} GB/s beside {bare:.2f} of a bare socket pair: {found.share:.2f}; {visible:.2f} until visible"
+    )
+    yield Figure("one hop, 500 MB, chunks checked", measured, "≥ 0.70", found.share >= 0.7)
 
 
 def throttled(repetitions: int) -> Iterator[Figure]:
-    """Schedules over links of one rate."""
+    """Schedules over links of equal rate."""
     found = measure_throttled(32, 8e6, min(repetitions, 3))
     chain = found.chain
     growth, error = chain[8] / chain[2], found.fitted / chain[8] - 1
@@ -91,15 +93,18 @@ def throttled(repetitions: int) -> Iterator[Figure]:
 
 
 def repair(repetitions: int) -> Iterator[Figure]:
-    """A relay killed in the middle of a chain, several times."""
+    """A relay in the middle of a chain is killed, several times."""
     found = [measure_repair(16, 8e6) for _ in range(max(repetitions, KILLS))]
     seconds, chunks = [each.seconds for each in found], [each.chunks for each in found]
-    said = f"next chunk after {_of(seconds, '.3f')} s, {_of(chunks, '.0f')} chunks asked for again"
-    yield Figure(f"a middle relay killed {len(found)} times", said, "< 1 s, ≤ 2", max(seconds) < 1 and max(chunks) <= 2)
+    until_next, again = _median_and_worst(seconds, ".3f"), _median_and_worst(chunks, ".0f")
+    measured = f"next chunk after {until_next} s, {again} chunks requested again"
+    yield Figure(
+        f"a middle relay killed {len(found)} times", measured, "< 1 s, ≤ 2", max(seconds) < 1 and max(chunks) <= 2
+    )
 
 
 def delta(repetitions: int) -> Iterator[Figure]:
-    """What one optimizer step changes."""
+    """The delta of one optimizer step."""
     found = measure_delta(steps=3, repetitions=repetitions)
     size = f"{found.bytes / MEGABYTE:.1f} of {found.full / MEGABYTE:.0f} MB: {found.full / found.bytes:.0f}× fewer"
     yield Figure(
@@ -109,13 +114,18 @@ def delta(repetitions: int) -> Iterator[Figure]:
         found.full >= 30 * found.bytes,
     )
     took = f"encode {1000 * found.encode_s:.0f} + decode {1000 * found.decode_s:.0f} ms"
-    cpu = f"of the processor {1000 * found.encode_cpu_s:.0f} + {1000 * found.decode_cpu_s:.0f}"
+    cpu = f"CPU {1000 * found.encode_cpu_s:.0f} + {1000 * found.decode_cpu_s:.0f}"
     goal = found.full / 1.25e9
     met = found.exact and found.encode_s + found.decode_s < goal
-    yield Figure("its work", f"{took}, {cpu}; bit-exact: {found.exact}", f"< {1000 * goal:.0f} ms (10 Gbit/s)", met)
+    yield Figure(
+        "its encoding and decoding",
+        f"{took}, {cpu}; bit-exact: {found.exact}",
+        f"< {1000 * goal:.0f} ms (10 Gbit/s)",
+        met,
+    )
 
 
-def _of(values: Sequence[float], form: str) -> str:
+def _median_and_worst(values: Sequence[float], form: str) -> str:
     return f"{statistics.median(values):{form}} (worst {max(values):{form}})"
 
 

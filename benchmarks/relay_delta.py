@@ -1,7 +1,7 @@
-"""What a step of AdamW at a small learning rate changes of bfloat16 weights, as relays are sent it.
+"""Deltas between bfloat16 weights after a step of AdamW at a small learning rate, as relays transfer them.
 
-A real model of a Qwen2 shape, real gradients of random tokens, float32 master weights as trainers keep them, published
-in bfloat16. The weights are fresh from the model's own initialisation: an optimizer's first steps change the most.
+The model has a Qwen2 shape, gradients of random tokens, and float32 master weights, published in bfloat16. Its weights
+are newly initialised: the first steps of an optimizer change the most weights.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Delta:
-    """Of the last of several steps; seconds are medians, `_cpu_s` of all threads. `exact`: every delta gave back every
-    byte."""
+class DeltaCost:
+    """The largest delta of several steps; times are medians, `_cpu_s` of all threads. `exact`: every delta restored
+    every byte."""
 
     parameters: int
     full: int
@@ -42,13 +42,13 @@ class Delta:
     exact: bool
 
 
-def measure_delta(steps: int, repetitions: int) -> Delta:
-    """Train so many steps, and encode and decode what each has changed."""
+def measure_delta(steps: int, repetitions: int) -> DeltaCost:
+    """Train `steps` steps; encode and decode the delta of each."""
     model = Qwen2ForCausalLM(_shape())
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     random = torch.Generator().manual_seed(0)
     before, layout = _file(model)
-    rebuilt = np.zeros_like(before)  # memory that is there, as a relay's reserved memory is
+    rebuilt = np.zeros_like(before)  # allocated before, as a relay's reserved memory is
     sizes, changed, exact = [], [], True
     encode: list[tuple[float, float]] = []
     decode: list[tuple[float, float]] = []
@@ -69,25 +69,28 @@ def measure_delta(steps: int, repetitions: int) -> Delta:
         first = len(layout.header)
         changed.append(float(np.mean(before[first:].view(np.uint16) != after[first:].view(np.uint16))))
         before = after
-    return Delta(
-        model.num_parameters(),
-        layout.size,
-        max(sizes),
-        max(changed),
-        *(statistics.median(each[clock] for each in took) for clock in (0, 1) for took in (encode, decode)),
-        exact,
+    return DeltaCost(
+        parameters=model.num_parameters(),
+        full=layout.size,
+        bytes=max(sizes),
+        changed=max(changed),
+        encode_s=statistics.median(wall for wall, _ in encode),
+        decode_s=statistics.median(wall for wall, _ in decode),
+        encode_cpu_s=statistics.median(cpu for _, cpu in encode),
+        decode_cpu_s=statistics.median(cpu for _, cpu in decode),
+        exact=exact,
     )
 
 
 def _timed(run: Callable[[], Result]) -> tuple[Result, tuple[float, float]]:
-    """What `run` gives, and what it took: seconds, and seconds of processor time."""
+    """The result of `run`, and its wall-clock and CPU seconds."""
     began = time.perf_counter(), time.process_time()
     result = run()
     return result, (time.perf_counter() - began[0], time.process_time() - began[1])
 
 
 def _shape() -> Qwen2Config:
-    """110 M parameters."""
+    """A model of 110 M parameters."""
     return Qwen2Config(
         vocab_size=32_000,
         hidden_size=768,
@@ -100,11 +103,11 @@ def _shape() -> Qwen2Config:
 
 
 def _file(model: torch.nn.Module) -> tuple[np.ndarray, Layout]:
-    """The model's parameters in bfloat16, as the file that is published."""
+    """The model's parameters in bfloat16, as the bytes of a published file."""
     tensors = {name: parameter.detach().bfloat16() for name, parameter in model.named_parameters()}
     layout = Layout(tensor_specs(tensors))
     file = np.empty(layout.size, np.uint8)
     file[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
-    for name, place in layout.tensor_views(memoryview(file)).items():
-        copy_tensor(place, tensors[name])
+    for name, view in layout.tensor_views(memoryview(file)).items():
+        copy_tensor(view, tensors[name])
     return file, layout

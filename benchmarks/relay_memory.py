@@ -1,8 +1,8 @@
-"""What publishing costs the trainer and pulling a rollout, against torch's own copy of the same bytes in the same run.
+"""The cost of a publish for the trainer and of a pull for a rollout, beside torch's copy of the same bytes.
 
-The copy goes tensor by tensor between memory that is there already; repetitions alternate. A publish is timed as the
-trainer feels it: until `publish` returns. A pull is what a rollout does: pin the version and read it into the model's
-tensors. No broker takes part: the trainer does not wait for a manifest's way into the log.
+The copy goes tensor by tensor between allocated memory; repetitions alternate. A publish is timed until `publish`
+returns, which is the trainer's stall. A pull pins the version and reads it into the model's tensors, as a rollout does.
+There is no broker: the trainer does not wait until a manifest is in the log.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class MemoryTimes:
-    """Seconds of each repetition; `pages` made memory ready for the first version, `behind` is the publisher's thread:
-    hash, seal, evict, and memory for the next."""
+    """Seconds of each repetition. `pages`: allocate memory for the first version. `behind`: the publisher's thread
+    hashes, seals, evicts, and allocates memory for the next version."""
 
     copy: list[float]
     publish: list[float]
@@ -38,12 +38,12 @@ class MemoryTimes:
     pages: float
 
     def ratio(self, ours: list[float]) -> float:
-        """The median over repetitions of what ours took beside the copy."""
+        """The median over repetitions of the ratio to the copy."""
         return statistics.median(mine / its for mine, its in zip(ours, self.copy, strict=True))
 
 
 def measure_memory(megabytes: float, repetitions: int) -> MemoryTimes:
-    """Publish and pull a version of so many 10^6 bytes."""
+    """Publish and pull versions of `megabytes` · 10^6 bytes."""
     weights = _tensors(int(megabytes * 1_000_000))
     copies = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     manifests: list[WeightVersion] = []
@@ -66,7 +66,7 @@ def measure_memory(megabytes: float, repetitions: int) -> MemoryTimes:
 
 
 def _tensors(size: int) -> Tensors:
-    """Random float32 tensors of `size` bytes in all, at least eight."""
+    """At least eight random float32 tensors, of `size` bytes in total."""
     count = max(8, -(-size // TENSOR_BYTES))
     return {f"layer.{index}.weight": torch.randn(size // count // 4) for index in range(count)}
 

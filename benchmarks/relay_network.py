@@ -1,7 +1,8 @@
-"""How relays move a version from memory to memory: each a process of its own, over real sockets on this machine.
+"""Transfers of a version between relays, each a process, over real sockets on this machine.
 
-Links with a rate (a token bucket each way) make schedules comparable on a machine whose cores are the limit otherwise.
-A time is that from telling the relays of a version until the last of them has it whole, verified and visible.
+Links with a rate limit (a token bucket per direction) make schedules comparable where the machine's cores would be the
+limit. A broadcast lasts from sending the manifest to the relays until the last relay has the version, verified and
+visible.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as out:
 
 
 class Tier:
-    """Relay processes over links of `rate` bytes a second each way (0: no limit); relay 0 has the trainer's memory.
+    """Relay processes over links of `rate` bytes/s per direction (0: no limit); relay 0 shares the trainer's memory.
 
-    `broadcast` lets a new version of `size` bytes go from it to so many.
+    `broadcast` sends a new version of `size` bytes from relay 0 to other relays.
     """
 
     def __init__(self, relays: int, size: int, rate: float) -> None:
@@ -56,8 +57,8 @@ class Tier:
         self._number = self._chain = 0
 
     def broadcast(self, relays: int, chunk_bytes: int, schedule: str = "chain") -> tuple[str, float]:
-        """Begin one from relay 0 to the next `relays` - 1; the version, and when (`time.monotonic`)."""
-        self._stand(self.relays[:relays], schedule)
+        """Start a broadcast from relay 0 to the next `relays` - 1. Returns the version and the start (monotonic)."""
+        self._set_chain(self.relays[:relays], schedule)
         manifest = self._publish(chunk_bytes)
         began = time.monotonic()
         for relay in self.relays[:relays]:
@@ -65,10 +66,10 @@ class Tier:
         return str(manifest.version), began
 
     def seconds(self, relays: int, chunk_bytes: int, schedule: str = "chain") -> float:
-        """What a broadcast takes."""
+        """The seconds that a broadcast takes."""
         version, began = self.broadcast(relays, chunk_bytes, schedule)
-        wait_for(lambda: all(version in relay.had for relay in self.relays[1:relays]))
-        return max(relay.had[version] for relay in self.relays[1:relays]) - began
+        wait_for(lambda: all(version in relay.first_seen for relay in self.relays[1:relays]))
+        return max(relay.first_seen[version] for relay in self.relays[1:relays]) - began
 
     def close(self) -> None:
         self._store.close()
@@ -76,7 +77,7 @@ class Tier:
             relay.close()
             shutil.rmtree(relay.root, ignore_errors=True)
 
-    def _stand(self, relays: Sequence[RelayProcess], schedule: str) -> None:
+    def _set_chain(self, relays: Sequence[RelayProcess], schedule: str) -> None:
         self._chain += 1
         chain = RelayChain(self._chain, tuple(relay.link for relay in relays), (), schedule, 0)
         for relay in relays:
@@ -85,9 +86,9 @@ class Tier:
     def _publish(self, chunk_bytes: int) -> WeightVersion:
         self._number += 1
         self._data[: 8 * 1024 : 1024] = self._number
-        told: list[WeightVersion] = []
+        manifests: list[WeightVersion] = []
         specs = [TensorSpec("w", "U8", (self.size,))]
-        publisher = Publisher(self._store, told.append, specs, chunk_bytes=chunk_bytes)
+        publisher = Publisher(self._store, manifests.append, specs, chunk_bytes=chunk_bytes)
         publisher.publish(
             {"w": self._data},
             PolicyVersion(1, self._number),
@@ -97,32 +98,32 @@ class Tier:
             trajectories_trained=0,
         )
         publisher.close()
-        return told[0]
+        return manifests[0]
 
 
 @contextmanager
 def tier(relays: int, size: int, rate: float) -> Iterator[Tier]:
     """A tier while the `with` block lasts."""
-    made = Tier(relays, size, rate)
+    started = Tier(relays, size, rate)
     try:
-        yield made
+        yield started
     finally:
-        made.close()
+        started.close()
 
 
-def wait_for(what: Callable[[], Any]) -> None:
-    """Return once `what` is so. Raises TimeoutError."""
+def wait_for(condition: Callable[[], Any]) -> None:
+    """Return once `condition` holds. Raises TimeoutError after `DEADLINE_S`."""
     deadline = time.monotonic() + DEADLINE_S
-    while not what():
+    while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError("relays do not come on")
+            raise TimeoutError(f"the relays made no progress in {DEADLINE_S:g} s")
         time.sleep(0.005)
 
 
 @dataclass(frozen=True)
 class Throttled:
-    """Seconds by number of relays, master included, in chains of many small chunks; then chain and binomial pipeline of
-    all of them with a few large ones."""
+    """`chain`: seconds by number of relays, master included, in chains of many small chunks. `few_chain`,
+    `few_binomial`: chain and binomial pipeline of all relays with a few large chunks."""
 
     chain: dict[int, float]
     few_chain: float
@@ -130,12 +131,12 @@ class Throttled:
 
     @property
     def fitted(self) -> float:
-        """What the cost model T(p) = a + b · (p − 2) says for 8, with a and b from 2 and 4."""
+        """The cost model T(p) = a + b · (p − 2) at p = 8, with a and b from p = 2 and p = 4."""
         return self.chain[2] + 3 * (self.chain[4] - self.chain[2])
 
 
 def measure_throttled(megabytes: float, rate: float, repetitions: int) -> Throttled:
-    """Broadcasts of so many 10^6 bytes over links of `rate` bytes a second; medians."""
+    """Medians of broadcasts of `megabytes` · 10^6 bytes over links of `rate` bytes/s."""
     size = int(megabytes * 1_000_000)
     with tier(8, size, rate) as relays:
         times: dict[int, list[float]] = {2: [], 4: [], 8: []}
@@ -154,8 +155,8 @@ def measure_throttled(megabytes: float, rate: float, repetitions: int) -> Thrott
 
 @dataclass(frozen=True)
 class Hop:
-    """Bytes a second of each repetition: until a relay has every chunk, checked; until the version is hashed, sealed
-    and visible; and of a bare pair of sockets with `recv_into`."""
+    """Bytes/s of each repetition: `moved` until the relay has received and checked every chunk, `visible` until the
+    version is hashed, sealed and visible, `bare` through a bare pair of sockets with `recv_into`."""
 
     moved: list[float]
     visible: list[float]
@@ -167,33 +168,33 @@ class Hop:
 
 
 def measure_hop(megabytes: float, chunk_bytes: int, repetitions: int) -> Hop:
-    """One hop between two relays without a limit, and the bare pair, in turn; both into memory that is there."""
+    """Alternate one hop between two relays without a rate limit with the bare pair; both write to allocated memory."""
     size = -(-int(megabytes * 1_000_000) // chunk_bytes) * chunk_bytes
     moved, visible, bare = [], [], []
     with tier(2, size, 0.0) as relays, _bare_pair(size, chunk_bytes) as pair:
-        relays.seconds(2, chunk_bytes)  # no memory was reserved for the first
+        relays.seconds(2, chunk_bytes)  # warm-up: no memory is reserved for the first version
         successor = relays.relays[1]
         for _ in range(repetitions):
-            wait_for(lambda: not successor.status["arrived"])  # memory for the next is ready
+            wait_for(lambda: not successor.status["arrived"])  # memory for the next version is ready
             bare.append(size / pair())
             version, began = relays.broadcast(2, chunk_bytes)
-            wait_for(lambda version=version: version in successor.had)
-            visible.append(size / (successor.had[version] - began))
+            wait_for(lambda version=version: version in successor.first_seen)
+            visible.append(size / (successor.first_seen[version] - began))
             here = (status["at"] for status in successor.statuses if status["arrived"] >= size and status["at"] > began)
-            moved.append(size / (next(here, successor.had[version]) - began))
+            moved.append(size / (next(here, successor.first_seen[version]) - began))
     return Hop(moved, visible, bare)
 
 
 @contextmanager
 def _bare_pair(size: int, piece: int) -> Iterator[Callable[[], float]]:
-    """Called, it says in how many seconds `size` bytes come from another process into memory here."""
+    """Yield a function that returns the seconds to receive `size` bytes from another process into memory."""
     memory = memoryview(bytearray(size))
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         sender = subprocess.Popen([sys.executable, "-c", _SENDER, str(port), str(size), str(piece)])
-        connection, _ = door.accept()
+        connection, _ = listener.accept()
 
-    def once() -> float:
+    def receive_all() -> float:
         started = time.perf_counter()
         connection.sendall(b"1")
         for start in range(0, size, piece):
@@ -203,7 +204,7 @@ def _bare_pair(size: int, piece: int) -> Iterator[Callable[[], float]]:
         return time.perf_counter() - started
 
     try:
-        yield once
+        yield receive_all
     finally:
         connection.close()
         sender.wait(10)
@@ -211,8 +212,8 @@ def _bare_pair(size: int, piece: int) -> Iterator[Callable[[], float]]:
 
 @dataclass(frozen=True)
 class Repair:
-    """What a relay killed in the middle costs its successor: seconds to the next chunk, and chunks that were on their
-    way from it, and asked for again: no more can come twice."""
+    """The cost of a killed relay for its successor: seconds until the next chunk, and the chunks in flight, which are
+    requested again; no other chunk can arrive twice."""
 
     seconds: float
     chunks: int
@@ -228,7 +229,7 @@ def measure_repair(megabytes: float, rate: float) -> Repair:
         wait_for(lambda: successor.status["arrived"] > size // 3)
         victim.kill()
         killed = time.monotonic()
-        wait_for(lambda: version in successor.had)
+        wait_for(lambda: version in successor.first_seen)
         lost = next(i for i, status in enumerate(successor.statuses) if status["lost"])
         there = successor.statuses[lost - 1]["arrived"]
         after = next(status["at"] for status in successor.statuses[lost:] if status["arrived"] > there)

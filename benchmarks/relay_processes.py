@@ -1,7 +1,7 @@
-"""A relay as a process of its own, to be measured and killed; run as `python relay_processes.py ROOT RELAY RATE`.
+"""A relay in its own process, to measure and to kill; run as `python relay_processes.py ROOT RELAY RATE`.
 
-A line of JSON in is a chain or a manifest; a line out says where it listens, then, on every change, what it holds.
-RATE is that of its links, in bytes a second; 0: as fast as it goes.
+Each line of input is a chain or a manifest in JSON. Each line of output is the relay's status in JSON: its address and
+the versions that it holds; it is printed on every change. RATE is the rate of its links in bytes/s; 0: no limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from schemas.records import PolicyVersion, RelayChain, RelayLink, WeightVersion
 
 
 class RelayProcess:
-    """The end of whoever started it. What it says is in `heard`, the newest last; `had` is when it first had what."""
+    """Starts a relay process. `statuses` are its reports, newest last; `first_seen`: when each version arrived."""
 
     def __init__(self, root: Path, relay: int, rate: float = 0.0) -> None:
         self.root, self.relay = root, relay
@@ -37,7 +37,7 @@ class RelayProcess:
         )
         assert self._process.stdout is not None
         self.statuses: list[dict[str, Any]] = [json.loads(self._process.stdout.readline())]
-        self.had: dict[str, float] = {}
+        self.first_seen: dict[str, float] = {}
         self.link = RelayLink(relay, self.status["address"], "here", str(root))
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -69,13 +69,13 @@ class RelayProcess:
             for line in self._process.stdout:
                 self.statuses.append(status := json.loads(line))
                 for version in status["versions"]:
-                    self.had.setdefault(version, status["at"])
-        except ValueError:  # closed, or killed in the middle of a line
+                    self.first_seen.setdefault(version, status["at"])
+        except ValueError:  # the pipe was closed, or the relay was killed in the middle of a line
             return
 
 
 def main(root: Path, relay: int, rate: float) -> None:
-    """Be a relay until the input ends."""
+    """Run a relay until the input ends."""
     store = WeightStore(root, 2)
     link = Link(rate or None), Link(rate or None)
     node = RelayNode(store, "r", relay, sending=link[0], receiving=link[1])

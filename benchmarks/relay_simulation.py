@@ -1,12 +1,13 @@
-"""How long a version takes to reach 4 to 4,096 relays, by the schedules that relays run, without sockets.
+"""Simulated time for a version to reach 4 to 4,096 relays, with the schedules of the relays, without sockets.
 
     python benchmarks/relay_simulation.py
 
-Every transfer of the schedule (`infra/transport/schedules.py`) begins once its source has the block and neither end's
-link is busy in that direction, and takes the block's bytes over the link's rate plus the start-up. Defaults are the
-paper's (Laminar, 2510.12633): 72B in bfloat16, 100 GB/s, 5 µs, chunks of 32 MB. "formula" is its cost model at the best
-number of chunks, "paper" what it measured (read off v1's figure: RDMA, 8 x 400 Gb/s a machine). k-way: that many relays
-have all and the others join (λScale, 2502.09922); "first copy" is when the joining ones have every block among them.
+A transfer of the schedule (`infra/transport/schedules.py`) starts once its source has the block and the links of both
+ends are free in that direction. It takes the block's bytes over the link's rate plus the start-up time. Defaults are
+the paper's (Laminar, 2510.12633): 72B in bfloat16, 100 GB/s, 5 µs, chunks of 32 MB. "formula" is the paper's cost model
+at the best number of chunks; "paper" is its measurement (from v1's figure: RDMA, 8 x 400 Gb/s per machine). k-way: k
+relays have the version and the others join (λScale, 2502.09922); "first copy" is when the joining relays together have
+every block.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ COLUMNS = ("relays", "formula", "chain", "binomial", "k", "k-way", "first_copy",
 
 
 class Arrived(NamedTuple):
-    """Seconds until the last relay has all, and until those that had nothing have every block among them."""
+    """Seconds until the last relay has every block, and until the joining relays together have every block."""
 
     everywhere: float
     first_copy: float
@@ -38,25 +39,25 @@ def main() -> None:
     """Simulate and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--relays", type=int, nargs="+", default=[1 << power for power in range(2, 13)])
-    parser.add_argument("--gigabytes", type=float, default=144.0, help="10^9 bytes of a version")
-    parser.add_argument("--chunk-megabytes", type=float, default=32.0, help="10^6 bytes of a chunk")
-    parser.add_argument("--gigabytes-per-s", type=float, default=100.0, help="a link's rate, each way")
-    parser.add_argument("--startup-us", type=float, default=5.0, help="of each chunk on each hop")
-    parser.add_argument("--sources", type=int, default=4, help="relays that have all, for k-way")
+    parser.add_argument("--gigabytes", type=float, default=144.0, help="size of a version, 10^9 bytes")
+    parser.add_argument("--chunk-megabytes", type=float, default=32.0, help="size of a chunk, 10^6 bytes")
+    parser.add_argument("--gigabytes-per-s", type=float, default=100.0, help="rate of a link, per direction")
+    parser.add_argument("--startup-us", type=float, default=5.0, help="start-up time of each chunk on each hop")
+    parser.add_argument("--sources", type=int, default=4, help="relays that have the version, for k-way")
     parser.add_argument("--json", action="store_true")
-    told = parser.parse_args()
-    size, rate, startup = told.gigabytes * 1e9, told.gigabytes_per_s * 1e9, told.startup_us * 1e-6
-    blocks = math.ceil(size / (told.chunk_megabytes * 1e6))
+    options = parser.parse_args()
+    size, rate, startup = options.gigabytes * 1e9, options.gigabytes_per_s * 1e9, options.startup_us * 1e-6
+    blocks = math.ceil(size / (options.chunk_megabytes * 1e6))
     block_s = size / blocks / rate + startup
-    rows = [row_of(relays, blocks, block_s, size / rate, startup, told.sources) for relays in told.relays]
+    rows = [row_of(relays, blocks, block_s, size / rate, startup, options.sources) for relays in options.relays]
     first, last = rows[0], next((row for row in rows if row["relays"] == 128), rows[-1])
     growth = {name: last[name] / first[name] for name in COLUMNS[1:] if name != "k" and first[name] and last[name]}
-    if told.json:
+    if options.json:
         print(json.dumps({"blocks": blocks, "rows": rows, "growth": growth}))
         return
     table = Table(
-        title=f"Seconds until all have {told.gigabytes:g} GB: {blocks} chunks, links of {told.gigabytes_per_s:g} GB/s,"
-        f" {told.startup_us:g} µs"
+        title=f"Seconds until all have {options.gigabytes:g} GB: {blocks} chunks,"
+        f" links of {options.gigabytes_per_s:g} GB/s, {options.startup_us:g} µs"
     )
     for name in COLUMNS:
         table.add_column(name.replace("_", " "), justify="right")
@@ -70,7 +71,7 @@ def main() -> None:
 def row_of(
     relays: int, blocks: int, block_s: float, all_s: float, startup_s: float, sources: int
 ) -> dict[str, float | int | None]:
-    """Every schedule for so many relays, the master or the `sources` among them."""
+    """The times of every schedule for `relays` relays, including the master or the `sources`."""
     several = max(1, min(sources, relays // 2))
     alone = {
         name: simulate(SCHEDULES[name](relays, blocks), 1, relays, blocks, block_s) for name in ("chain", "binomial")
@@ -93,7 +94,7 @@ def formula(relays: int, all_s: float, startup_s: float) -> float:
 
 
 def simulate(steps: Iterator[TransferStep], sources: int, nodes: int, blocks: int, block_s: float) -> Arrived:
-    """Carry `steps` out among `nodes` nodes, of which the first `sources` have all, with links of equal rate."""
+    """Execute `steps` among `nodes` nodes, over links of equal rate; the first `sources` nodes have all blocks."""
     has = np.full((nodes, blocks), np.inf)
     has[:sources] = 0.0
     sends_from, receives_from = np.zeros(nodes), np.zeros(nodes)
@@ -110,11 +111,11 @@ def simulate(steps: Iterator[TransferStep], sources: int, nodes: int, blocks: in
 def _one_by_one(
     step: TransferStep, has: np.ndarray, sends_from: np.ndarray, receives_from: np.ndarray, block_s: float
 ) -> np.ndarray:
-    """When each transfer of `step` ends, where a node moves several blocks in it: its link takes them in turn."""
+    """The end of each transfer of `step` if a node transfers several blocks: its link takes them one by one."""
     ends = np.empty(len(step.blocks))
-    for place, (source, receiver, block) in enumerate(zip(*step, strict=True)):
-        ends[place] = max(has[source, block], sends_from[source], receives_from[receiver]) + block_s
-        sends_from[source] = receives_from[receiver] = ends[place]
+    for index, (source, receiver, block) in enumerate(zip(*step, strict=True)):
+        ends[index] = max(has[source, block], sends_from[source], receives_from[receiver]) + block_s
+        sends_from[source] = receives_from[receiver] = ends[index]
     return ends
 
 

@@ -1,8 +1,9 @@
-"""What TLS between relays costs: one hop in clear text and over TLS, in turn, without a limit and over a slow link.
+"""The cost of TLS between relays: one hop in clear text and over TLS, without a rate limit and over a slow link.
 
     OMP_NUM_THREADS=1 python -m benchmarks.relay_tls [--megabytes 500] [--rate 100] [--repetitions 5]
 
-The source is a process of its own; every chunk is checked as it arrives. Shares are of medians of the same run.
+The source is another process; every chunk is checked on arrival. Clear text and TLS alternate; shares are ratios of
+medians of the same run.
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--megabytes", type=int, default=500)
-    parser.add_argument("--rate", type=float, default=100.0, help="of the slow link, 10^6 bytes a second")
+    parser.add_argument("--rate", type=float, default=100.0, help="rate of the slow link, 10^6 bytes/s")
     parser.add_argument("--slow-megabytes", type=int, default=200)
     parser.add_argument("--repetitions", type=int, default=5)
-    told = parser.parse_args()
+    options = parser.parse_args()
     watch = OthersWatch()
     with tempfile.TemporaryDirectory() as folder:
         _, certificate, authority = write_relay_files(Path(folder))
         tls = Tls(str(certificate), str(authority))
         rows = [
-            ("without a limit", *_both(told.megabytes, None, tls, told.repetitions)),
-            ("over the link", *_both(told.slow_megabytes, told.rate, tls, told.repetitions)),
+            ("without a limit", *_both(options.megabytes, None, tls, options.repetitions)),
+            ("over the link", *_both(options.slow_megabytes, options.rate, tls, options.repetitions)),
         ]
-    table = Table(title=f"One hop, MB/s; others took {100 * watch.share():.0f} % of the machine's CPU time meanwhile")
+    table = Table(title=f"One hop, MB/s; others used {100 * watch.share():.0f} % of the CPU time")
     for column in ("", "clear text", "TLS", "share", "goal", ""):
         table.add_column(column, justify="right")
     for what, clear, over_tls in rows:
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def _both(megabytes: int, rate: float | None, tls: Tls, repetitions: int) -> tuple[float, float]:
-    """MB/s in clear text and over TLS, medians of repetitions that take turns."""
+    """MB/s in clear text and over TLS: medians of alternating repetitions."""
     ways: dict[bool, Tls | None] = {False: None, True: tls}
     found: dict[bool, list[float]] = {way: [] for way in ways}
     for _ in range(repetitions):
@@ -81,9 +82,9 @@ def _hop(size: int, rate: float | None, tls: Tls | None) -> float:
     source = context.Process(target=_serve, args=(theirs, size, rate, tls), daemon=True)
     source.start()
     try:
-        port, checks = ours.recv()
+        port, checksums = ours.recv()
         memory = memoryview(bytearray(size))
-        blob = ChunkedBlob(VERSION, "kv", NAME, size, CHUNK, checks)
+        blob = ChunkedBlob(VERSION, "kv", NAME, size, CHUNK, checksums)
         limit = Link(None if rate is None else rate * 1_000_000)
         peer = dial(f"127.0.0.1:{port}", RUN, TOKEN, -1, blob, memory, limit, False, tls)
         began = time.perf_counter()
@@ -92,7 +93,7 @@ def _hop(size: int, rate: float | None, tls: Tls | None) -> float:
         for chunk in range(blob.chunks):
             _, valid = peer.receive_chunk()
             if not valid:
-                sys.exit("a chunk is corrupted")
+                sys.exit(f"chunk {chunk} is corrupted")
             if chunk + AHEAD < blob.chunks:
                 peer.request(chunk + AHEAD)
         took = time.perf_counter() - began

@@ -1,12 +1,12 @@
-"""What repack gains: the same emulated cluster with it and without, on the real Kafka and pipelines, and its bound.
+"""The gain of repack: an emulated cluster with and without repack, on the real Kafka and pipelines, and the bound.
 
     python -m benchmarks.repack [--replicas 16] [--time-scale 1] [--stride 4] [--steps 5] [--seed 0] [--json]
     python -m benchmarks.repack --moves --replicas 8 --stride 1 --shorter 8 --steps 2
 
-Replicas of a 32B model on four H800 each take 512 trajectories at a time; a global batch is as many from each. The
-trainer is quick, so that nothing but generation is measured. The bound is that of `benchmarks/repack_bound.py`: the
-same schedulers and lengths, with moves that are free and planned every second. `--moves` is about the way of moves
-alone, from plan to next token, by the clock on the wall: one run, in which answers may be shorter.
+Each replica of a 32B model on four H800 takes 512 trajectories at a time; a global batch has 512 per replica. The
+trainer is fast, so that generation alone limits the speed. The bound is that of `benchmarks/repack_bound.py`: the same
+schedulers and lengths, with free moves planned every second. `--moves` measures only the times of moves, from plan to
+next token, in wall-clock time, in one run whose responses may be shorter.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.emulated_runs import Ran, emulated_run, run_emulated
+from benchmarks.emulated_runs import RunMeasurement, emulated_run, run_emulated
 from benchmarks.moves import Moves, moves_of
 from benchmarks.repack_bound import PLACEMENTS, Cluster, Figures, Simulation
 from pipelines.present.report.machine import describe_machine
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
 BATCH = 512
-"""Trajectories that a replica takes at once."""
+"""Trajectories that a replica takes at a time."""
 MOST_REQUESTS = 160
-"""Requests that a replica may have by moves: beyond the roofline's knee decoding is slower for each of them."""
+"""Maximum requests of a replica after moves: beyond the roofline's knee each request decodes more slowly."""
 NAMES = ("none", "repack")
 PERIOD_S = 5.0
 """Emulated seconds between two plans."""
 
 
 def changes(repack: bool, options: argparse.Namespace) -> list[str]:
-    """What the benchmark changes of the example; `stride` real tokens are emulated as one, of `shorter` times fewer."""
+    """Changes to the example: one emulated token stands for `stride` real ones; lengths are divided by `shorter`."""
     replicas, part = options.replicas, options.stride * options.shorter
     return [
         f"run.seed={options.seed}",
@@ -70,11 +70,17 @@ def main() -> None:
     arguments.add_argument("--replicas", type=int, default=16)
     arguments.add_argument("--time-scale", type=float, default=1.0)
     arguments.add_argument("--stride", type=int, default=4, choices=(1, 2, 4, 8))
-    arguments.add_argument("--shorter", type=int, default=1, choices=(1, 2, 4, 8), help="answers, prompts and KV")
+    arguments.add_argument(
+        "--shorter",
+        type=int,
+        default=1,
+        choices=(1, 2, 4, 8),
+        help="divide lengths of responses, prompts and KV by this",
+    )
     arguments.add_argument("--steps", type=int, default=5)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--folder", type=Path, help="where runs are left; a temporary one otherwise")
-    arguments.add_argument("--moves", action="store_true", help="measure the way of moves alone")
+    arguments.add_argument("--folder", type=Path, help="the folder of the runs; by default a temporary one")
+    arguments.add_argument("--moves", action="store_true", help="measure only the times of moves")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="laminar-repack-") as temporary:
@@ -86,10 +92,10 @@ def main() -> None:
                 _print_moves(moves_of(client, name), options)
             return
 
-        def run(name: str) -> Ran:
+        def run(name: str) -> RunMeasurement:
             return run_emulated(EXAMPLE, f"{name}-{options.seed}", folder, changes(name == "repack", options))
 
-        with ThreadPoolExecutor() as pool:  # at one time, so that what else the machine does falls on both alike
+        with ThreadPoolExecutor() as pool:  # concurrently: other work on the machine affects both alike
             ran = dict(zip(NAMES, pool.map(run, NAMES), strict=True))
     cluster = Cluster(options.replicas, BATCH, global_batch=BATCH * options.replicas, seed=options.seed)
     bound = {name: _simulated(name, cluster) for name in PLACEMENTS}
@@ -99,7 +105,7 @@ def main() -> None:
         return
     console = Console(width=110)
     console.print(_table(ran, bound, options.replicas))
-    console.print(_told(ran["repack"].moves))
+    console.print(_describe_moves(ran["repack"].moves))
     steps = f"{options.steps} global batches of {BATCH * options.replicas:,}"
     console.print(f"time scale {options.time_scale:g}, stride {options.stride}, {steps}, seed {options.seed}")
     console.print(describe_machine())
@@ -110,19 +116,19 @@ def _print_moves(moves: Moves, options: argparse.Namespace) -> None:
         print(json.dumps(asdict(moves)))
         return
     console = Console(width=110)
-    console.print(_told(moves))
+    console.print(_describe_moves(moves))
     of, shorter = f"{options.replicas} replicas, time scale {options.time_scale:g}", f"{options.shorter} times shorter"
     console.print(f"{of}, stride {options.stride}, {shorter}, seed {options.seed}")
     console.print(describe_machine())
 
 
-def _told(moves: Moves) -> str:
+def _describe_moves(moves: Moves) -> str:
     steps = ", ".join(f"{name} {seconds:.3f}" for name, seconds in moves.steps_s.items())
     return (
-        f"{moves.planned:,} moves planned, {moves.moved:,} made, {moves.levelled:,} of them before a token; from plan"
-        f" to hand-over {moves.hand_over_s:.2f} s, to the next token {moves.resumed_s:.2f} s, to a plan's first"
-        f" {moves.plan_resumed_s:.2f} s by the clock on the wall (medians; {moves.plans} plans). On the way of that"
-        f" first one, s: {steps}"
+        f"{moves.planned:,} moves planned, {moves.moved:,} made, {moves.without_tokens:,} of them before the first token; from"
+        f" plan to hand-over {moves.hand_over_s:.2f} s, to the next token {moves.resumed_s:.2f} s, to a plan's"
+        f" first {moves.plan_resumed_s:.2f} s of wall-clock time (medians; {moves.plans} plans). Steps of the"
+        f" plan's first move, s: {steps}"
     )
 
 
@@ -131,7 +137,7 @@ def _simulated(name: str, cluster: Cluster) -> Figures:
     return Simulation(cluster, free).run(3600.0, place, every_s)
 
 
-def _table(ran: Mapping[str, Ran], bound: Mapping[str, Figures], replicas: int) -> Table:
+def _table(ran: Mapping[str, RunMeasurement], bound: Mapping[str, Figures], replicas: int) -> Table:
     table = Table(title=f"{replicas} replicas, 32B on 4 H800 each; p50 2,000 and p99 16,000 tokens")
     for column in ("", "generated tokens/s", "gain", "mean KV use", "gain", "mean latency s"):
         table.add_column(column, justify="right" if column else "left")

@@ -1,12 +1,12 @@
-"""What repack could gain at most: the same schedulers and the same lengths, with placement that costs nothing.
+"""The upper bound of repack's gain: the same schedulers and lengths, with placement that costs nothing.
 
     python benchmarks/repack_bound.py [--replicas 16] [--batch 512] [--hours 2] [--json]
 
-Replicas take a batch of trajectories each, drain it under one weight version and take the next; a version comes with
-every so many trajectories. Three placements are compared on emulated engines, without Kafka and by a clock of their
-own: `none`; `repack`, which is placement's plan every five seconds, whose moves cost the prefill of what they move; and
-`oracle`, which packs what is left of each version's batches onto as few replicas as will hold it, every second and for
-free. Figures are of the second half of the time.
+Each replica takes a batch of trajectories, drains it under one weight version, and takes the next batch. A new version
+follows every `--global-batch` finished trajectories. Three placements are compared on emulated engines with a simulated
+clock and without Kafka: `none`; `repack`, placement's plan every five seconds, whose moves cost the prefill of moved
+tokens; and `oracle`, which every second packs the remaining trajectories of each version onto as few replicas as can
+hold them, at no cost. Figures are of the second half of the time.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from operators.rollout.response_lengths import open_lengths
 from operators.rollout.roofline import Roofline
 from schemas.records import PolicyVersion, Sampling
 
-LOOK_S = 1.0
+TICK_S = 1.0
 REPACK_S = 5.0
 END = 0
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Real tokens and seconds; `stride` of them are emulated as one."""
+    """Sizes in real tokens and seconds; one emulated token stands for `stride` real ones."""
 
     replicas: int = 16
     batch: int = 512
-    """Trajectories that a replica takes at once, and may hold."""
+    """Trajectories that a replica takes at a time, and its maximum."""
     kv_tokens: int = 820_000
     prompt: int = 2048
     p50: float = 2000.0
     p99: float = 16_000.0
     most_requests: int = 160
-    """Requests that a replica may have by moves."""
+    """Maximum requests of a replica after moves."""
     pull_s: float = 0.57
     global_batch: int = 8192
     stride: int = 8
@@ -59,7 +59,7 @@ class Cluster:
 
 @dataclass
 class Figures:
-    """What a placement reached, in the second half of its time."""
+    """The measurements of a placement, in the second half of its time."""
 
     tokens_per_s: float
     kv_use: float
@@ -69,22 +69,22 @@ class Figures:
 
 
 class FreeRows(EmulatedRows):
-    """Rows that are resumed at once, with nothing computed anew and no KV waited for."""
+    """Rows that resume at once: no prefill and no wait for KV."""
 
-    def uncomputed(self, request: Request) -> int:
-        return 0 if request.partial is not None else super().uncomputed(request)
+    def prefill_tokens(self, request: Request) -> int:
+        return 0 if request.partial is not None else super().prefill_tokens(request)
 
-    def carried(self, request: Request) -> int:
+    def provided_kv_tokens(self, request: Request) -> int:
         return 0
 
 
 @dataclass
-class Replica:
-    """An engine, what it was given under its version, and when each of them began."""
+class SimulatedReplica:
+    """An engine, and the requests of its version with the time at which each began."""
 
     engine: EmulatedEngine
     version: int = -1
-    holds: dict[str, tuple[Request, float]] = field(default_factory=dict)
+    requests: dict[str, tuple[Request, float]] = field(default_factory=dict)
     kv_before: int = 0
 
 
@@ -98,15 +98,17 @@ class Simulation:
         self._latencies: list[tuple[float, float]] = []
         self._kv: list[tuple[float, float]] = []
         self._tokens: list[tuple[float, int]] = []
-        self.replicas = [Replica(self._engine(free)) for _ in range(cluster.replicas)]
+        self.replicas = [SimulatedReplica(self._engine(free)) for _ in range(cluster.replicas)]
 
     def run(self, seconds: float, place: Callable[[Simulation], None], every_s: float) -> Figures:
-        """Let `seconds` pass, calling `place` every `every_s` seconds."""
-        for index, replica in enumerate(self.replicas):  # not all at once: a steady state has no common beginning
+        """Simulate `seconds`, calling `place` every `every_s` seconds."""
+        for index, replica in enumerate(
+            self.replicas
+        ):  # different versions: in a steady state replicas start at different times
             replica.version = -2 - index
         placed = 0.0
         while self.now < seconds:
-            self.now += LOOK_S
+            self.now += TICK_S
             for replica in self.replicas:
                 self._step(replica)
             if self.now - placed >= every_s:
@@ -115,19 +117,19 @@ class Simulation:
                 for replica in self.replicas:
                     replica.kv_before = replica.engine.status().kv_used
             for index, replica in enumerate(self.replicas):
-                if not replica.holds and self.now >= 20.0 * index:
+                if not replica.requests and self.now >= 20.0 * index:
                     self._begin(replica)
             self._measure()
         return self._figures(seconds / 2)
 
-    def move(self, source: Replica, names: list[str], destination: Replica) -> None:
-        """Hand `names` over, with what they have, the shortest first."""
+    def move(self, source: SimulatedReplica, names: list[str], destination: SimulatedReplica) -> None:
+        """Move the requests `names` with their tokens, shortest first."""
         released = source.engine.release(names, with_kv=True)
         for name, partial in sorted(released.items(), key=lambda each: len(each[1].token_ids)):
-            request, began = source.holds.pop(name)
+            request, began = source.requests.pop(name)
             resumed = Request(name, request.prompt, request.sampling, partial if len(partial.token_ids) else None)
             destination.engine.submit(resumed)
-            destination.holds[name] = request, began
+            destination.requests[name] = request, began
             self.moved += 1
 
     def _engine(self, free: bool) -> EmulatedEngine:
@@ -142,7 +144,7 @@ class Simulation:
             engine._scheduler.rows = FreeRows(config.slots, config.context, config.vocabulary, lengths)
         return engine
 
-    def _begin(self, replica: Replica) -> None:
+    def _begin(self, replica: SimulatedReplica) -> None:
         cluster = self.cluster
         replica.version = self.finished // cluster.global_batch
         replica.engine.load(None, PolicyVersion(1, replica.version))  # type: ignore[arg-type]
@@ -154,11 +156,11 @@ class Simulation:
             request = Request(f"p{group}.{member}", prompt, sampling)
             self._next += 1
             replica.engine.submit(request)
-            replica.holds[request.trajectory_id] = request, self.now
+            replica.requests[request.trajectory_id] = request, self.now
 
-    def _step(self, replica: Replica) -> None:
+    def _step(self, replica: SimulatedReplica) -> None:
         for done in replica.engine.step():
-            request, began = replica.holds.pop(done.trajectory_id)
+            request, began = replica.requests.pop(done.trajectory_id)
             self.lengths.add(len(request.prompt), len(done.generated.token_ids))
             self.finished += 1
             self._latencies.append((self.now, self.now - began))
@@ -179,18 +181,18 @@ class Simulation:
         )
 
 
-def nothing(simulation: Simulation) -> None:
-    """Every replica drains what it was given."""
+def no_moves(simulation: Simulation) -> None:
+    """No moves: every replica drains its own requests."""
 
 
 def repack(simulation: Simulation) -> None:
-    """What placement plans, at what its moves cost the engines."""
+    """Moves of placement's plan, which cost the engines a prefill."""
     lengths = simulation.lengths
     for version in {replica.version for replica in simulation.replicas}:
-        group = {i: r for i, r in enumerate(simulation.replicas) if r.version == version and r.holds}
+        group = {i: r for i, r in enumerate(simulation.replicas) if r.version == version and r.requests}
         loads = []
         for index, replica in group.items():
-            status, requests = replica.engine.status(), len(replica.holds)
+            status, requests = replica.engine.status(), len(replica.requests)
             loads.append(
                 Load(
                     replica=index,
@@ -206,43 +208,43 @@ def repack(simulation: Simulation) -> None:
         moves = plan_repack(loads)
         for move in [*moves, *plan_queue_balancing(loads, moves, max(1, int(lengths.kv())))]:
             source = group[move.source]
-            names = list(source.holds)
+            names = list(source.requests)
             taken = names[-move.requests :] if move.waiting else names[: move.requests]
             simulation.move(source, taken, group[move.destination])
 
 
 def oracle(simulation: Simulation) -> None:
-    """What is left of a version's batches goes onto as few replicas as hold it, the fullest ones."""
+    """Pack the remaining requests of each version onto as few replicas as can hold them, the fullest ones."""
     for version in {replica.version for replica in simulation.replicas}:
-        idle = [r for r in simulation.replicas if r.version == version and r.holds and not r.engine.status().waiting]
+        idle = [r for r in simulation.replicas if r.version == version and r.requests and not r.engine.status().waiting]
         idle.sort(key=lambda replica: replica.engine.status().kv_used)
         while len(idle) > 1:
             source, *others = idle
             loads = [replica.engine.status() for replica in idle]
             room = sum(load.kv_capacity - load.kv_used for load in loads[1:])
             free = sum(simulation.cluster.batch - load.running for load in loads[1:])
-            if loads[0].kv_used > room - 16 * len(source.holds) or loads[0].running > free:
+            if loads[0].kv_used > room - 16 * len(source.requests) or loads[0].running > free:
                 break
             _spread(simulation, source, others[::-1])
             idle = others
 
 
-def _spread(simulation: Simulation, source: Replica, others: list[Replica]) -> None:
-    """Hand over all that `source` has, to each of `others` as much as it takes."""
-    each = source.engine.status().kv_used // max(1, len(source.holds)) + 16
+def _spread(simulation: Simulation, source: SimulatedReplica, others: list[SimulatedReplica]) -> None:
+    """Move all requests of `source` to `others`, as many to each as fit."""
+    each = source.engine.status().kv_used // max(1, len(source.requests)) + 16
     for destination in others:
         load = destination.engine.status()
-        count = min((load.kv_capacity - load.kv_used) // each, simulation.cluster.batch - len(destination.holds))
+        count = min((load.kv_capacity - load.kv_used) // each, simulation.cluster.batch - len(destination.requests))
         if count > 0:
-            simulation.move(source, list(source.holds)[:count], destination)
-    if source.holds:
-        simulation.move(source, list(source.holds), others[-1])
+            simulation.move(source, list(source.requests)[:count], destination)
+    if source.requests:
+        simulation.move(source, list(source.requests), others[-1])
 
 
 PLACEMENTS: dict[str, tuple[Callable[[Simulation], None], float, bool]] = {
-    "none": (nothing, REPACK_S, False),
+    "none": (no_moves, REPACK_S, False),
     "repack": (repack, REPACK_S, False),
-    "oracle": (oracle, LOOK_S, True),
+    "oracle": (oracle, TICK_S, True),
 }
 
 

@@ -1,11 +1,11 @@
-"""What a start of each role costs after a short and after a long run.
+"""The cost of starting each role after a short and after a long run.
 
-`python -m benchmarks.restart` fills the log of a run on a broker of its own, as it stands after so many trajectories
-and weight versions of which all work has ended, lets every role commit once, and then measures a start of each role in
-a process of its own: from the session's first request until the step has seen all that had been written. The bar: after
-10^6 trajectories and 20,000 versions at most 1.2 times what it is after 10^4 and 100, and 10 s. Records are of 1,000
-rows, since nobody is to read them; manifests have the tensors of a 7B model. The roles are those of an emulated run,
-with an observer, so that no model is loaded.
+`python -m benchmarks.restart` fills the log of a run on its own broker as after a number of trajectories and weight
+versions whose work has ended, lets every role commit once, and then measures a start of each role in its own process:
+from the session's first request until the step has processed all records. The goal: after 10^6 trajectories and 20,000
+versions at most 1.2 times the time after 10^4 and 100, and at most 10 s. Records are 1,000 rows of zeros, since no role
+may read them; manifests have the tensors of a 7B model. The roles are those of an emulated run, with an observer, so
+that no model is loaded.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ from schemas.topics import (
 RUN, ROWS = "restarts", 1000
 ROLES = ("prompts", "placement", "rollout", "score", "experience", "trainer", "observer")
 LAYERS, TENSORS, CHUNKS = 28, 12, 480
-"""Of a 7B model's manifest."""
-BAR_TIMES, BAR_S = 1.2, 10.0
+"""The manifest of a 7B model."""
+GOAL_RATIO, GOAL_S = 1.2, 10.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trajectories", type=int, nargs=2, default=[10**4, 10**6])
     parser.add_argument("--versions", type=int, nargs=2, default=[100, 20_000])
-    parser.add_argument("--rounds", type=int, default=3, help="starts of each role; the fastest counts")
+    parser.add_argument("--rounds", type=int, default=3, help="starts of each role; the fastest is reported")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--start", nargs=2, metavar=("ROLE", "SERVERS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -87,7 +87,7 @@ def sizes(arguments: argparse.Namespace) -> tuple[list[int], list[int]]:
 
 
 def after(trajectories: int, versions: int, rounds: int) -> dict[str, Any]:
-    """The fastest start of each role after a run of this length."""
+    """The fastest start of each role after a run of this size."""
     with tempfile.TemporaryDirectory() as folder, start_broker(BrokerConfig(Path(folder))) as broker:
         config = config_of(broker.bootstrap_servers)
         make_topics(config)
@@ -114,7 +114,7 @@ def start(role: str, servers: str) -> dict[str, float]:
 
 
 def measure(role: str, servers: str) -> dict[str, float]:
-    """One start of `role`, in this process; its memory is that of the process, imports included."""
+    """Measure one start of `role` in this process. The memory is that of the process, imports included."""
     config = config_of(servers)
     shard, step = (None, None) if role == "observer" else graph_of(config, role)
     began = time.monotonic()
@@ -164,7 +164,7 @@ def graph_of(config: Config, role: str) -> tuple[Any, Any]:
 
 
 def fill(config: Config, trajectories: int, versions: int) -> None:
-    """The topics as they stand after so many trajectories and versions."""
+    """Write the topics of a run with so many trajectories and versions."""
     per_row = {PROMPTS: 300, INBOX: 400, PROGRESS: 300, TRAJECTORIES: 600, EXPERIENCES: 700, SETTLED: 40, BATCHES: 500}
     with BoundedProducer(config.kafka.client()) as producer:
         for _ in range(trajectories // ROWS):
@@ -212,7 +212,7 @@ def manifest(version: PolicyVersion, specs: tuple[TensorSpec, ...]) -> WeightVer
 
 
 def commit(config: Config, role: str, session: Session, versions: int) -> None:
-    """What a role has committed once all its work has ended: every input and ledger read to the end."""
+    """Commit for a role the state after all its work: every input and ledger read to the end."""
     newest = f"1.{versions - 1}"
     state: dict[str, dict[str, Any]] = {
         "placement": {"manifests": [newest, False, versions - 1], "lease": 1},
@@ -224,11 +224,11 @@ def commit(config: Config, role: str, session: Session, versions: int) -> None:
         names = {name for name, *_ in [*session.config.ledger, *session.positions()]}
         found = end_offsets(admin, sorted(names)) if names else {}
         ends = {Partition(*where): end for where, end in found.items()}
-    read = {where: ends[where] for where in session.positions()}
+    positions = {partition: ends[partition] for partition in session.positions()}
     if role == "trainer":
         state[role]["trained"]["offsets"] = [ends[Partition(BATCHES.name(RUN), 0)]]
     ledger = {f"{where.topic}:{where.partition}": ends[where] for where in session.config.ledger}
-    session.commit([], read, ledger, state.get(role, {}))
+    session.commit([], positions, ledger, state.get(role, {}))
     session.close()
 
 

@@ -1,4 +1,4 @@
-"""What long benchmarks have found, written as soon as it is known: a command goes on where it stopped."""
+"""Results of long benchmarks, saved as soon as they are measured: a stopped command continues where it stopped."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Result = dict[str, Any]
 
 
 class Results:
-    """Results by key, in `file`. A key says all that its result depends on; to measure anew is to remove the file."""
+    """Results by key, in `file`. A key names all that its result depends on. Delete the file to measure again."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._known: dict[str, Result] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        self._results: dict[str, Result] = json.loads(file.read_text("utf-8")) if file.exists() else {}
 
     def get(self, key: str) -> Result | None:
-        """What is known of `key`."""
-        return self._known.get(key)
+        """The saved result of `key`, or None."""
+        return self._results.get(key)
 
     def add(self, key: str, measure: Callable[[], Result]) -> None:
-        """What `measure` finds, written and told to stderr; nothing where `key` is known."""
-        if key in self._known:
+        """Save the result of `measure` and print it to stderr; do nothing if `key` has a result."""
+        if key in self._results:
             return
-        self._known[key] = measure()
+        self._results[key] = measure()
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._file, json.dumps(self._known, indent=1))
-        sys.stderr.write(f"{key}: {self._known[key]}\n")
+        write_atomically(self._file, json.dumps(self._results, indent=1))
+        sys.stderr.write(f"{key}: {self._results[key]}\n")

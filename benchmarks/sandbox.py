@@ -1,4 +1,4 @@
-"""What a program in the sandbox costs: seconds a call of run_python and of the verifier `code`, on one core and on all.
+"""The cost of a program in the sandbox: seconds per call of run_python and of the verifier `code`, on one core and all.
 
 `python -m benchmarks.sandbox [--calls N] [--processes N]`
 """

@@ -1,12 +1,12 @@
-"""Five schedules on one emulated cluster: 16 GPUs that generate and 16 that train a 32B model, on the real pipelines.
+"""Five schedules on an emulated cluster: 16 GPUs generate and 16 train a 32B model, on the real pipelines.
 
     python -m benchmarks.schedules [--seeds 0 1 2] [--steps 6] [--train-us 25] [--time-scale 20] [--known] [--json]
 
-Four replicas of four GPUs each, with 512 trajectories at a time, and a trainer that works at half its GPUs' peak: 25 us
-a token. Every schedule trains as many trajectories. Throughput is that of the Laminar paper: tokens of a global batch,
-prompts included, by the time between two steps. Bubbles are the share of all 32 GPUs' time without work. Means over
-seeds. A run's result is written as soon as it is known, and started again the command goes on with those that are
-missing; `--known` prints what is there.
+Four replicas of four GPUs each run 512 trajectories at a time; the trainer works at half of its GPUs' peak: 25 us per
+token. Every schedule trains the same number of trajectories. Throughput is that of the Laminar paper: tokens of a
+global batch, prompts included, per time between two steps. Bubbles are the share of all 32 GPUs' time without work.
+Figures are means over seeds. Each result is saved as soon as it is measured; run again, the command measures only
+missing runs. `--known` only prints saved results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GLOBAL_BATCH = 1024
 
 
 def changes(schedule: str, train_us: float, time_scale: float, steps: int, seed: int) -> list[str]:
-    """What the benchmark changes of the example."""
+    """Changes to the example's configuration."""
     return [
         f"run.seed={seed}",
         f"run.time_scale={time_scale}",
@@ -54,17 +54,17 @@ def main() -> None:
     arguments.add_argument("--schedules", nargs="+", default=list(SCHEDULES), choices=SCHEDULES)
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--steps", type=int, default=6)
-    arguments.add_argument("--train-us", type=float, default=25.0, help="what a token costs the trainer")
+    arguments.add_argument("--train-us", type=float, default=25.0, help="the trainer's time per token, microseconds")
     arguments.add_argument("--time-scale", type=float, default=20.0)
-    arguments.add_argument("--folder", type=Path, help="where runs are left; a temporary one otherwise")
+    arguments.add_argument("--folder", type=Path, help="the folder of the runs; by default a temporary one")
     arguments.add_argument("--results", type=Path, default=Path("runs/schedules.json"))
-    arguments.add_argument("--known", action="store_true", help="measure nothing")
+    arguments.add_argument("--known", action="store_true", help="only print saved results")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     results = Results(options.results)
     with tempfile.TemporaryDirectory(prefix="laminar-schedules-") as temporary:
         folder = (options.folder or Path(temporary)).absolute()
-        for seed in [] if options.known else options.seeds:  # in turns: what else the machine does falls on all alike
+        for seed in [] if options.known else options.seeds:  # alternating: other work on the machine affects all alike
             for schedule in options.schedules:
                 results.add(key_of(schedule, seed, options), partial(measure, schedule, seed, options, folder))
     found = {
@@ -82,21 +82,21 @@ def main() -> None:
 
 
 def key_of(schedule: str, seed: int, options: argparse.Namespace) -> str:
-    """A run's name among the results: all that it depends on."""
+    """The key of a result: everything that the result depends on."""
     return (
         f"{schedule} seed={seed} steps={options.steps} train_us={options.train_us:g} time_scale={options.time_scale:g}"
     )
 
 
 def measure(schedule: str, seed: int, options: argparse.Namespace, folder: Path) -> Result:
-    """One run. Raises RunFailed."""
-    asked = changes(schedule, options.train_us, options.time_scale, options.steps, seed)
-    return run_emulated(EXAMPLE, f"{schedule.replace('_', '-')}-{seed}", folder, asked).to_json()
+    """Measure one run. Raises RunFailed."""
+    settings = changes(schedule, options.train_us, options.time_scale, options.steps, seed)
+    return run_emulated(EXAMPLE, f"{schedule.replace('_', '-')}-{seed}", folder, settings).to_json()
 
 
 def _table(found: Mapping[str, Sequence[Result]]) -> Table:
     table = Table(title="16 + 16 emulated H800, 32B")
-    figures = ("trained tokens/s", "against the first", "bubbles", "staleness", "at most", "latency s")
+    figures = ("trained tokens/s", "ratio to the first", "bubbles", "staleness", "max", "latency s")
     for column in ("schedule", "runs", *figures):
         table.add_column(column, justify="left" if column == "schedule" else "right")
     first = next((_mean(runs, "trained_tokens_per_s") for runs in found.values()), 0.0)

@@ -1,4 +1,4 @@
-"""The two sides of benchmarks/end_to_end.py: a whole run here, and the same training by TRL."""
+"""The two sides of benchmarks/end_to_end.py: a whole run of Laminar, and the same training with TRL."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ TRL_PYTHON = Path(".venv-trl/bin/python")
 TRL_MODULE = "benchmarks.trl.grpo"
 LIMIT_S = 1800.0
 MODEL_CPU, PROCESS_CPU = "cpu/model_seconds", "cpu/process_seconds"
-"""What rollout and trainer report of themselves: CPU time in model code, and of the process, since it started."""
+"""Metrics of rollout and trainer: CPU time in model code, and of the process, since its start."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One recipe and seed: where its files go, its configuration, and TRL's threads."""
+    """One recipe and seed: the folder of its files, its configuration, and TRL's threads."""
 
     folder: Path
     name: str
@@ -48,7 +48,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Side:
-    """How one side went. Shares and CPU seconds a global batch are by process, of the settled steps."""
+    """The result of one side. Shares and CPU seconds per global batch are by process, of the steps after start-up."""
 
     steps: Sequence[Step]
     threads: str
@@ -67,7 +67,7 @@ class Side:
 
 
 def warm_start(work: Work) -> Path:
-    """The model folder that both sides start from: made, or found where runs keep them."""
+    """The model folder that both sides start from; made, or found in the cache of warm starts."""
     config = replace(work.config, run=replace(work.config.run, name=f"{work.name}-warm"))
     config.run_folder.mkdir(parents=True, exist_ok=True)
     make_warm_start(config)
@@ -75,7 +75,7 @@ def warm_start(work: Work) -> Path:
 
 
 def run_laminar(work: Work, model: Path) -> Side:
-    """A run of all pipelines. Raises RuntimeError if it fails or its books do not balance."""
+    """Run all pipelines. Raises RuntimeError if the run or its audit fails."""
     config = replace(
         work.config,
         run=replace(work.config.run, name=work.name),
@@ -98,7 +98,7 @@ def run_laminar(work: Work, model: Path) -> Side:
             run.terminate()
             run.wait()
     if run.returncode:
-        raise RuntimeError(f"laminar run ended with {run.returncode}: see {log.name}")
+        raise RuntimeError(f"laminar run exited with {run.returncode}: see {log.name}")
     metrics = read_metrics(folder / "metrics.jsonl")
     trained = batches(metrics)
     dispatched = first_dispatch(folder, config.run.name)
@@ -115,9 +115,9 @@ def run_laminar(work: Work, model: Path) -> Side:
 
 
 def run_trl(work: Work, model: Path) -> Side:
-    """The same training by TRL. Raises RuntimeError if it fails."""
+    """Train with TRL. Raises RuntimeError if it fails."""
     if not TRL_PYTHON.exists():
-        raise RuntimeError(f"there is no {TRL_PYTHON}: make trl-env")
+        raise RuntimeError(f"{TRL_PYTHON} does not exist: run `make trl-env`")
     out = work.folder / f"{work.name}-trl"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -129,7 +129,7 @@ def run_trl(work: Work, model: Path) -> Side:
         started = time.time()
         subprocess.run(command, stdout=log, stderr=log, env=environment, timeout=LIMIT_S)
     if not (out / "result.json").exists():
-        raise RuntimeError(f"TRL's side failed: see {log.name}")
+        raise RuntimeError(f"the training with TRL failed: see {log.name}")
     result = json.loads((out / "result.json").read_text("utf-8"))
     batch = work.config.experience.global_batch
     lines = [json.loads(line) for line in (out / "steps.jsonl").read_text("utf-8").splitlines()]
@@ -146,7 +146,7 @@ def run_trl(work: Work, model: Path) -> Side:
 
 
 def write_questions(config: Config, model: Path, file: Path) -> None:
-    """The questions that our prompts pipeline draws, in its order, as TRL's side reads them."""
+    """Write the questions of the prompts pipeline, in its order, for benchmarks/trl/grpo.py."""
     count = config.trainer.optimizer_steps * (config.experience.global_batch // config.prompts.samples_per_prompt)
     tokenizer = load_tokenizer(model)
     source = open_source(replace(config.prompts, heldout=0))
@@ -164,7 +164,7 @@ def write_questions(config: Config, model: Path, file: Path) -> None:
 
 
 def first_dispatch(folder: Path, run: str) -> float:
-    """When the first assignment was made (Unix seconds)."""
+    """The time of the first assignment (Unix seconds)."""
     return min(assignment.assigned_at for assignment in read_ended(folder, run, INBOX, Assignment)) / 1000
 
 
@@ -172,7 +172,9 @@ def _trl_settings(work: Work) -> list[str]:
     config, learner = work.config, work.config.trainer.learner
     algorithm = resolve(learner.algorithm)
     if learner.algorithm.name != "grpo" or learner.schedule != "constant" or learner.weight_decay:
-        raise RuntimeError("TRL's side knows algorithm grpo with a constant learning rate and no weight decay alone")
+        raise RuntimeError(
+            "the comparison with TRL supports only algorithm grpo with a constant learning rate and no weight decay"
+        )
     prompts = config.experience.global_batch // config.prompts.samples_per_prompt
     settings: dict[str, Any] = {
         "steps": config.trainer.optimizer_steps,
@@ -194,7 +196,7 @@ def _trl_settings(work: Work) -> list[str]:
 
 
 def _cpu_a_batch(cpu: CpuWatch, settled: Sequence[Batch], batch: int) -> dict[str, float]:
-    """CPU seconds a global batch, by process, between the first and the last settled step."""
+    """CPU seconds per global batch, by process, between the first and the last step after start-up."""
     found = cpu.between(settled[0].at / 1000, settled[-1].at / 1000)
     if found is None:
         return {}
@@ -206,7 +208,7 @@ def _cpu_a_batch(cpu: CpuWatch, settled: Sequence[Batch], batch: int) -> dict[st
 
 
 def _outside_model(metrics: Sequence[Metric], settled: Sequence[Batch]) -> dict[str, float]:
-    """The share of rollout's and trainer's CPU time that is not model code, while the settled steps were made."""
+    """The share of rollout's and trainer's CPU time outside model code, during the steps after start-up."""
     begin, end = settled[0].at, settled[-1].at
     shares = {}
     for name in ("rollout", "trainer"):

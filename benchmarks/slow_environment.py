@@ -1,4 +1,4 @@
-"""An environment that takes its time: long-tailed, and the same again for the same turn."""
+"""An environment with long-tailed latencies, equal at each repetition of a turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OBSERVED = "<result>12</result>"
 
 
 class Slow:
-    """Answers each turn after a time that the prompt's number and the turn say."""
+    """Replies to each turn after a latency that depends on the prompt's number and the turn."""
 
     def reset(self, prompt: Mapping[str, Any]) -> str:
         self._number, self._turn = prompt["number"], 0
@@ -29,7 +29,7 @@ class Slow:
 
 
 def latency(number: int, turn: int) -> float:
-    """Seconds that an environment takes: lognormal, by the normal distribution's inverse at a hash."""
+    """Latency in seconds: lognormal, by the inverse normal distribution at a hash of number and turn."""
     digest = hashlib.blake2b(f"{number}/{turn}".encode(), digest_size=8).digest()
     at = (int.from_bytes(digest, "big") + 0.5) / 2**64
     return min(max(MEDIAN_S * math.exp(SPREAD * statistics.NormalDist().inv_cdf(at)), LEAST_S), MOST_S)

@@ -1,10 +1,9 @@
-"""How long a run takes to its first finished trajectory, and how long until nothing is left of it, stopped or killed.
+"""Seconds until a run's first finished trajectory, and from its end, by signal, until nothing of it is left.
 
     python -m benchmarks.startup
 
-Warm: the warm start is cached and the files are in the system's memory, so the first run, which sees to both, does not
-count. "First trajectory" is its finished_at; "gone" is when no process of the run lives, no weights are in shared
-memory and nobody listens at its broker's address.
+A first run, which does not count, caches the warm start and brings the files into the page cache. "First trajectory" is
+its finished_at. "Gone" is when no process of the run is alive and no weights are left in shared memory.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ FOLDER = Path("build/startup")
 ENDINGS = {"Ctrl-C": signal.SIGINT, "kill -9": signal.SIGKILL}
 LIMIT_S = 900.0
 TRAINED = 5
-"""Optimizer steps after which a run is ended."""
+"""Optimizer steps after which a run is stopped."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run, in seconds: its phases, from start to first trajectory, and from its end until nothing is left."""
+    """One run, in seconds: its phases, from start to first trajectory, and from the signal until nothing is left."""
 
     phases: dict[str, float]
     first_trajectory: float
@@ -54,12 +53,12 @@ class Measured:
 def main() -> None:
     """Measure, then print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--runs", type=int, default=3, help="of each ending")
+    arguments.add_argument("--runs", type=int, default=3, help="runs per signal")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     console = Console(stderr=options.json)
     shutil.rmtree(FOLDER / "runs", ignore_errors=True)
-    console.print("a run that does not count")
+    console.print("warm-up run")
     _measure("first", signal.SIGINT)
     found: dict[str, list[Measured]] = {}
     for ending, number in ENDINGS.items():
@@ -79,17 +78,17 @@ def _measure(name: str, ending: signal.Signals) -> Measured:
     command = [Path(sys.executable).with_name("laminar"), "run", EXAMPLE, "--name", name]
     command += ["--set", f"run.folder={folder.parent}"]
     with (FOLDER / f"{name}.log").open("w") as log:
-        run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        run = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         _until(lambda: _trained(folder) >= TRAINED, run, log.name)
         state = json.loads((folder / "state.json").read_text("utf-8"))
         family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
-        used = others.share()  # what outlives a killed run counts as others'
-        asked = time.monotonic()
+        used = others.share()  # measured now: descendants that outlive a killed run count as others
+        signalled = time.monotonic()
         run.send_signal(ending)
         run.wait(LIMIT_S)
         _until(lambda: not _left(name, family), None, log.name)
-        gone = time.monotonic() - asked
+        gone = time.monotonic() - signalled
     finally:
         run.kill()
         run.wait()
@@ -100,7 +99,7 @@ def _until(condition: Callable[[], Any], run: subprocess.Popen[bytes] | None, lo
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         if time.monotonic() > deadline or (run is not None and run.poll() is not None):
-            raise RuntimeError(f"it did not come to pass: see {log}")
+            raise RuntimeError(f"the run ended early, or the condition did not hold within {LIMIT_S:g} s: see {log}")
         time.sleep(0.02)
 
 
@@ -115,7 +114,7 @@ def _left(name: str, family: list[psutil.Process]) -> list[str]:
 
 
 def _first_trajectory(folder: Path, run: str) -> float:
-    """When the first trajectory had finished (Unix seconds)."""
+    """The finish time of the first trajectory (Unix seconds)."""
     return min(trajectory.finished_at for trajectory in read_ended(folder, run, TRAJECTORIES, Trajectory)) / 1000
 
 
@@ -124,17 +123,17 @@ def _print(found: dict[str, list[Measured]], console: Console) -> None:
     console.print(f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}")
     everything = [each for runs in found.values() for each in runs]
     table = Table(title=f"Seconds; median and worst of {len(everything)} runs (of {len(everything) // 2} each ending)")
-    for column in ("what", "median", "worst", "wanted"):
-        table.add_column(column, justify="left" if column == "what" else "right")
+    for column in ("phase", "median", "worst", "goal"):
+        table.add_column(column, justify="left" if column == "phase" else "right")
     rows = {"start to first trajectory": ([each.first_trajectory for each in everything], "≤ 20")}
     for phase in ("broker", "warm start", "starting"):
-        rows[f"  of it {phase}"] = ([each.phases[phase] for each in everything], "")
+        rows[f"  of which {phase}"] = ([each.phases[phase] for each in everything], "")
     rows |= {f"{ending} to nothing left": ([each.gone for each in runs], "≤ 5") for ending, runs in found.items()}
     for what, (seconds, wanted) in rows.items():
         table.add_row(what, f"{median(seconds):.1f}", f"{max(seconds):.1f}", wanted)
     console.print(table)
     if (busy := max(each.others for each in everything)) > 0.05:
-        console.print(f"NOT to be relied on: others used up to {busy:.0%} of the machine meanwhile")
+        console.print(f"UNRELIABLE: other processes used up to {busy:.0%} of the machine")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The learner against a plain PyTorch loop over the same batch, padded: tokens a second of one whole update.
+"""Tokens/s of one whole update: the learner beside a plain PyTorch loop over the same batch, padded.
 
     OMP_NUM_THREADS=1 python -m benchmarks.trainer
     OMP_NUM_THREADS=1 python -m benchmarks.trainer --json
 
-Both make one GRPO update of 128 sequences: the same model, loss, clipping, gradient norm and AdamW. The plain loop is
-what one writes first: the batch as one padded tensor, cut into row blocks of about as many places as the learner's
-micro-batches have tokens, logits of response places alone. Tokens are those of the sequences, padding does not count.
-Figures are ratios of CPU seconds within one run, taken in turn, medians of several updates. `outside` is what of an
-update is not the model's forward and backward pass over its micro-batches, nor the optimizer's step.
+Both make one GRPO update of 128 sequences with the same model, loss, clipping, gradient norm and AdamW. The plain loop
+is the simplest implementation: the batch as one padded tensor, cut into row blocks of about as many positions as the
+learner's micro-batches have tokens, with logits of response positions only. Tokens exclude padding. The two alternate
+in one run; figures are ratios of CPU seconds, medians of several updates. `outside` is the share of an update outside
+the model's forward and backward passes over its micro-batches and the optimizer's step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from schemas.records import MicroBatch
 GROUPS, SAMPLES, PROMPT = 16, 8, 9
 CPU = torch.device("cpu")
 LENGTHS = ("equal", "sums", "long-tailed")
-"""All of 24 response tokens; 23 ± 5 of them, as the demonstration has; or a log-normal with median 39, at most 400."""
+"""Response tokens: 24 each; 23 ± 5, as in the demonstration; or log-normal with median 39, at most 400."""
 
 
 def main() -> None:
@@ -80,20 +80,20 @@ def main() -> None:
 
 
 def measure(folder: Path, kind: str, budget: int, repetitions: int) -> dict[str, float | str]:
-    """Both ways in turn, and the model's share of the learner's."""
+    """Alternate both, and measure the model's share of the learner's update."""
     part = draw(kind)
     batch = join_parts([part])
     learner = Learner(LearnerConfig(micro_batch_tokens=budget), folder)
-    ways: dict[str, Callable[[], object]] = {
+    updates: dict[str, Callable[[], object]] = {
         "learner": lambda: learner.update([part]),
         "plain": PlainLoop(folder, batch, budget).update,
         "model": ModelAlone(folder, batch, budget).update,
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in updates}
     for _ in range(repetitions + 1):
-        for name, way in ways.items():
+        for name, update in updates.items():
             began = time.process_time()
-            way()
+            update()
             seconds[name].append(time.process_time() - began)
     taken = {name: statistics.median(each[1:]) for name, each in seconds.items()}
     outside = statistics.median(1 - m / u for m, u in zip(seconds["model"][1:], seconds["learner"][1:], strict=True))
@@ -145,7 +145,7 @@ def draw(kind: str) -> MicroBatch:
 
 
 class PlainLoop:
-    """GRPO in plain PyTorch. What does not change from update to update is made before it is measured."""
+    """GRPO in plain PyTorch. Tensors that are the same for every update are built before the measurement."""
 
     def __init__(self, folder: Path, batch: TrainingBatch, budget: int) -> None:
         self.model = load_model(folder)
@@ -161,7 +161,7 @@ class PlainLoop:
         self.rewards = torch.from_numpy(batch.rewards).float().view(GROUPS, SAMPLES)
 
     def update(self) -> None:
-        """One step. Padding is on the right, so a causal model needs no mask."""
+        """Make one step. Padding is on the right, so a causal model needs no mask."""
         advantages = (self.rewards - self.rewards.mean(1, keepdim=True)) / (self.rewards.std(1, keepdim=True) + 1e-6)
         advantages = advantages.view(-1, 1)
         self.optimizer.zero_grad()
@@ -180,7 +180,7 @@ class PlainLoop:
 
 
 class ModelAlone:
-    """Forward and backward passes over the learner's micro-batches, and a step: no loss, no metrics, no checks."""
+    """Forward and backward passes over the learner's micro-batches, and a step, without loss, metrics and checks."""
 
     def __init__(self, folder: Path, batch: TrainingBatch, budget: int) -> None:
         self.model = load_policy(folder, CPU)

@@ -1,11 +1,11 @@
-"""Trajectories a second through PipelineRL's file streams and through TransferQueue, on this machine.
+"""Trajectories/s through PipelineRL's file streams and through TransferQueue, on this machine.
 
     make streams-env && .venv-streams/bin/python benchmarks/streams/others.py --trajectories 20000
 
-Neither is durable: the files are flushed but never synced, TransferQueue holds everything in memory. PipelineRL's way
-(pipelinerl/streams.py, commit 0c810be) is repeated here, for it is no package: a trajectory is a line of JSON, written
-by orjson and flushed, and read by json. TransferQueue 0.1.11 is itself, with its in-memory storage and batches as large
-as a Kafka record of ours. Prints JSON: what, way, trajectories a second.
+Neither is durable: the files are flushed but never synced, and TransferQueue holds everything in memory. PipelineRL's
+method (pipelinerl/streams.py, commit 0c810be) is reimplemented here, because PipelineRL is not a package: a trajectory
+is a line of JSON, written by orjson and flushed, and read by json. TransferQueue 0.1.11 runs with its in-memory storage
+and batches as large as Laminar's Kafka records. Prints JSON: system, operation, trajectories/s.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ROWS = 256
 
 
 def trajectory(tokens: int, source: np.random.Generator) -> dict[str, Any]:
-    """As the experience benchmark's: an eighth is the prompt."""
-    asked, answered = tokens // 8, tokens - tokens // 8
+    """A trajectory as in the experience benchmark: an eighth of its tokens is the prompt."""
+    prompt_tokens, response_tokens = tokens // 8, tokens - tokens // 8
     return {
-        "prompt_ids": source.integers(0, 32_000, asked).astype(np.int32),
-        "input_ids": source.integers(0, 32_000, answered).astype(np.int32),
-        "logprobs": -source.random(answered, np.float32),
-        "loss_mask": np.ones(answered, np.int8),
+        "prompt_ids": source.integers(0, 32_000, prompt_tokens).astype(np.int32),
+        "input_ids": source.integers(0, 32_000, response_tokens).astype(np.int32),
+        "logprobs": -source.random(response_tokens, np.float32),
+        "loss_mask": np.ones(response_tokens, np.int8),
         "reward": 1.0,
     }
 
@@ -67,7 +67,7 @@ def transfer_queue(rows: list[dict[str, Any]], count: int) -> Iterator[tuple[str
     import transfer_queue as tq
     from tensordict import TensorDict
 
-    # Slots, not cores: each of its actors takes one, and init waits for ever for those that find none.
+    # Slots, not cores: each actor takes one, and init waits for ever for actors without a slot.
     ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
     tq.init()
     try:
@@ -92,7 +92,7 @@ def transfer_queue(rows: list[dict[str, Any]], count: int) -> Iterator[tuple[str
 
 
 def timed(work: Callable[[], None]) -> float:
-    """How long `work` takes, in seconds."""
+    """The seconds that `work` takes."""
     started = time.monotonic()
     work()
     return time.monotonic() - started
@@ -108,9 +108,9 @@ def main() -> None:
     source = np.random.default_rng(0)
     rows = [trajectory(options.tokens, source) for _ in range(ROWS)]
     found = [
-        {"what": what, "way": way, "per_second": count / seconds}
-        for what, measure in (("PipelineRL's files", files), ("TransferQueue, in memory", transfer_queue))
-        for way, seconds in measure(rows, count)
+        {"system": system, "operation": operation, "per_second": count / seconds}
+        for system, measure in (("PipelineRL's files", files), ("TransferQueue, in memory", transfer_queue))
+        for operation, seconds in measure(rows, count)
     ]
     print(json.dumps(found))
 

@@ -1,10 +1,10 @@
-"""TRL's side of benchmarks/end_to_end.py: the same training by its GRPOTrainer, in an environment of its own.
+"""The TRL side of benchmarks/end_to_end.py: the same training with its GRPOTrainer, in its own virtual environment.
 
     make trl-env
     .venv-trl/bin/python -m benchmarks.trl.grpo --model FOLDER --questions FILE --max-new-tokens 48 --out FOLDER
 
-Questions are JSON lines of `prompt`, `task` and `reference`, taken in order. A response is judged by the code that
-judges ours. Leaves `steps.jsonl`, a line an optimizer step as it ends, and `result.json`.
+Questions are JSON lines of `prompt`, `task` and `reference`, taken in order. The code that scores
+Laminar's responses scores these. Writes `steps.jsonl`, one line per optimizer step, and `result.json`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from operators.score.rewards import make_judge
 
 
 def main() -> None:
-    """Train and write down how it went."""
+    """Train, and write the results."""
     options = _options()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def grpo_config(options: argparse.Namespace) -> GRPOConfig:
-    """TRL's settings: what our trainer does, and of what only costs time the fastest found on CPU."""
+    """TRL's settings: equal to those of Laminar's trainer, and the fastest on CPU where only speed differs."""
     batch = options.prompts * options.samples
     return GRPOConfig(
         output_dir=str(options.out / "trl"),
@@ -105,7 +105,7 @@ def grpo_config(options: argparse.Namespace) -> GRPOConfig:
 
 
 def reward_function(answer_marker: str) -> Any:
-    """A reward function as TRL calls it, of the verifier `reasoning_gym` of operators/score."""
+    """A reward function for TRL that calls the verifier `reasoning_gym` of operators/score."""
     judge = make_judge("reasoning_gym", {})
     extraction = Extraction("marker", answer_marker)
 
@@ -131,9 +131,9 @@ def _judge(judge: Any, attempt: Attempt) -> float:
 
 
 class Watch(TrainerCallback):
-    """Writes a line a step: when it ended, counted from the first generation's start, and what its parts took (s).
+    """Writes one line per step: its end, in seconds since the first generation's start, and the seconds of its parts.
 
-    `cpu` is the CPU time of the process so far. `began_at`: when the first generation started (Unix seconds).
+    `cpu` is the CPU time of the process so far. `began_at`: the start of the first generation (Unix seconds).
     """
 
     def __init__(self, log: Any) -> None:
@@ -145,7 +145,7 @@ class Watch(TrainerCallback):
         self._tokens = 0.0
 
     def timed(self, name: str, function: Any) -> Any:
-        """`function`, its time counted as `name`. The first call of all starts the clock."""
+        """Wrap `function` to count its time as `name`. The first call of any wrapped function starts the clock."""
 
         def call(*arguments: Any, **named: Any) -> Any:
             started = time.perf_counter()
@@ -162,7 +162,7 @@ class Watch(TrainerCallback):
         return call
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An optimizer step is over."""
+        """Write the line of a finished optimizer step."""
         assert self._began is not None
         line = {
             "step": state.global_step,
@@ -183,8 +183,8 @@ def _options() -> argparse.Namespace:
     arguments.add_argument("--questions", type=Path, required=True)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--steps", type=int, default=20)
-    arguments.add_argument("--prompts", type=int, default=16, help="prompts a step")
-    arguments.add_argument("--samples", type=int, default=8, help="responses a prompt")
+    arguments.add_argument("--prompts", type=int, default=16, help="prompts per step")
+    arguments.add_argument("--samples", type=int, default=8, help="responses per prompt")
     arguments.add_argument("--max-new-tokens", type=int, required=True)
     arguments.add_argument("--temperature", type=float, default=1.0)
     arguments.add_argument("--answer-marker", default="#")

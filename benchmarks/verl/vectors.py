@@ -1,11 +1,10 @@
-"""What verl says to random batches: the vectors that tests/operators/trainer/test_losses_against_verl.py compares with.
+"""verl's results for random batches, the vectors of tests/operators/trainer/test_losses_against_verl.py.
 
     make verl-vectors
 
-Runs in an environment of its own (`make verl-env`) and knows nothing of this project's code. Every batch has a mask
-with gaps, and each algorithm something to clip in it. Tensors are packed: trained tokens alone, sequence after
-sequence, batch after batch. The file's metadata tells where it comes from and each algorithm's settings, in the words
-of `AlgorithmConfig`.
+Runs in its own virtual environment (`make verl-env`) and imports none of this project's code. Every batch has a mask
+with gaps, and values that each algorithm clips. Tensors are packed: only trained tokens, sequence after sequence, batch
+after batch. The file's metadata has its origin and each algorithm's settings, with the names of `AlgorithmConfig`.
 """
 
 from __future__ import annotations
@@ -92,23 +91,23 @@ class Batch:
         }
 
     def of(self, name: str, contiguous: bool = False) -> Tensor:
-        """A column; `contiguous`: its trained tokens moved together to the left."""
+        """A column; with `contiguous`, its trained tokens are shifted together to the left."""
         column = self.tokens[name].float().double()
         return column.clone() if not contiguous else self.moved(column)
 
     def moved(self, column: Tensor) -> Tensor:
-        """The trained tokens of `column`, moved together to the left."""
+        """The trained tokens of `column`, shifted together to the left."""
         together = torch.zeros_like(column)
         together[self.together().bool()] = column[self.mask.bool()]
         return together
 
     def together(self) -> Tensor:
-        """The mask of what `moved` gives."""
+        """The mask of the columns that `moved` returns."""
         return (torch.arange(WIDTH) < self.lengths[:, None]).double()
 
 
 def main() -> None:
-    """Make the vectors and write them."""
+    """Compute the vectors and write them."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("out", type=Path)
     out = arguments.parse_args().out
@@ -130,7 +129,7 @@ def main() -> None:
 
 
 def answers_to(batch: Batch) -> dict[str, Tensor] | None:
-    """All that verl says of `batch`; None where some algorithm has nothing to clip in it."""
+    """All of verl's results for `batch`; None if an algorithm clips nothing in it."""
     kept = batch.mask.bool()
     made = {"lengths": batch.lengths, "groups": batch.groups, "rewards": batch.rewards}
     made |= {name: batch.of(name)[kept].float() for name in batch.tokens}
@@ -156,7 +155,7 @@ def answers_to(batch: Batch) -> dict[str, Tensor] | None:
 
 
 def advantages_of(batch: Batch, settings: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-    """verl's advantages and, of a critic's estimator, returns."""
+    """verl's advantages and, for a critic's estimator, returns."""
     name, mask, index = settings["name"], batch.mask, batch.groups.numpy()
     token_rewards = torch.zeros_like(mask)
     last = WIDTH - 1 - mask.flip(1).argmax(1)
@@ -183,7 +182,7 @@ def advantages_of(batch: Batch, settings: dict[str, Any]) -> tuple[Tensor, Tenso
 
 
 def loss_of(batch: Batch, settings: dict[str, Any], advantages: Tensor) -> tuple[Tensor, Tensor] | None:
-    """verl's loss and its gradient by the current logprobs; None if nothing is clipped, or no weight is cut."""
+    """verl's loss and its gradient by the current logprobs; None if nothing is clipped or no weight is truncated."""
     config = ActorConfig(
         strategy="fsdp",
         rollout_n=SAMPLES,
@@ -209,7 +208,7 @@ def loss_of(batch: Batch, settings: dict[str, Any], advantages: Tensor) -> tuple
 
 
 def weights_of(batch: Batch, settings: dict[str, Any]) -> Tensor | None:
-    """verl's weights of off-policy tokens; None where the algorithm has none."""
+    """verl's weights of off-policy tokens; None if the algorithm has none."""
     if "correction" not in settings:
         return None
     cap = settings["correction_cap"]

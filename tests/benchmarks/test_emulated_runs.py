@@ -1,4 +1,4 @@
-"""What benchmarks read off an emulated run, on records of which the answers are known."""
+"""benchmarks/emulated_runs.py: measurements of an emulated run, on records with known results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schemas.records import Metric
 
 
 def _run(steps: int = 6) -> list[Metric]:
-    """A step every 10 s, 2 s of it waited for; replica 0 idle half of the time, replica 1 never, KV use ½ and 1."""
+    """A step every 10 s with 2 s of waiting; replica 0 is idle half of the time, replica 1 never; KV use ½ and 1."""
     metrics = []
     for step in range(1, steps + 1):
         values = {"tokens": 1000.0, "trajectories": 10.0 * step, "time/wait": 2.0}
@@ -24,20 +24,20 @@ def _run(steps: int = 6) -> list[Metric]:
     return metrics
 
 
-def test_figures_are_of_the_time_after_the_warm_up_in_emulated_seconds_and_real_tokens() -> None:
-    spans = [(0, 5_000), (20_000, 24_000), (30_000, 38_000)]  # the first ended before
-    ran = measure(_run(), spans, time_scale=10.0, stride=8)
-    assert ran.seconds == 400.0
-    assert ran.trained_tokens_per_s == pytest.approx(4 * 1000 * 8 / 400)
-    assert ran.generated_tokens_per_s == pytest.approx(150 * 8 / 10)
-    assert ran.kv_use == pytest.approx(0.75)
-    assert ran.latency_s == pytest.approx(60.0)
-    assert (ran.staleness_mean, ran.staleness_max) == (0.5, 2.0)
-    assert ran.trainer_idle == pytest.approx(0.2)
-    assert ran.rollout_idle == pytest.approx(0.25)
-    assert ran.bubbles == pytest.approx(0.225)
+def test_measure_counts_emulated_time_after_the_warm_up() -> None:
+    spans = [(0, 5_000), (20_000, 24_000), (30_000, 38_000)]  # the first finished during the warm-up
+    run = measure(_run(), spans, time_scale=10.0, stride=8)
+    assert run.seconds == 400.0
+    assert run.trained_tokens_per_s == pytest.approx(4 * 1000 * 8 / 400)
+    assert run.generated_tokens_per_s == pytest.approx(150 * 8 / 10)
+    assert run.kv_use == pytest.approx(0.75)
+    assert run.latency_s == pytest.approx(60.0)
+    assert (run.staleness_mean, run.staleness_max) == (0.5, 2.0)
+    assert run.trainer_idle == pytest.approx(0.2)
+    assert run.rollout_idle == pytest.approx(0.25)
+    assert run.bubbles == pytest.approx(0.225)
 
 
-def test_too_short_a_run_measures_nothing() -> None:
+def test_measure_rejects_a_run_with_too_few_steps() -> None:
     with pytest.raises(RunFailed, match="3 optimizer steps are too few"):
         measure(_run(3), [], 1.0, 1)

@@ -1,4 +1,4 @@
-"""The benchmark's experiences are such as the buffer takes, and its logs are measured at the lengths asked for."""
+"""benchmarks/experience.py: the buffer accepts its experiences; logs are measured at the requested lengths."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from schemas.topics import BATCHES, DEAD_LETTERS
 
 
-def test_what_is_fed_is_batched_in_whole_groups() -> None:
+def test_buffer_batches_benchmark_experiences_in_whole_groups() -> None:
     experiences = Experiences(tokens=16)
     records = tuple(ReceivedRecord("experiences", 0, offset, experiences.next()) for offset in range(2))
-    folder = MakeBatches(ExperienceConfig(global_batch=256), 1).restore(Restored("g", 1, (), {}, {}))
-    outputs = folder.fold(Polled("g", 1, records, (), {PartitionKey("experiences", 0): 2}, True))
+    buffer = MakeBatches(ExperienceConfig(global_batch=256), 1).restore(Restored("g", 1, (), {}, {}))
+    outputs = buffer.fold(Polled("g", 1, records, (), {PartitionKey("experiences", 0): 2}, True))
     assert not [output for output in outputs if output.topic is DEAD_LETTERS]
     batches = [output.record.records()[0] for output in outputs if output.topic is BATCHES]
     assert [len(batch.trajectory_ids) for batch in batches] == [256, 256]
@@ -25,11 +25,11 @@ def test_what_is_fed_is_batched_in_whole_groups() -> None:
     assert set(batches[0].lengths.to_pylist()) == {16}
 
 
-def test_every_log_is_measured_in_every_round_and_begun_anew_when_it_has_grown() -> None:
-    begun: list[int] = []
+def test_in_turn_measures_each_log_and_replaces_grown_ones() -> None:
+    started: list[int] = []
 
     def begin(number: int) -> InMemory:
-        begun.append(number)
+        started.append(number)
         return InMemory(tokens=16, global_batch=256)
 
     found = list(in_turn(begin, Namespace(rounds=3, log=[2048, 40960], trajectories=2048)))
@@ -37,10 +37,10 @@ def test_every_log_is_measured_in_every_round_and_begun_anew_when_it_has_grown()
         ("fold", 2048, 2048),
         ("fold", 43008, 2048),
     ]
-    assert begun == [0, 1, 2, 3]  # the short one each time
+    assert started == [0, 1, 2, 3]  # the short log is replaced each time
 
 
-def test_figures_are_medians() -> None:
+def test_median_is_taken_of_each_figure() -> None:
     first = Measured("fold", 1, 2, 3.0, 4.0, 5.0)
     slices = [first, replace(first, cpu_us=9.0), replace(first, cpu_us=6.0, log=3)]
     assert median(slices) == replace(first, cpu_us=6.0)

@@ -1,4 +1,4 @@
-"""benchmarks/results.py: a long command goes on where it stopped."""
+"""benchmarks/results.py: a stopped command continues with the missing results."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import pytest
 from benchmarks.results import Result, Results
 
 
-def stopped() -> Result:
+def interrupted() -> Result:
     raise KeyboardInterrupt
 
 
-def test_a_command_that_was_stopped_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+def test_results_measure_only_missing_keys_after_a_stop(tmp_path: Path) -> None:
     file = tmp_path / "runs" / "results.json"
     first = Results(file)
     first.add("a", partial(dict, rate=1.5))
-    assert json.loads(file.read_text()) == {"a": {"rate": 1.5}}, "written before the next one is measured"
+    assert json.loads(file.read_text()) == {"a": {"rate": 1.5}}, "saved before the next measurement"
     with pytest.raises(KeyboardInterrupt):
-        first.add("b", stopped)
+        first.add("b", interrupted)
     again = Results(file)
     assert again.get("a") == {"rate": 1.5}
     assert again.get("b") is None
-    again.add("a", stopped)  # known: not measured a second time
+    again.add("a", interrupted)  # has a result: not measured again
     again.add("b", partial(dict, rate=2.5))
     assert Results(file).get("b") == {"rate": 2.5}
 
 
-def test_each_result_is_told_as_it_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_write_each_result_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Results(tmp_path / "results.json").add("laminar seed=0", partial(dict, rate=1.5))
     assert capsys.readouterr().err == "laminar seed=0: {'rate': 1.5}\n"
