@@ -125,8 +125,8 @@ def _print_moves(moves: Moves, options: argparse.Namespace) -> None:
 def _describe_moves(moves: Moves) -> str:
     steps = ", ".join(f"{name} {seconds:.3f}" for name, seconds in moves.steps_s.items())
     return (
-        f"{moves.planned:,} moves planned, {moves.moved:,} made, {moves.without_tokens:,} of them before the first token; from"
-        f" plan to hand-over {moves.hand_over_s:.2f} s, to the next token {moves.resumed_s:.2f} s, to a plan's"
+        f"{moves.planned:,} moves planned, {moves.moved:,} made, {moves.without_tokens:,} before their first token;"
+        f" from plan to hand-over {moves.hand_over_s:.2f} s, to the next token {moves.resumed_s:.2f} s, to a plan's"
         f" first {moves.plan_resumed_s:.2f} s of wall-clock time (medians; {moves.plans} plans). Steps of the"
         f" plan's first move, s: {steps}"
     )
