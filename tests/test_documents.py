@@ -71,14 +71,10 @@ def test_readme_example_is_a_valid_run(tmp_path: Path) -> None:
     config = parse_config(tomllib.loads(toml), "README.md")
     assert config.score.rewards[0].name == "my_reward.py:reward"
     (tmp_path / "my_reward.py").write_text(code)
-    command = [
-        "python3",
-        "-c",
-        "from my_reward import reward; print([reward('6 * 8 - 19 = 29.', {'answer': answer}) for answer in ('29', 2, 48)])",
-    ]
-    assert (
-        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "[1.0, 0.0, 0.0]\n"
-    )
+    rewards = "[reward('6 * 8 - 19 = 29.', {'answer': answer}) for answer in ('29', 2, 48)]"
+    command = ["python3", "-c", f"from my_reward import reward; print({rewards})"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[1.0, 0.0, 0.0]\n"
 
 
 def test_contributing_examples_run(tmp_path: Path) -> None:
