@@ -1,4 +1,4 @@
-"""What is wrong with the copies that a `CopyingShard` made, by what is in the log and by nothing else.
+"""Finds anomalies in the copies of a `CopyingShard`, from the log alone.
 
 The names are those of Jepsen's tests of Kafka; "torn" is what Adya calls a fractured write.
 """
@@ -13,27 +13,27 @@ from dataclasses import dataclass
 from faults.log_files import LoggedRecord
 
 SETTLES_S = 30.0
-"""How long a transaction may stay open after the last commit: the coordinator writes its markers after its answer."""
+"""How long a transaction may stay open after the last commit: the coordinator writes markers after its response."""
 HALVES = (b"a", b"b")
 
 
 @dataclass(frozen=True)
 class Anomalies:
-    """The numbers of which something is wrong; false where nothing is."""
+    """The numbers with an anomaly; false if there are none."""
 
     lost_writes: tuple[int, ...] = ()
-    """Their offset is committed, and no committed transaction has their output."""
+    """Their offset is committed, but no committed transaction has their output."""
     duplicates: tuple[int, ...] = ()
     """Their output is committed more than once."""
     torn_transactions: tuple[int, ...] = ()
-    """One half of their output is committed, the other is not."""
+    """Only one half of their output is committed."""
 
     def __bool__(self) -> bool:
         return bool(self.lost_writes or self.duplicates or self.torn_transactions)
 
 
 def anomalies(output: Iterable[LoggedRecord], numbers: int) -> Anomalies:
-    """What is wrong with `output`, once the numbers below `numbers` are copied."""
+    """The anomalies of `output` after the numbers below `numbers` have been copied."""
     copies = Counter(tuple((r.value or b"").split(b"/")) for r in output if r.outcome == "committed")
     halves = [[copies[str(n).encode(), half] for half in HALVES] for n in range(numbers)]
     return Anomalies(
@@ -44,7 +44,7 @@ def anomalies(output: Iterable[LoggedRecord], numbers: int) -> Anomalies:
 
 
 def settled(read: Callable[[], list[LoggedRecord]]) -> list[LoggedRecord]:
-    """What `read` gives once no transaction is open in it. Raises AssertionError for a hanging transaction."""
+    """The records of `read` once none has an open transaction. Raises AssertionError for a hanging transaction."""
     deadline = time.monotonic() + SETTLES_S
     while True:
         records = read()

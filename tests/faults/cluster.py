@@ -1,4 +1,4 @@
-"""Three Kafka brokers, each on a host of its own: replication factor 3, min.insync.replicas 2."""
+"""Three Kafka brokers, each on its own host: replication factor 3, min.insync.replicas 2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START_S = 300.0
 
 
 class Cluster:
-    """Brokers on the hosts `names` of `network`, numbered from 1 in that order. Their data lies in `folder`."""
+    """Brokers on the hosts `names` of `network`, numbered from 1 in that order. Their data is in `folder`."""
 
     def __init__(self, network: Network, names: tuple[str, ...], folder: Path) -> None:
         self.network, self.names, self.folder = network, names, folder
@@ -33,15 +33,15 @@ class Cluster:
 
     @property
     def client(self) -> ClientProperties:
-        """How clients on any host reach it."""
+        """Client properties that work on any host."""
         return ClientProperties.at(",".join(f"{self.network.hosts[name].address}:{PORT}" for name in self.names))
 
     def log_dir(self, name: str) -> Path:
-        """Where a broker's partitions lie."""
+        """The folder of a broker's partitions."""
         return self.folder / name / "log"
 
     def start(self) -> None:
-        """Format the data folders and start all, until they answer a client on the first role's host."""
+        """Format the data folders, start all brokers, and wait until they respond."""
         for node, name in enumerate(self.names, 1):
             (self.folder / name).mkdir(parents=True)
             self._properties(name).write_text("".join(f"{k}={v}\n" for k, v in self._settings(node, name).items()))
@@ -51,29 +51,29 @@ class Cluster:
         self.wait()
 
     def start_broker(self, name: str) -> None:
-        """Start a broker again on its data; `wait` waits for it."""
+        """Start a broker on its data without waiting; see `wait`."""
         command = java_command(192, JARS.class_path(lambda _: None), "kafka.Kafka", str(self._properties(name)))
         log = self.folder / name / "broker.log"
         self.processes[name] = spawn(self.network.command(name, *command), log, die_with_parent=True)
 
     def wait(self, timeout_s: float = START_S) -> None:
-        """Return once every broker answers clients on its own host. Raises AssertionError."""
+        """Return once every broker responds to clients on its own host. Raises AssertionError."""
         deadline = time.monotonic() + timeout_s
         for name in self.names:
             client = ClientProperties.at(f"{self.network.hosts[name].address}:{PORT}")
             while within(self.network.hosts[name], lambda client=client: connection_problem(client.admin(), 2.0)):
                 log = self.folder / name / "broker.log"
                 assert is_running(self.processes[name]), f"{name} died:\n{log.read_text()[-2000:]}"
-                assert time.monotonic() < deadline, f"{name} does not answer:\n{log.read_text()[-2000:]}"
+                assert time.monotonic() < deadline, f"{name} does not respond:\n{log.read_text()[-2000:]}"
                 time.sleep(0.2)
 
     def kill(self, name: str) -> None:
-        """As a power cut of its host."""
+        """Kill a broker, as a power failure of its host."""
         self.processes[name].kill()
         self.processes[name].wait(30)
 
     def stop(self) -> None:
-        """Kill all."""
+        """Kill all brokers."""
         for process in self.processes.values():
             try:
                 process.send_signal(signal.SIGCONT)
@@ -117,11 +117,11 @@ class Cluster:
         }
 
     def _format(self) -> None:
-        """Format the first by Kafka's tool, the others as copies of it: another JVM for each would take seconds."""
+        """Format the first folder with Kafka's tool and copy it for the others: a JVM for each would take seconds."""
         first, *others = self.names
         cluster = "L" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
-        words = ["format", "-t", cluster, "-c", str(self._properties(first))]
-        command = java_command(64, JARS.class_path(lambda _: None), "kafka.tools.StorageTool", *words)
+        arguments = ["format", "-t", cluster, "-c", str(self._properties(first))]
+        command = java_command(64, JARS.class_path(lambda _: None), "kafka.tools.StorageTool", *arguments)
         subprocess.run(command, check=True, capture_output=True)
         for node, name in enumerate(others, 2):
             shutil.copytree(self.log_dir(first), self.log_dir(name))

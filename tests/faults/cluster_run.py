@@ -1,4 +1,4 @@
-"""An emulated run on three brokers and two more hosts, a nemesis among them, and what is wrong with its log then."""
+"""An emulated run on three brokers and two hosts of roles, with a nemesis, and the anomalies of its log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROLES = {
     "r2": ("rollout-0", "experience", "experience-1", "trainer"),
 }
 READ_BACK = ("prompts", "inbox", "trajectories", "experiences", "settled", "batches", "metrics")
-"""Topics that a consumer reads back, too: what it sees is what the log has as committed."""
+"""Topics that a consumer reads back: it must receive exactly the committed records of the log."""
 AFTERWARDS = 3
 """Batches that must follow the last fault."""
 RECOVERS_S = 400.0
@@ -37,20 +37,20 @@ RECOVERS_S = 400.0
 
 @dataclass
 class Survived:
-    """What a run under faults has shown."""
+    """The results of a run under faults."""
 
     faults: list[Injected] = field(default_factory=list)
     restarts: int = 0
-    """Processes of roles that ended by themselves and were started again."""
+    """Processes of roles that ended by themselves and were restarted."""
     trained: int = 0
     batches: int = 0
     recovered_s: float = 0.0
-    """How long after the last fault the next batches were there."""
+    """Seconds from the last fault to the next batches."""
     anomalies: list[str] = field(default_factory=list)
 
 
 class ClusterRun:
-    """Brokers and roles of one run on the hosts of `network`, all that they write in `folder`."""
+    """Brokers and roles of one run on the hosts of `network`; their files are in `folder`."""
 
     def __init__(self, network: Network, folder: Path, run: str) -> None:
         self.network, self.folder, self.run = network, folder, run
@@ -59,13 +59,13 @@ class ClusterRun:
         self.restarts = 0
 
     def start(self) -> None:
-        """Brokers, topics, roles; returns once the first batch is written."""
+        """Start brokers, topics and roles; return once two batches are written."""
         self.cluster.start()
         self.config = self._config()
         within(self.network.hosts["r1"], lambda: make_topics(self.config))
         for host in ROLES:
             self.start_roles(host)
-        self.until(lambda: self.batches() >= 2, "the first batches")
+        self.until(lambda: self.batches() >= 2, "first batches")
 
     def start_roles(self, host: str) -> None:
         """Start the process of a host's roles."""
@@ -85,15 +85,15 @@ class ClusterRun:
             self.cluster.start_broker(host)
 
     def batches(self) -> int:
-        """How many rows the batches topic has, on the broker that has most."""
+        """The number of rows of the batches topic, on the broker with the most."""
         return max(RunLog(self.cluster.log_dir(name), self.run).count("batches", "MicroBatch") for name in BROKERS)
 
     def until(self, condition: Callable[[], bool], what: str) -> float:
-        """Seconds until `condition` holds; processes of roles that end meanwhile are started again."""
+        """Seconds until `condition` holds; processes of roles that end meanwhile are restarted."""
         began = time.monotonic()
         while not condition():
             self._respawn()
-            assert time.monotonic() - began < RECOVERS_S, f"{what} did not come in {RECOVERS_S:g} s\n{self.logs()}"
+            assert time.monotonic() - began < RECOVERS_S, f"no {what} within {RECOVERS_S:g} s\n{self.logs()}"
             time.sleep(0.2)
         return time.monotonic() - began
 
@@ -117,7 +117,7 @@ class ClusterRun:
         return survived
 
     def logs(self) -> str:
-        """The end of what the roles' processes have logged."""
+        """The last log lines of the roles' processes."""
         return "\n".join(f"{host}: {(self.folder / f'{host}.log').read_text()[-2500:]}" for host in self.roles)
 
     def stop(self) -> None:
@@ -150,7 +150,7 @@ class ClusterRun:
         return found + within(host, lambda: self._read_back(servers))
 
     def _replicas(self) -> list[str]:
-        """Every topic is the same on all brokers, and no transaction is open in it."""
+        """Check that every topic is equal on all brokers, without open transactions."""
         found = []
         for short_name in READ_BACK:
             topic = f"laminar.{self.run}.{short_name}"
@@ -162,7 +162,7 @@ class ClusterRun:
         return found
 
     def _read_back(self, servers: str) -> list[str]:
-        """A read_committed consumer sees every committed record, and no other."""
+        """Check that a read_committed consumer receives every committed record, and no other."""
         found = []
         for short_name in READ_BACK:
             topic = f"laminar.{self.run}.{short_name}"
@@ -171,9 +171,9 @@ class ClusterRun:
             seen = set(_visible(servers, topic, logged))
             for place, outcome in outcomes.items():
                 if place in seen and outcome != "committed":
-                    found.append(f"G1a aborted read: {short_name} {place} is {outcome}, and a consumer sees it")
+                    found.append(f"G1a aborted read: {short_name} {place} is {outcome}, but a consumer received it")
                 if place not in seen and outcome == "committed":
-                    found.append(f"unseen: {short_name} {place} is committed, and no consumer sees it")
+                    found.append(f"unseen: {short_name} {place} is committed, but no consumer received it")
         return found
 
     def _config(self) -> Config:
@@ -184,7 +184,7 @@ class ClusterRun:
 
 
 def _visible(servers: str, topic: str, logged: list[LoggedRecord]) -> list[tuple[int, int]]:
-    """Partition and offset of what a read_committed consumer gets, up to the last of `logged` or 20 s of nothing."""
+    """Partition and offset of records that a read_committed consumer receives, up to the last of `logged` or 20 s."""
     last: dict[int, int] = {}
     for record in logged:
         if record.outcome == "committed":
@@ -209,7 +209,7 @@ def _visible(servers: str, topic: str, logged: list[LoggedRecord]) -> list[tuple
 def survive(
     folder: Path, run: str, seed: int, faults: Iterable[tuple[str | None, str | None]], keep: bool = True
 ) -> Survived:
-    """A whole run under `faults`. Raises NoNetwork where there are no namespaces."""
+    """Run a whole run under `faults`. Raises NoNetwork if namespaces cannot be used."""
     with Network((*BROKERS, *ROLES), seed) as network:
         at_work = ClusterRun(network, folder, run)
         try:

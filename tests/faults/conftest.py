@@ -1,4 +1,4 @@
-"""What tests of faults share: a broker behind a proxy."""
+"""The shared fixture of fault tests: a broker behind a proxy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from faults.proxied_broker import ProxiedBroker, proxied_broker
 
 @pytest.fixture(scope="session")
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedBroker]:
-    """A broker whose clients `proxied.proxied` are at the mercy of `proxied.proxy`; `proxied.direct` are not."""
+    """A broker; clients of `proxied.proxied` connect through `proxied.proxy`, clients of `proxied.direct` do not."""
     with proxied_broker(tmp_path_factory.mktemp("kafka")) as running:
         yield running

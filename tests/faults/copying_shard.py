@@ -1,8 +1,8 @@
-"""A shard as every role is one, reduced to what its transactions do: it copies numbers from an input to two outputs.
+"""A shard like those of the roles, reduced to its transactions: it copies numbers from an input to two outputs.
 
 Each number n becomes the records n/a in partition 0 and n/b in partition 1 of the output, in one transaction with the
-offset after n. So a loss, a repetition and a torn transaction can be read off the output. It restarts as the roles do:
-when its session is lost it opens another, reads its ledger, and leaves out what that already holds.
+offset after n. So the output shows losses, duplicates and torn transactions. It restarts as the roles do: when its
+session is lost, it opens another, reads its ledger, and skips the outputs that the ledger has.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class CopyingShard:
         self.sessions = 0
         self.commits = 0
         self.copied = 0
-        """How many numbers are copied, by their commits' answers."""
+        """How many numbers are copied, by acknowledged commits."""
         self.lost: SessionLost | None = None
         self._session: Session | None = None
         self._done: set[bytes] = set()
 
-    def run(self, until: Callable[[], bool], patience_s: float = 150.0) -> None:
-        """Copy on until a commit after which `until` says so. Raises AssertionError past `patience_s`."""
-        deadline = time.monotonic() + patience_s
+    def run(self, until: Callable[[], bool], timeout_s: float = 150.0) -> None:
+        """Copy until `until` holds after a commit. Raises AssertionError after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
         while not (self._commit_next() and until()):
             assert time.monotonic() < deadline, f"{self.commits} commits, the last session was lost by {self.lost}"
 

@@ -1,4 +1,4 @@
-"""The framing of Kafka's protocol: what a proxy has to read of a request to decide what to do with it.
+"""The framing of Kafka's protocol: the parts of a request that a proxy must parse to apply faults.
 
 Source: https://kafka.apache.org/protocol, "Request Header v1/v2" and the requests that name a transactional id.
 """
@@ -12,7 +12,7 @@ from enum import IntEnum
 
 
 class Api(IntEnum):
-    """The API keys that faults are aimed at; other requests keep their number."""
+    """API keys that faults select; other requests are shown by number."""
 
     PRODUCE = 0
     FETCH = 1
@@ -49,7 +49,7 @@ _FLEXIBLE_FROM = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as it came: `frame` is all of it, length prefix included."""
+    """A received request: `frame` is the whole frame, length prefix included."""
 
     api: int
     version: int

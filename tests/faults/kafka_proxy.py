@@ -1,13 +1,14 @@
-"""A TCP proxy that understands Kafka's framing, so that a fault can be aimed at one request of one producer.
+"""A TCP proxy that understands Kafka's framing, so that a fault can apply to one request of one producer.
 
     with KafkaProxy(("127.0.0.1", broker_port)) as proxy:     # clients use proxy.address
         late = proxy.add(LateRequest(Match([Api.END_TXN], "my-id"), before_request(3)))
         ...
-        assert late.released.is_set()                                    # a fault without effect proves nothing
+        assert late.released.is_set()                                    # a fault without effect tests nothing
         print(proxy.describe())
 
-The broker must advertise the proxy's address, or clients leave it after their first request: `proxied_broker.py` starts
-one that has a second listener for this. Faults are in `request_faults.py`. The proxy runs in a thread of its own.
+The broker must advertise the proxy's address, or clients bypass the proxy after their first request:
+`proxied_broker.py` starts a broker with a second listener for it. Faults are in `request_faults.py`. The proxy runs in
+its own thread.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ T = TypeVar("T", bound="Fault")
 
 
 class Fault(Protocol):
-    """What may happen to requests and responses. All methods run in the proxy's thread."""
+    """A fault of requests or responses. All methods run in the proxy's thread."""
 
     async def on_request(self, connection: Connection, request: Request) -> bool:
-        """Do as the fault demands before `request` is forwarded; False if it must not be."""
+        """Apply the fault before `request` is forwarded; False to drop the request."""
 
     async def on_response(self, connection: Connection, request: Request, response: bytes) -> bool:
-        """Do as the fault demands before `response` is passed back; False if it must not be."""
+        """Apply the fault before `response` is returned; False to drop the response."""
 
 
 class Pace:
@@ -62,7 +63,7 @@ class Pace:
 
 
 class Connection:
-    """One client's connection and the one to the broker that belongs to it."""
+    """One client's connection and its connection to the broker."""
 
     def __init__(self, proxy: KafkaProxy, client: _Stream, broker: _Stream) -> None:
         self.proxy, self.client, self.broker = proxy, client, broker
@@ -91,7 +92,7 @@ class Connection:
                 await back
 
     def detach(self) -> _Stream:
-        """Reset the client and keep the broker's side: what was read of a request can be delivered there later."""
+        """Reset the client and keep the broker's side, so that a request can be delivered later."""
         self._detached = True
         self.client.reset()
         return self.broker
@@ -150,7 +151,7 @@ class _Stream:
 
 
 class KafkaProxy:
-    """Forwards what comes to `port` (0: any free one) to the broker at `upstream`, through its faults."""
+    """Forwards connections at `port` (0: any free port) to the broker at `upstream`, through its faults."""
 
     def __init__(self, upstream: Address, port: int = 0, host: str = "127.0.0.1") -> None:
         self.upstream = upstream
@@ -159,7 +160,7 @@ class KafkaProxy:
         """Requests seen, by API key."""
         self.upstream_pace, self.downstream_pace = Pace(None), Pace(None)
         self.log: list[str] = []
-        """What faults have done, a line each, with seconds since the start."""
+        """Actions of faults, one line each, with seconds since the start."""
         self._began = time.monotonic()
         self._socket = socket.create_server((host, port))
         self.address: Address = self._socket.getsockname()[:2]
@@ -173,12 +174,12 @@ class KafkaProxy:
         return self.address[1]
 
     def add(self, fault: T) -> T:
-        """From now on `fault` sees every request and response, after those that were added before."""
+        """Apply `fault` to every later request and response, after the faults added before."""
         self.faults.append(fault)
         return fault
 
     def throttle(self, bytes_per_s: float | None) -> None:
-        """Give each direction a link of `bytes_per_s`, shared by all connections; None: as fast as it goes."""
+        """Give each direction a link of `bytes_per_s`, shared by all connections; None: no limit."""
         self.upstream_pace, self.downstream_pace = Pace(bytes_per_s), Pace(bytes_per_s)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""An emulated run whose every role has transactional requests delivered late, and what is wrong with its log then."""
+"""An emulated run with late transactional requests in every role, and the anomalies of its log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipelines.run.topics import make_topics
 
 TRIES_IN_TESTS = 2
 SHARDS = 2
-PATIENCE_S = 150.0
+TIMEOUT_S = 150.0
 """How long a round of late requests may take: a role makes a transaction at least every few seconds."""
 CONFIG: dict[str, Any] = {
     "prompts": {"source": "synthetic", "prompt_tokens": 32, "max_new_tokens": 64, "samples_per_prompt": 4},
@@ -41,30 +41,30 @@ CONFIG: dict[str, Any] = {
 
 
 class Stalled(Exception):
-    """The run did not do what was waited for."""
+    """The run made no progress within `TIMEOUT_S`, or a role failed."""
 
 
 @dataclass
 class Found:
-    """What a run with late requests has shown."""
+    """The results of a run with late requests."""
 
     tries: Counter[str] = field(default_factory=Counter)
     """Late requests that were delivered, by role."""
     apis: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
-    """What the broker said to them."""
+    """The broker's error codes for them."""
     batches: int = 0
     anomalies: list[str] = field(default_factory=list)
     stalled: str = ""
-    """What the run did not get on with: a lost record may keep others waiting for ever."""
+    """Why the run made no progress: a lost record may block others for ever."""
 
 
 Choice = Callable[[int], tuple[Api, When]]
-"""By the number of a try: what to hold back in a role, and until when."""
+"""From the number of a try to the request to hold back, and when to deliver it."""
 
 
 def late_end_txn(number: int) -> tuple[Api, When]:
-    """What loses records wherever the outputs of a transaction follow its offsets under the same epoch."""
+    """The choice that loses records if outputs follow offsets in a transaction under the same epoch."""
     return Api.END_TXN, between_offsets_and_outputs(16)
 
 
@@ -75,7 +75,7 @@ def late_requests_in_every_role(
     tries: int,
     choose: Choice = late_end_txn,
 ) -> Found:
-    """Run all roles; `tries` times, in all of them at once, deliver a request late as `choose` says; then check."""
+    """Run all roles, deliver late requests of `choose` in all of them `tries` times, then check the log."""
     config = _config(kafka, run, folder)
     make_topics(config)
     log = RunLog(kafka.broker.config.data_dir / "log", run)
@@ -99,18 +99,18 @@ def late_requests_in_every_role(
 
 
 def _deliver_late(kafka: ProxiedBroker, roles: list[RoleThread], number: int, choose: Choice, found: Found) -> None:
-    """One late request in each role."""
+    """Deliver one late request in each role."""
     late = {}
     for role in roles:
         api, when = choose(number)
         if not role.config.inputs and api in (Api.ADD_OFFSETS_TO_TXN, Api.TXN_OFFSET_COMMIT):
-            api = Api.END_TXN  # who reads nothing commits no offsets
+            api = Api.END_TXN  # a role without inputs commits no offsets
         late[role.name] = kafka.proxy.add(LateRequest(Match([api], role.config.group), when))
 
     def awaited() -> dict[str, list[str]]:
         return {name: list(map(str, each.seen)) for name, each in late.items() if not each.released.is_set()}
 
-    _wait(roles, lambda: not awaited(), lambda: f"not delivered, and what came since: {awaited()}")
+    _wait(roles, lambda: not awaited(), lambda: f"not delivered; later requests: {awaited()}")
     kafka.proxy.clear()
     for name, each in late.items():
         assert each.request is not None
@@ -154,7 +154,7 @@ def run_inputs(config: Config) -> dict[str, list[tuple[str, int]]]:
 
 def _wait(roles: list[RoleThread], condition: Callable[[], bool], why: Callable[[], str]) -> None:
     """Return once `condition` holds. Raises Stalled."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         for role in roles:
             if role.error is not None:

@@ -1,7 +1,7 @@
 """Reads a topic from the broker's log files: every record with the outcome of its transaction.
 
-Nothing here is of the product or of a Kafka client: it is what a checker compares both with. Format: Kafka's
-documentation, "Record Batch" (magic 2, uncompressed) and "Control Batches".
+It uses neither the product nor a Kafka client, so that a checker is independent of both. Format: Kafka's documentation,
+"Record Batch" (magic 2, uncompressed) and "Control Batches".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COMMIT = 1
 
 @dataclass(frozen=True)
 class LoggedRecord:
-    """A record in the log, and what became of the transaction that wrote it; committed where there was none."""
+    """A record in the log, and the outcome of its transaction; committed if there was none."""
 
     partition: int
     offset: int
@@ -31,7 +31,7 @@ class LoggedRecord:
     producer: tuple[int, int]
     """Producer id and epoch."""
     transaction: int
-    """The offset of the marker that ended its transaction; of itself where there was none; -1 while it is open."""
+    """The offset of the marker that ended its transaction; its own offset without one; -1 while it is open."""
     outcome: Outcome
 
 

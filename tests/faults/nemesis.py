@@ -1,6 +1,6 @@
-"""Faults for a cluster and the hosts of a run's roles, drawn by a seed; each says what its measured effect was.
+"""Faults of a cluster and of the hosts of a run's roles, drawn from a seed, each with its measured effect.
 
-A fault whose effect cannot be measured raises NoEffect: it would have tested nothing.
+A fault without a measured effect raises NoEffect, because it tests nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ PROBES = 40
 
 
 class NoEffect(AssertionError):
-    """A fault that did nothing."""
+    """A fault had no measured effect."""
 
 
 @dataclass(frozen=True)
 class Injected:
-    """A fault that was there, on what, for how long, and what was measured meanwhile."""
+    """An injected fault, with its target, duration and measured effect."""
 
     kind: str
     target: str
@@ -36,7 +36,7 @@ class Injected:
 
 
 class Nemesis:
-    """Does harm to the hosts of `network`. `restart` starts the process of a host again after it was killed."""
+    """Injects faults into the hosts of `network`. `restart` starts the process of a killed host."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Nemesis:
         self._roles = [name for name in network.hosts if name not in cluster.names]
 
     def inject(self, kind: str | None = None, host: str | None = None) -> Injected:
-        """One fault of `kind` (any where None) on `host` (any), from its beginning to its end."""
+        """Inject one fault of `kind` on `host` (None: drawn), and return when it has ended."""
         kind = kind or self._rng.choice(KINDS)
         host = host or self._rng.choice(self._brokers + self._roles)
         peer = self._rng.choice([name for name in self._brokers if name != host])
@@ -68,7 +68,7 @@ class Nemesis:
         return Injected(kind, target, round(time.monotonic() - began, 1), effect)
 
     def pause_between(self) -> None:
-        """Some calm, so that the run recovers, or only begins to."""
+        """Wait between faults, so that the run recovers, at least in part."""
         time.sleep(self._rng.uniform(0.2, 3.0))
 
     def _on_link(self, kind: str, host: str, peer: str, seconds: float) -> str:
@@ -84,8 +84,8 @@ class Nemesis:
             time.sleep(seconds)
         dropped = sum(rule.dropped for rule in harmed) - before
         if answered is not None or not dropped:
-            raise NoEffect(f"partition of {host} and {peer}: an answer after {answered} s, {dropped} packets dropped")
-        return f"no answer, {dropped} packets dropped"
+            raise NoEffect(f"partition of {host} and {peer}: a response after {answered} s, {dropped} packets dropped")
+        return f"no response, {dropped} packets dropped"
 
     def _delay(self, host: str, peer: str, rules: tuple[Rule, ...], seconds: float) -> str:
         delay = self._rng.uniform(0.05, 0.4)
@@ -93,8 +93,8 @@ class Nemesis:
             answered = self._network.probe(host, peer, PORT, timeout_s=10.0)
             time.sleep(seconds)
         if answered is None or answered < 2 * delay:
-            raise NoEffect(f"delay of {delay:.2f} s a way: an answer after {answered} s")
-        return f"{delay * 1000:.0f} ms a way, an answer took {answered * 1000:.0f} ms"
+            raise NoEffect(f"delay of {delay:.2f} s per direction: a response after {answered} s")
+        return f"{delay * 1000:.0f} ms per direction, a response took {answered * 1000:.0f} ms"
 
     def _loss(self, host: str, peer: str, rules: tuple[Rule, ...], seconds: float) -> str:
         share = self._rng.uniform(0.1, 0.4)
@@ -109,7 +109,7 @@ class Nemesis:
         passed = sum(rule.passed - old for rule, (_, old) in zip(rules, before, strict=True))
         if not dropped:
             raise NoEffect(f"loss of {share:.0%}: none of {passed} packets was dropped")
-        return f"{share:.0%} wanted, {dropped} of {dropped + passed} packets dropped"
+        return f"{share:.0%} configured, {dropped} of {dropped + passed} packets dropped"
 
     def _bandwidth(self, host: str, seconds: float) -> str:
         kbit = self._rng.randint(2_000, 8_000)
@@ -123,7 +123,7 @@ class Nemesis:
                         try:
                             sender.sendto(bytes(50_000), (peer.address, 9))
                         except OSError:
-                            continue  # nobody listens there; what counts is what the interface lets through
+                            continue  # no process listens there; only the interface's limit matters
 
             within(self._network.hosts[host], flood)
             time.sleep(seconds)
@@ -143,7 +143,7 @@ class Nemesis:
         finally:
             process.resume()
         if status != psutil.STATUS_STOPPED or after.user - before.user > 0.02:
-            raise NoEffect(f"pause of {host}: {status}, {after.user - before.user:.2f} s of CPU meanwhile")
+            raise NoEffect(f"pause of {host}: {status}, {after.user - before.user:.2f} s of CPU time during the pause")
         return f"stopped for {seconds * 2:.1f} s"
 
     def _kill(self, host: str, seconds: float) -> str:
@@ -160,7 +160,7 @@ class Nemesis:
 
 @contextmanager
 def _changed(rules: tuple[Rule, ...], **changes: float) -> Iterator[None]:
-    """`rules` with other values for a while."""
+    """Change the values of `rules` during the block."""
     for rule in rules:
         for name, value in changes.items():
             setattr(rule, name, value)

@@ -1,8 +1,8 @@
-"""Hosts as network namespaces on one network of our own, whose every packet passes a switch that can do it harm.
+"""Hosts as network namespaces on a private network; every packet passes a switch that can delay or drop it.
 
-Each host has one TUN interface; its other end is read here. So a partition, a delay or a loss between two hosts is a
-decision of this process and counted by it, and needs no module that a kernel may lack. Bandwidth is `tc tbf`'s.
-Raises NoNetwork where namespaces cannot be made (not root, or not allowed).
+Each host has one TUN interface, whose other end this process reads. So this process implements and counts partitions,
+delays and losses between two hosts, without optional kernel modules. Bandwidth is limited by `tc tbf`. Raises NoNetwork
+if namespaces cannot be created (not root, or not allowed).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import TypeVar
 
 MTU = 65_000
-"""Few, large packets: each costs this process some microseconds."""
+"""Large, hence few packets: each costs this process some microseconds."""
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _IFF_TUN_NO_PI = 0x400454CA, 0x1001
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class NoNetwork(RuntimeError):
-    """Why network namespaces cannot be used here."""
+    """Network namespaces cannot be used; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Host:
 
 @dataclass
 class Rule:
-    """What happens to packets from one host to another, and to how many it has happened."""
+    """The delay and loss of packets from one host to another, and their counts."""
 
     delay_s: float = 0.0
     loss: float = 0.0
@@ -94,11 +94,11 @@ class Network:
         self._delete()
 
     def command(self, host: str, *command: str) -> list[str]:
-        """`command` as one that runs on `host`."""
+        """The command line that runs `command` on `host`."""
         return [shutil.which("ip") or "ip", "netns", "exec", self.hosts[host].namespace, *command]
 
     def rule(self, source: str, destination: str) -> Rule:
-        """The rule for packets from `source` to `destination`; changing it changes what happens to them."""
+        """The rule for packets from `source` to `destination`; changes apply at once."""
         return self.rules.setdefault((source, destination), Rule())
 
     def both(self, one: str, other: str) -> tuple[Rule, Rule]:
@@ -106,7 +106,7 @@ class Network:
         return self.rule(one, other), self.rule(other, one)
 
     def limit(self, host: str, kbit: int | None) -> int:
-        """Give what `host` sends `kbit` kbit/s, or what it can; how many packets the limit before had held back."""
+        """Limit what `host` sends to `kbit` kbit/s (None: no limit); return the old limit's overlimits count."""
         namespace = self.hosts[host].namespace
         shown = subprocess.run(
             ["tc", "-n", namespace, "-s", "qdisc", "show", "dev", "net0"], capture_output=True, text=True, check=True
@@ -119,7 +119,7 @@ class Network:
         return int(words[words.index("overlimits") + 1]) if "overlimits" in words else 0
 
     def probe(self, source: str, destination: str, port: int, timeout_s: float = 1.0) -> float | None:
-        """Seconds until a TCP connection from one host to another is made or refused; None where no answer comes."""
+        """Seconds until a TCP connection between two hosts is made or refused; None without a response."""
         address = (self.hosts[destination].address, port)
 
         def connect() -> float | None:
@@ -168,7 +168,7 @@ class Network:
 
     def _deliver(self, destination: str, packet: bytes) -> None:
         self.packets[destination] += 1
-        with contextlib.suppress(OSError):  # its queue is full or it is down: a packet lost, as on any network
+        with contextlib.suppress(OSError):  # its queue is full or it is down: the packet is lost
             os.write(self._descriptors[destination], packet)
 
     def _delete(self) -> None:
@@ -182,7 +182,7 @@ class Network:
 
 
 def within(host: Host, work: Callable[[], T]) -> T:
-    """What `work` returns on `host`: sockets of it, and of threads that it starts, are in the host's namespace."""
+    """Run `work` on `host`: its sockets, and those of threads that it starts, are in the host's namespace."""
 
     def enter() -> None:
         namespace = os.open(f"/run/netns/{host.namespace}", os.O_RDONLY)
@@ -192,7 +192,7 @@ def within(host: Host, work: Callable[[], T]) -> T:
         finally:
             os.close(namespace)
 
-    # A pool of one thread: it ends with the block, and its namespace with it.
+    # A pool of one thread: the thread and its namespace end with the block.
     with ThreadPoolExecutor(1, thread_name_prefix=f"in {host.name}") as pool:
         pool.submit(enter).result()
         outcome = pool.submit(work)
@@ -200,7 +200,7 @@ def within(host: Host, work: Callable[[], T]) -> T:
 
 
 def _packets(descriptor: int) -> list[bytes]:
-    """Some of what waits, at most so much that other hosts have their turn."""
+    """Up to 64 waiting packets, so that other hosts are served too."""
     packets: list[bytes] = []
     try:
         while len(packets) < 64:

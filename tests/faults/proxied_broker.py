@@ -1,4 +1,4 @@
-"""A broker with two listeners: clients of the one reach it directly, clients of the other through a proxy."""
+"""A broker with two listeners: one for direct clients, one for clients through a proxy."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from infra.kafka.properties import ClientProperties
 
 @dataclass(frozen=True)
 class ProxiedBroker:
-    """A running broker and the proxy before its second listener."""
+    """A running broker and the proxy of its second listener."""
 
     broker: Broker
     proxy: KafkaProxy
 
     @property
     def direct(self) -> ClientProperties:
-        """Clients that no fault concerns."""
+        """Properties of clients that connect directly, without faults."""
         return ClientProperties.at(self.broker.bootstrap_servers)
 
     @property
     def proxied(self) -> ClientProperties:
-        """Clients whose every connection goes through the proxy."""
+        """Properties of clients that connect through the proxy."""
         return ClientProperties.at(f"{HOST}:{self.proxy.port}")
 
 

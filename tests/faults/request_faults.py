@@ -1,6 +1,6 @@
-"""What a `KafkaProxy` can do to a request: hold it back and deliver it late, delay, duplicate, lose it, reset.
+"""Faults of a `KafkaProxy`: late delivery, delay, duplicate, lost request, lost response.
 
-Every fault keeps what it did and how much (`hits`, seconds, error codes): a test shows by that that it had an effect.
+Every fault records its effect (`hits`, seconds, error codes), so that a test can verify that it had one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from faults.kafka_frames import Api, Request, correlation_of, error_code_of, rea
 from faults.kafka_proxy import Connection, _Stream
 
 ANSWER_S = 10.0
-"""How long the answer to a late request is waited for."""
+"""How long to wait for the response to a late request."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """Requests of one of `apis` (any where empty) whose transactional id contains `transactional_id`."""
+    """Matches requests of `apis` (empty: any) whose transactional id contains `transactional_id`."""
 
     apis: Collection[int] = ()
     transactional_id: str | None = None
@@ -45,7 +45,7 @@ class PassingFault:
 
 
 When = Callable[[Sequence[Request]], bool]
-"""Whether to deliver a late request now, by what its client has sent since; the last of it waits for the delivery."""
+"""Whether to deliver a late request now, from the client's later requests; the last of them waits for the delivery."""
 
 
 def before_request(number: int) -> When:
@@ -66,10 +66,10 @@ def between_offsets_and_outputs(at_most: int = 60) -> When:
 
 
 class LateRequest(PassingFault):
-    """Holds the first request that matches `held`, resets its client, and delivers it once `when` says so.
+    """Holds the first request that matches `held`, resets its client, and delivers it once `when` holds.
 
-    The request of the same transactional id that is the last of what `when` saw waits for the answer: so the late one
-    arrives exactly between two requests of its client.
+    The last request that `when` received waits for the response to the late one: so the late request arrives exactly
+    between two requests of its client.
     """
 
     def __init__(self, held: Match, when: When) -> None:
@@ -102,7 +102,7 @@ class LateRequest(PassingFault):
         return True
 
     async def deliver(self, connection: Connection) -> None:
-        """Deliver what is held now, and wait for the answer."""
+        """Deliver the held request now, and wait for the response."""
         broker, request = self._broker, self.request
         if broker is None or request is None:
             return
@@ -121,7 +121,7 @@ class LateRequest(PassingFault):
 
 
 class Delay(PassingFault):
-    """Keeps every matching request back for `seconds` before it is forwarded."""
+    """Delays every matching request by `seconds`."""
 
     def __init__(self, match: Match, seconds: float) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Delay(PassingFault):
 
 
 class Duplicate(PassingFault):
-    """Sends the first `count` matching requests over a connection of their own, too, and waits for the answer."""
+    """Sends the first `count` matching requests also over another connection, and waits for the response."""
 
     def __init__(self, match: Match, count: int = 1) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class LostRequest(PassingFault):
 
 
 class LostResponse(PassingFault):
-    """Resets the connection instead of passing the responses to the first `count` matching requests back."""
+    """Resets the connection instead of returning the responses to the first `count` matching requests."""
 
     def __init__(self, match: Match, count: int = 1) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Runs some roles of a run in one process, as one host does: role_host.py CONFIG ROLE... until SIGTERM.
 
-Exit code 1 where a role has failed: whoever started it starts it again.
+Exit code 1 if a role failed: the parent process then restarts it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipelines.roles import configure_logging  # noqa: E402
 
 
 def main() -> None:
-    """Start the roles, wait for SIGTERM or for one that fails, close them."""
+    """Start the roles, wait for SIGTERM or a failed role, close all."""
     configure_logging()
     config = load_config(Path(sys.argv[1]))
     stop = threading.Event()

@@ -1,7 +1,7 @@
-"""Every role of an emulated run, each its real source, step and sink, in threads of one process.
+"""The roles of an emulated run in threads of one process, with their real sources, steps and sinks.
 
-What the roles do to Kafka is what they do in processes of their own; what starts processes and runs Beam is left out. A
-role that is fenced or whose sink breaks is started again, as a run does.
+The roles use Kafka as they do in their own processes; the supervisor and Beam are left out. A role that is fenced or
+whose sink breaks is restarted, as in a run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUESTIONS = 2
 
 
 class _Graph:
-    """Stands for a Beam pipeline: keeps the transforms that are applied to it."""
+    """A stand-in for a Beam pipeline: records the transforms applied to it."""
 
     def __init__(self) -> None:
         self.transforms: list[Any] = []
@@ -45,7 +45,7 @@ class _Graph:
 
 
 class RoleThread:
-    """One role at work until it is closed."""
+    """One role, running until it is closed."""
 
     def __init__(self, name: str, source: ShardConfig, step: FoldStep) -> None:
         self.name, self.config, self._step = name, source, step
@@ -57,7 +57,7 @@ class RoleThread:
 
     @classmethod
     def of(cls, config: Config, role: Role) -> RoleThread:
-        """The role as its pipeline wires it."""
+        """The role with the source and step of its pipeline."""
         graph = _Graph()
         where = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
         importlib.import_module(f"pipelines.{role.pipeline}").build(graph, config=config, **where)
@@ -67,10 +67,10 @@ class RoleThread:
         return cls(role.name, read.shards[0], fold._step)
 
     def close(self) -> None:
-        """End after the poll that it is at."""
+        """Stop after the current poll."""
         self._closed.set()
         self._thread.join(60)
-        assert not self._thread.is_alive(), f"{self.name} does not end"
+        assert not self._thread.is_alive(), f"{self.name} does not stop"
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -79,7 +79,7 @@ class RoleThread:
             try:
                 self._work(source)
             except (SessionLost, SinkBroken) as error:
-                log.warning("%s starts again: %s", self.name, error)
+                log.warning("restarting %s: %s", self.name, error)
             except BaseException as error:
                 self.error = error
                 log.exception("%s has failed", self.name)
@@ -97,7 +97,7 @@ class RoleThread:
 
 
 def start_roles(config: Config, names: Sequence[str] = ()) -> list[RoleThread]:
-    """The roles `names` of an emulated run, or all; among them evaluation, which asks every version two questions."""
+    """Start the roles `names` of an emulated run (empty: all). Evaluation sends two questions to every version."""
     roles = [RoleThread.of(config, role) for role in roles_of(config) if not names or role.name in names]
     if names and "evaluation" not in names:
         return roles
@@ -108,7 +108,7 @@ def start_roles(config: Config, names: Sequence[str] = ()) -> list[RoleThread]:
 
 
 def close_roles(roles: Sequence[RoleThread]) -> None:
-    """End all, and let go of what they hold in this process."""
+    """Stop all roles, and close their shards in this process."""
     for role in roles:
         role._closed.set()
     for role in roles:

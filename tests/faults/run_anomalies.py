@@ -1,7 +1,7 @@
-"""What is wrong with a run, by its topics in the broker's log files and the offsets that its groups have committed.
+"""Finds anomalies of a run, from its topics in the broker's log files and the committed offsets of its groups.
 
-One rule for every role: what lies before an offset that the role has committed has its outcome in the log, once. The
-names of anomalies are those of Jepsen's tests of Kafka.
+One rule for every role: each record before the role's committed offset has exactly one outcome in the log. The names of
+anomalies are those of Jepsen's tests of Kafka.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kafka import KafkaConsumer, TopicPartition
 Committed = Callable[[str, str, int], int]
 """The offset that a role ("score.0") has committed of a partition of a topic ("trajectories")."""
 SETTLES_S = 10.0
-"""How long markers may be on their way to the log after a group's offsets have moved."""
+"""How long markers may take to reach the log after a group's offsets have advanced."""
 LETTERS = {"train": "p", "evaluation": "e", "imported": "i"}
 
 
 def committed_offsets(bootstrap: str, run: str, inputs: dict[str, list[tuple[str, int]]]) -> Committed:
-    """What the groups of `run` have committed now, of the inputs of each by role."""
+    """The offsets that the groups of `run` have committed, for the inputs of each role."""
     found: dict[tuple[str, str, int], int] = {}
     for role, places in inputs.items():
         reader = KafkaConsumer(
@@ -39,7 +39,7 @@ def committed_offsets(bootstrap: str, run: str, inputs: dict[str, list[tuple[str
 
 
 def settled_anomalies(find: Callable[[], list[str]]) -> list[str]:
-    """What `find` still finds once the log has settled."""
+    """The anomalies that `find` still returns after `SETTLES_S`."""
     deadline = time.monotonic() + SETTLES_S
     while (found := find()) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -61,12 +61,12 @@ class RunLog:
                     yield record.partition, record.offset, row
 
     def count(self, short_name: str, kind: str) -> int:
-        """How many such rows there are."""
+        """The number of such rows."""
         return sum(1 for _ in self.rows(short_name, kind))
 
 
 def run_anomalies(log: RunLog, committed: Committed, shards: int) -> list[str]:
-    """Every anomaly, a line each: its name, the role, and what it concerns. `shards` is that of experience."""
+    """Every anomaly, one line each: name, role and subject. `shards`: the number of experience shards."""
     found = [_prompts(log), _placement(log, committed), _score(log, committed), _evaluation(log, committed)]
     found += [_experience(log, committed, shards), _trainer(log, committed, shards)]
     return [line for lines in found for line in lines]
@@ -132,7 +132,7 @@ def _trainer(log: RunLog, committed: Committed, shards: int) -> Iterator[str]:
     versions = {_version(row["version"]): row for _, _, row in log.rows("relay", "WeightVersion")}
     trained: Counter[int] = Counter()
     version = max(versions, default=None)
-    while version in versions:  # a version that no other descends from was published and trained again
+    while version in versions:  # versions without descendants were replaced after a restart
         trained.update(versions[version]["batches"])
         parent = versions[version]["parent"]
         version = _version(parent) if parent else None
@@ -142,7 +142,7 @@ def _trainer(log: RunLog, committed: Committed, shards: int) -> Iterator[str]:
         if offset < committed("trainer.0", "batches", partition)
     }
     yield from _once("trainer", sorted(read), trained)
-    # Metrics of a step that is trained again are written again: none is missing.
+    # Metrics of a repeated step are written again, so they may occur twice, but none may be missing.
     steps = {row["step"]: 1 for _, _, row in log.rows("metrics", "Metric") if row["name"] == "trainer"}
     yield from _once("trainer (metrics)", [batch + 1 for batch in sorted(read)], Counter(steps))
 
@@ -161,17 +161,17 @@ def _evaluation(log: RunLog, committed: Committed) -> Iterator[str]:
         and offset < committed("evaluation.0", "experiences", partition)
     ]
     yield from _once("evaluation", answered, settled)
-    asked = Counter(row["number"] for _, _, row in log.rows("eval-prompts", "Prompt"))
-    yield from _once("evaluation (questions)", range(max(asked, default=-1) + 1), asked)
+    prompts = Counter(row["number"] for _, _, row in log.rows("eval-prompts", "Prompt"))
+    yield from _once("evaluation (questions)", range(max(prompts, default=-1) + 1), prompts)
 
 
 def _once(role: str, wanted: Any, found: Counter[Any]) -> Iterator[str]:
-    """Every one of `wanted` is found once."""
+    """Check that each of `wanted` is found exactly once."""
     for each in dict.fromkeys(wanted):
         if found[each] != 1:
             yield f"{'lost write' if found[each] == 0 else 'duplicate'}: {role}: {each}"
 
 
 def _id(row: dict[str, Any], prompt: str, prefix: str = "") -> str:
-    """The trajectory id that a row is about."""
+    """The trajectory id of a row."""
     return f"{LETTERS[row[prompt + 'purpose']]}{row[prompt + 'number']}.{row[prefix + 'member']}"

@@ -1,4 +1,4 @@
-"""The checker finds each anomaly that is put into a log, and none in a clean one."""
+"""The checker finds each anomaly in a log, and none in a clean log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three brokers and the roles on hosts of their own, under partitions, pauses and kills: no anomaly in any log."""
+"""Three brokers and roles on separate hosts, under partitions, pauses and kills: no anomaly in any log."""
 
 from __future__ import annotations
 

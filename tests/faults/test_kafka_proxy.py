@@ -1,4 +1,4 @@
-"""Each fault of the proxy has the effect that it claims, and the proxy's log says so."""
+"""Each fault of the proxy has its effect and is in the proxy's log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def topic(proxied: ProxiedBroker, run_id: str) -> Iterator[str]:
 
 @pytest.fixture
 def producer(proxied: ProxiedBroker) -> Iterator[KafkaProducer]:
-    """Not idempotent: what it sends twice is written twice."""
+    """Not idempotent: a duplicated request is written twice."""
     with KafkaProducer(**proxied.proxied.producer(enable_idempotence=False, linger_ms=0, metrics_enabled=False)) as it:
         yield it
 
@@ -45,7 +45,7 @@ def send(producer: KafkaProducer, topic: str, value: bytes = b"x") -> float:
     return time.monotonic() - began
 
 
-def test_delay_keeps_a_request_back(proxied: ProxiedBroker, producer: KafkaProducer, topic: str) -> None:
+def test_delay_delays_a_request(proxied: ProxiedBroker, producer: KafkaProducer, topic: str) -> None:
     send(producer, topic)
     delay = proxied.proxy.add(Delay(PRODUCE, 0.3))
     assert send(producer, topic) >= 0.3
@@ -60,7 +60,7 @@ def test_duplicate_is_written_twice(proxied: ProxiedBroker, producer: KafkaProdu
 
 
 @pytest.mark.parametrize(("fault", "copies"), [(LostRequest, 1), (LostResponse, 2)])
-def test_lost_request_or_response_is_repeated_by_the_client(
+def test_client_retries_a_lost_request_or_response(
     proxied: ProxiedBroker, producer: KafkaProducer, topic: str, fault: type, copies: int
 ) -> None:
     lost = proxied.proxy.add(fault(PRODUCE))
@@ -69,7 +69,7 @@ def test_lost_request_or_response_is_repeated_by_the_client(
     assert [record.value for record in logged(proxied, topic)] == [b"again"] * copies
 
 
-def test_late_request_is_delivered_after_its_client_moved_on(
+def test_late_request_is_delivered_after_later_requests(
     proxied: ProxiedBroker, producer: KafkaProducer, topic: str
 ) -> None:
     late = proxied.proxy.add(LateRequest(PRODUCE, before_request(2)))
@@ -87,12 +87,12 @@ def test_throttle_bounds_the_bandwidth(proxied: ProxiedBroker, producer: KafkaPr
     assert proxied.proxy.upstream_pace.bytes >= 200_000
 
 
-def test_proxy_closes_clients_whose_broker_is_gone() -> None:
+def test_proxy_closes_clients_of_a_stopped_broker() -> None:
     with KafkaProxy(("127.0.0.1", 9)) as proxy, socket.create_connection(proxy.address, 10) as client:
         assert client.recv(1) == b""
 
 
-def test_log_files_tell_committed_from_aborted_and_open(proxied: ProxiedBroker, topic: str) -> None:
+def test_log_files_show_transaction_outcomes(proxied: ProxiedBroker, topic: str) -> None:
     with KafkaProducer(**proxied.direct.producer(transactional_id=topic)) as producer:
         producer.init_transactions()
         for value, end in ((b"a", producer.commit_transaction), (b"b", producer.abort_transaction)):

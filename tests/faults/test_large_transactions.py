@@ -1,4 +1,4 @@
-"""A large emission over a slow link commits; a small time-out is an error that names its setting."""
+"""A large emission over a slow link is committed; a time-out that is too small is an error that names its setting."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def outputs(config: SessionConfig, megabytes: int) -> list[Outgoing]:
     return [Outgoing(f"{config.group}-out", 0, None, bytes(MIB), []) for _ in range(megabytes)]
 
 
-def test_session_commits_a_transaction_that_takes_most_of_its_time(
-    proxied: ProxiedBroker, config: SessionConfig
-) -> None:
+def test_session_commits_a_transaction_within_its_timeout(proxied: ProxiedBroker, config: SessionConfig) -> None:
     """1 GB at 20 MB/s takes 50 s of the default 60; here 12 MB at 1 MB/s take 12 s of 20."""
     session = Session(replace(config, transaction_timeout_s=20.0))
     proxied.proxy.throttle(BYTES_PER_S)
@@ -48,9 +46,7 @@ def test_session_commits_a_transaction_that_takes_most_of_its_time(
     assert list(ends.values()) == [13]  # and the marker
 
 
-def test_session_names_the_setting_when_a_transaction_takes_too_long(
-    proxied: ProxiedBroker, config: SessionConfig
-) -> None:
+def test_session_names_the_setting_after_a_transaction_timeout(proxied: ProxiedBroker, config: SessionConfig) -> None:
     session = Session(replace(config, transaction_timeout_s=2.0))
     proxied.proxy.throttle(BYTES_PER_S)
     try:

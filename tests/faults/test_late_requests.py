@@ -1,4 +1,4 @@
-"""A transactional request that the network delivers late, after its client has moved on, changes nothing."""
+"""A transactional request that arrives late, after later requests of its client, changes nothing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from infra.kafka.admin import TopicSpec, admin_client, create_topics
 
 NUMBERS = 2000
 LATEST = 10
-"""Requests after the held one up to which its delivery is tried: the opening of a session, and a transaction."""
+"""The request is delivered before each of so many later requests: a session's opening and a transaction."""
 
 
 @pytest.fixture(scope="module")
 def kafka(proxied: ProxiedBroker) -> ProxiedBroker:
-    """With the numbers that shards copy."""
+    """A broker with a topic of the numbers that shards copy."""
     with admin_client(proxied.direct) as admin:
         create_topics(admin, [TopicSpec("numbers", 1)])
     with KafkaProducer(**proxied.direct.producer()) as producer:
@@ -42,7 +42,7 @@ def shard(kafka: ProxiedBroker, run_id: str) -> Iterator[CopyingShard]:
 
 
 def anomalies_of(kafka: ProxiedBroker, shard: CopyingShard) -> Anomalies:
-    """What is wrong with what `shard` has copied, by the broker's log files."""
+    """The anomalies of the copies of `shard`, from the broker's log files."""
     logs = kafka.broker.config.data_dir / "log"
     return anomalies(settled(lambda: read_topic(logs, shard.config.group)), shard.copied)
 

@@ -1,4 +1,4 @@
-"""A late EndTxn in every role of a run: no record is lost, torn or written twice, by a reader of the log files."""
+"""A late EndTxn in every role of a run: by the log files, no record is lost, torn or written twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection that is reset while a run or a role starts is no reason for it to end."""
+"""A run or a role survives a connection that is reset during its start."""
 
 from __future__ import annotations
 

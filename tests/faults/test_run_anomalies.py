@@ -1,4 +1,4 @@
-"""The checker of runs names each anomaly put into a log, and none in a clean one; it decodes every golden file."""
+"""The checker of runs names each anomaly in a log, and none in a clean log; it decodes every golden file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = dict[tuple[str, str], list[tuple[int, int, dict[str, Any]]]]
 
 
 class WrittenLog:
-    """Rows of a log as a test writes them."""
+    """Rows of a log, written by a test."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -95,13 +95,13 @@ def test_checker_names_the_anomaly_of_a_role(harm: Callable[[Rows], None], line:
     assert line in found(rows)
 
 
-def test_checker_expects_nothing_beyond_a_committed_offset() -> None:
+def test_checker_ignores_records_after_committed_offsets() -> None:
     rows = clean()
     del rows["experiences", "Experience"][1]
     assert run_anomalies(WrittenLog(rows), lambda role, short_name, partition: 1, 1) == []  # type: ignore[arg-type]
 
 
-def test_batch_of_two_versions_is_a_duplicate_only_on_one_line_of_descent() -> None:
+def test_checker_counts_a_batch_once_per_line_of_descent() -> None:
     rows = clean()
     again = {"version": {"epoch": 2, "number": 1}, "parent": None, "batches": [0]}
     rows["relay", "WeightVersion"].append((0, 1, again))

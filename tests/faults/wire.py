@@ -1,4 +1,4 @@
-"""Decodes values as the golden files say that they are laid out, with no code of the product.
+"""Decodes values by the layout in the golden files, without code of the product.
 
 A golden file lists the fields of a schema in their order on the wire. A nested record is flattened to dotted columns;
 a tuple of records is a list of structs.

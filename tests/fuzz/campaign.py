@@ -1,9 +1,9 @@
-"""Feeds every decoder by coverage-guided fuzzing, prints a table, and goes on where it was when it is started again.
+"""Fuzzes every decoder, guided by coverage, and prints a table; run again, it continues where it stopped.
 
     python tests/fuzz/campaign.py --folder build/soak/fuzz [--inputs 10000000] [--least 100000] [--seconds 3600]
 
-An input that crashes, hangs (`HANG_S`) or takes more than `MEMORY_MB` is kept in FOLDER/NAME/found, and that decoder is
-fed no more; the exit code is then 1. `rm -r FOLDER` begins anew.
+An input that crashes, hangs (`HANG_S`) or takes more than `MEMORY_MB` is saved in FOLDER/NAME/found, and that decoder
+is not fuzzed further; the exit code is then 1. `rm -r FOLDER` starts over.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from rich.table import Table  # noqa: E402
 HANG_S = 10
 MEMORY_MB = 2048
 TURN = 100_000
-"""Inputs that one process runs: a new one gives back what an interpreter keeps."""
+"""Inputs per process: a new process releases the memory of the old interpreter."""
 LONGEST = 16_384
 _HUNG = 70
-"""What libFuzzer exits with after a hang; other codes are crashes and too much memory."""
+"""libFuzzer's exit code for a hang; other codes are crashes and too much memory."""
 _PEAK = re.compile(r"rss: (\d+)Mb")
 
 
 @dataclass
-class Fed:
-    """What a decoder has been fed so far, and what came of it; memory is the most of any process, in MB."""
+class FuzzResult:
+    """The inputs of a decoder so far, and their results; memory is the maximum of all processes, in MB."""
 
     inputs: int = 0
     crashes: int = 0
@@ -49,21 +49,23 @@ class Fed:
 
 
 def main() -> None:
-    """Feed all of them and print the table; exit with 1 where anything was found."""
+    """Fuzz the decoders and print the table; exit with 1 after any finding."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("build/soak/fuzz"))
-    parser.add_argument("--inputs", type=int, default=10_000_000, help="in all")
-    parser.add_argument("--least", type=int, default=100_000, help="of each decoder")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many; go on another time")
+    parser.add_argument("--inputs", type=int, default=10_000_000, help="inputs of all decoders together")
+    parser.add_argument("--least", type=int, default=100_000, help="minimum inputs per decoder")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="stop after this time; run again to continue"
+    )
     parser.add_argument("--turn", type=int, default=TURN)
     parser.add_argument("--only", nargs="+")
-    told = parser.parse_args()
-    names = told.only or decoder_names()
-    results, end = read(told.folder, names), time.monotonic() + told.seconds
-    while (name := next_of(results, told.inputs, told.least)) is not None and time.monotonic() < end:
-        feed(name, results[name], told.folder, told.turn, max(1.0, end - time.monotonic()))
-        write(told.folder, results)
-    show(results, told.inputs, told.least)
+    options = parser.parse_args()
+    names = options.only or decoder_names()
+    results, end = read(options.folder, names), time.monotonic() + options.seconds
+    while (name := next_of(results, options.inputs, options.least)) is not None and time.monotonic() < end:
+        fuzz(name, results[name], options.folder, options.turn, max(1.0, end - time.monotonic()))
+        write(options.folder, results)
+    show(results, options.inputs, options.least)
     sys.exit(1 if any(each.crashes or each.hangs for each in results.values()) else 0)
 
 
@@ -74,19 +76,19 @@ def decoder_names() -> list[str]:
     return list(DECODERS)
 
 
-def next_of(results: dict[str, Fed], inputs: int, least: int) -> str | None:
-    """Who is fed next: whoever has least, then the quickest, until all have had enough; None: nobody."""
-    short = [name for name, fed in results.items() if fed.inputs < least and not fed.found]
+def next_of(results: dict[str, FuzzResult], inputs: int, least: int) -> str | None:
+    """The next decoder: the one with the fewest inputs, then with the least time; None when all have enough."""
+    short = [name for name, result in results.items() if result.inputs < least and not result.found]
     if short:
         return min(short, key=lambda name: results[name].inputs)
-    if sum(fed.inputs for fed in results.values()) >= inputs:
+    if sum(result.inputs for result in results.values()) >= inputs:
         return None
-    clean = [name for name, fed in results.items() if not fed.found]
+    clean = [name for name, result in results.items() if not result.found]
     return min(clean, key=lambda name: results[name].seconds) if clean else None
 
 
-def feed(name: str, fed: Fed, folder: Path, turn: int, seconds: float) -> None:
-    """Give `name` a turn in a process of its own."""
+def fuzz(name: str, result: FuzzResult, folder: Path, turn: int, seconds: float) -> None:
+    """Fuzz `name` for one turn in its own process."""
     home = folder / name.replace(" ", "-").replace("'", "")
     corpus, found, counter = home / "corpus", home / "found", home / "counter"
     for each in (corpus, found):
@@ -107,42 +109,42 @@ def feed(name: str, fed: Fed, folder: Path, turn: int, seconds: float) -> None:
     with (home / "log").open("w+b") as log:
         code = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
         log.seek(0)
-        said = log.read().decode(errors="replace")
-    fed.seconds += time.monotonic() - began
-    fed.inputs += struct.unpack("<Q", counter.read_bytes())[0]
-    fed.memory_mb = max([fed.memory_mb, *map(int, _PEAK.findall(said))])
-    fed.found = sorted(path.name for path in found.iterdir())
-    fed.hangs += code == _HUNG
-    fed.crashes += code not in (0, _HUNG)
+        output = log.read().decode(errors="replace")
+    result.seconds += time.monotonic() - began
+    result.inputs += struct.unpack("<Q", counter.read_bytes())[0]
+    result.memory_mb = max([result.memory_mb, *map(int, _PEAK.findall(output))])
+    result.found = sorted(path.name for path in found.iterdir())
+    result.hangs += code == _HUNG
+    result.crashes += code not in (0, _HUNG)
     if code:
-        fed.found = fed.found or [f"exit code {code}, see {home / 'log'}"]
-        print(f"{name}: exit code {code}\n{said[-1500:]}", file=sys.stderr)
+        result.found = result.found or [f"exit code {code}, see {home / 'log'}"]
+        print(f"{name}: exit code {code}\n{output[-1500:]}", file=sys.stderr)
 
 
-def read(folder: Path, names: Sequence[str]) -> dict[str, Fed]:
-    """What an earlier campaign in `folder` has come to; what it found is tried again."""
+def read(folder: Path, names: Sequence[str]) -> dict[str, FuzzResult]:
+    """The results of an earlier campaign in `folder`; decoders with findings are fuzzed again."""
     file = folder / "results.json"
     known = json.loads(file.read_text()) if file.exists() else {}
-    return {name: Fed(**{**known.get(name, {}), "found": []}) for name in names}
+    return {name: FuzzResult(**{**known.get(name, {}), "found": []}) for name in names}
 
 
-def write(folder: Path, results: dict[str, Fed]) -> None:
-    """Keep what has come of it so far, beside what decoders that are not in `results` have come to."""
+def write(folder: Path, results: dict[str, FuzzResult]) -> None:
+    """Save `results`, and keep those of other decoders."""
     file, partial = folder / "results.json", folder / ".results.json"
     known = json.loads(file.read_text()) if file.exists() else {}
-    partial.write_text(json.dumps(known | {name: asdict(fed) for name, fed in results.items()}, indent=1))
+    partial.write_text(json.dumps(known | {name: asdict(result) for name, result in results.items()}, indent=1))
     partial.replace(file)
 
 
-def show(results: dict[str, Fed], inputs: int, least: int) -> None:
+def show(results: dict[str, FuzzResult], inputs: int, least: int) -> None:
     """Print the table."""
-    table = Table(title=f"Decoders under coverage-guided fuzzing; the aim is {inputs:,} inputs, {least:,} of each")
-    for column in ("decoder", "inputs", "a second", "crashes", "hangs", "memory, MB"):
+    table = Table(title=f"Coverage-guided fuzzing of decoders; goal: {inputs:,} inputs, at least {least:,} each")
+    for column in ("decoder", "inputs", "per second", "crashes", "hangs", "memory, MB"):
         table.add_column(column, justify="left" if column == "decoder" else "right")
-    for name, fed in results.items():
-        pace = f"{fed.inputs / fed.seconds:,.0f}" if fed.seconds else "-"
-        table.add_row(name, f"{fed.inputs:,}", pace, str(fed.crashes), str(fed.hangs), str(fed.memory_mb))
-    total = [sum(getattr(fed, each) for fed in results.values()) for each in ("inputs", "crashes", "hangs")]
+    for name, result in results.items():
+        pace = f"{result.inputs / result.seconds:,.0f}" if result.seconds else "-"
+        table.add_row(name, f"{result.inputs:,}", pace, str(result.crashes), str(result.hangs), str(result.memory_mb))
+    total = [sum(getattr(result, each) for result in results.values()) for each in ("inputs", "crashes", "hangs")]
     table.add_row("all", f"{total[0]:,}", "", str(total[1]), str(total[2]), "", style="bold")
     Console(width=110).print(table)
 

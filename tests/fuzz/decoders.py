@@ -1,7 +1,7 @@
-"""Every decoder of what comes from outside a process: what it is fed, and how it may refuse.
+"""Every decoder of bytes from outside a process, with its seeds and the exceptions by which it rejects input.
 
-`check(data)` returns where the bytes are taken or refused; anything else that is raised is a defect. Seeds are what the
-encoders write, so that a fuzzer begins beyond the first check.
+`check(data)` returns if the bytes are accepted or rejected; any other exception is a defect. Seeds are outputs of the
+encoders, so that a fuzzer passes the first checks.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from schemas.identity import parse_trajectory_id
 
 ROOT = Path(__file__).parents[2]
 DEEP = b"[" * 2_000
-"""JSON too deep for a parser that recurses."""
+"""JSON nested too deeply for a recursive parser."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """What decodes bytes of others, the exceptions by which it refuses, and bytes to begin with."""
+    """A decoder of untrusted bytes, the exceptions by which it rejects them, and seeds."""
 
     name: str
     run: Callable[[bytes], object]
-    refuses: tuple[type[Exception], ...]
+    rejections: tuple[type[Exception], ...]
     seeds: Callable[[], list[bytes]]
 
     def check(self, data: bytes) -> None:
-        """Decode `data`; what is raised is a defect."""
-        with suppress(*self.refuses):
+        """Decode `data`; an exception is a defect."""
+        with suppress(*self.rejections):
             self.run(data)
 
 
@@ -68,7 +68,7 @@ _HEADERS = [headers for _, headers in _ENCODED.values()]
 
 
 def _typed(data: bytes) -> tuple[bytes, tuple[tuple[str, bytes], ...]]:
-    """The value, and the headers that its first byte chooses."""
+    """The value, and the headers selected by the first byte."""
     return data[1:], _HEADERS[(data[0] if data else 0) % len(_HEADERS)]
 
 
@@ -82,7 +82,7 @@ def _many(data: bytes) -> None:
 
 
 def _kv(data: bytes) -> None:
-    """A hand-over, and the KV that it names, as its destination takes it."""
+    """A hand-over and its KV manifest, decoded as by the destination."""
     headers = _ENCODED[r.Assignment][1]
     for record in decode(data, headers):
         if isinstance(record, r.Assignment) and record.kv is not None:

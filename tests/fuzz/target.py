@@ -1,6 +1,6 @@
 """One decoder under atheris (libFuzzer), in a process of its own: `target.py NAME COUNTER CORPUS [libFuzzer's flags]`.
 
-COUNTER is a file of eight bytes that says how many inputs have been run, also after a crash.
+COUNTER is a file of eight bytes with the number of inputs run, valid also after a crash.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What comes from outside is taken or refused, whatever its bytes: no other exception, no hang."""
+"""Decoders accept or reject any bytes from outside a process: no other exception, no hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EDITS = st.lists(st.tuples(st.integers(0, 1 << 16), st.binary(max_size=9), st.i
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_decoder_takes_or_refuses_its_seeds_cut_short(name: str) -> None:
+def test_decoder_accepts_or_rejects_truncated_seeds(name: str) -> None:
     decoder = DECODERS[name]
     for seed in decoder.seeds():
         for end in {0, 1, 2, len(seed) // 2, max(0, len(seed) - 1), len(seed)}:
@@ -26,14 +26,14 @@ def test_decoder_takes_or_refuses_its_seeds_cut_short(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_a_table_of_other_column_types_is_refused(kind: Format, tmp_path: Path) -> None:
+def test_read_table_rejects_other_column_types(kind: Format, tmp_path: Path) -> None:
     write_table(tmp_path / "it", pa.table({"reward": ["high"]}), kind)
     with pytest.raises(ValueError, match="columns of other types than its topic"):
         read_table(tmp_path / "it", kind, pa.schema([("reward", pa.float64())]))
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_decoder_takes_or_refuses_any_bytes(name: str) -> None:
+def test_decoder_accepts_or_rejects_any_bytes(name: str) -> None:
     decoder = DECODERS[name]
     seeds = decoder.seeds()
 

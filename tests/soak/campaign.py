@@ -1,9 +1,9 @@
-"""Runs that are hurt for as long as you like: every process killed again and again, stops at random moments.
+"""Soak campaign of runs: every process is killed repeatedly, and runs are stopped at random moments.
 
     make soak ARGS="--seeds 5 --kills 20"
 
-A cell is one scenario under one seed. What it found is written to `results.json` in the folder as soon as it is known;
-started again, the campaign goes on with the cells that are missing or had failed. Exit code 1 if any cell failed.
+A cell is one scenario with one seed. Its result is saved to `results.json` in the folder as soon as it ends; run again,
+the campaign continues with missing and failed cells. Exit code 1 if any cell failed.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from pipelines.inspect.audit.audit_run import audit  # noqa: E402
 Found = dict[str, Any]
 Scenario = Callable[[Callable[..., LaminarRun], int], Found]
 BETWEEN = ("score", "experience", "trainer")
-"""What stands between a finished trajectory and a weight version."""
+"""The roles between a finished trajectory and a weight version."""
 BETWEEN_KILLS = 50
 TO_THE_GOAL, RESUMES = 40, 6
-"""Steps of a run that is resumed, and how often at most."""
+"""Steps of a resumed run, and its maximum number of resumes."""
 ENDLESS = ("trainer.optimizer_steps=1000000", "trainer.checkpoint_every=5")
 
 
-def books_of(run: LaminarRun) -> Found:
-    """What the audit of a run says that has ended, however it did. Raises AssertionError where it does not balance."""
+def audit_of(run: LaminarRun) -> Found:
+    """The audit's counts of a run that has ended in any way. Raises AssertionError if the audit failed."""
     with start_broker(BrokerConfig(run.folder / "kafka")) as broker:
         found = audit(ClientProperties.at(broker.bootstrap_servers), run.name, ended=True)
     assert found.passed, found.to_json()
@@ -57,20 +57,20 @@ def books_of(run: LaminarRun) -> Found:
 
 
 def processes_killed(start: Callable[..., LaminarRun], seed: int, *, kills: int) -> Found:
-    """Each process, broker and zygote too, `kills` times in random order, at random moments of a run that trains."""
+    """Kill each process, broker and zygote included, `kills` times, in random order and at random moments."""
     rng = random.Random(seed)
     return killed(start, itertools.islice(rounds(seed), kills * len(ALL)), lambda: rng.expovariate(1.0))
 
 
 def between_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
-    """50 kills spread over score, experience and trainer in one run, at random moments."""
+    """Kill score, experience and trainer 50 times in one run, at random moments."""
     rng = random.Random(seed)
-    # No faster, or a role dies oftener than a run puts up with: see pipelines/run/restarts.py.
+    # Slow enough for the supervisor's limit of restarts: see pipelines/run/restarts.py.
     return killed(start, itertools.islice(rounds(seed, BETWEEN), BETWEEN_KILLS), lambda: rng.uniform(3.5, 5.5))
 
 
 def killed(start: Callable[..., LaminarRun], names: Iterable[str], pause_s: Callable[[], float]) -> Found:
-    """A run that trains, each of `names` killed after a pause: the books once it was stopped, and each role's kills."""
+    """Kill each of `names` after a pause in a training run; stop it. Returns its audit and the kills of each role."""
     run = start(*ENDLESS)
     run.until_phase("training", 300)
     kills: Counter[str] = Counter()
@@ -80,11 +80,11 @@ def killed(start: Callable[..., LaminarRun], names: Iterable[str], pause_s: Call
         kills[name] += 1
     stop_cleanly(run, signal.SIGINT)
     each = ", ".join(f"{name} {count}" for name, count in sorted(kills.items()))
-    return {"kills": kills.total(), "of": each, **books_of(run)}
+    return {"kills": kills.total(), "of": each, **audit_of(run)}
 
 
 def run_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
-    """`laminar run` itself is killed at a random moment."""
+    """Kill `laminar run` itself at a random moment."""
     run = start(*ENDLESS)
     run.until(run.state, 60, "its state")
     time.sleep(random.Random(seed).uniform(0, 20))
@@ -94,7 +94,7 @@ def run_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
 
 
 def all_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
-    """Everything at once, again and again at random moments, `laminar runs resume` after each: to the goal."""
+    """Kill all processes at random moments, with `laminar runs resume` after each, until the run reaches its goal."""
     rng = random.Random(seed)
     run = start(f"trainer.optimizer_steps={TO_THE_GOAL}", "prompts.heldout=200")
     run.until((run.folder / "config.toml").exists, 90, "its configuration")
@@ -109,28 +109,28 @@ def all_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
         run.resume()
     assert run.wait(300) == 0, run.output()
     run.seconds_until_gone(GONE_WITHIN_S)
-    books = run.audit()
-    assert books["trained"] == TO_THE_GOAL * SMALL["experience"]["global_batch"], books
+    counts = run.audit()
+    assert counts["trained"] == TO_THE_GOAL * SMALL["experience"]["global_batch"], counts
     each = ", ".join(f"{phase} {count}" for phase, count in phases.items())
     return {
         "kills": phases.total(),
         "phases": each,
-        **{name: books[name] for name in ("trained", "lost", "trained_twice")},
+        **{name: counts[name] for name in ("trained", "lost", "trained_twice")},
     }
 
 
 def run_stopped(start: Callable[..., LaminarRun], seed: int) -> Found:
-    """Ctrl-C at a random moment."""
+    """Stop a run by Ctrl-C at a random moment."""
     return {"phase": stop_at_random_time(start(), seed, within_s=20.0)}
 
 
 def main() -> None:
-    """Run what is missing, print the table."""
+    """Run the missing cells, print the table."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--folder", type=Path, required=True, help="where runs and results.json lie")
+    arguments.add_argument("--folder", type=Path, required=True, help="the folder of runs and results.json")
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--kills", type=int, default=20, help="kills of each process in a run")
-    arguments.add_argument("--only", metavar="WORD", default="", help="the scenarios with this word in their names")
+    arguments.add_argument("--only", metavar="WORD", default="", help="only scenarios whose names contain this")
     options = arguments.parse_args()
     scenarios: dict[str, Scenario] = {
         f"{options.kills} kills a process": partial(processes_killed, kills=options.kills),
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def campaign(folder: Path, scenarios: dict[str, Scenario], seeds: int) -> dict[str, Found]:
-    """What each cell found, by "scenario/seed"; what went well, by `results.json` in `folder`, is not run again."""
+    """The result of each cell, by "scenario/seed"; cells that passed before are not run again."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "results.json"
     results: dict[str, Found] = json.loads(file.read_text()) if file.exists() else {}
@@ -186,17 +186,17 @@ def _cell(command_server: CommandServer, config: Path, here: Path, scenario: Sce
 
 
 def scenario_name(scenario: Any) -> str:
-    """The name of its function."""
+    """The name of the scenario's function."""
     return str(getattr(scenario, "func", scenario).__name__)
 
 
 def show(results: dict[str, Found]) -> None:
-    """Print a row a cell."""
+    """Print one row per cell."""
     table = Table("scenario", "seed", "result", "found", title="Soak campaign")
     for cell, found in sorted(results.items()):
         name, _, seed = cell.rpartition("/")
-        told = ", ".join(f"{key} {str(value).strip().splitlines()[-1]}" for key, value in found.items())
-        table.add_row(name, seed, "FAILED" if "error" in found else "ok", told)
+        details = ", ".join(f"{key} {str(value).strip().splitlines()[-1]}" for key, value in found.items())
+        table.add_row(name, seed, "FAILED" if "error" in found else "ok", details)
     Console().print(table)
 
 

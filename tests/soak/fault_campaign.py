@@ -1,10 +1,10 @@
-"""Late requests in every role, and faults on a cluster: as many as you like, each cell a run of its own.
+"""Late requests in every role, and faults on a cluster; each cell is a run.
 
     .venv/bin/python tests/soak/fault_campaign.py --folder build/soak/faults
 
-By default 25 late requests a role (200 in all) and 110 faults. What a cell found is written to `results.json` in the
-folder as soon as it is known; started again, the campaign goes on with the cells that are missing or had failed. Exit
-code 1 if any cell failed. Cluster cells need root, for network namespaces; without they are skipped, and say so.
+By default 25 late requests per role (200 in total) and 110 faults. The result of a cell is saved to `results.json` in
+the folder as soon as it ends; run again, the campaign continues with missing and failed cells. Exit code 1 if any cell
+failed. Cluster cells need root, for network namespaces; without it they are skipped, with a note.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from pipelines.roles import configure_logging  # noqa: E402
 
 Found = dict[str, Any]
 TRIES, FAULTS = 5, 11
-"""Late requests of each role, and faults, in one cell."""
+"""Late requests per role in a cell, and faults in a cell."""
 
 
 def late_requests(folder: Path, seed: int) -> Found:
-    """TRIES late requests in each role: any request of a transaction, at any of the next points."""
+    """TRIES late requests in each role: any transactional request, delivered at any of the next points."""
     with proxied_broker(folder / "kafka") as kafka:
         found = late_requests_in_every_role(kafka, f"late-{seed}", folder, TRIES, any_late_request(seed))
         assert not found.anomalies, found.anomalies
@@ -67,14 +67,14 @@ def cluster_faults(folder: Path, seed: int) -> Found:
 
 
 def main() -> None:
-    """Run what is missing, print the tables."""
+    """Run the missing cells, print the tables."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--folder", type=Path, required=True, help="where runs and results.json lie")
+    arguments.add_argument("--folder", type=Path, required=True, help="the folder of runs and results.json")
     arguments.add_argument("--late", type=int, default=5, help=f"cells of {TRIES} late requests a role")
     arguments.add_argument("--cluster", type=int, default=10, help=f"cells of {FAULTS} faults on a cluster")
     options = arguments.parse_args()
     configure_logging()
-    logging.getLogger().setLevel(logging.ERROR)  # that sessions are lost is what is wanted
+    logging.getLogger().setLevel(logging.ERROR)  # lost sessions are expected
     cells = {f"late requests/{n}": partial(late_requests, seed=n) for n in range(options.late)}
     cells |= {f"cluster faults/{n}": partial(cluster_faults, seed=n) for n in range(options.cluster)}
     results = campaign(options.folder.absolute(), cells)
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def campaign(folder: Path, cells: dict[str, Callable[[Path], Found]]) -> dict[str, Found]:
-    """What each cell found; what went well, by `results.json` in `folder`, is not run again."""
+    """The result of each cell; cells that passed, by `results.json` in `folder`, are not run again."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "results.json"
     results: dict[str, Found] = json.loads(file.read_text()) if file.exists() else {}
@@ -96,7 +96,7 @@ def campaign(folder: Path, cells: dict[str, Callable[[Path], Found]]) -> dict[st
 
 
 def _run(cell: Callable[[Path], Found], here: Path) -> Found:
-    """What `cell` found in the new folder `here`, which is kept if it failed."""
+    """Run `cell` in the new folder `here`, which is kept after a failure."""
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir()
     started = time.monotonic()
@@ -111,7 +111,7 @@ def _run(cell: Callable[[Path], Found], here: Path) -> Found:
 
 
 def show(results: dict[str, Found]) -> None:
-    """Print what late requests were delivered in which role, every fault with its effect, and a row a cell."""
+    """Print the late requests by role, every fault with its effect, and one row per cell."""
     tries: Counter[str] = Counter()
     faults = Table("cell", "fault", "target", "seconds", "measured effect", title="Faults on the cluster")
     cells = Table("cell", "result", "batches", "seconds", "note", title="Cells")
@@ -122,7 +122,7 @@ def show(results: dict[str, Found]) -> None:
         result = "FAILED" if "error" in found else "skipped" if "skipped" in found else "ok"
         note = found.get("error") or found.get("skipped") or ""
         cells.add_row(name, result, str(found.get("batches", "")), str(found["seconds"]), note[:300])
-    late = Table("role", "late requests", title=f"Late requests: {tries.total()} in all")
+    late = Table("role", "late requests", title=f"Late requests: {tries.total()} in total")
     for role, count in sorted(tries.items()):
         late.add_row(role, str(count))
     console = Console()

@@ -1,11 +1,11 @@
-"""Is the suite green, again and again? Runs `make test` N times and records every result.
+"""Runs `make test` N times and records every result, to show that the suite passes repeatedly.
 
     .venv/bin/python tests/soak/green.py --folder build/soak/green
 
-By default ten runs of the commit that is checked out, three of them in random order with two busy loops beside them.
-Each result goes to `results.json` in the folder as soon as it is known, with the output of its run beside it; stopped
-and started again, it goes on with the runs that are missing. Results of another commit are kept, but do not count. Exit
-code 1 unless all runs of this commit were green.
+By default ten runs of the checked-out commit, three of them in random order with two busy loops as load. Each result is
+saved to `results.json` in the folder as soon as the run ends, beside a file with its output; run again, it continues
+with the missing runs. Results of other commits are kept, but do not count. Exit code 1 unless all runs of this commit
+passed.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ SUMMARY = re.compile(r"(FAILED|ERROR) (tests/\S+)")
 
 
 def main() -> None:
-    """Run what is missing, print the table."""
+    """Run the missing runs, print the table."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--folder", type=Path, required=True, help="where results.json and outputs lie")
+    arguments.add_argument("--folder", type=Path, required=True, help="the folder of results.json and outputs")
     arguments.add_argument("--runs", type=int, default=10)
-    arguments.add_argument("--hard", type=int, default=3, help="how many of them in random order, under load")
-    arguments.add_argument("--loops", type=int, default=2, help="busy loops beside a hard run")
-    arguments.add_argument("--pytest", default="", metavar="ARGS", help="more arguments of pytest, as `-k kafka`")
+    arguments.add_argument("--hard", type=int, default=3, help="how many of the runs are in random order, under load")
+    arguments.add_argument("--loops", type=int, default=2, help="busy loops during a hard run")
+    arguments.add_argument(
+        "--pytest", default="", metavar="ARGS", help="additional arguments of pytest, such as `-k kafka`"
+    )
     options = arguments.parse_args()
     commit = _git("rev-parse", "--short", "HEAD") + ("+changes" if _git("status", "--porcelain") else "")
     results = green(options.folder.absolute(), commit, options)
@@ -65,13 +67,13 @@ def green(folder: Path, commit: str, options: argparse.Namespace) -> dict[str, F
 
 
 def run(output: Path, hard: bool, options: argparse.Namespace) -> Found:
-    """One `make test`, what it says going to `output`."""
+    """One `make test`, with its output in `output`."""
     seed = random.randrange(1_000_000)
-    words = ["-rfEs", *options.pytest.split(), *([f"--shuffle={seed}"] if hard else [])]
+    arguments = ["-rfEs", *options.pytest.split(), *([f"--shuffle={seed}"] if hard else [])]
     started = time.monotonic()
     with busy_loops(options.loops if hard else 0), output.open("w") as out:
         done = subprocess.run(
-            ["make", "test", f"ARGS={' '.join(words)}"], cwd=REPOSITORY, stdout=out, stderr=out, check=False
+            ["make", "test", f"ARGS={' '.join(arguments)}"], cwd=REPOSITORY, stdout=out, stderr=out, check=False
         )
     failed = sorted({match[2] for match in SUMMARY.finditer(output.read_text(errors="replace"))})
     return {
@@ -85,7 +87,7 @@ def run(output: Path, hard: bool, options: argparse.Namespace) -> Found:
 
 @contextlib.contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """So many processes that compute as long as the block runs."""
+    """Run `count` busy processes during the block."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -96,7 +98,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def show(commit: str, results: dict[str, Found]) -> None:
-    """Print a row a run."""
+    """Print one row per run."""
     table = Table("run", "result", "seconds", "order", "busy loops", "failed", title=f"make test at {commit}")
     for name, found in results.items():
         result = "FAILED" if found["exit_code"] else "green"
@@ -105,8 +107,10 @@ def show(commit: str, results: dict[str, Found]) -> None:
     Console().print(table)
 
 
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 if __name__ == "__main__":

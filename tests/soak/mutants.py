@@ -1,4 +1,4 @@
-"""Small faults put into a Python file, one at a time: what a test suite should notice."""
+"""Mutants of a Python file: small faults, one at a time, that a test suite should detect."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _SKIPPED_CALLS = {"append", "debug", "info", "warning", "error"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """The file's source with one fault; `what` is the change and the line's text, unlike that of any other."""
+    """The file's source with one fault; `what` is the change and the line's text, unique among the mutants."""
 
     what: str
     source: str
 
 
 def mutants(source: str) -> Iterator[Mutant]:
-    """Every mutant of `source`: operators, calls and constants exchanged, conditions negated, statements left out.
+    """Every mutant of `source`: operators, calls and constants replaced, conditions negated, statements removed.
 
     Docstrings, annotations, imports, messages of raised errors and log calls stay as they are.
     """
@@ -113,11 +113,11 @@ def _consider(
         negated = copy.deepcopy(node)
         negated.test = ast.UnaryOp(ast.Not(), node.test)
         fault(negated, "condition negated")
-    elif _may_be_left_out(node):
+    elif _is_removable(node):
         fault(ast.Pass(), f"without {ast.unparse(node).splitlines()[0][:60]}")
 
 
-def _may_be_left_out(node: ast.AST) -> bool:
+def _is_removable(node: ast.AST) -> bool:
     if isinstance(node, ast.AugAssign):
         return True
     if isinstance(node, ast.Assign):

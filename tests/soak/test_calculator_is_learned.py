@@ -1,4 +1,4 @@
-"""The calculator's demonstration: reinforcement learning finds that asking pays, whatever the seed."""
+"""The calculator's demonstration: reinforcement learning finds, for every seed, that tool calls raise the reward."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_reward_rises(seed: int, tmp_path: Path) -> None:
-    words = ["run", "examples/calculator.toml", "--set", f"run.seed={seed}", "--set", f"run.folder={tmp_path}"]
-    command = [sys.executable, "-c", LAMINAR, *words, "--name", "calculator"]
+def test_calculator_run_raises_reward_and_accuracy(seed: int, tmp_path: Path) -> None:
+    arguments = ["run", "examples/calculator.toml", "--set", f"run.seed={seed}", "--set", f"run.folder={tmp_path}"]
+    command = [sys.executable, "-c", LAMINAR, *arguments, "--name", "calculator"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
     summary = json.loads((tmp_path / "calculator" / "summary.json").read_text())
     assert summary["audit_passed"]
