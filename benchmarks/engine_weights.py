@@ -53,9 +53,9 @@ def measure_swap(engine: Engine, store: WeightStore, repetitions: int) -> tuple[
     source, target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
     pairs = []
     for _, version in zip(range(repetitions + 1), itertools.cycle(VERSIONS), strict=False):
-        begun = now()
+        started = now()
         load_version(engine, store, version)
-        load, loaded = since(begun), now()
+        load, loaded = since(started), now()
         target.copy_(source)
         pairs.append((load, since(loaded)))
     return size, pairs[1:]
@@ -71,8 +71,8 @@ class Feed:
 
     def tokens_in(self, seconds: float) -> int:
         """Step for `seconds`; return the generated tokens. Submits a round when fewer requests wait than slots."""
-        before, begun = self.engine.status().tokens_generated, now()
-        while since(begun).wall < seconds:
+        before, started = self.engine.status().tokens_generated, now()
+        while since(started).wall < seconds:
             if self.engine.status().waiting < self.engine.status().capacity:
                 for request in requests_of(self._lengths, self._group, next(self._rounds)):
                     self._requests[request.trajectory_id] = request
@@ -101,13 +101,13 @@ def measure_refresh(
     versions, rates = itertools.cycle(VERSIONS), []
     feed.tokens_in(every_s)
     for turn in range(2 * repetitions):
-        begun, tokens = now(), 0
+        started, tokens = now(), 0
         for _ in range(2):
             began = now()
             if turn % 2:
                 feed.refresh(store, next(versions))
             tokens += feed.tokens_in(every_s - since(began).wall)
-        took = since(begun)
+        took = since(started)
         rates.append(Measured(tokens / took.wall, tokens / took.cpu))
     feed.end()
     return list(zip(rates[::2], rates[1::2], strict=True))

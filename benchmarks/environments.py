@@ -86,8 +86,8 @@ def measure(name: str, options: argparse.Namespace) -> tuple[float, float, float
     if name:
         spec = EnvironmentSpec(name, turns=options.turns, turn_tokens=options.turn_tokens, workers=options.concurrent)
         pools["Slow"] = EnvironmentPool(spec)
-        begun = [pools["Slow"].play(f"warm {n}", {"number": n}, (), last=True) for n in range(options.concurrent)]
-        for each in begun:  # wait until all worker processes have started
+        warm_ups = [pools["Slow"].play(f"warm {n}", {"number": n}, (), last=True) for n in range(options.concurrent)]
+        for each in warm_ups:  # wait until all worker processes have started
             each.result()
     try:
         episodes = EpisodeEngine(engine, pools, tokenizer.encode, tokenizer.decode)

@@ -86,12 +86,12 @@ def in_turn(begin: Callable[[int], BufferLog], options: argparse.Namespace) -> I
     """Medians of logs of all lengths, measured in turn; `begin` starts the log of a number."""
     logs: dict[int, BufferLog] = {}
     found: dict[tuple[str, int], list[Measured]] = {}
-    begun = 0
+    started = 0
     for _ in range(options.rounds):
         for length in options.log:
             if length not in logs or logs[length].written > max(GROWN * length, length + 1000):
-                logs[length] = begin(begun)
-                begun += 1
+                logs[length] = begin(started)
+                started += 1
                 logs[length].extend(length)
         for length in options.log:
             for each in logs[length].measure(options.trajectories):

@@ -187,15 +187,15 @@ def reinforce(loop: Loop, seed: int, lag: int) -> tuple[float, ...]:
     steps: list[dict[str, float]] = []
     save_weights(loop.learner.model, loop.weights(0))
     for step in range(config.trainer.optimizer_steps):
-        begun = time.process_time()
+        started = time.process_time()
         loop.load(max(0, step - lag))
         entries = [question.reference for question in itertools.islice(questions, prompts)]
         done = loop.answers(entries, samples, config.prompts.temperature, seed * 1_000_000 + step)
         batch = loop.pack(step, entries, done, loop.rewards(done, entries, samples))
-        generating += time.process_time() - begun
-        begun = time.process_time()
+        generating += time.process_time() - started
+        started = time.process_time()
         steps.append(loop.learner.update([batch]))
-        training += time.process_time() - begun
+        training += time.process_time() - started
         save_weights(loop.learner.model, loop.weights(step + 1))
         if (step + 1) % 10 == 0:
             mean = _means(steps[-10:])

@@ -43,9 +43,9 @@ def _times(name: str, calls: int) -> list[float]:
     call()
     taken = []
     for _ in range(calls):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - begun)
+        taken.append(time.perf_counter() - started)
     return taken
 
 
@@ -59,9 +59,9 @@ def main() -> None:
     for name in CASES:
         taken = _times(name, options.calls)
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             pool.starmap(_times, [(name, options.calls)] * options.processes, chunksize=1)
-            together = (options.calls + 1) * options.processes / (time.perf_counter() - begun)
+            together = (options.calls + 1) * options.processes / (time.perf_counter() - started)
         p95 = statistics.quantiles(taken, n=20)[-1]
         middle = statistics.median(taken)
         print(f"{name:<24}{middle * 1e3:>10.1f}{p95 * 1e3:>9.1f}{1 / statistics.mean(taken):>9.1f}{together:>23.1f}")

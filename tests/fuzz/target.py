@@ -1,4 +1,4 @@
-"""One decoder under atheris (libFuzzer), in a process of its own: `target.py NAME COUNTER CORPUS [libFuzzer's flags]`.
+"""One decoder under atheris (libFuzzer), in its own process: `target.py NAME COUNTER CORPUS [libFuzzer's flags]`.
 
 COUNTER is a file of eight bytes with the number of inputs run, valid also after a crash.
 """
