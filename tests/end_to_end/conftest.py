@@ -18,8 +18,23 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def command_server(model_folder: Path) -> Iterator[CommandServer]:
-    command_server = CommandServer(model_folder)
+def killed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The temporary directory of programs that tests kill, which cannot remove their files. Pytest removes it."""
+    return tmp_path_factory.mktemp("killed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_use_killed_folder(killed_folder: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(killed_folder))
+        yield
+
+
+@pytest.fixture(scope="session")
+def command_server(model_folder: Path, killed_folder: Path) -> Iterator[CommandServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(killed_folder))
+        command_server = CommandServer(model_folder)
     yield command_server
     command_server.close()
 

@@ -151,7 +151,7 @@ def test_invalid_records_of_observed_topics_are_counted(ended: Ended) -> None:
     assert summary["unreadable_records"] == {"metrics": 3, "relay": 3, "replicas": 3}
     for short_name in summary["unreadable_records"]:
         assert re.search(
-            rf"^{short_name}, partition 0, offset \d+: a record that cannot be read: ", ended.disturbed.output(), re.M
+            rf"^{short_name}, partition 0, offset \d+: unreadable record: ", ended.disturbed.output(), re.M
         )
     for short_name in ("plans", "metrics", "dead-letters", "restore"):
         records = read_topic(ended.client, CATALOGUE[short_name].name(ended.disturbed.name))

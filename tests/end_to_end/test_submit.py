@@ -183,11 +183,11 @@ def test_submitted_pipelines_pass_the_audit(submitted: Submitted) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
-        (("scores", "CONFIG"), 2, "there is no pipeline 'scores'; there are prompts, placement"),
+        (("scores", "CONFIG"), 2, "'scores' is not a pipeline; choose one of prompts, placement"),
         (("score", "nowhere.toml"), 1, "config file nowhere.toml does not exist"),
         (("score", "CONFIG", "--set", "run.name=''"), 1, "run.name is not set"),
         (("rollout", "CONFIG", "--replica", "8"), 1, "would host replica 8, but the inbox topic has 8 partitions"),
-        (("score", "CONFIG", "--replica", "1"), 2, "--replica is for rollout"),
+        (("score", "CONFIG", "--replica", "1"), 2, "--replica is only for rollout"),
         (("trainer", "CONFIG", "--set", "model.path=''"), 1, "model.path is not set"),
         (("score", "CONFIG", "--runner", "spark"), 2, "spark"),
     ],

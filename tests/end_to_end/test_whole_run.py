@@ -132,7 +132,7 @@ def test_failed_warm_start_ends_the_run_with_its_error(start_run: StartRun, brok
     warm_start = "warm_start={examples = 8, model = {task = 'leg_counting'}}"
     run = start_run(run_id, servers, "model.path=''", warm_start, "prompts.task=leg_counting", "prompts.task_args={}")
     assert run.wait() == 1
-    cause = "there are no worked answers for 'leg_counting', only for chain_sum, gcd"
+    cause = "there are no worked answers for task 'leg_counting', only for chain_sum, gcd"
     reason = f"the warm start failed: ValueError: {cause}"
     last = run.output().splitlines()[-1]
     assert last.startswith(f"laminar: {reason} (see {run.folder / 'logs' / 'warm-start.log'}); once that is fixed, ")

@@ -31,7 +31,7 @@ def test_export_resumes_and_writes_committed_rows_once(topics: Topics, laminar: 
     assert proof["problems"] == []
     assert proof["compared_with_log"]
     reasons = json.dumps([json.loads(p.read_text()) for p in (tmp_path / "full" / "_laminar").glob("manifest-*")])
-    for reason in ("no laminar-schema header", "unknown schema", "does not travel as columns", "not a valid Arrow"):
+    for reason in ("no laminar-schema header", "unknown schema", "is JSON and cannot be read as columns", "not a valid Arrow"):
         assert reason in reasons
     assert "16 rows" in (tmp_path / "full" / "README.md").read_text()
 
@@ -77,7 +77,7 @@ def test_export_of_json_records_is_verified(topics: Topics, laminar: Laminar, tm
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("nonsense", "d"), "is no topic"),
+        (("nonsense", "d"), "is not a topic"),
         (("experiences", "d", "--where", "rewrad > 1"), "the nearest is reward"),
         (("metrics", "d", "--view", "sft"), "the view sft is of experiences"),
         (("experiences", "d", "--since-time", "then"), "is not a time"),
@@ -103,7 +103,7 @@ def test_export_fails_for_a_recreated_topic(topics: Topics, laminar: Laminar, tm
         create_topics(admin, [TopicSpec(EXPERIENCES.name(topics.run), 2)])
     code, _, err = laminar(*arguments)
     assert code == 1
-    assert "made anew, or is another Kafka's" in err
+    assert "deleted and created again, or this is another Kafka" in err
     assert len(err.strip().splitlines()[-1].split("\n")) == 1
 
 

@@ -79,7 +79,7 @@ def test_export_with_wrong_credentials_leaves_no_files(
     jaas = known["sasl.jaas.config"]
     guessed = known | {"sasl.jaas.config": jaas.replace(jaas.partition('password="')[2].partition('"')[0], "guessed")}
     open_text = {"bootstrap.servers": secure.bootstrap_servers}
-    for entries, reason in ((guessed, "are login and certificates correct?"), (open_text, "Kafka does not answer")):
+    for entries, reason in ((guessed, "are login and certificates correct?"), (open_text, "Kafka does not respond")):
         file = tmp_path / "client.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in entries.items()))
         with pytest.raises(SystemExit, match="1"):
@@ -136,8 +136,8 @@ def test_acls_of_roles_match_the_catalogue() -> None:
 
 def test_secure_broker_files_are_in_its_folder(tmp_path: Path) -> None:
     made = BrokerConfig(tmp_path).security
-    made.make(("score",))
+    made.create(("score",))
     before = (made.folder / "ca.pem").read_text()
-    made.make(("score", "later"))
+    made.create(("score", "later"))
     assert (made.folder / "ca.pem").read_text() == before
     assert made.users == ["admin", "broker", "later", "score"]

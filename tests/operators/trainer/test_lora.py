@@ -97,7 +97,7 @@ def test_lora_names_targets_missing_from_the_model(folder: Path) -> None:
 
 def test_lora_config_names_the_package_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ValueError, match=r"pip install 'laminar-rl\[lora\]'"):
+    with pytest.raises(ValueError, match=r"install the extra lora"):
         LoraConfig(rank=8)
     assert LoraConfig().rank == 0
 

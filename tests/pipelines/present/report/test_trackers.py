@@ -144,5 +144,5 @@ def test_sinks_disable_failing_tracker(
 
 def test_open_trackers_names_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(ConfigError, match=r"trackio needs the package trackio, .*pip install 'laminar-rl\[trackio\]'"):
+    with pytest.raises(ConfigError, match=r"trackio needs the package trackio, .*pip install '.\[trackio\]'"):
         open_trackers(["trackio"], "first", tmp_path)
