@@ -31,14 +31,19 @@ def test_export_resumes_and_writes_committed_rows_once(topics: Topics, laminar: 
     assert proof["problems"] == []
     assert proof["compared_with_log"]
     reasons = json.dumps([json.loads(p.read_text()) for p in (tmp_path / "full" / "_laminar").glob("manifest-*")])
-    for reason in ("no laminar-schema header", "unknown schema", "is JSON and cannot be read as columns", "not a valid Arrow"):
+    for reason in (
+        "no laminar-schema header",
+        "unknown schema",
+        "is JSON and cannot be read as columns",
+        "not a valid Arrow",
+    ):
         assert reason in reasons
     assert "16 rows" in (tmp_path / "full" / "README.md").read_text()
 
     _remove_a_row(tmp_path / "full")
     code, out, _ = laminar("export", "verify", folder, "--log")
     assert code == 1
-    assert "rows that it lacks" in out
+    assert "rows of the log are missing from it" in out
 
 
 def _remove_a_row(folder: Path) -> None:
