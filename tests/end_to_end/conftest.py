@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from laminar_runs import CommandServer, LaminarRun
+from laminar_runs import CommandServer, LaminarRun, StartRun
 from small_runs import make_model, write_config
-
-StartRun = Callable[..., LaminarRun]
 
 
 @pytest.fixture(scope="session")

@@ -231,3 +231,7 @@ def _listens(address: str) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((host, int(port))) == 0
+
+
+StartRun = Callable[..., LaminarRun]
+"""Starts a run with a name and changes to the configuration: the fixture `start_run`."""

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import StartRun
 from kafka import KafkaProducer
-from laminar_runs import LaminarRun
+from laminar_runs import LaminarRun, StartRun
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from conftest import StartRun
 from kills import kill
-from laminar_runs import CommandServer, LaminarRun
+from laminar_runs import CommandServer, LaminarRun, StartRun
 from small_runs import make_model
 from test_emulated_run import SMALL
 

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from conftest import StartRun
+from laminar_runs import StartRun
 from stops import GONE_WITHIN_S, stop, stop_at_random_time, stop_cleanly
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker

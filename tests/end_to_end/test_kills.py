@@ -15,9 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import StartRun
 from kills import ALL, ROLES, ZYGOTE, kill, rounds
-from laminar_runs import LaminarRun
+from laminar_runs import LaminarRun, StartRun
 from small_runs import LENGTH_REWARD
 from stops import stop_cleanly
 

@@ -9,9 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from conftest import StartRun
 from kills import kill
-from laminar_runs import LaminarRun
+from laminar_runs import LaminarRun, StartRun
 from small_runs import SMALL
 
 from infra.kafka.broker import Broker

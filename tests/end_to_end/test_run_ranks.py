@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from conftest import StartRun
 from kills import kill
-from laminar_runs import Command, CommandServer, LaminarRun
+from laminar_runs import Command, CommandServer, LaminarRun, StartRun
 from small_runs import LENGTH_REWARD
 
 from infra.kafka.broker import Broker

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import StartRun
+from laminar_runs import StartRun
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties

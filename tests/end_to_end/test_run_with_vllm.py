@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import StartRun
+from laminar_runs import StartRun
 from small_runs import LENGTH_REWARD
 from transformers import AutoModelForCausalLM
 

@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import StartRun
-from laminar_runs import LaminarRun
+from laminar_runs import LaminarRun, StartRun
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
@@ -97,7 +96,7 @@ def test_run_names_an_unreachable_broker(
         changes = [f"run.name={run_id}", f"run.folder={tmp_path}", f"kafka.bootstrap_servers={address}"]
         started = time.monotonic()
         expectation = pytest.raises(
-            kafka_of_run.BrokerUnreachable, match=f"no Kafka broker answered at {address} in 1.5 s"
+            kafka_of_run.BrokerUnreachable, match=f"no Kafka broker responded at {address} in 1.5 s"
         )
         with expectation, StopRequests() as stops:
             run_locally(load_config(small_config, changes), small_config, stops)

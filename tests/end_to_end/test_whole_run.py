@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import StartRun
-from laminar_runs import REPOSITORY, LaminarRun
+from laminar_runs import REPOSITORY, LaminarRun, StartRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.kafka.broker import Broker
