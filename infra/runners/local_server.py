@@ -29,8 +29,8 @@ def reject_exposed_server(what: str, addresses: Sequence[str]) -> None:
     """Raise ExposedServer if the job server `what` listens at `addresses`, unless the user has allowed that."""
     if addresses and not os.environ.get(ALLOW_VARIABLE):
         raise ExposedServer(
-            f"the job server of {what} listens at {', '.join(addresses)}: it has no authentication, so whoever can "
-            f"connect can run code on this machine. If a container or a firewall blocks other machines, set "
+            f"the job server of {what} listens at {', '.join(addresses)}: it has no authentication, so any client "
+            f"that can connect can run code on this machine. If a container or a firewall blocks other machines, set "
             f"{ALLOW_VARIABLE}=1; otherwise use --runner embedded"
         )
 

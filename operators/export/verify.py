@@ -22,7 +22,7 @@ _KEYS = ("kafka_offset", "kafka_row")
 
 @dataclass
 class Verification:
-    """What was verified, and the problems found."""
+    """The verified export and the problems found in it."""
 
     folder: str
     files: int = 0

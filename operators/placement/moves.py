@@ -1,4 +1,4 @@
-"""Moves from plan to hand-over: the destination reserves room, then the source is told to release the trajectories.
+"""Moves from plan to hand-over: the destination reserves room, then the source gets a Release for the trajectories.
 
 If the destination does not reply in time, the move is dropped and nothing has changed. After the Release the source
 owns a trajectory until its hand-over is committed, the destination from then on. Work of a replica that dies in between

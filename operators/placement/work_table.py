@@ -88,7 +88,7 @@ class WorkTable:
         self._emission_uses[owned.emission] = self._emission_uses.get(owned.emission, 0) + 1
 
     def start_hand_over(self, name: str, hand_over: HandOver) -> None:
-        """The owner of `name` is told to release it; it remains the owner until `complete_hand_over`."""
+        """Record that the owner of `name` must release it; it remains the owner until `complete_hand_over`."""
         self.cancel_hand_over(name)
         self._hand_overs[name] = hand_over
         self._incoming[hand_over.to] += 1

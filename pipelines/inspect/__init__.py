@@ -1,1 +1,1 @@
-"""What is read back of a run: its log, the audit, the state that its metrics give, its folder."""
+"""Readers of a run: its log, the audit, the state folded from its metrics, its folder."""

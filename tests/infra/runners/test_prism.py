@@ -59,7 +59,7 @@ def test_prism_binary_without_go_raises_with_advice(bare: Path) -> None:
 
 @pytest.fixture
 def sources(bare: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Prism's server as Go's module cache has it, and a Go that keeps what it is told to compile in its path."""
+    """A module cache with Prism's server, and a `go` command on the path that records what it compiles."""
     server = bare / "sources" / "go" / "pkg" / "beam" / "runners" / "prism" / "internal" / "jobservices" / "server.go"
     server.parent.mkdir(parents=True)
     server.write_text('lis, err := net.Listen("tcp", fmt.Sprintf(":%d", port))')
