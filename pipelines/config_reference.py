@@ -68,6 +68,12 @@ class Section:
     settings: tuple[Setting, ...]
     optional: bool = False
 
+    @property
+    def header(self) -> str:
+        """The line in a TOML file that begins the table."""
+        table = self.key.replace("[]", "")
+        return f"[[{table}]]" if self.key.endswith("[]") else f"[{table}]"
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -95,9 +101,8 @@ def defaults_toml() -> str:
     """A configuration file with all defaults. Optional keys, optional sections and arrays of tables are comments."""
     tables = []
     for section in sections():
-        table, mark = section.key.removesuffix("[]"), "# " if section.optional or "[]" in section.key else ""
-        head = f"[[{table}]]" if section.key.endswith("[]") else f"[{table.replace('[]', '')}]"
-        lines = [mark + head]
+        mark = "# " if section.optional or "[]" in section.key else ""
+        lines = [mark + section.header]
         for setting in section.settings:
             unset = "" if setting.default not in ("", "unset") else "# "
             lines.append(f"{mark or unset}{setting.key.rpartition('.')[2]} = {setting.default or 'required'}")
@@ -109,7 +114,7 @@ def reference() -> str:
     """`docs/configuration.md`: a table for each section. `python -m pipelines.config_reference` prints it."""
     parts = [_HEAD]
     for section in sections():
-        parts.append(f"## `{_bracketed(section.key)}`")
+        parts.append(f"## `{section.header}`")
         if section.about:
             parts.append(section.about)
         if section.settings:
@@ -193,10 +198,6 @@ def _unit(name: str, hint: Any) -> str:
         return ""
     ends = sorted((end for end in UNITS if name.endswith(end)), key=len)
     return UNITS[ends[-1]] if ends else ""
-
-
-def _bracketed(key: str) -> str:
-    return f"[[{key.removesuffix('[]')}]]" if key.endswith("[]") else f"[{key}]"
 
 
 def _table_of(hint: Any) -> Any:

@@ -7,6 +7,7 @@ import os
 import random
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import temporary_folder
@@ -49,13 +50,18 @@ def pytest_configure(config: pytest.Config) -> None:
             config.addinivalue_line("filterwarnings", f"ignore:{function} is deprecated:DeprecationWarning:{module}")
 
 
-@pytest.fixture
-def killed_programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that kill programs: a temporary directory for the programs that they start, which pytest removes.
+@pytest.fixture(scope="session")
+def killed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The temporary directory of programs that tests kill, which cannot remove their files. Pytest removes it."""
+    return tmp_path_factory.mktemp("killed")
 
-    A process that is killed cannot remove its temporary files.
-    """
-    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("killed")))
+
+@pytest.fixture(scope="module")
+def killed_programs(killed_folder: Path) -> Iterator[None]:
+    """For modules that kill programs: the programs that they start have `killed_folder` as temporary directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(killed_folder))
+        yield
 
 
 @pytest.fixture(scope="session")

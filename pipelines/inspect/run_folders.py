@@ -15,6 +15,7 @@ import psutil
 from infra.processes import is_running
 from schemas.release import OldRelease
 
+CONFIG_FILE = "config.toml"
 STATE_FILE = "state.json"
 REPORT_FILE = "report.html"
 """The file that is written last."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
 from pipelines.config import Config, ConfigError, load_config
-from pipelines.inspect.run_folders import RunFolder
+from pipelines.inspect.run_folders import CONFIG_FILE, STATE_FILE, RunFolder
 from pipelines.present.output import Report
 from pipelines.present.report.closing import closing_lines, laminar_command
 from pipelines.present.report.html import render_report
@@ -18,9 +18,9 @@ from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.preflight import missing_requirements
-from pipelines.run.state import STATE_FILE, RunStateFile, link_latest
+from pipelines.run.state import RunStateFile, link_latest
 from pipelines.run.stop_requests import Interrupted, StopRequests
-from pipelines.run.supervisor import CONFIG_FILE, Supervisor
+from pipelines.run.supervisor import Supervisor
 from schemas.topics import run_prefix
 
 

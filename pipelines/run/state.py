@@ -13,9 +13,8 @@ from typing import Any
 import psutil
 
 from infra.files import write_even_if_disk_full
+from pipelines.inspect.run_folders import STATE_FILE
 from schemas.release import RELEASE
-
-STATE_FILE = "state.json"
 
 
 @dataclass

@@ -17,6 +17,7 @@ from pipelines.config import ADMIN, Config, ConfigError, save_config
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.metrics_file import LAG, PHASE, MetricsFile
+from pipelines.inspect.run_folders import CONFIG_FILE
 from pipelines.inspect.run_state.events import RoleState as ObservedRole
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.present.report.trackers import Sinks, open_trackers
@@ -41,7 +42,6 @@ INTERRUPTED_STOP_S = 1.5
 TICK_S = 0.1
 CLEANUP_S = 10.0
 """How long the cleanup after a killed run may take."""
-CONFIG_FILE = "config.toml"
 
 
 class RunFolderDeleted(RuntimeError):

@@ -15,17 +15,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model") / "demo")
 
 
-@pytest.fixture(scope="session")
-def killed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The temporary directory of programs that tests kill, which cannot remove their files. Pytest removes it."""
-    return tmp_path_factory.mktemp("killed")
-
-
 @pytest.fixture(scope="module", autouse=True)
-def programs_use_killed_folder(killed_folder: Path) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(killed_folder))
-        yield
+def programs_are_killed(killed_programs: None) -> None:
+    """Every module here kills programs."""
 
 
 @pytest.fixture(scope="session")

@@ -112,9 +112,9 @@ class PipelineProcesses:
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore"}
-    environment["TMPDIR"] = str(tmp_path_factory.mktemp("killed"))  # killed processes leave temporary files
+def launcher(killed_folder: Path) -> Iterator[subprocess.Popen[str]]:
+    changes = {"PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore", "TMPDIR": str(killed_folder)}
+    environment = {**os.environ, **changes}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(
         [sys.executable, str(PROGRAM)], text=True, env=environment, cwd=REPOSITORY, **pipes

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.run.state import STATE_FILE, RunStateFile, link_latest
+from pipelines.inspect.run_folders import STATE_FILE
+from pipelines.run.state import RunStateFile, link_latest
 
 
 @pytest.fixture

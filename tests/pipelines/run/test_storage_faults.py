@@ -16,13 +16,13 @@ from infra.files import is_full, write_even_if_disk_full
 from infra.kafka.admin import TopicError, TopicSpec, admin_client, create_topics, delete_topics
 from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError
 from pipelines.config import KafkaConfig, load_config
-from pipelines.inspect.run_folders import read_run
+from pipelines.inspect.run_folders import CONFIG_FILE, STATE_FILE, read_run
 from pipelines.present.view.live import LiveView
 from pipelines.run.local import _end_failed
 from pipelines.run.run_kafka import RunKafka
-from pipelines.run.state import STATE_FILE, RunStateFile
+from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import StopRequests
-from pipelines.run.supervisor import CONFIG_FILE, RunFolderDeleted, Supervisor
+from pipelines.run.supervisor import RunFolderDeleted, Supervisor
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "chain_sum.toml"
 
