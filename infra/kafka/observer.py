@@ -77,6 +77,7 @@ class Observer:
         self._groups: list[str] = []
         self._groups_at = self._requested_at = -float("inf")
         self._lag: dict[str, int] = {}
+        self._positions: dict[TopicPartition, int] = {}
         self._consumer = KafkaConsumer(
             **client.consumer(
                 group_id=None,
@@ -96,7 +97,8 @@ class Observer:
             begins = self._consumer.beginning_offsets([metrics, relay])
             for short_name, where in self._read.items():
                 wanted = int((positions or {}).get(short_name, self._ends[where] - NEWEST[short_name]))
-                self._consumer.seek(where, min(max(wanted, begins[where]), self._ends[where]))
+                self._positions[where] = min(max(wanted, begins[where]), self._ends[where])
+                self._consumer.seek(where, self._positions[where])
             self._consumer.seek_to_end(replicas)
             self._consumer.position(replicas)  # resolve the position now, not at the first poll
         except BaseException:
@@ -126,11 +128,22 @@ class Observer:
 
     def caught_up(self) -> bool:
         """Whether all records that existed when this observer was created have been polled."""
-        return all(self._consumer.position(where) >= end for where, end in self._ends.items())
+        return all(self._position(where) >= end for where, end in self._ends.items())
 
     def positions(self) -> dict[str, float]:
         """The next offsets, by short name, from which another observer can resume."""
-        return {short_name: float(self._consumer.position(where)) for short_name, where in self._read.items()}
+        return {short_name: float(self._position(where)) for short_name, where in self._read.items()}
+
+    def _position(self, where: TopicPartition) -> int:
+        """The next offset to read; the last known one while no broker responds."""
+        try:
+            position = self._consumer.position(where, timeout_ms=ANSWER_MS)
+        except KafkaError as error:
+            log.debug("cannot request the position in %s: %r", where, error)
+            position = None
+        if position is not None:
+            self._positions[where] = position
+        return self._positions[where]
 
     def lag(self) -> dict[str, int]:
         """The lag by short name, see `topic_lags`; requested from Kafka at most every `LAG_EVERY_S`."""

@@ -16,6 +16,8 @@ from kafka.producer.transaction_manager import (
 )
 
 _TRANSACTIONAL = (AddPartitionsToTxnHandler, AddOffsetsToTxnHandler, TxnOffsetCommitHandler, EndTxnHandler)
+_RECONNECT_MS = 50
+"""Pause after a failed connection to a coordinator, before it is looked up again."""
 _MARGIN = 0.95
 """The part of the time-out that a transaction may take: the broker's timer started earlier."""
 
@@ -28,7 +30,8 @@ class TransactionalProducer(KafkaProducer):
     """kafka-python's producer with two more guarantees.
 
     A transaction takes at most `transaction_timeout_ms`; then its outcome is unknown: KafkaTimeoutError. kafka-python
-    waits without limit if the connection to the coordinator breaks while it is being established.
+    itself forgets a request whose connection fails while it is being established, and waits for it without limit; here
+    such a request, which was never sent, is sent again.
 
     A transactional request is sent at most once. kafka-python repeats one whose connection broke, under the same
     producer epoch; the first one may then reach the broker late, within the *next* transaction, and end it halfway
@@ -42,6 +45,7 @@ class TransactionalProducer(KafkaProducer):
         self._deadline = 0.0
         self._enqueue = self._transaction_manager._enqueue_request
         self._transaction_manager._enqueue_request = self._enqueue_once
+        self._sender._client.await_ready = _returning_false(self._sender._client)
 
     def begin(self, partitions: Iterable[TopicPartition]) -> None:
         """Begin a transaction that writes to `partitions`, among others. Raises KafkaError."""
@@ -90,6 +94,23 @@ class TransactionalProducer(KafkaProducer):
         if isinstance(handler, _TRANSACTIONAL) and "on_complete" not in vars(handler):
             handler.on_complete = _failing_on_disconnect(handler)
         self._enqueue(handler)
+
+
+def _returning_false(client: Any) -> Any:
+    """The client's `await_ready`, changed to return False after a failed connection, as its caller expects.
+
+    The sender repeats a request after False. After an exception it forgets the request, whose future never completes.
+    """
+    await_ready = client.await_ready
+
+    def ready(node_id: Any, timeout_ms: float) -> bool:
+        try:
+            return bool(await_ready(node_id, timeout_ms=timeout_ms))
+        except KafkaConnectionError:
+            client.poll(timeout_ms=_RECONNECT_MS)
+            return False
+
+    return ready
 
 
 def _failing_on_disconnect(handler: Any) -> Any:

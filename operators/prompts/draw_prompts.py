@@ -136,7 +136,9 @@ class PromptFold:
         self._next_poll_at = now + POLL_EVERY_S
         bad_rows, self._bad_rows = self._bad_rows, []
         outputs = [_dead_letter(task, row.reason, row.line, b"") for task, row in bad_rows]
-        for _ in range(self._step.lead - self._backlog.records()):
+        if (backlog := self._backlog.records()) is None:
+            return outputs
+        for _ in range(self._step.lead - backlog):
             outputs += self._draw()
         return outputs
 

@@ -166,11 +166,15 @@ def test_observer_keeps_last_values_without_broker(tmp_path: Path) -> None:
             plain.send(prompts.topic, value=b"x").get(5)
         observer = Observer(properties, "gone", clock=lambda: now)
         assert observer.lag() == {"prompts": 1}
+        positions = observer.positions()
     with contextlib.closing(observer):
         started = time.monotonic()
         now += 5
         assert observer.poll() == []
         assert observer.lag() == {"prompts": 1}
+        assert observer.positions() == positions
+        observer._consumer.seek_to_end(*observer._read.values())  # the client would request these positions
+        assert observer.positions() == positions
         assert time.monotonic() - started < 10.0  # some ANSWER_MS, not the 30 s and more of the client's defaults
         now += LAG_RETRY_S - 1  # it leaves Kafka alone for a while
         started = time.monotonic()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from kafka import OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaTimeoutError
 from kafka.producer.transaction_manager import TransactionalRequestResult
 
-from infra.kafka.admin import TopicSpec, admin_client, create_topics
-from infra.kafka.broker import Broker
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, end_offsets
+from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.transactions import TransactionalProducer
 
@@ -38,3 +42,37 @@ def test_transaction_times_out_on_lost_response(broker: Broker, run_id: str, los
         assert 0.9 <= time.monotonic() - began < 30.0
     finally:
         producer.close(timeout=1)
+
+
+@pytest.mark.parametrize("call", ["begin", "flush", "send_offsets", "commit"])
+def test_transaction_continues_after_refused_connections(tmp_path: Path, call: str) -> None:
+    """A coordinator that refuses connections delays each call until it is back. It does not time out."""
+    with start_broker(BrokerConfig(tmp_path / "kafka")) as broker, ThreadPoolExecutor(1) as other:
+        client = ClientProperties.at(broker.bootstrap_servers)
+        with admin_client(client) as admin:
+            create_topics(admin, [TopicSpec("topic", 1)])
+        producer = TransactionalProducer(
+            transaction_timeout_ms=50_000, reconnect_backoff_max_ms=500, **client.producer(transactional_id="t")
+        )
+        place, moved = TopicPartition("topic", 0), OffsetAndMetadata(0, "", -1)
+        calls: dict[str, Callable[[], object]] = {
+            "begin": lambda: producer.begin([place]),
+            "flush": lambda: (producer.send("topic", b"record", partition=0), producer.flush()),
+            "send_offsets": lambda: producer.send_offsets_to_transaction({place: moved}, "group"),
+            "commit": producer.commit_transaction,
+        }
+        try:
+            producer.init_transactions()
+            for name, step in calls.items():
+                if name != call:
+                    step()
+                    continue
+                broker.stop()
+                stepped = other.submit(step)
+                time.sleep(1.0)  # connections are refused meanwhile
+                broker.start()
+                stepped.result(timeout=30)
+        finally:
+            producer.close(timeout=1)
+        with admin_client(client) as admin:
+            assert end_offsets(admin, ["topic"], committed=False)[place] >= 1

@@ -52,10 +52,10 @@ class CharacterTokenizer:
 
 @dataclass
 class Backlog:
-    count: int = 0
+    count: int | None = 0
     closed: bool = False
 
-    def records(self) -> int:
+    def records(self) -> int | None:
         return self.count
 
     def close(self) -> None:
@@ -102,6 +102,14 @@ def test_draw_prompts_keeps_the_lead() -> None:
     assert prompts.look() == ["p3"]
     prompts.backlog.count = 9
     assert prompts.look() == []
+
+
+def test_draw_prompts_draws_nothing_while_the_backlog_is_unknown() -> None:
+    prompts = Prompts(Questions([6]))
+    prompts.backlog.count = None
+    assert prompts.look() == []
+    prompts.backlog.count = 1
+    assert prompts.look() == ["p0", "p1"]
 
 
 def test_draw_prompts_polls_the_backlog_periodically() -> None:
