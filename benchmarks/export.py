@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.buffer_log import Experiences
+from infra.conditions.tables import table_condition
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.ranges import partition_ranges
@@ -33,7 +34,6 @@ from operators.export.columns import row_schema
 from operators.export.config import Contents, ExportConfig
 from operators.export.folder import ExportFolder
 from operators.export.verify import check_manifests, verify
-from operators.export.where import parse_where
 from operators.io.shards import close_shards
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.export import build
@@ -105,7 +105,7 @@ def find(config: Config, broker: Broker, records: int) -> dict[str, float]:
         for number in range(records):
             value, headers = encode(replace(sample, trajectory_id=f"p{number}.0", tokens=number % 1000))
             producer.send(name, value, headers=headers, partition=0)
-    condition = parse_where("tokens = 7 and outcome = 'batched'", row_schema(SETTLED))
+    condition = table_condition("tokens = 7 and outcome = 'batched'", row_schema(SETTLED))
     reduce_gc_frequency()
     before = psutil.Process().memory_info().rss
     with measured(broker) as cost:

@@ -8,11 +8,11 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from infra.conditions.tables import table_condition
 from infra.storage import StorageFolder
 from operators.export.columns import row_schema
 from operators.export.formats import Format
 from operators.export.views import ViewName, view_of
-from operators.export.where import parse_where
 from schemas.topics import CATALOGUE, Topic
 
 
@@ -30,7 +30,7 @@ class Contents:
     def __post_init__(self) -> None:
         view_of(self.source, self.view)
         if self.where:
-            parse_where(self.where, row_schema(self.source))
+            table_condition(self.where, row_schema(self.source))
 
     @property
     def source(self) -> Topic:
@@ -46,7 +46,7 @@ class Contents:
         """The rows of `rows` (with all columns) for which the conditions of the view and `where` hold."""
         for condition in (view_of(self.source, self.view).condition, self.where):
             if condition:
-                rows = parse_where(condition, rows.schema).rows(rows)
+                rows = table_condition(condition, rows.schema).rows(rows)
         return rows
 
     def view_rows(self, rows: pa.Table) -> pa.Table:

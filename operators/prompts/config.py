@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from infra.conditions.grammar import comparisons, parse_condition
 from infra.name_lookup import suggest_name
-from operators.prompts.conditions import check_condition
 
 SOURCES = ("reasoning_gym", "jsonl", "parquet", "dataset", "synthetic")
 MAX_SUGGESTIONS = 12
@@ -44,13 +44,13 @@ class TaskConfig:
     size: int | None = None
     """Questions in an epoch of a reasoning-gym task; None generates a new question for every number."""
 
-    where: Mapping[str, Any] = field(default_factory=dict)
-    """Conditions on the rows to draw, by column (dots select struct fields): a value, a list of values, or a range such
-    as `{ least = 0.2, below = 0.6 }`, either end of which is optional. Verifiers find the columns in the reference."""
+    where: str = ""
+    """The condition on the rows to draw, such as `rate >= 0.2 and subject in ('algebra', 'geometry')`; dots select
+    struct fields. Verifiers find its columns in the reference. The language is that of `--where` (docs/exports.md)."""
 
-    levels: tuple[Mapping[str, Any], ...] = ()
+    levels: tuple[str | Mapping[str, Any], ...] = ()
     """A curriculum, from easy to hard. For a reasoning-gym task without size: arguments of each level in addition to
-    `task_args`; for a table: conditions of each level in addition to `where`. It begins with the first level; the
+    `task_args`; for a table: the condition of each level in addition to `where`. It begins with the first level; the
     buffer's sampler requests others. Held-out questions follow `task_args` and `where` only, at any level."""
 
     path: str = ""
@@ -145,14 +145,20 @@ class TaskConfig:
     @property
     def reference_columns(self) -> tuple[str, ...]:
         """Columns that the reference contains in addition to the answer."""
-        conditions = (self.where, *(() if self.endless else self.levels))
-        return tuple(dict.fromkeys([*self.extra_columns, *(name for each in conditions for name in each)]))
+        named = (each.column for text in self._conditions() for each in comparisons(parse_condition(text)))
+        return tuple(dict.fromkeys([*self.extra_columns, *named]))
 
     def for_level(self, level: int) -> TaskConfig:
         """The configuration of questions of `level`."""
-        if self.endless:
-            return replace(self, task_args={**self.task_args, **self.levels[level]}, levels=())
-        return replace(self, where={**self.where, **self.levels[level]}, levels=())
+        chosen = self.levels[level]
+        if isinstance(chosen, str):
+            both = f"({self.where}) and ({chosen})" if self.where and chosen else self.where or chosen
+            return replace(self, where=both, levels=())
+        return replace(self, task_args={**self.task_args, **chosen}, levels=())
+
+    def _conditions(self) -> Iterator[str]:
+        """The conditions of `where` and of levels."""
+        return (text for text in (self.where, *self.levels) if isinstance(text, str) and text)
 
     def _check_task(self) -> None:
         if not self.task:
@@ -173,9 +179,12 @@ class TaskConfig:
             raise ValueError("levels do not apply to source 'synthetic'")
         if self.levels and self.epochs is not None:
             raise ValueError("epochs does not apply to levels: a level lasts until another is requested")
-        for conditions in (self.where, *(() if self.endless else self.levels)):
-            for column, wanted in conditions.items():
-                check_condition(column, wanted)
+        for level in self.levels:
+            if isinstance(level, str) == self.endless:
+                wanted = "a table of arguments of the task" if self.endless else "a condition such as 'grade <= 2'"
+                raise ValueError(f"levels: each must be {wanted}, not {level!r}")
+        for text in self._conditions():
+            parse_condition(text)
 
     def _check_synthetic(self) -> None:
         for name in ("path", "heldout", "heldout_path", "chat_template", "environment", "stop"):

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from operators.prompts.conditions import column_value
+from infra.conditions.rows import column_value
 from operators.prompts.config import TaskConfig
 from operators.prompts.question import Message, Question, UnusableRow
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from operators.prompts.conditions import matches
+from infra.conditions.rows import row_matches
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.permutation import Permutation
 from operators.prompts.question import BadRow, Question, RowReader, SourceError, UnusableRow, text_key
@@ -125,7 +125,7 @@ def open_rows(config: TaskConfig) -> RowReader:
 
 
 def _read_heldout_path(config: TaskConfig) -> tuple[Question, ...]:
-    rows = open_rows(replace(config, path=config.heldout_path, where={}, levels=()))
+    rows = open_rows(replace(config, path=config.heldout_path, where="", levels=()))
     try:
         questions = (question for question in rows.scan() if isinstance(question, Question))
         found = tuple(itertools.islice(questions, config.heldout or None))
@@ -184,7 +184,7 @@ class TableSource:
         numbers, keys = array("q"), array("Q")
         for found in self._rows.scan():
             if isinstance(found, Question):
-                if matches(found.reference, self._config.where):
+                if row_matches(found.reference, self._config.where):
                     numbers.append(found.index)
                     keys.append(text_key(found.text))
                 continue
@@ -194,7 +194,7 @@ class TableSource:
         self.bad_rows = tuple(bad)
         if not numbers:
             first = f"; line {bad[0].line}: {bad[0].reason}" if bad else ""
-            where = f" where {dict(self._config.where)}" if self._config.where else ""
+            where = f" where {self._config.where}" if self._config.where else ""
             raise SourceError(f"{self._rows.name} has no usable row{where} ({self.bad_row_count} bad ones{first})")
         return numbers, keys
 

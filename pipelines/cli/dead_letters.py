@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.conditions.tables import table_condition
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic, partition_ranges
 from infra.kafka.topic_reader import StoredRecord, read_topic
 from operators.export.columns import RecordRows, as_table, row_schema
-from operators.export.where import parse_where
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption, Printing
 from pipelines.cli.repair import ExecuteOption
@@ -121,7 +121,7 @@ def replay(
 def _letters(client: ClientProperties, run: str, where: str) -> Iterator[tuple[StoredRecord, DeadLetter]]:
     """Yield the dead letters of `run` that match `where`. Raises typer.BadParameter for an invalid condition."""
     try:
-        condition = parse_where(where, row_schema(DEAD_LETTERS)) if where else None
+        condition = table_condition(where, row_schema(DEAD_LETTERS)) if where else None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--where") from error
     for record in read_topic(

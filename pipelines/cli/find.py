@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import typer
 
+from infra.conditions.tables import table_condition
 from infra.kafka.topic_reader import schema_of
 from operators.export.columns import LOG_POSITION, row_schema
 from operators.export.formats import json_value
-from operators.export.where import parse_where
 from pipelines.cli.options import Address
 from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, known_topic
@@ -56,7 +56,7 @@ def find_command(
     connection = address.connect()
     name, known = known_topic(topic, connection.run)
     try:
-        condition = parse_where(where, row_schema(known)) if where else None
+        condition = table_condition(where, row_schema(known)) if where else None
         selected = _columns(columns, known)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -168,7 +168,7 @@ def _columns(text: str | None, topic: Topic) -> list[str]:
     """Return the columns that `text` lists. Raises ValueError, with the nearest column, for an unknown one."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
-        parse_where(f"{name} is null", row_schema(topic))
+        table_condition(f"{name} is null", row_schema(topic))
     return names
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from infra.conditions.grammar import ConditionError
+from infra.conditions.tables import table_condition
 from infra.kafka.admin import admin_client
 from infra.kafka.group_offsets import set_group_offsets
 from infra.kafka.lag import Lag, group_lags, list_groups
@@ -14,7 +16,6 @@ from infra.kafka.producer import BoundedProducer
 from infra.kafka.ranges import partition_ranges, resolve_span
 from infra.kafka.session_config import Partition
 from operators.export.columns import row_schema
-from operators.export.where import WhereError, parse_where
 from pipelines.cli.options import Address, Connection, Printing
 from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, full_name, known_topic
@@ -59,8 +60,8 @@ def replay_command(
     name, known = known_topic(topic, connection.run)
     target = full_name(to_topic, connection.run) if to_topic else name
     try:
-        condition = parse_where(where, row_schema(known)) if where else None
-    except WhereError as error:
+        condition = table_condition(where, row_schema(known)) if where else None
+    except ConditionError as error:
         raise typer.BadParameter(str(error), param_hint="--where") from error
     ranges = reading.ranges(connection, name)
     if missing := sorted(ranges.keys() - partition_ranges(connection.client, target).keys()):

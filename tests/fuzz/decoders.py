@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from kafka.errors import CorruptRecordError
 from record_samples import SAMPLES, VERSION
 
+from infra.conditions.tables import table_condition
 from infra.kafka.java_properties import parse_properties
 from infra.kafka.note import Note
 from infra.kafka.offset_span import parse_span
@@ -36,7 +37,6 @@ from infra.transport.serving import parse_request
 from operators.export.folder import STATE, ExportError, read_contents, read_parts
 from operators.export.formats import read_table
 from operators.export.tickets import Ticket, parse_ticket
-from operators.export.where import parse_where
 from pipelines.config import ConfigError, parse_config
 from schemas import records as r
 from schemas.block_codec import decode_all, decode_as_block
@@ -224,7 +224,7 @@ DECODERS = {
         ),
         Decoder(
             "conditions",
-            lambda d: parse_where(d.decode(), _SCHEMA),
+            lambda d: table_condition(d.decode(), _SCHEMA),
             (ValueError,),
             lambda: [b"reward > 1 and task in ('a')"],
         ),

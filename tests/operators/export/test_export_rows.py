@@ -7,10 +7,10 @@ import pytest
 from export_factories import experience, rows_of
 from record_samples import SAMPLES
 
+from infra.conditions.tables import table_condition
 from operators.export.columns import RecordRows, as_table, row_schema
 from operators.export.formats import Format, read_table, write_table
 from operators.export.views import view_of
-from operators.export.where import WhereError, parse_where
 from schemas.block import Block
 from schemas.topics import CATALOGUE, EXPERIENCES, SETTLED
 
@@ -41,60 +41,9 @@ def test_as_table_computes_columns() -> None:
     assert ROWS["completion_tokens"].to_pylist() == [4, 4, 4, 0]
 
 
-@pytest.mark.parametrize(
-    ("text", "rows"),
-    [
-        ("reward > 0.25", [0, 2, 3]),
-        ("reward = 1 or reward == 0.25", [0, 1]),
-        ("not reward >= .5", None),  # a number begins with a digit
-        ("not (reward >= 0.5)", [1]),
-        ("reward < 1 and member = 0 or reward = 1", [0, 2]),
-        ("trajectory_id in ('p0.1', 'p1.0')", [1, 2]),
-        ("completion_text ~ '^answer [01]$' and task = \"sums\"", [0, 1, 2, 3]),
-        ("policy_version is null", [3]),
-        ("policy_version is not null and not policy_version != 3", [0, 1, 2]),
-        ("policy_version != 4", [0, 1, 2]),
-        ("kafka_timestamp >= '1970-01-01T00:00:01.002'", [2, 3]),
-        ("prompt_text = 'it\\'s'", []),
-    ],
-)
-def test_condition_selects_rows(text: str, rows: list[int] | None) -> None:
-    if rows is None:
-        with pytest.raises(WhereError):
-            parse_where(text, ROWS.schema)
-    else:
-        assert parse_where(text, ROWS.schema).rows(ROWS)["kafka_offset"].to_pylist() == rows
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "is empty"),
-        ("rewrad > 1", "there is no column rewrad; the nearest is reward"),
-        ("reward > 'much'", "reward must be compared with a value of type double"),
-        ("member > 0.5", "member must be compared with a value of type int64"),
-        ("completion_mask = 1", "only `is null` and `is not null` are allowed"),
-        ("scored_at > 'soon'", "a time such as"),
-        ("task ~ '('", "not a regular expression"),
-        ("reward ~ '1'", "reward is not a text column"),
-        ("reward", "expected a comparison"),
-        ("reward > 1 reward", "combine conditions"),
-        ("(reward > 1", "expected ')'"),
-        ("reward > 1 and", "at 'the end'"),
-        ("__import__('os')", "there is no column __import__"),
-        ("reward > 1; drop", "is not valid here"),
-        ("(" * 99 + "reward > 1" + ")" * 99, "too many parentheses"),
-    ],
-)
-def test_invalid_condition_raises_with_the_reason(text: str, reason: str) -> None:
-    with pytest.raises(WhereError) as raised:
-        parse_where(text, ROWS.schema)
-    assert reason in str(raised.value)
-
-
 def _view(name, rows: pa.Table = ROWS) -> list[dict]:
     view = view_of(EXPERIENCES, name)
-    transformed = view.transform(parse_where(view.condition, rows.schema).rows(rows))
+    transformed = view.transform(table_condition(view.condition, rows.schema).rows(rows))
     assert transformed.schema.equals(view.schema)
     return transformed.to_pylist()
 

@@ -156,7 +156,7 @@ def test_mixture_levels_are_by_task() -> None:
     [
         ((SUMS, TaskConfig(task="gcd", name="sums")), "two have the same name"),
         ((TaskConfig(source="synthetic"), SUMS), "synthetic prompts have no text"),
-        ((TaskConfig(source="jsonl", path="a", levels=({"grade": 1}, {"grade": 2})), SUMS), "with levels needs a name"),
+        ((TaskConfig(source="jsonl", path="a", levels=("grade = 1", "grade = 2")), SUMS), "with levels needs a name"),
     ],
 )
 def test_mixture_rejects_incompatible_tasks(tasks: tuple[TaskConfig, ...], words: str) -> None:

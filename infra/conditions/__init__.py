@@ -1,0 +1,1 @@
+"""One condition language for rows of Arrow tables and for rows of prompt files."""
