@@ -259,10 +259,11 @@ class Broker:
         from kafka.errors import KafkaError  # here, as above
 
         from infra.kafka.hanging_transactions import end_hanging_transactions
+        from infra.kafka.transaction_log import DamagedTransactionLog
 
         try:
             ended = end_hanging_transactions(self.client())
-        except KafkaError as error:
+        except (KafkaError, DamagedTransactionLog) as error:
             progress(f"could not check for hanging transactions: {error}")
         else:
             if ended:

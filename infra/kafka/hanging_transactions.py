@@ -2,7 +2,8 @@
 
 If Kafka 4.3 is killed during its start it loses markers: at the next start a transaction counts as complete although
 some partitions never got its marker. No read_committed reader passes it, and the offsets that it committed stay
-unknown. The last state at the coordinator is its outcome, so the marker can be written again (KIP-664).
+unknown. The coordinator's log has the outcome, so the marker can be written again (KIP-664). The coordinator's present
+state is not the outcome: a pipeline may have started again in the meantime, with the same transactional.id.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from infra.kafka.open_transactions import (
     ENDING,
     OpenTransaction,
     coordinators_view,
+    decided,
     open_transactions,
     write_marker,
 )
@@ -32,9 +34,9 @@ STARTUP_TIMEOUT_S = 60.0
 
 
 def end_hanging_transactions(client: ClientProperties, sleep: Callable[[float], None] = time.sleep) -> list[str]:
-    """End all hanging transactions, each with the outcome at its coordinator; return the names of the partitions.
+    """End all hanging transactions, each with its outcome; return the names of the partitions.
 
-    Raises KafkaError.
+    Raises KafkaError, and DamagedTransactionLog if an outcome cannot be read.
     """
     deadline = time.monotonic() + STARTUP_TIMEOUT_S
     ended: set[str] = set()
@@ -43,7 +45,7 @@ def end_hanging_transactions(client: ClientProperties, sleep: Callable[[float], 
             last = time.monotonic() > deadline
             try:
                 if last or not any(known.state in ENDING for _, known in coordinators_view(admin).values()):
-                    _end(admin, sleep, ended)
+                    _end(client, admin, sleep, ended)
                     return sorted(ended)
             except RetriableError:  # coordinators and leaders may appear or move after the first check
                 if last:
@@ -51,7 +53,7 @@ def end_hanging_transactions(client: ClientProperties, sleep: Callable[[float], 
             sleep(0.1)
 
 
-def _end(admin: Any, sleep: Callable[[float], None], ended: set[str]) -> None:
+def _end(client: ClientProperties, admin: Any, sleep: Callable[[float], None], ended: set[str]) -> None:
     """End hanging transactions; add their partitions to `ended` one by one, so that a later failure keeps them."""
     topics = admin.list_topics()
     before: set[OpenTransaction] = set()
@@ -63,6 +65,6 @@ def _end(admin: Any, sleep: Callable[[float], None], ended: set[str]) -> None:
             break
         before = hanging
         sleep(CHECK_INTERVAL_S)  # a coordinator that has just loaded may know more at the next check
-    for each in hanging & before:
+    for each in decided(client, hanging & before):
         write_marker(admin, each)
         ended.add(f"{each.topic}-{each.partition}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kafka import TopicPartition
 from kafka.admin import AbortTransactionSpec, TransactionState
+
+from infra.kafka.properties import ClientProperties
+from infra.kafka.transaction_log import last_outcomes
 
 ENDING = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT, TransactionState.PREPARE_EPOCH_FENCE)
 _UNDER_WAY = (*ENDING, TransactionState.ONGOING)
@@ -31,7 +34,7 @@ class OpenTransaction:
     transactional_id: str | None
     state: str
     committed: bool
-    """Whether its coordinator has it as committed."""
+    """Whether its coordinator has it as committed. False too if the coordinator has a later one, see `decided`."""
 
     @property
     def hangs(self) -> bool:
@@ -66,8 +69,21 @@ def open_transactions(admin: Any, topics: Sequence[str]) -> list[OpenTransaction
     )
 
 
+def decided(client: ClientProperties, hanging: Iterable[OpenTransaction]) -> list[OpenTransaction]:
+    """Hanging transactions with the outcomes in the coordinators' log, which alone knows a producer's earlier ones.
+
+    A transaction that the log does not have keeps its `committed`. Raises KafkaError, DamagedTransactionLog.
+    """
+    found = list(hanging)
+    outcomes = last_outcomes(client, {each.transactional_id for each in found if each.transactional_id})
+    return [
+        replace(each, committed=outcomes.get((each.producer_id, each.topic, each.partition), each.committed))
+        for each in found
+    ]
+
+
 def write_marker(admin: Any, transaction: OpenTransaction) -> None:
-    """End a hanging transaction with the outcome at its coordinator; abort one that it does not know (KIP-664)."""
+    """End a hanging transaction with its outcome; abort one that no coordinator knows (KIP-664)."""
     place = TopicPartition(transaction.topic, transaction.partition)
     spec = AbortTransactionSpec(
         place, transaction.producer_id, transaction.epoch, max(0, transaction.coordinator_epoch)

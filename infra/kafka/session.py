@@ -34,6 +34,7 @@ from infra.kafka.notes import last_note, uncommitted_consumer
 from infra.kafka.readiness import connection_problem
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.transactions import TransactionalProducer
+from infra.kafka.unended import check_own_transactions
 from schemas.codec import encode
 from schemas.records import CommitNote
 
@@ -98,6 +99,7 @@ class Session:
         self._begins: dict[Partition, int] = {}
         self._verified = 0
         self._note_at: int | None = None
+        self._outputs = {_named(place) for place in (config.restore, *config.ledger, *config.owned)}
         self._producer: Any = None
         self._consumer: Any = None
         self._assigned = [TopicPartition(i.topic, p) for i in config.inputs for p in i.partitions]
@@ -201,6 +203,8 @@ class Session:
             note.encode()  # raises for a note that is too long, before anything is written
             sent: list[Any] = []
             try:
+                if self._producer.reconnected():
+                    self._check_own_transactions()
                 first = self._write(list(outputs), offsets, note, sent)
             except KafkaError as error:
                 raise self._give_up(error, *(f.exception for f in sent if f.is_done)) from error
@@ -222,6 +226,7 @@ class Session:
             place = f"{written.topic}:{written.partition}"
             first.setdefault(place, written.offset)
             last[place] = written.offset
+        self._outputs.update(last)
         record = CommitNote(config.group, replace(note, written=last).encode(), time.time_ns() // 10**6)
         value, headers = encode(record)
         noted = producer.send(
@@ -234,6 +239,10 @@ class Session:
         producer.commit_transaction()
         self._note_at = noted.get(timeout=0).offset
         return first
+
+    def _check_own_transactions(self) -> None:
+        places = [_place(name) for name in self._outputs]
+        check_own_transactions(self.config.client, self.config.group, self._producer.producer_id, places)
 
     def verify(self) -> None:
         """Read the last note back every VERIFY_COMMITS commits. Raises SessionLost if it is not that of the last
@@ -284,13 +293,14 @@ class Session:
             note = last_note(observer, TopicPartition(*config.restore), config.group)
             places = list(dict.fromkeys([*ledger, *assigned, *(TopicPartition(*p) for p in config.owned)]))
             begins = observer.beginning_offsets(places) if places else {}
-            ends = (
-                observer.end_offsets(places) if places else {}
-            )  # open transactions included: own records may follow one
+            # The ends include open transactions: own records may follow one.
+            ends = observer.end_offsets(places) if places else {}
         finally:
             observer.close(autocommit=False)
         if note is None:
             self._check_nothing_written(begins, ends)
+        self._outputs.update(note.written if note is not None else ())
+        self._check_own_transactions()
         self.note = note or Note()
         self.start = self.note.start + 1
         known = {_named(tp): tp for tp in places}
@@ -354,6 +364,11 @@ class Session:
 
 def _named(place: tuple[str, int]) -> str:
     return f"{place[0]}:{place[1]}"
+
+
+def _place(name: str) -> TopicPartition:
+    topic, _, partition = name.rpartition(":")
+    return TopicPartition(topic, int(partition))
 
 
 class _Sessions:

@@ -43,6 +43,7 @@ class TransactionalProducer(KafkaProducer):
         super().__init__(transaction_timeout_ms=transaction_timeout_ms, **arguments)
         self._bound_s = transaction_timeout_ms / 1000 * _MARGIN
         self._deadline = 0.0
+        self._connections: dict[Any, Any] = {}
         self._enqueue = self._transaction_manager._enqueue_request
         self._transaction_manager._enqueue_request = self._enqueue_once
         self._sender._client.await_ready = _returning_false(self._sender._client)
@@ -69,6 +70,16 @@ class TransactionalProducer(KafkaProducer):
         """Commit the transaction. Raises KafkaError."""
         self._await(self._transaction_manager.begin_commit())
         self._deadline = 0.0
+
+    def reconnected(self) -> bool:
+        """Whether a connection of the last call is closed or replaced: its broker may have restarted since."""
+        before, self._connections = self._connections, dict(self._sender._client._manager._conns)
+        return any(self._connections.get(node) is not connection for node, connection in before.items())
+
+    @property
+    def producer_id(self) -> int:
+        """The id that Kafka has assigned to this transactional.id."""
+        return int(self._transaction_manager.producer_id_and_epoch.producer_id)
 
     @property
     def failure(self) -> Exception | None:

@@ -9,7 +9,7 @@ import typer
 
 from infra.kafka.admin import admin_client, list_topics
 from infra.kafka.fencing import fence
-from infra.kafka.open_transactions import OpenTransaction, open_transactions, write_marker
+from infra.kafka.open_transactions import OpenTransaction, decided, open_transactions, write_marker
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, Printing
 from pipelines.cli.repair import ExecuteOption
@@ -56,7 +56,8 @@ def abort(
     """Abort the open transactions of a producer. Dry run unless --execute.
 
     If the transaction coordinator knows the transaction, it is aborted, and the producer with its transactional.id is
-    fenced: a pipeline restarts. If the coordinator does not (a hanging transaction), the missing marker is written.
+    fenced: a pipeline restarts. If the coordinator has ended it (a hanging transaction), the missing marker is
+    written, with the outcome in the coordinators' log.
 
     \b
     Examples:
@@ -87,9 +88,8 @@ def _abort(connection: Connection, found: list[OpenTransaction]) -> None:
     for name in {each.transactional_id for each in found if not each.hangs and each.transactional_id}:
         fence(connection.client, name)
     with admin_client(connection.client) as admin:
-        for each in found:
-            if each.hangs:
-                write_marker(admin, each)
+        for each in decided(connection.client, (each for each in found if each.hangs)):
+            write_marker(admin, each)
 
 
 def _row(each: OpenTransaction) -> dict[str, Any]:
@@ -101,5 +101,5 @@ def _row(each: OpenTransaction) -> dict[str, Any]:
         "producer_id": each.producer_id,
         "state": each.state,
         "idle_s": round(max(0.0, time.time() - each.wrote_at / 1000), 1),
-        "action": "hanging: abort it" if each.hangs else "none: its producer or the timeout ends it",
+        "action": "hanging: `abort` writes its marker" if each.hangs else "none: its producer or the timeout ends it",
     }

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from infra.files import describe_free_space, is_full
 from infra.kafka.admin import TopicError, admin_client, list_topics
@@ -22,9 +23,13 @@ from pipelines.config import ConfigError, KafkaConfig
 from pipelines.run.restarts import Restarts
 from schemas.topics import run_prefix
 
+T = TypeVar("T")
 WAIT_S = 60.0
 """How long a configured cluster may take to answer at the start."""
 PROBE_EVERY_S = 10.0
+MAX_RETRIES = 5
+"""How often a request is repeated."""
+RETRY_EVERY_S = 0.5
 _LAPSE_S = 30.0
 """After a longer gap between two probes, the outage is measured from the later one: the process may have slept."""
 
@@ -99,6 +104,21 @@ class RunKafka:
             self._unavailable = reason is not None
             self._note(f"{where} does not answer: {reason}" if self._unavailable else f"{where} answers again")
         return reason is None
+
+    def retry(self, request: Callable[[], T]) -> T:
+        """Return the result of `request`, which reads from Kafka; repeat it after each outage.
+
+        Raises what `answers` raises, and the error of a request that keeps failing while Kafka answers.
+        """
+        for _ in range(MAX_RETRIES):
+            try:
+                return request()
+            except TransientError as error:
+                self._note(f"reading from Kafka again, after: {error}")
+            while not self.answers():
+                self.poll()
+                time.sleep(RETRY_EVERY_S)
+        return request()
 
     def _check_topics(self) -> None:
         """Raise TopicError if topics are missing in two checks in a row: a starting broker may not list all."""

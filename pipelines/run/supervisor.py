@@ -93,7 +93,7 @@ class Supervisor:
             self._fleet.close()
             self._enter("audit")
             with self._stops.interruptible():
-                result = audit(self.config.kafka.client(), self.config.run.name, ended=True)
+                result = self._kafka.retry(lambda: audit(self.config.kafka.client(), self.config.run.name, ended=True))
             self._kafka.close()
         return result
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import NotLeaderForPartitionError
+from kafka.producer.transaction_manager import TransactionState
+from shard_sessions import make_shard, record, visible
 
 from infra.kafka import hanging_transactions as hanging
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.hanging_transactions import end_hanging_transactions
 from infra.kafka.open_transactions import open_transactions, write_marker
+from infra.kafka.session import Session, SessionLost
+
+TOPICS = ("committed", "aborted", "committed-restarted", "aborted-restarted", "under-way")
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +29,32 @@ def credulous(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     said = {"transaction.partition.verification.enable": "false"}
     with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"), overrides=said)) as broker:
         with admin_client(broker.client()) as admin:
-            create_topics(admin, [TopicSpec(name, 2) for name in ("committed", "aborted", "under-way")])
+            create_topics(admin, [TopicSpec(name, 2) for name in TOPICS])
         yield broker
 
 
 def hang(broker: Broker, topic: str, committed: bool) -> None:
-    """A transaction over both partitions, of which its coordinator knows partition 1 alone."""
+    """A transaction that its coordinator has ended, with a record in partition 0 after the marker."""
     producer = KafkaProducer(**broker.client().producer(transactional_id=topic))
     producer.init_transactions()
     producer.begin_transaction()
-    producer._transaction_manager._partitions_in_transaction.add(TopicPartition(topic, 0))
     for partition in (0, 1):
-        producer.send(topic, b"in it", partition=partition)
+        producer.send(topic, b"before", partition=partition)
     producer.flush()
     producer.commit_transaction() if committed else producer.abort_transaction()
+    with admin_client(broker.client()) as admin:
+        while open_transactions(admin, [topic]):  # a late marker would end the next one
+            time.sleep(0.01)
+    producer.begin_transaction()
+    producer._transaction_manager._partitions_in_transaction.add(TopicPartition(topic, 0))
+    producer.send(topic, b"in it", partition=0).get(10)
+    producer.close()
+
+
+def start_again(broker: Broker, topic: str) -> None:
+    """Start its producer again, as a restarted pipeline does: the coordinator forgets the outcome."""
+    producer = KafkaProducer(**broker.client().producer(transactional_id=topic))
+    producer.init_transactions()
     producer.close()
 
 
@@ -57,15 +76,18 @@ def write(broker: Broker, topic: str) -> None:
         producer.send(topic, b"after it", partition=0).get(10)
 
 
-@pytest.mark.parametrize(("topic", "expected"), [("committed", [b"in it", b"after it"]), ("aborted", [b"after it"])])
-def test_hanging_transactions_end_with_coordinators_outcome(
-    topic: str, expected: list[bytes], credulous: Broker
-) -> None:
-    hang(credulous, topic, topic == "committed")
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("committed", [False, True])
+def test_hanging_transactions_end_with_their_outcome(committed: bool, restarted: bool, credulous: Broker) -> None:
+    topic = f"{'committed' if committed else 'aborted'}{'-restarted' if restarted else ''}"
+    hang(credulous, topic, committed)
+    if restarted:
+        start_again(credulous, topic)
     write(credulous, topic)
-    assert seen(credulous, topic) == []
+    before = [b"before"] if committed else []
+    assert seen(credulous, topic) == before
     assert end_hanging_transactions(credulous.client()) == [f"{topic}-0"]
-    assert seen(credulous, topic) == expected
+    assert seen(credulous, topic) == [*before, *([b"in it"] if committed else []), b"after it"]
     assert end_hanging_transactions(credulous.client()) == []
 
 
@@ -118,3 +140,48 @@ def test_open_transactions_distinguishes_hanging_ones(credulous: Broker) -> None
             write_marker(admin, found[0])
             assert [each.topic for each in open_transactions(admin, ["aborted", "under-way"])] == ["under-way"]
         producer.abort_transaction()
+
+
+def leave_open(session: Session) -> None:
+    """Write a record of a transaction that the session's coordinator does not know."""
+    config, producer = session.config, session._producer
+    while visible(config, config.ledger[0].topic) != [b"one"]:  # a late marker would end it
+        time.sleep(0.01)
+    producer.begin([])
+    producer._transaction_manager._partitions_in_transaction.add(TopicPartition(*config.ledger[0]))
+    producer.send(config.ledger[0].topic, b"open", partition=0).get(10)
+
+
+def test_session_does_not_open_while_its_transaction_hangs(credulous: Broker) -> None:
+    """Its next transaction would commit the records of an aborted one, or the other way round."""
+    config = make_shard(credulous, "hanging-shard")
+    first = Session(config)
+    first.commit([record(config, b"one")], {}, {}, {})
+    leave_open(first)
+    first.close()
+    with pytest.raises(SessionLost, match=r"hanging-shard-out, partition 0: an earlier transaction .* is open"):
+        Session(config)
+    end_hanging_transactions(credulous.client())
+    second = Session(config)
+    second.commit([record(config, b"two")], {}, {}, {})
+    second.close()
+
+
+def test_session_ends_if_its_transaction_hangs_after_broker_restart(credulous: Broker) -> None:
+    config = make_shard(credulous, "restarted-shard")
+    session, other = Session(config), Session(replace(config, group="other"))
+    for each in (session, other):
+        each.commit([record(config, b"one")] if each is session else [], {}, {}, {})
+    leave_open(session)
+    session._producer._transaction_manager._transition_to(TransactionState.COMMITTING_TRANSACTION)
+    session._producer._transaction_manager._complete_transaction()
+    credulous.stop()
+    credulous._end_hanging = lambda progress: None  # type: ignore[method-assign]
+    credulous.start()
+    with pytest.raises(SessionLost, match=r"restarted-shard-out, partition 0: an earlier transaction .* is open"):
+        session.commit([record(config, b"two")], {}, {}, {})
+    del credulous._end_hanging
+    end_hanging_transactions(credulous.client())
+    other.commit([], {}, {}, {"after": "the restart"})  # nothing of it hangs
+    for each in (session, other):
+        each.close()

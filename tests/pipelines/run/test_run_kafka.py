@@ -12,8 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kafka import KafkaAdminClient
 
 from infra.kafka.broker import BrokerDied, BrokerStartError
+from infra.kafka.readiness import TransientError
 from pipelines.config import KafkaConfig
 from pipelines.run import run_kafka as run_kafka_module
 from pipelines.run.run_kafka import RunKafka
@@ -95,3 +97,33 @@ def test_run_kafka_fails_when_the_broker_never_starts(kafka: RunKafka, tmp_path:
     with pytest.raises(BrokerStartError, match=r"kafka\.outage_timeout_s = 1e-09 s"):
         kafka._start_broker()
     kafka._own = None
+
+
+def test_retry_repeats_a_request_after_the_broker_died(kafka: RunKafka, notes: list[str]) -> None:
+    kafka.start()
+    pids: list[int] = []
+
+    def request() -> str:
+        pids.append(kafka._own._process.pid)
+        if len(pids) == 1:
+            psutil.Process(pids[0]).send_signal(signal.SIGKILL)
+        admin = kafka.config.client().admin()
+        with KafkaAdminClient(**admin | {"bootstrap_timeout_ms": 2000}) as client:
+            return str(client.list_topics())
+
+    assert kafka.retry(request) == "[]"
+    assert len(set(pids)) == 2
+    assert any("reading from Kafka again" in note for note in notes)
+
+
+def test_retry_raises_the_error_of_a_request_that_keeps_failing(kafka: RunKafka) -> None:
+    kafka.start()
+    calls: list[int] = []
+
+    def request() -> None:
+        calls.append(1)
+        raise TransientError("moved")
+
+    with pytest.raises(TransientError, match="moved"):
+        kafka.retry(request)
+    assert len(calls) == run_kafka_module.MAX_RETRIES + 1
