@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/soak/broker_restarts.py --folder build/soak/broker --minutes 60
 
-One line per run. The first failure ends the program with code 1 and leaves the run's folder and the stacks of its roles.
+One line per run. The first failure ends the program with code 1 and leaves the run's folder.
 """
 
 from __future__ import annotations
