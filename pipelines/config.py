@@ -62,8 +62,17 @@ class RunConfig:
     """Trackers that receive metrics in addition to metrics.jsonl; each needs the package extra of its name."""
     audit_every_s: float = 120.0
     """Seconds between audits while the run is active, more if an audit takes long; 0: one audit, at the end."""
+    stop_error_share: float = 1.0
+    """The run stops when this share of the newest `stop_error_window` scored trajectories has an error, of the reward
+    function, the environment or the generation."""
+    stop_error_window: int = 64
+    """Trajectories in the window of `stop_error_share`; 0: errors never stop the run."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.stop_error_share <= 1:
+            raise ValueError(f"stop_error_share must be above 0 and at most 1, not {self.stop_error_share}")
+        if self.stop_error_window < 0:
+            raise ValueError(f"stop_error_window must be 0 or more, not {self.stop_error_window}")
         if not 0 <= self.audit_every_s < float("inf"):
             raise ValueError(f"audit_every_s must be 0 or more, not {self.audit_every_s}")
         if not 0 < self.time_scale < float("inf"):

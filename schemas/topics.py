@@ -233,7 +233,7 @@ METRICS = Topic(
     "name",
     "one",
     "delete",
-    ("trainer", "evaluation", "experience", "rollout", "import"),
+    ("prompts", "score", "trainer", "evaluation", "experience", "rollout", "import"),
     (),
     "measurements for the live view and the reports",
     "read by people; a view is not updated until the transaction ends",

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from infra.workers.error_text import first_line
 from operators.experience.members import ExperienceBlock
 
 MAX_LOGPROB = 1e-3
@@ -41,7 +42,9 @@ def untrainable(block: ExperienceBlock, vocabulary: int) -> dict[int, Untrainabl
 
 
 def _failure(block: ExperienceBlock, row: int) -> str:
-    return (block.errors[row] or "generation failed") if block.failed[row] else "nothing was generated"
+    if not block.failed[row]:
+        return "nothing was generated"
+    return first_line(block.errors[row] or "generation failed")
 
 
 def _unequal_lengths(block: ExperienceBlock) -> set[int]:

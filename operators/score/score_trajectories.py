@@ -1,20 +1,21 @@
-"""ScoreTrajectories: writes exactly one experience for every finished trajectory."""
+"""ScoreTrajectories: writes exactly one experience for every finished trajectory, and counts errors."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.io.ledger import TrajectoryLedger
 from operators.score.config import ScoreConfig
+from operators.score.error_counts import ErrorCounts
 from operators.score.scorer import Scorer
 from operators.score.scoring import score_trajectories
 from schemas.block import Block
 from schemas.identity import Purpose, TrajectoryKey, group_id, is_trajectory_id, parse_trajectory_id
-from schemas.topics import EXPERIENCES
+from schemas.topics import EXPERIENCES, METRICS
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,18 @@ class ScoreTrajectories:
         for trajectory in (received.record.trajectory for received in restored.ledger):
             if is_trajectory_id(trajectory.trajectory_id):
                 ledger.add(parse_trajectory_id(trajectory.trajectory_id), trajectory.prompt.samples, 0)
-        return _Scoring(Scorer(self.config), ledger)
+        return _Scoring(Scorer(self.config), ledger, ErrorCounts(restored.state.get("counts")))
 
 
 class _Scoring:
     def __init__(
-        self, scorer: Scorer, scored: TrajectoryLedger, now: Callable[[], int] = lambda: time.time_ns() // 10**6
+        self,
+        scorer: Scorer,
+        scored: TrajectoryLedger,
+        counts: ErrorCounts,
+        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     ) -> None:
-        self._scorer, self._scored, self._now = scorer, scored, now
+        self._scorer, self._scored, self._counts, self._now = scorer, scored, counts, now
         self._emissions = 0
 
     def fold(self, polled: Polled) -> list[Output]:
@@ -50,9 +55,14 @@ class _Scoring:
             for purpose, block in self._fresh(received.record):
                 destinations.append((received.partition, purpose))
                 blocks.append(block)
-        if not blocks:
-            return []
+        outputs = self._score(destinations, blocks) if blocks else []
+        metric = self._counts.metric(self._now())
+        return outputs if metric is None else [*outputs, Output(METRICS, "score", metric)]
+
+    def _score(self, destinations: Sequence[tuple[int, Purpose]], blocks: Sequence[Block]) -> list[Output]:
+        """The experiences of `blocks`, merged by partition and purpose."""
         scored = score_trajectories(Block.concat(blocks), self._scorer, self._now())
+        self._counts.add(scored)
         ends = accumulate(map(len, blocks))
         parts = [scored.slice(end - len(block), len(block)) for end, block in zip(ends, blocks, strict=True)]
         merged: dict[tuple[int, Purpose], list[Block]] = {}
@@ -75,7 +85,8 @@ class _Scoring:
             yield purpose, block if len(fresh) == len(block) else block.take(fresh)
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
-        return Checkpoint(positions, self._scored.oldest_emission(), {"scored": self._scored.state()})
+        state = {"scored": self._scored.state(), "counts": self._counts.state()}
+        return Checkpoint(positions, self._scored.oldest_emission(), state)
 
     def busy(self) -> bool:
         return False

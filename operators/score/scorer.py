@@ -9,7 +9,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from infra.workers.limits import describe_error
+from infra.workers.error_text import ErrorText
 from operators.score.attempt import AnswerContext, Attempt, Extraction, extract_answer
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
 from operators.score.pool import VerifierCall, VerifierPool, VerifierResult
@@ -36,6 +36,7 @@ class Scorer:
         self._config = config
         self._pool: VerifierPool | None = None
         self._pooled: list[tuple[RewardSpec, Rubric]] = []
+        self._errors = ErrorText()
         self._default = self._prepare(config)
         self._by_task = {task.name: self._prepare(task) for task in config.tasks}
         if any(each.judge is None for each in (*self._default, *chain(*self._by_task.values()))):
@@ -63,8 +64,11 @@ class Scorer:
                     pooled.append((row, number))
                     calls.append(VerifierCall(reward.pool_index, answer._asdict()))
                     continue
-                attempt = attempt or _attempt_of(answer, reward.extraction)
-                results[row].append(attempt if isinstance(attempt, VerifierResult) else _judge(reward.judge, attempt))
+                attempt = attempt or self._attempt_of(answer, reward.extraction)
+                if isinstance(attempt, Attempt):
+                    results[row].append(self._judge(reward.judge, attempt))
+                else:
+                    results[row].append(attempt)
         if calls:
             self._pool = self._pool or self._open_pool()
             for (row, number), result in zip(pooled, self._pool.score_all(calls), strict=True):
@@ -97,6 +101,20 @@ class Scorer:
                 self._pooled.append((spec, rubric))
         return prepared
 
+    def _attempt_of(self, answer: AnswerContext, extraction: Extraction) -> Attempt | VerifierResult:
+        try:
+            reference = _parsed(answer.reference)
+        except ValueError as error:
+            return VerifierResult(None, self._errors.describe(error))
+        found = extract_answer(answer.text, extraction)
+        return Attempt(answer.text, found, answer.tokens, answer.prompt, answer.task, reference, answer.environment)
+
+    def _judge(self, judge: Judge, attempt: Attempt) -> VerifierResult:
+        try:
+            return VerifierResult(judge(attempt), None)
+        except Exception as error:  # noqa: BLE001 - the verifiers of a hundred tasks raise errors of many kinds
+            return VerifierResult(None, self._errors.describe(error))
+
     def _open_pool(self) -> VerifierPool:
         config = self._config
         setup = {
@@ -116,15 +134,6 @@ def _runs_in_process(spec: RewardSpec, answer: AnswerContext) -> bool:
     return in_process if isinstance(in_process, bool) else in_process(answer)
 
 
-def _attempt_of(answer: AnswerContext, extraction: Extraction) -> Attempt | VerifierResult:
-    try:
-        reference = _parsed(answer.reference)
-    except ValueError as error:
-        return VerifierResult(None, describe_error(error))
-    found = extract_answer(answer.text, extraction)
-    return Attempt(answer.text, found, answer.tokens, answer.prompt, answer.task, reference, answer.environment)
-
-
 @lru_cache(maxsize=1024)
 def _parsed(reference: str) -> Mapping[str, Any]:
     """`reference`, parsed once for all samples of a prompt. Raises ValueError."""
@@ -132,10 +141,3 @@ def _parsed(reference: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("the reference is not a JSON object")
     return value
-
-
-def _judge(judge: Judge, attempt: Attempt) -> VerifierResult:
-    try:
-        return VerifierResult(judge(attempt), None)
-    except Exception as error:  # noqa: BLE001 - the verifiers of a hundred tasks raise errors of many kinds
-        return VerifierResult(None, describe_error(error))

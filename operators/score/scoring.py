@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from infra.workers.error_text import first_line
 from operators.score.attempt import AnswerContext
 from operators.score.config import Rubric
 from operators.score.pool import VerifierResult
@@ -99,7 +100,9 @@ def score_answer(results: Sequence[VerifierResult], rubric: Rubric) -> ScoredAns
     reward = sum(component.value * component.weight for component in components)
     if not math.isfinite(reward):
         errors.append(f"the weighted sum is {reward}")
-    error = "; ".join(errors) or None
+    # Tracebacks follow the errors, so that the first line names all of them.
+    traces = [trace for _, _, trace in (each.partition("\n") for each in errors) if trace]
+    error = "\n".join(["; ".join(map(first_line, errors)), *traces]) or None
     return ScoredAnswer(float(rubric.on_error) if error else reward, (*components, *accuracy), error)
 
 

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from infra.workers.error_text import ErrorText
 from infra.workers.frames import read_frame, take_channels, write_frame
-from infra.workers.limits import describe_error, die_with, forbid_processes, limit_cpu, limit_memory_and_files
+from infra.workers.limits import die_with, forbid_processes, limit_cpu, limit_memory_and_files
 from operators.score.attempt import Attempt, Extraction, extract_answer
 from operators.score.rewards import Judge, make_judge
 
@@ -28,7 +29,7 @@ def main(parent: int) -> None:
             for reward in setup["rewards"]
         ]
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
-        write_frame(replies, {"error": describe_error(error)})
+        write_frame(replies, {"error": ErrorText().describe(error)})
         return
     if not setup["allow_processes"]:
         forbid_processes()
@@ -38,6 +39,7 @@ def main(parent: int) -> None:
 
 def serve(requests: int, replies: int, judges: list[tuple[Judge, Extraction]], time_limit_s: float) -> None:
     """Judge one attempt after the other until the requests end; each judge has its own answer extraction."""
+    errors = ErrorText()
     while True:
         try:
             request = read_frame(requests)
@@ -49,7 +51,7 @@ def serve(requests: int, replies: int, judges: list[tuple[Judge, Extraction]], t
             judge, extraction = judges[request["reward"]]
             reply: dict[str, Any] = {"value": judge(read_attempt(request["attempt"], extraction))}
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - so may a verifier
-            reply = {"error": describe_error(error)}
+            reply = {"error": errors.describe(error)}
             retire = isinstance(error, MemoryError)
         # A thread that a verifier left running could disturb later calls.
         retire = retire or threading.active_count() > 1

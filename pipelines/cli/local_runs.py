@@ -146,7 +146,9 @@ def _read_state(run: RunFolder) -> RunState:
 
 
 def _measured(state: RunState) -> dict[str, Any]:
+    from pipelines.inspect.run_state.errors import error_counts
     from pipelines.inspect.run_state.rates import progress, seconds_left
+    from pipelines.inspect.run_state.waiting import waiting_for
 
     last, before = state.evaluation, state.first_evaluation
     return {
@@ -160,6 +162,9 @@ def _measured(state: RunState) -> dict[str, Any]:
         "heldout_before": before and before.greedy,
         "heldout": last and last.greedy,
         "heldout_sampled": last and last.sampled,
+        "errors": error_counts(state.score)._asdict(),
+        "error_share": error_counts(state.score).share,
+        "waits_for": waiting_for(state),
         "lag": dict(state.lag),
     }
 

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 
 import typer
 
-from infra.escaping import escape_to_one_line
+from infra.escaping import escape_control_characters, escape_to_one_line
 from infra.files import keep_files_private
 from pipelines import distribution
 from pipelines.cli.lazy import CommandModule, lazy_group
@@ -84,7 +84,10 @@ def laminar(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit. An error is one line on stderr; `--debug` shows its traceback."""
+    """Run the command line and exit. An error is one line on stderr, and its details if it has any.
+
+    `--debug` shows its traceback.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if "--" in given else len(given)
     before_dashes = [word for word in given[:end] if word != "--debug"]
@@ -101,10 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # `laminar topics tail | head`: the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except Exception as error:  # every error becomes one line on stderr
+    except Exception as error:  # every error becomes one line on stderr, with its details below
         if debug:
             raise
-        sys.stderr.write(f"laminar: {escape_to_one_line(_one_line(error))}\n")
+        details = "".join(f"  {escape_control_characters(line)}\n" for line in getattr(error, "details", ()))
+        sys.stderr.write(f"laminar: {escape_to_one_line(_one_line(error))}\n{details}")
         sys.exit(1)
 
 

@@ -25,6 +25,7 @@ COMPARED = (
     "heldout_after",
     "staleness_mean",
     "staleness_max",
+    "error_share",
     "tokens_generated",
     "tokens_per_s",
     "wall_seconds",

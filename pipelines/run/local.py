@@ -14,6 +14,7 @@ from pipelines.present.output import Report
 from pipelines.present.report.closing import closing_lines, laminar_command
 from pipelines.present.report.html import render_report
 from pipelines.present.report.summary import summarise
+from pipelines.present.report.verdict import is_failing
 from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
 from pipelines.run.paths import with_absolute_paths
@@ -27,7 +28,8 @@ from schemas.topics import run_prefix
 def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: bool = False) -> Report:
     """Run `config`, read from `file`, on this machine, until its goal or a stop request in `stops`.
 
-    The report's exit code is 0 if the goal was reached and the audit passed. Stop requests after the audit have no
+    The report's exit code is 0 if the goal was reached, the audit passed and not all
+    trajectories have errors. Stop requests after the audit have no
     effect: the files of an ended run are always written.
 
     Raises ConfigError before anything is started, and the errors of `Supervisor.run`.
@@ -92,7 +94,7 @@ def _supervised(
     summary = summarise(folder, {**audit.numbers(), "passed": audit.passed}, state.phases)
     write_atomically(folder / "summary.json", json.dumps(summary, indent=1))
     write_atomically(folder / "report.html", render_report(folder))
-    code = 0 if audit.passed else 1
+    code = 0 if audit.passed and not is_failing(summary) else 1
     return Report(summary, lambda: closing_lines(_relative_to_cwd(folder), summary, file), as_json, code)
 
 
@@ -100,7 +102,8 @@ def _end_failed(state: RunStateFile, error: BaseException) -> None:
     """Write to state.json why the run failed, and add to `error` how to resume it."""
     if is_out_of_space(error) or is_full(state.folder):
         error.add_note(f"the disk is full: {describe_free_space(state.folder)}")
-    reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+    notes = [*getattr(error, "details", ())[:1], *getattr(error, "__notes__", [])]
+    reason = "; ".join([f"{type(error).__name__}: {error}", *notes])
     try:
         state.end(reason)
     except OSError as unwritten:

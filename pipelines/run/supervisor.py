@@ -16,15 +16,17 @@ from infra.store.ownership import remove_store
 from pipelines.config import ADMIN, Config, ConfigError, save_config
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
+from pipelines.inspect.log.rows import rows_of
 from pipelines.inspect.metrics_file import LAG, PHASE, MetricsFile
 from pipelines.inspect.run_folders import CONFIG_FILE
 from pipelines.inspect.run_state.events import RoleState as ObservedRole
-from pipelines.inspect.run_state.state import fold_all, new_run
+from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.present.report.trackers import Sinks, open_trackers
 from pipelines.present.view.live import LiveView
 from pipelines.present.view.watch import Watch
 from pipelines.roles import EMULATED, roles_of
 from pipelines.run.background_audit import BackgroundAudit
+from pipelines.run.error_guard import COLUMNS, ErrorGuard, RunFailing, failing_message, first_error_lines
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
 from pipelines.run.goal import is_evaluated, is_reached, is_trained
 from pipelines.run.run_kafka import RunKafka
@@ -34,7 +36,7 @@ from pipelines.run.topics import make_topics
 from pipelines.run.warm_start import PROGRESS_FILE, find_warm_start
 from pipelines.shards import store_folder
 from schemas.records import Metric
-from schemas.topics import CATALOGUE
+from schemas.topics import CATALOGUE, EXPERIENCES
 
 DRAIN_S = 5.0
 INTERRUPTED_STOP_S = 1.5
@@ -64,11 +66,13 @@ class Supervisor:
         self._warm_start_progress: Mapping[str, object] = {}
         self._kafka = RunKafka(config.kafka, self.folder / "kafka", view.note)
         self._audits: BackgroundAudit | None = None
+        self._started_at = time.time_ns() // 10**6
+        self._errors = ErrorGuard(config.run.stop_error_share, config.run.stop_error_window, self._started_at)
 
     def run(self) -> Audit:
         """Run to the goal, drain and audit the run.
 
-        Raises Interrupted, RoleFailed, ConfigError, BrokerStartError, BrokerUnreachable, TopicError and
+        Raises Interrupted, RoleFailed, RunFailing, ConfigError, BrokerStartError, BrokerUnreachable, TopicError and
         RunFolderDeleted.
         """
         started = new_run(self.config.run.name, self.config.trainer.optimizer_steps, int(self.state.started_at * 1000))
@@ -209,7 +213,16 @@ class Supervisor:
             self._audits.poll()
         roles = self._roles()
         self.state.set_roles({name: {**asdict(role), "alive": role.alive} for name, role in roles.items()})
-        self._watch.tick(roles)
+        self._check_errors(self._watch.tick(roles))
+
+    def _check_errors(self, state: RunState) -> None:
+        """Raise RunFailing, with the first error in the log, if too many of the newest trajectories have one."""
+        if (recent := self._errors.failing(state)) is None:
+            return
+        client, run = self.config.kafka.client(), self.config.run.name
+        with self._stops.interruptible():
+            lines = first_error_lines(rows_of(client, run, EXPERIENCES, COLUMNS), self._started_at)
+        raise RunFailing(failing_message(recent, run), lines)
 
     def _roles(self) -> Mapping[str, ObservedRole]:
         return {

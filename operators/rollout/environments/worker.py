@@ -9,8 +9,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from infra.workers.error_text import ErrorText
 from infra.workers.frames import read_frame, take_channels, write_frame
-from infra.workers.limits import describe_error, die_with, forbid_processes, limit_cpu, limit_memory_and_files
+from infra.workers.limits import die_with, forbid_processes, limit_cpu, limit_memory_and_files
 from operators.rollout.environments.contract import EnvironmentKind, LiveEpisode, load_environment
 
 MAX_LIVE_EPISODES = 64
@@ -21,12 +22,12 @@ def main(parent: int) -> None:
     """Serve the process `parent` until it closes our standard input."""
     die_with(parent)
     requests, replies = take_channels()
-    setup = read_frame(requests)
+    setup, errors = read_frame(requests), ErrorText()
     limit_memory_and_files(setup["memory_mb"])
     try:
         kind = load_environment(setup["target"], setup["options"])
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
-        write_frame(replies, {"error": describe_error(error)})
+        write_frame(replies, {"error": errors.describe(error)})
         return
     if not (kind.starts_processes or kind.keeps_threads):
         forbid_processes()
@@ -52,7 +53,7 @@ def main(parent: int) -> None:
             reply = advance_episode(live, kind, request, setup["max_observation_chars"], begin_step)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - so may an environment
             live.pop(request["episode"], None)
-            reply = {"error": describe_error(error)}
+            reply = {"error": errors.describe(error)}
             retire = isinstance(error, MemoryError)
         # A thread that is left over could corrupt later steps.
         retire = retire or (threading.active_count() > threads and not kind.keeps_threads)

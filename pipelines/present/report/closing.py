@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.present.report.verdict import audit_verdict, training_verdict, warm_start_verdict
+from pipelines.present.report.verdict import (
+    audit_verdict,
+    error_verdict,
+    is_failing,
+    training_verdict,
+    warm_start_verdict,
+)
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
 
 
@@ -20,6 +26,8 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = 
     run = summary["run"]
     steps, goal = summary.get("optimizer_steps"), summary.get("optimizer_steps_goal")
     reached = "reached its goal" if summary.get("reached") else "ended before its goal"
+    if is_failing(summary):
+        reached = "FAILED: its trajectories have errors"
     totals = [
         f"{steps or 0}{f' of {goal}' if goal else ''} optimizer steps",
         f"{count(summary.get('trajectories_trained') or 0)} trajectories",
@@ -46,7 +54,8 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = 
     if restarts:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")
     warm_start = warm_start_verdict(summary)
-    lines += ["", training_verdict(summary), *([warm_start] if warm_start else []), audit_verdict(summary)]
+    verdicts = (error_verdict(summary), training_verdict(summary), warm_start, audit_verdict(summary))
+    lines += ["", *(verdict for verdict in verdicts if verdict)]
     commands = next_commands(run, folder)
     if file is not None:
         again = f"{laminar_command()} run {file} --set run.seed={(summary.get('seed') or 0) + 1}"

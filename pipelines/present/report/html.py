@@ -13,7 +13,7 @@ from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.charts import Chart, charts, phases
 from pipelines.present.report.closing import next_commands
 from pipelines.present.report.page_style import POLICY, STYLE
-from pipelines.present.report.verdict import audit_verdict, training_verdict, warm_start_verdict
+from pipelines.present.report.verdict import audit_verdict, error_verdict, training_verdict, warm_start_verdict
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
 from schemas.records import Metric
 
@@ -37,6 +37,10 @@ LABELS: Mapping[str, str] = {
     "response_length_first": "response length, first tenth",
     "response_length_last": "response length, last tenth",
     "tokens_generated": "tokens generated",
+    "error_share": "share of trajectories with an error",
+    "reward_errors": "reward errors",
+    "episode_errors": "episode errors",
+    "generation_errors": "generation errors",
     "wall_seconds": "wall time, seconds",
     "lost": "trajectories lost",
     "trained_twice": "trajectories trained twice",
@@ -87,7 +91,8 @@ def page(
     """Return the page. Pure; all text from the run is escaped. `insight` is the result of `insight.insight`."""
     run = escape(str(summary.get("run")))
     warm_start = warm_start_verdict(summary)
-    verdicts = [training_verdict(summary), *([warm_start] if warm_start else []), audit_verdict(summary)]
+    found = (error_verdict(summary), training_verdict(summary), warm_start, audit_verdict(summary))
+    verdicts = [verdict for verdict in found if verdict]
     commands = "\n".join(f"{command:<54}# {about}" for command, about in next_commands(str(summary.get("run")), folder))
     error = summary.get("error")
     return "\n".join(

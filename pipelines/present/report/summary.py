@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from operators.trainer.warm_start_config import WarmStartConfig
+from pipelines.config import RunConfig
 from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
+from pipelines.inspect.run_state.errors import ErrorCounts, error_counts
 from pipelines.inspect.run_state.state import Evaluation
 from pipelines.present.report.machine import describe_machine, package_versions
 from pipelines.present.report.series import (
@@ -53,6 +55,7 @@ class RunFacts:
     warm_start: Mapping[str, Any] = field(default_factory=dict)
     teaching: Mapping[str, Any] | None = None
     goal: int | None = None
+    stop_error_share: float | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
 
@@ -84,6 +87,7 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
         warm_start=_json(folder / "warm_start.json"),
         teaching=config.get("warm_start"),
         goal=state.get("goal", {}).get("optimizer_steps"),
+        stop_error_share=config.get("run", {}).get("stop_error_share", RunConfig.stop_error_share),
         machine=describe_machine(),
         packages=package_versions(),
     )
@@ -106,6 +110,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     steps = newest_by_step(metrics, "trainer")
     stalest = [metric.values["staleness/max"] for metric in steps if "staleness/max" in metric.values]
     audit = facts.audit or {}
+    errors = errors_of(metrics)
     return {
         "run": facts.run,
         "reached": facts.reached,
@@ -121,6 +126,12 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "warm_start_habit_share": habit_share(facts.teaching),
         "heldout_questions": next((each.questions for each in (after, before) if each), None),
         "trajectories_trained": int(total) if trained else None,
+        "trajectories_scored": errors and errors.trajectories,
+        "reward_errors": errors and errors.reward_errors,
+        "episode_errors": errors and errors.episode_errors,
+        "generation_errors": errors and errors.generation_errors,
+        "error_share": errors and errors.share,
+        "stop_error_share": facts.stop_error_share,
         "tasks": by_task(metrics, before, after),
         "optimizer_steps": steps[-1].step if steps else None,
         "optimizer_steps_goal": facts.goal,
@@ -164,6 +175,12 @@ def by_task(metrics: Sequence[Metric], before: Evaluation | None, after: Evaluat
             "response_length_last": mean_between(trained, "response_length/mean", (1 - TENTH) * total, total),
         }
     return tasks or None
+
+
+def errors_of(metrics: Sequence[Metric]) -> ErrorCounts | None:
+    """Return the error counts of the newest metric of score; None without one."""
+    found = [metric for metric in metrics if metric.name == "score"]
+    return error_counts(max(found, key=lambda metric: metric.step).values) if found else None
 
 
 def careful_share(teaching: Mapping[str, Any] | None) -> float | None:

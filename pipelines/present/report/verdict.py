@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pipelines.inspect.run_state.errors import ErrorCounts, errors_text
+
 Summary = Mapping[str, Any]
 
 
@@ -33,6 +35,23 @@ def training_verdict(summary: Summary) -> str:
     elif before is not None:
         sentences.append(f"Greedy accuracy on held-out questions was {before:.2f}; there is no final evaluation.")
     return " ".join(sentences) or "No trajectory was trained."
+
+
+def is_failing(summary: Summary) -> bool:
+    """Return whether as many trajectories have an error as `run.stop_error_share`: then nothing was learned."""
+    share = summary.get("error_share")
+    return share is not None and share >= (summary.get("stop_error_share") or 1.0)
+
+
+def error_verdict(summary: Summary) -> str | None:
+    """Return the share of trajectories with an error, by kind; None without errors."""
+    counts = ErrorCounts(
+        summary.get("trajectories_scored") or 0, *(summary.get(name) or 0 for name in ErrorCounts._fields[1:])
+    )
+    if not (text := errors_text(counts)):
+        return None
+    effect = " The model learned nothing from them: their reward is score.on_error." if counts.reward_errors else ""
+    return f"Errors in {text}.{effect} `laminar topics find experiences -w \"reward_error != ''\"` lists them."
 
 
 def warm_start_verdict(summary: Summary) -> str | None:

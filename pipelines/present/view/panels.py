@@ -9,9 +9,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pipelines.inspect.run_state.errors import error_counts, errors_text
 from pipelines.inspect.run_state.events import RoleState
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import RunState
+from pipelines.inspect.run_state.waiting import waiting_for
 from pipelines.present.view.braille import plot
 from pipelines.present.view.text import (
     UNKNOWN,
@@ -119,6 +121,10 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
         f"{count(speed.tokens_generated)} tokens/s generated",
     )
     yield "lag", lag_text(state)
+    if errors := errors_text(error_counts(state.score)):
+        yield "errors", errors
+    if waiting := waiting_for(state):
+        yield "waits for", waiting
 
 
 _HEALTH = {"up": "green", "down": "bold red", "starting": "yellow", "ended": "dim"}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipelines.inspect.run_state.errors import error_counts
 from pipelines.inspect.run_state.rates import rates
 from pipelines.inspect.run_state.state import RunState
+from pipelines.inspect.run_state.waiting import waiting_for
 
 
 def state_to_json(state: RunState) -> dict[str, Any]:
@@ -26,6 +28,9 @@ def state_to_json(state: RunState) -> dict[str, Any]:
         "tokens_trained_per_s": speed.tokens_trained,
         "tokens_generated_per_s": speed.tokens_generated,
         "tokens_generated": state.tokens_generated,
+        "errors": error_counts(state.score)._asdict(),
+        "error_share": error_counts(state.score).share,
+        "waits_for": waiting_for(state),
         "lag": dict(state.lag),
         "replicas": {
             str(number): {

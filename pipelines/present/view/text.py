@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pipelines.inspect.run_state.errors import error_counts, errors_text
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import RunState
+from pipelines.inspect.run_state.waiting import waiting_for
 
 UNKNOWN = "-"
 
@@ -77,6 +79,10 @@ def run_line(state: RunState) -> str:
         parts.append(percent(share))
         best = state.warm_start.get("accuracy/greedy")
         parts.append(f"held-out {figure(best)}" if best is not None else "")
+    if errors := errors_text(error_counts(state.score)):
+        parts.append(f"errors {errors}")
+    if waiting := waiting_for(state):
+        parts.append(f"waits for {waiting}")
     if state.greedy.last or state.sampled.last:
         greedy, sampled = (curve.last.y if curve.last else None for curve in (state.greedy, state.sampled))
         parts.append(f"held-out greedy {figure(greedy)} sampled {figure(sampled)}")

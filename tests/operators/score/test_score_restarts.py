@@ -11,13 +11,13 @@ from record_factories import PARTITIONS, failed, prompt, shard, topic_input, tra
 
 from operators.io.elements import Restored
 from operators.io.fold_records import ShardFold
-from operators.score import score_trajectories
+from operators.score import error_counts, score_trajectories
 from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
 from operators.score.pool import VerifierResult
 from operators.score.score_trajectories import ScoreTrajectories
-from schemas.records import Experience, Trajectory
-from schemas.topics import EXPERIENCES, TRAJECTORIES, partition_of
+from schemas.records import Experience, Metric, Trajectory
+from schemas.topics import EXPERIENCES, METRICS, TRAJECTORIES, partition_of
 
 
 class Judge:
@@ -70,7 +70,7 @@ def score(monkeypatch: pytest.MonkeyPatch) -> Score:
 
 def test_experience_has_the_partition_of_its_trajectory(score: Score) -> None:
     score.finish(trajectory(prompt(3), 1), failed(prompt(2), 0))
-    outputs = score.shard.run()
+    outputs = [output for output in score.shard.run() if output.topic is EXPERIENCES]
     rows = [(output.key, output.partition, output.record.records()[0]) for output in outputs]
     assert [(key, partition, row.reward) for key, partition, row in rows] == [("p2", 0, 0.0), ("p3", 1, 3.0)]
     assert rows[0][2].error == "generation failed: given up"
@@ -79,7 +79,7 @@ def test_experience_has_the_partition_of_its_trajectory(score: Score) -> None:
 def test_groups_of_one_poll_and_purpose_share_a_record(score: Score) -> None:
     prompts = [prompt(2), prompt(4), prompt(4, purpose="evaluation"), prompt(6)]
     score.finish(*(trajectory(each, member) for member in range(2) for each in prompts))
-    outputs = score.shard.run()
+    outputs = [output for output in score.shard.run() if output.topic is EXPERIENCES]
     keys = [[row.trajectory.trajectory_id for row in output.record.records()] for output in outputs]
     assert [output.key for output in outputs] == ["p2", "e4"]
     assert keys == [["p2.0", "p4.0", "p6.0", "p2.1", "p4.1", "p6.1"], ["e4.0", "e4.1"]]
@@ -107,7 +107,10 @@ def test_second_finish_after_a_restart_is_ignored(score: Score) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_restarts_score_every_trajectory_once(score: Score, seed: int) -> None:
+def test_restarts_score_and_count_every_trajectory_once(
+    score: Score, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(error_counts, "EVERY_MS", 0)
     rng = random.Random(seed)
     names = [(number, member) for number in range(16) for member in range(2)]
     finishes = names + rng.sample(names, 12)
@@ -125,3 +128,6 @@ def test_restarts_score_every_trajectory_once(score: Score, seed: int) -> None:
             score.shard.commit()
     score.shard.run()
     assert sorted(score.scored()) == sorted(f"p{number}.{member}" for number, member in names)
+    metrics: list[Metric] = score.log.rows(METRICS)
+    assert [metric.step for metric in metrics] == sorted({metric.step for metric in metrics})  # none is repeated
+    assert metrics[-1].values == {"trajectories": 32, "reward_errors": 0, "episode_errors": 0, "generation_errors": 0}

@@ -15,6 +15,7 @@ import pytest
 
 from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig, TaskRubric
+from operators.score.error_counts import ErrorCounts
 from operators.score.pool import VerifierResult
 from operators.score.scorer import Scorer
 from operators.score.scoring import AnswerJudge, score_trajectories
@@ -101,6 +102,32 @@ def test_failed_verifier_gives_on_error_and_keeps_other_components(result: Verif
     (experience,) = scored([trajectory("#4")], judge)
     assert (experience.reward, experience.error) == (-0.5, message)
     assert [component.name for component in experience.components] == ["format", "extra"]
+
+
+def test_tracebacks_follow_the_first_line_of_an_error() -> None:
+    failures = [VerifierResult(None, f"KeyError: {name}\n  File my.py, {name}") for name in "ab"]
+    (experience,) = scored([trajectory("#4")], FixedJudge(CONFIG, failures[0], VerifierResult(1.0, None), failures[1]))
+    heads, *traces = str(experience.error).split("\n")
+    assert heads == "format: KeyError: a; extra: KeyError: b"
+    assert traces == ["  File my.py, a", "  File my.py, b"]
+
+
+def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
+    episode = replace(trajectory("").prompt, environment="guess")
+    failed = trajectory("", finish_reason="failed", error="reset raised")
+    rows = [trajectory("#4"), failed, replace(failed, prompt=episode), replace(failed, prompt=episode)]
+    judge = FixedJudge(CONFIG, VerifierResult(None, "raised"), *[VerifierResult(1.0, None)] * 2)
+    counts = ErrorCounts({"trajectories": 10, "episode_errors": 1})
+    counts.add(score_trajectories(Block.of(rows), judge, 0))
+    metric = counts.metric(5_000)
+    assert metric is not None
+    assert (metric.name, metric.step) == ("score", 14)
+    assert metric.values == {"trajectories": 14, "reward_errors": 1, "episode_errors": 3, "generation_errors": 1}
+    assert counts.metric(9_000) is None  # nothing new
+    counts.add(score_trajectories(Block.of(rows), judge, 0))
+    assert counts.metric(5_999) is None  # too early
+    assert counts.metric(6_000) is not None
+    assert ErrorCounts(counts.state()).state() == counts.state()
 
 
 def test_infinite_weighted_sum_is_an_error() -> None:

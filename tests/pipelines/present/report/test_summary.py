@@ -71,6 +71,28 @@ def test_summary_of_metrics_file(tmp_path: Path) -> None:
     assert {key: summary[key] for key in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("errors", "stop", "headline", "verdict"),
+    [
+        (0, None, "reached its goal", None),
+        (32, None, "reached its goal", "Errors in 50 % of 64 trajectories (rewards 32). The model learned nothing"),
+        (64, None, "FAILED: its trajectories have errors", "Errors in 100 % of 64 trajectories (rewards 64)."),
+        (32, 0.5, "FAILED: its trajectories have errors", "Errors in 50 %"),
+    ],
+)
+def test_closing_never_praises_a_run_of_errors(
+    errors: int, stop: float | None, headline: str, verdict: str | None
+) -> None:
+    early = Metric("score", 8, {"trajectories": 8.0, "reward_errors": 0.0}, START)
+    late = Metric("score", 64, {"trajectories": 64.0, "reward_errors": float(errors)}, START + 1)
+    summary = summary_of([*history(), early, late], replace(FACTS, stop_error_share=stop))
+    assert summary["error_share"] == errors / 64
+    text = closing_lines(Path("runs/sums"), summary)
+    assert f"Run sums {headline}: " in text
+    assert ("Errors in" in text) == (verdict is not None)
+    assert verdict is None or verdict in text
+
+
 def test_summary_of_unknown_run_is_null() -> None:
     summary = summary_of([], RunFacts("empty"))
     empty: tuple[Any, ...] = (None, {})

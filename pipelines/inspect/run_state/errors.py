@@ -1,0 +1,46 @@
+"""How many scored trajectories have an error, by kind, from the metric `score`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_TEXTS = {"reward_errors": "rewards", "episode_errors": "episodes", "generation_errors": "generation"}
+
+
+class ErrorCounts(NamedTuple):
+    """Scored trajectories of a run, and those whose reward function, environment or generation failed."""
+
+    trajectories: int = 0
+    reward_errors: int = 0
+    episode_errors: int = 0
+    generation_errors: int = 0
+
+    @property
+    def errors(self) -> int:
+        """Trajectories with an error."""
+        return sum(self[1:])
+
+    @property
+    def share(self) -> float | None:
+        """The share of trajectories with an error; None before the first is scored."""
+        return self.errors / self.trajectories if self.trajectories else None
+
+    def since(self, earlier: ErrorCounts) -> ErrorCounts:
+        """The counts after `earlier`."""
+        return ErrorCounts(*(now - then for now, then in zip(self, earlier, strict=True)))
+
+
+def error_counts(score: Mapping[str, float]) -> ErrorCounts:
+    """The counts in the values of the metric `score`; 0 for missing ones."""
+    return ErrorCounts(*(int(score.get(name, 0)) for name in ErrorCounts._fields))
+
+
+def errors_text(counts: ErrorCounts) -> str:
+    """Return `12 % of 64 trajectories (rewards 6, episodes 2)`; empty without errors."""
+    if not counts.errors or counts.share is None:
+        return ""
+    kinds = ", ".join(f"{text} {getattr(counts, name)}" for name, text in _TEXTS.items() if getattr(counts, name))
+    share = 100 * counts.share
+    shown = f"{share:.0f}" if 1 <= share <= 99 or counts.errors == counts.trajectories else f"{share:.1f}"
+    return f"{shown} % of {counts.trajectories} trajectories ({kinds})"

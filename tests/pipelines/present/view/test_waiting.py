@@ -1,0 +1,75 @@
+"""What a run waits for, and its errors, in the progress line, the screen and the JSON of a state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from synthetic_run import START, heartbeat, trainer_metric
+
+from pipelines.inspect.run_state.errors import ErrorCounts, errors_text
+from pipelines.inspect.run_state.events import PhaseStarted, RolesChanged, RoleState, Tick
+from pipelines.inspect.run_state.state import fold_all, new_run
+from pipelines.inspect.run_state.waiting import QUIET_S, waiting_for
+from pipelines.present.view.panels import fact_lines
+from pipelines.present.view.state_json import state_to_json
+from pipelines.present.view.text import run_line
+from schemas.records import Metric
+
+UP = RolesChanged({"trainer": RoleState(1, 0, "up"), "score": RoleState(2, 0, "up")})
+BEAT = heartbeat(0, START, 0)
+SCORED = Metric("score", 64, {"trajectories": 64.0, "reward_errors": 8.0, "episode_errors": 1.0}, START)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([PhaseStarted("broker", START)], "Kafka, and the checks of the configuration"),
+        ([PhaseStarted("warm start", START)], "the warm start"),
+        ([], "the roles"),
+        ([RolesChanged({"trainer": RoleState(None, 0, "starting")})], "the start of trainer"),
+        ([UP], "the first heartbeat of a replica"),
+        ([UP, replace(BEAT, state="loading")], "a replica that has loaded weights"),
+        ([UP, replace(BEAT, running=0)], "the first prompt at a replica"),
+        ([UP, BEAT], "the first scored trajectory: 12 trajectories are running"),
+        ([UP, BEAT, SCORED], "the first optimizer step: 64 trajectories are scored, 12 trajectories are running"),
+        ([UP, BEAT, SCORED, trainer_metric(1)], None),
+        (
+            [UP, BEAT, SCORED, trainer_metric(1), Tick(trainer_metric(1).measured_at + int(QUIET_S * 1000))],
+            "the next optimizer step: 64 trajectories are scored, 12 trajectories are running",
+        ),
+        ([trainer_metric(1), PhaseStarted("final evaluation", START)], "answers to held-out questions under version -"),
+        ([trainer_metric(1), PhaseStarted("audit", START)], "the audit of the log"),
+    ],
+)
+def test_run_names_what_it_waits_for(events: list[Any], expected: str | None) -> None:
+    state = fold_all(new_run("r", 80, START), events)
+    assert waiting_for(state) == expected
+    assert (f"waits for {expected}" in run_line(state)) == (expected is not None)
+    assert dict(fact_lines(state)).get("waits for") == expected
+    assert state_to_json(state)["waits_for"] == expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        (ErrorCounts(64), ""),
+        (ErrorCounts(64, 8, 1), "14 % of 64 trajectories (rewards 8, episodes 1)"),
+        (ErrorCounts(64, 0, 0, 64), "100 % of 64 trajectories (generation 64)"),
+        (ErrorCounts(1000, 999), "99.9 % of 1000 trajectories (rewards 999)"),  # never rounded to 100 %
+        (ErrorCounts(1000, 1), "0.1 % of 1000 trajectories (rewards 1)"),
+    ],
+)
+def test_errors_text_names_share_and_kinds(counts: ErrorCounts, expected: str) -> None:
+    assert errors_text(counts) == expected
+
+
+def test_errors_are_in_line_screen_and_json() -> None:
+    state = fold_all(new_run("r", 80, START), [SCORED])
+    text = "14 % of 64 trajectories (rewards 8, episodes 1)"
+    assert f"errors {text}" in run_line(state)
+    assert dict(fact_lines(state))["errors"] == text
+    data = state_to_json(state)
+    assert data["error_share"] == 9 / 64
+    assert data["errors"] == {"trajectories": 64, "reward_errors": 8, "episode_errors": 1, "generation_errors": 0}

@@ -1,0 +1,84 @@
+"""The guard that stops a run whose trajectories all have errors."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pipelines.inspect.run_state.errors import ErrorCounts
+from pipelines.inspect.run_state.state import RunState, fold, new_run
+from pipelines.run.error_guard import ErrorGuard, failing_message, first_error_lines
+from schemas.records import Metric
+
+START = 1_000_000
+
+
+def after(state: RunState, trajectories: int, errors: int, at: int = START + 1) -> RunState:
+    values = {"trajectories": float(trajectories), "reward_errors": float(errors)}
+    return fold(state, Metric("score", trajectories, values, at))
+
+
+def stops_at(counts: list[tuple[int, int]], share: float = 1.0, window: int = 10) -> int | None:
+    """The trajectories scored when the guard stops the run, given cumulative counts."""
+    guard, state = ErrorGuard(share, window, START), new_run("r", None, START)
+    for trajectories, errors in counts:
+        state = after(state, trajectories, errors)
+        if guard.failing(state) is not None:
+            return trajectories
+    return None
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "window", "expected"),
+    [
+        ([(4, 4), (9, 9)], 1.0, 10, None),  # the window is not full
+        ([(4, 4), (10, 10)], 1.0, 10, 10),
+        ([(30, 30)], 1.0, 10, 30),
+        ([(10, 9), (20, 19)], 1.0, 10, 20),  # it recovers never: the newest ten all failed
+        ([(10, 9), (14, 13), (20, 18)], 1.0, 10, None),
+        ([(10, 5), (20, 14)], 0.9, 10, 20),
+        ([(10, 5), (20, 13)], 0.9, 10, None),
+        ([(100, 100)], 1.0, 0, None),  # disabled
+    ],
+)
+def test_guard_stops_at_the_share_of_the_window(
+    counts: list[tuple[int, int]], share: float, window: int, expected: int | None
+) -> None:
+    assert stops_at(counts, share, window) == expected
+
+
+def test_guard_ignores_errors_before_a_resumption() -> None:
+    guard = ErrorGuard(1.0, 10, START)
+    state = after(new_run("r", None, START), 50, 50, at=START - 9)
+    assert guard.failing(state) is None
+    state = after(state, 70, 70, at=START - 1)  # scored before the resumption, read after it
+    assert guard.failing(state) is None
+    assert guard.failing(after(state, 79, 79)) is None
+    assert guard.failing(after(state, 81, 81)) == ErrorCounts(11, 11)
+
+
+def test_guard_message_names_share_settings_and_command() -> None:
+    message = failing_message(ErrorCounts(64, 60, 4), "first")
+    for expected in (
+        "100 % of 64 trajectories (rewards 60, episodes 4)",
+        "run.stop_error_share",
+        "laminar topics find experiences --run first -w \"reward_error != ''\"",
+    ):
+        assert expected in message
+
+
+def test_first_error_is_the_first_with_a_traceback() -> None:
+    def row(name: str, error: str | None, at: int = START) -> dict[str, Any]:
+        return {"trajectory_id": name, "reward_error": error, "scored_at": datetime.fromtimestamp(at / 1000, UTC)}
+
+    rows = [
+        row("p0.0", "old\n  File a", START - 1),
+        row("p1.0", None),
+        row("p2.0", "slow"),
+        row("p3.0", "mine: K\n  F"),
+    ]
+    assert first_error_lines(rows, START) == ["The first error, of trajectory p3.0: mine: K", "  F"]
+    assert first_error_lines(rows[:3], START) == ["The first error, of trajectory p2.0: slow"]
+    assert first_error_lines(rows[:2], START) == []
