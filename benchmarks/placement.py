@@ -25,6 +25,7 @@ from infra.runners.garbage_collection import reduce_gc_frequency
 from operators.io.coalesce import coalesce
 from operators.io.config import ShardConfig
 from operators.io.elements import Output, PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.repartition import repartition
 from operators.placement.config import PlacementConfig
 from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
 from operators.placement.repack import Load, plan_repack
@@ -181,7 +182,7 @@ class _PlacementRun:
             for key, offset, value, headers in encoded
             for row in decode(value, headers)
         )
-        outputs: list[Output] = self._placing.fold(Polled("", 1, received, (), positions, True))
+        outputs: list[Output] = repartition(self._placing.fold(Polled("", 1, received, (), positions, True)))
         self._placing.checkpoint(positions)
         coalesce(outputs, lambda topic: topic.short_name)
         self.seconds += time.process_time() - started

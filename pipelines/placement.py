@@ -6,6 +6,7 @@ import apache_beam as beam
 
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
+from operators.io.repartition import RepartitionTrajectories
 from operators.io.write_transactionally import WriteTransactionally
 from operators.placement.place_trajectories import PlaceTrajectories
 from pipelines.config import Config
@@ -39,6 +40,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     (
         pipeline
         | "read work and replicas" >> ReadTopics(source)
-        | "place trajectories" >> FoldRecords(place)
+        | "track trajectories and decide" >> FoldRecords(place)
+        | "repartition trajectories" >> RepartitionTrajectories()
         | "write inboxes" >> WriteTransactionally(source)
     )

@@ -10,9 +10,11 @@ from infra.models.chat import MessageFrame, message_frame
 from operators.io.config import TopicInput
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
+from operators.io.repartition import RepartitionTrajectories
 from operators.io.write_transactionally import WriteTransactionally
 from operators.rollout.backend import BackendSpec, EmulatedSpec, TransformersSpec, VllmSpec
 from operators.rollout.generate_trajectories import GenerateTrajectories
+from operators.rollout.report_events import ReportEvents
 from pipelines.config import Config
 from pipelines.shards import newest_manifests, shard_config, store_folder, topic_input
 from schemas.topics import INBOX, RELAY
@@ -33,7 +35,6 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         source,
         _backend(config, process),
         process,
-        config.kafka.partitions,
         replace(config.relay.endpoint(), port=0),
         interrupts=config.placement.rules.refresh == "interrupt",
         frames=_frames(config),
@@ -41,7 +42,9 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
     (
         pipeline
         | "read inboxes" >> ReadTopics(source)
-        | "generate trajectories" >> FoldRecords(generate)
+        | "accept assignments and generate" >> FoldRecords(generate)
+        | "report trajectories and progress" >> ReportEvents(config.kafka.partitions)
+        | "repartition hand-overs" >> RepartitionTrajectories()
         | "write trajectories" >> WriteTransactionally(source)
     )
 

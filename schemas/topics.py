@@ -313,6 +313,11 @@ def partition_of(number: int, partitions: int) -> int:
     return number % partitions
 
 
+def inbox_partition(replica: int) -> int:
+    """The partition of `inbox` that is the inbox of a replica."""
+    return replica
+
+
 def batch_partitions(rank: int, shards: int) -> range:
     """The partitions of `batches` that trainer rank `rank` reads, one per shard of the buffer, in their order."""
     return range(rank * shards, (rank + 1) * shards)

@@ -2,7 +2,8 @@
 
 Source, step and sink guarantee together: each start of a shard begins with one `Restored`, followed by `Polled` in
 order. Every element carries the number of its start, and elements of another start are dropped. ReadTopics produces
-`Restored` and `Polled`; FoldRecords consumes them and produces `Emission`, which WriteTransactionally consumes.
+`Restored` and `Polled`; FoldRecords consumes them and produces `Emission`, which MapOutputs steps transform and
+WriteTransactionally consumes.
 """
 
 from __future__ import annotations
@@ -92,10 +93,13 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """The outputs of one poll, written in one transaction. `number` counts within the start, from 1."""
+    """The outputs of one poll, written in one transaction. `number` counts within the start, from 1.
+
+    Between a fold and the sink, `outputs` may have domain values, which `MapOutputs` steps turn into `Output`s.
+    """
 
     group: str
     start: int
     number: int
-    outputs: tuple[Output, ...]
+    outputs: tuple[Any, ...]
     checkpoint: Checkpoint

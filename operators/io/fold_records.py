@@ -10,7 +10,7 @@ import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import apache_beam as beam
 
@@ -26,8 +26,8 @@ from schemas.topics import DEAD_LETTERS
 class ShardFold(Protocol):
     """The state of a step during one start, and its transitions."""
 
-    def fold(self, polled: Polled) -> Sequence[Output]:
-        """Apply `polled`, which may be an idle tick; return the outputs to write."""
+    def fold(self, polled: Polled) -> Sequence[Any]:
+        """Apply `polled`, which may be an idle tick; return outputs, or values for the maps after it."""
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         """What a restart needs once all records before `positions` are folded."""
@@ -96,7 +96,7 @@ class _FoldFn(beam.DoFn):
         if running is not None and running.start == element.start:
             running.emissions += 1
             undecodable = element.rejected if self._dead_letters else ()
-            outputs = [Output(DEAD_LETTERS, letter.topic, letter) for letter in undecodable]
+            outputs: list[Any] = [Output(DEAD_LETTERS, letter.topic, letter) for letter in undecodable]
             if self._dead_letters:
                 element, invalid = reject_invalid(element, running.manifests)
                 outputs += invalid

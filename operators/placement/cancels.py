@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from operators.io.elements import Output
 from operators.placement.work_table import Owner
 from schemas.records import Cancel
-from schemas.topics import INBOX
 
 
 class PendingCancels:
@@ -19,10 +17,7 @@ class PendingCancels:
         leases = self._leases.setdefault(owner, {})
         leases[name] = max(lease, leases.get(name, 0))
 
-    def take(self) -> list[Output]:
+    def take(self) -> list[Cancel]:
         """The Cancel records to write; the table is empty afterwards."""
         cancels, self._leases = self._leases, {}
-        return [
-            Output(INBOX, "", Cancel(tuple(leases), tuple(leases.values()), *owner), owner.replica)
-            for owner, leases in cancels.items()
-        ]
+        return [Cancel(tuple(leases), tuple(leases.values()), *owner) for owner, leases in cancels.items()]

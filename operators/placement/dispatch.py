@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
+from operators.io.repartition import Placed, PlacementReason
 from operators.placement.config import PlacementConfig
 from operators.placement.leases import Leases
 from operators.placement.partial_pool import PooledPartial
@@ -16,10 +17,10 @@ from operators.placement.replicas import TrackedReplica
 from operators.placement.rounds import Rounds
 from operators.placement.tracking import TrajectoryTracker
 from operators.placement.waiting_work import WaitingWork
-from operators.placement.work_table import Owned, Owner, Work, assignment, under_lease
+from operators.placement.work_table import Owned, Owner, Work, under_lease
 from schemas.bounds import fits_inbox
 from schemas.identity import Purpose
-from schemas.records import Assignment, PolicyVersion
+from schemas.records import NextOwner, PolicyVersion
 
 
 class Dispatcher:
@@ -47,10 +48,10 @@ class Dispatcher:
         """The replica that gets no fresh work, so that it becomes free for evaluation. Needed only where newer weights
         interrupt trajectories, since no replica drains there."""
 
-    def dispatch(self, replicas: Sequence[TrackedReplica], emission: int) -> list[Assignment]:
-        """Assignments for `replicas`, which are alive; emission number `emission` will write them."""
+    def dispatch(self, replicas: Sequence[TrackedReplica], emission: int) -> list[Placed]:
+        """Decisions for `replicas`, which are alive; emission number `emission` will write them."""
         self._emission = emission
-        sent: list[Assignment] = []
+        sent: list[Placed] = []
         running = [replica for replica in replicas if replica.status.state == "running"]
         if self._has("evaluation"):
             for replica in running:
@@ -68,7 +69,7 @@ class Dispatcher:
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
-    def _dispatch_evaluation(self, replica: TrackedReplica) -> list[Assignment]:
+    def _dispatch_evaluation(self, replica: TrackedReplica) -> list[Placed]:
         """Evaluation work names its version: it runs where that is loaded, or on an idle replica, which loads it."""
         owner, table, waiting = replica.owner, self._tracking.table, self._waiting
         busy = table.load(owner, "evaluation")
@@ -97,7 +98,7 @@ class Dispatcher:
 
     # -- lost trajectories --------------------------------------------------------------------------------------------
 
-    def _resume_lost(self, replicas: Sequence[TrackedReplica]) -> list[Assignment]:
+    def _resume_lost(self, replicas: Sequence[TrackedReplica]) -> list[Placed]:
         """Resume lost trajectories that have tokens under their version: where it is loaded, or on a free replica."""
         if self._rules.refresh == "interrupt":
             return []  # they resume under any version, with the fresh work
@@ -106,7 +107,7 @@ class Dispatcher:
         for work, partial in partials:
             if partial is not None and partial.version is not None:
                 by_version.setdefault(partial.version, []).append(work)
-        sent: list[Assignment] = []
+        sent: list[Placed] = []
         for replica in replicas if by_version else ():
             loaded = replica.version
             if loaded in by_version and not self._is_moving(replica.owner):
@@ -120,7 +121,7 @@ class Dispatcher:
 
     def _resume(
         self, replica: TrackedReplica, version: PolicyVersion, by_version: dict[PolicyVersion, list[Work]]
-    ) -> list[Assignment]:
+    ) -> list[Placed]:
         left = by_version[version]
         here = [left.pop(0) for _ in range(min(len(left), self._room(replica)))]
         if not left:
@@ -129,7 +130,7 @@ class Dispatcher:
 
     # -- fresh work ----------------------------------------------------------------------------------------------------
 
-    def _dispatch_fresh(self, replicas: Sequence[TrackedReplica]) -> list[Assignment]:
+    def _dispatch_fresh(self, replicas: Sequence[TrackedReplica]) -> list[Placed]:
         """Assign fresh work: each group to the least loaded replica and its rest to the next, so loads are equal."""
         takers = []
         for replica in replicas:
@@ -140,7 +141,7 @@ class Dispatcher:
         interrupts = self._rules.refresh == "interrupt"
         lost = self._tracking.table.lost("train") if takers else []
         fresh = deque(owned.work for owned in lost if interrupts or self._partial(owned.work) is None)
-        sent: list[Assignment] = []
+        sent: list[Placed] = []
         while takers:
             load, index, replica, room = heappop(takers)
             restarted = self._pop_restart(fresh, replica)
@@ -184,9 +185,9 @@ class Dispatcher:
             room = min(room, replica.quota(table.load(owner, "train"), self._config.replica_batch))
         return room
 
-    def _assign_group(self, replica: TrackedReplica, room: int) -> list[Assignment]:
+    def _assign_group(self, replica: TrackedReplica, room: int) -> list[Placed]:
         """Assign up to `room` members of the next group; members on one replica share the prefill of their prompt."""
-        sent: list[Assignment] = []
+        sent: list[Placed] = []
         first = self._waiting.head("train")
         if first is None or not self._admits(first):
             return sent
@@ -236,7 +237,7 @@ class Dispatcher:
     def _partial(self, work: Work) -> PooledPartial | None:
         return self._tracking.pool.get(work.trajectory_id)
 
-    def _assign(self, work: Work, replica: TrackedReplica) -> Assignment:
+    def _assign(self, work: Work, replica: TrackedReplica) -> Placed:
         tracking, owner = self._tracking, replica.owner
         name = work.trajectory_id
         gained = tracking.pool.gained(name)
@@ -244,7 +245,25 @@ class Dispatcher:
         if partial is not None and not fits_inbox(work.prompt, len(partial)):
             partial, gained = None, False
             tracking.pool.start_lease(name, work.lease, None)
-        owned = Owned(under_lease(work, self._leases.mint(), gained), owner.replica, owner.incarnation, self._emission)
+        lease = self._leases.mint()
+        owned = Owned(under_lease(work, lease, gained), owner.replica, owner.incarnation, self._emission)
         tracking.assign(owned)
-        pinned = partial is not None and self._rules.refresh != "interrupt"
-        return assignment(owned, partial, partial.version if pinned and partial else None, self._now())
+        pinned = partial.version if partial is not None and self._rules.refresh != "interrupt" else None
+        return Placed(
+            prompt=work.prompt,
+            member=work.member,
+            attempt=owned.work.attempt,
+            to=NextOwner(lease, owner.replica, owner.incarnation),
+            reason=_reason(work, partial),
+            policy_version=work.prompt.policy_version or pinned,
+            partial=None if partial is None else partial.response,
+            version_spans=() if partial is None else partial.version_spans,
+            placed_at=self._now(),
+        )
+
+
+def _reason(work: Work, partial: PooledPartial | None) -> PlacementReason:
+    """Why `work`, before its new lease, gets an owner."""
+    if not work.lease:
+        return "dispatch"
+    return "failover" if partial is None else "resume"

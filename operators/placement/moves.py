@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from operators.io.elements import Output
+from operators.io.repartition import Moved, MoveReason
 from operators.placement.config import PlacementConfig
 from operators.placement.leases import Leases
 from operators.placement.plans import plan_record
@@ -19,8 +20,8 @@ from operators.placement.repack import Load, Move, plan_repack
 from operators.placement.replicas import ReplicaTable, TrackedReplica
 from operators.placement.tracking import TrajectoryTracker
 from operators.placement.work_table import HandOver, Owner
-from schemas.records import PolicyVersion, Release, Reserve
-from schemas.topics import INBOX, PLANS
+from schemas.records import PolicyVersion, Reserve
+from schemas.topics import PLANS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class _ReservedMove:
     destination: Owner
     names: tuple[str, ...]
     until: float
+    reason: MoveReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,12 @@ class MoveCoordinator:
         released = any(owner == each.source for each in self._released)
         return reserved or released or bool(self._tracking.table.incoming(owner))
 
-    def advance(self, clock: float) -> list[Output]:
-        """The records to write now: releases for reserved moves, and new plans when they are due."""
+    def advance(self, clock: float) -> list[Output | Reserve | Moved]:
+        """The outputs of now: decisions about reserved moves, and new plans when they are due."""
         alive = self._replicas.alive()
         if len(alive) < 2 and not self._reserved and not self._released:
             return []
-        outputs = self._release_reserved(clock)
+        outputs: list[Output | Reserve | Moved] = [*self._release_reserved(clock)]
         newest, leaving = self._tracking.newest, any(replica.status.state == "draining" for replica in alive)
         batch_done, self._planned_for = newest != self._planned_for, newest
         if (self._config.rules.repack or leaving) and (batch_done or clock >= self._next_plan_at):
@@ -99,14 +101,14 @@ class MoveCoordinator:
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
-    def _plan(self, alive: Sequence[TrackedReplica], clock: float) -> list[Output]:
+    def _plan(self, alive: Sequence[TrackedReplica], clock: float) -> list[Output | Reserve]:
         groups: dict[PolicyVersion, list[TrackedReplica]] = {}
         for replica in alive:
             version = replica.version
             works = replica.status.state in ("running", "draining")
             if version is not None and works and not self.involves(replica.owner):
                 groups.setdefault(version, []).append(replica)
-        outputs: list[Output] = []
+        outputs: list[Output | Reserve] = []
         for version, replicas in sorted(groups.items()):
             loads = [self._load(replica) for replica in replicas]
             share, repacks = self._config.repack_kv, self._config.rules.repack
@@ -146,24 +148,24 @@ class MoveCoordinator:
 
     def _propose(
         self, version: PolicyVersion, loads: Sequence[Load], moves: Sequence[Move], clock: float
-    ) -> list[Output]:
+    ) -> list[Output | Reserve]:
         """Write a plan, and a Reserve to each of its destinations."""
         self._plans += 1
         plan_id = f"{self._start}-{self._plans}"
         names = {move.source: self._names_at(move.source) for move in moves}
         plan = plan_record(plan_id, version, loads, moves, names.__getitem__, self._now())
         until = clock + self._config.heartbeat_timeout_s
-        outputs = []
+        outputs: list[Output | Reserve] = []
         for move in plan.moves:
             self._tracking.outcomes.plan(plan_id, move.source, move.destination, move.trajectory_ids)
         for destination in dict.fromkeys(move.destination for move in plan.moves):
             coming = [move for move in plan.moves if move.destination == destination]
             part, to = f"{plan_id}.{destination}", self._owner_of(destination)
             for move in coming:
-                self._reserved.append(_ReservedMove(part, self._owner_of(move.source), to, move.trajectory_ids, until))
+                source = self._owner_of(move.source)
+                self._reserved.append(_ReservedMove(part, source, to, move.trajectory_ids, until, plan.reason))
             expected = tuple(name for move in coming for name in move.trajectory_ids)
-            reserve = Reserve(part, version, expected, sum(move.kv_tokens for move in coming), *to)
-            outputs.append(Output(INBOX, "", reserve, destination))
+            outputs.append(Reserve(part, version, expected, sum(move.kv_tokens for move in coming), *to))
         return [*outputs, Output(PLANS, plan_id, plan)]
 
     def _names_at(self, replica: int) -> list[str]:
@@ -176,9 +178,9 @@ class MoveCoordinator:
 
     # -- execution -----------------------------------------------------------------------------------------------------
 
-    def _release_reserved(self, clock: float) -> list[Output]:
+    def _release_reserved(self, clock: float) -> list[Moved]:
         """Release the moves whose room is reserved; drop reservations and releases that have expired."""
-        outputs: list[Output] = []
+        outputs: list[Moved] = []
         kept: list[_ReservedMove] = []
         for each in self._reserved:
             replica = self._replicas.find(each.destination)
@@ -212,7 +214,7 @@ class MoveCoordinator:
                 self._tracking.table.cancel_hand_over(name)
                 self._tracking.outcomes.record(name, "rejected")
 
-    def _release(self, each: _ReservedMove, names: tuple[str, ...], clock: float) -> Output:
+    def _release(self, each: _ReservedMove, names: tuple[str, ...], clock: float) -> Moved:
         leases = tuple(self._leases.mint() for _ in names)
         for name, lease in zip(names, leases, strict=True):
             self._tracking.table.start_hand_over(name, HandOver(lease, each.destination))
@@ -221,8 +223,7 @@ class MoveCoordinator:
                 self._tracking.cancels.add(each.destination, name, 0)
         until = clock + self._config.heartbeat_timeout_s
         self._released.append(_ReleasedMove(each.source, each.destination, names, until))
-        release = Release(each.plan_id, names, leases, *each.destination, *each.source)
-        return Output(INBOX, "", release, each.source.replica)
+        return Moved(each.plan_id, names, leases, *each.source, *each.destination, each.reason)
 
     def _is_at(self, name: str, owner: Owner) -> bool:
         owned = self._tracking.table.owned(name)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from infra.kafka.fencing import CannotFence, fence
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.repartition import LiveReplicas, Moved, Placed
 from operators.placement.config import PlacementConfig
 from operators.placement.dispatch import Dispatcher
 from operators.placement.leases import Leases
@@ -27,18 +28,23 @@ from operators.placement.waiting_work import WaitingWork
 from schemas.bounds import fits_inbox
 from schemas.records import (
     AssignmentRejected,
+    Cancel,
     Progress,
     Prompt,
     RelayChain,
     RelayStatus,
     ReplicaStatus,
+    Reserve,
     Settled,
     Trajectory,
     WeightVersion,
 )
-from schemas.topics import INBOX, RELAY_CHAIN, group_name
+from schemas.topics import RELAY_CHAIN, group_name
 
 log = logging.getLogger(__name__)
+
+PlacementOutput = Output | LiveReplicas | Placed | Moved | Cancel | Reserve
+"""A record, or a decision that `RepartitionTrajectories` routes to the inbox of a replica."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ class PlacementFold:
 
     # -- folding ------------------------------------------------------------------------------------------------------
 
-    def fold(self, polled: Polled) -> list[Output]:
+    def fold(self, polled: Polled) -> list[PlacementOutput]:
         self._emissions += 1
         now = self._clock()
         if now - self._folded_at > self._step.config.heartbeat_timeout_s / 2:
@@ -116,7 +122,8 @@ class PlacementFold:
             self._relays.reset_timeouts(now)
             self._started_at = now
         self._folded_at = now
-        outputs, self._tracking.dead_letters = self._tracking.dead_letters, []
+        outputs: list[PlacementOutput] = [*self._tracking.dead_letters]
+        self._tracking.dead_letters = []
         for received in polled.records:
             outputs += self._handle(received, now)
         if polled.caught_up:
@@ -130,7 +137,7 @@ class PlacementFold:
             if (chain := self._relays.next_chain(now, self._tracking.newest, self._now())) is not None:
                 outputs.append(Output(RELAY_CHAIN, self._step.shard.run, chain))
         # Cancels come first: they must not affect work that this emission assigns to the same replica.
-        return [*self._tracking.cancels.take(), *outputs]
+        return self._with_live_replicas([*self._tracking.cancels.take(), *outputs])
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         tracking = self._tracking
@@ -210,7 +217,25 @@ class PlacementFold:
             self._started_at = now
         return [output for owned in table.orphans(self._replicas.has_ended) for output in self._tracking.lose(owned)]
 
-    def _dispatch(self, now: float) -> list[Output]:
+    def _dispatch(self, now: float) -> list[PlacementOutput]:
         moves = self._moves.advance(now)
-        sent = self._dispatcher.dispatch(self._replicas.alive(), self._emissions)
-        return [*moves, *(Output(INBOX, "", each, each.replica) for each in sent)]
+        return [*moves, *self._dispatcher.dispatch(self._replicas.alive(), self._emissions)]
+
+    def _with_live_replicas(self, outputs: list[PlacementOutput]) -> list[PlacementOutput]:
+        """`outputs`, preceded by the live incarnations of the replicas for which they have decisions."""
+        replicas = {replica for output in outputs if (replica := _replica_of(output)) is not None}
+        alive = ((replica, self._replicas.incarnation(replica)) for replica in sorted(replicas))
+        live = {replica: incarnation for replica, incarnation in alive if incarnation is not None}
+        return [LiveReplicas(live), *outputs] if replicas else outputs
+
+
+def _replica_of(output: PlacementOutput) -> int | None:
+    """The replica that has to act on a decision; None for other outputs."""
+    match output:
+        case Placed():
+            return output.to.replica
+        case Moved():
+            return output.source
+        case Cancel() | Reserve():
+            return output.replica
+    return None

@@ -104,8 +104,11 @@ class TrajectoryTracker:
     def reject_assignment(self, received: ReceivedRecord, rejected: AssignmentRejected) -> list[Output]:
         """Record that an owner cannot run a trajectory: it starts afresh elsewhere, or fails with its group."""
         name = rejected.trajectory_id
+        if rejected.lease > self._leases.last:
+            return [self._reject_lease(received, name, rejected.lease)]
         owned = self.table.owned(name)
-        if owned is None or owned.work.lease != rejected.lease:
+        # A later lease than the owner's was rejected when it was to be written, so the inbox does not have it.
+        if owned is None or rejected.lease < owned.work.lease:
             return []
         if rejected.retry:
             self._rejections.keep(name, received)
@@ -127,8 +130,7 @@ class TrajectoryTracker:
         name, to = record.trajectory_id, record.next_owner
         latest = max(record.lease, 0 if to is None else to.lease)
         if latest > self._leases.last:
-            reason = f"{name}: lease {latest} was never minted, the last is {self._leases.last}"
-            return [self.reject(received, reason)]
+            return [self._reject_lease(received, name, latest)]
         current = self.table.unfinished(name)
         if current is None:  # it has ended in the meantime, so its next owner must stop
             if to is not None and is_alive(Owner(to.replica, to.incarnation)):
@@ -206,6 +208,9 @@ class TrajectoryTracker:
     def reject(self, received: ReceivedRecord, reason: str) -> Output:
         """The dead letter for an invalid record."""
         return dead_letter(received, "place trajectories", reason, self._now())
+
+    def _reject_lease(self, received: ReceivedRecord, name: str, lease: int) -> Output:
+        return self.reject(received, f"{name}: lease {lease} was never minted, the last is {self._leases.last}")
 
     # -- restarts -----------------------------------------------------------------------------------------------------
 

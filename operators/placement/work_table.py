@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from operators.placement.partial_pool import PooledPartial
 from schemas.columns import flags, floats, token_ids
 from schemas.identity import Purpose, trajectory_id
-from schemas.records import Assignment, PolicyVersion, Prompt, Response, Trajectory
+from schemas.records import PolicyVersion, Prompt, Response, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,23 +218,6 @@ class WorkTable:
         self._emission_uses[emission] -= 1
         if not self._emission_uses[emission]:
             del self._emission_uses[emission]
-
-
-def assignment(owned: Owned, partial: PooledPartial | None, version: PolicyVersion | None, now: int) -> Assignment:
-    """The record that assigns work, already under its new lease, to its owner, which resumes it from `partial`."""
-    work = owned.work
-    return Assignment(
-        prompt=work.prompt,
-        member=work.member,
-        lease=work.lease,
-        attempt=work.attempt,
-        replica=owned.replica,
-        incarnation=owned.incarnation,
-        policy_version=work.prompt.policy_version or version,
-        partial=None if partial is None else partial.response,
-        assigned_at=now,
-        version_spans=() if partial is None else partial.version_spans,
-    )
 
 
 def under_lease(work: Work, lease: int, gained: bool) -> Work:

@@ -21,8 +21,7 @@ from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
 from operators.rollout.replica import Replica, ReplicaEvent
-from schemas.records import Assignment, Cancel, Drain, PolicyVersion, Release, Reserve, Trajectory, WeightVersion
-from schemas.topics import INBOX, PROGRESS, TRAJECTORIES, partition_of
+from schemas.records import Assignment, Cancel, Drain, PolicyVersion, Release, Reserve, WeightVersion
 
 FENCE_PROBE_S = 5.0
 """An idle process detects after at most so many seconds that it was fenced."""
@@ -43,7 +42,6 @@ class GenerateTrajectories:
     shard: ShardConfig
     backend: BackendSpec
     process: int
-    partitions: int
     endpoint: Endpoint
     interrupts: bool = False
     frames: Mapping[str, MessageFrame] = field(default_factory=dict)
@@ -87,7 +85,6 @@ class GenerateTrajectories:
         heartbeats.set_replicas(replicas)
         return RolloutFold(
             self.config,
-            self.partitions,
             replicas,
             heartbeats,
             backend,
@@ -101,7 +98,6 @@ class RolloutFold:
     def __init__(
         self,
         config: RolloutConfig,
-        partitions: int,
         replicas: Sequence[Replica],
         heartbeats: Heartbeats,
         backend: Backend,
@@ -111,7 +107,7 @@ class RolloutFold:
         kv_transfers: KVTransfers | None = None,
         pools: Collection[EnvironmentPool] = (),
     ) -> None:
-        self._config, self._partitions, self._heartbeats, self._clock = config, partitions, heartbeats, clock
+        self._config, self._heartbeats, self._clock = config, heartbeats, clock
         self._backend, self._kv_transfers, self._pools = backend, kv_transfers, pools
         self._replicas = {replica.index: replica for replica in replicas}
         self._pending: list[ReplicaEvent] = []
@@ -122,8 +118,8 @@ class RolloutFold:
         for version in state.get(_VERSIONS, ()):
             self._announce(PolicyVersion.parse(version))
 
-    def fold(self, polled: Polled) -> list[Output]:
-        outputs: list[Output] = []
+    def fold(self, polled: Polled) -> list[Output | ReplicaEvent]:
+        dead_letters: list[Output] = []
         if self._kv_transfers is not None:
             self._kv_transfers.expire()
         for received in polled.records:
@@ -133,14 +129,14 @@ class RolloutFold:
                 self._handle(received.record)
             else:
                 reason = f"replica {received.record.replica} is not hosted here"
-                outputs.append(dead_letter(received, "generate trajectories", reason, _wall_ms()))
+                dead_letters.append(dead_letter(received, "generate trajectories", reason, _wall_ms()))
         if polled.last:
             for replica in self._replicas.values():
                 # Other replicas resume the running trajectories from the progress published here.
                 self._emit(replica.report_progress(), urgent=True)
         elif not self._urgent:  # urgent events are published before the next step
             self._generate()
-        return [*outputs, *self._outputs()]
+        return [*dead_letters, *self._due_events()]
 
     def _handle(self, order: Assignment | Cancel | Reserve | Release | Drain) -> None:
         replica = self._replicas[order.replica]
@@ -207,25 +203,14 @@ class RolloutFold:
         self._pending += events
         self._urgent |= urgent
 
-    def _outputs(self) -> list[Output]:
+    def _due_events(self) -> list[ReplicaEvent]:
         """The pending events, once they are urgent, `linger_s` has passed, or all replicas are idle."""
         idle = all(replica.idle for replica in self._replicas.values())
         lingers = not (idle or self._urgent) and self._clock() - self._pending_since < self._config.linger_s
         if not self._pending or lingers:
             return []
         events, self._pending, self._urgent = self._pending, [], False
-        return [self._output(event) for event in events]
-
-    def _output(self, event: ReplicaEvent) -> Output:
-        match event:
-            case Trajectory():
-                partition = partition_of(event.prompt.number, self._partitions)
-                return Output(TRAJECTORIES, event.prompt.prompt_id, event, partition)
-            case Assignment():
-                return Output(INBOX, "", event, event.replica)
-            case _:
-                # Keyed by replica, not by trajectory: events that a replica emits together are rows of one record.
-                return Output(PROGRESS, f"rollout-{event.replica}", event)
+        return events
 
 
 def _wall_ms() -> int:

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from infra.transport.kv_transfer import KVTransfers
+from operators.io.repartition import Placed
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import Completion, Engine, PartialResponse
 from operators.rollout.progress_schedule import ProgressSchedule
@@ -38,8 +39,8 @@ from schemas.records import (
 
 log = logging.getLogger(__name__)
 
-ReplicaEvent = Trajectory | AssignmentRejected | Progress | Assignment
-"""What a replica publishes. An Assignment hands a trajectory over, in one transaction with the Progress before it."""
+ReplicaEvent = Trajectory | AssignmentRejected | Progress | Placed
+"""What a replica publishes. A Placed hands a trajectory over, in one transaction with the Progress before it."""
 
 
 class Replica:
@@ -296,5 +297,5 @@ class Replica:
         version, kv, manifest = self.engine.version, generated.kv, None
         if kv is not None and self._kv_transfers is not None and version is not None:
             manifest = self._kv_transfers.offer(version, kv.tokens, kv.data)
-        assignment = running.handed_over(to, generated, version, now, pinned=not self._interrupts, kv=manifest)
-        return [running.progress(gained, version, to, now), assignment]
+        placed = running.handed_over(to, generated, version, now, pinned=not self._interrupts, kv=manifest)
+        return [running.progress(gained, version, to, now), placed]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from operators.io.repartition import Placed
 from operators.rollout.engine import KV, Completion, PartialResponse, Request
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
@@ -78,8 +79,8 @@ class RunningRequest:
         *,
         pinned: bool = True,
         kv: KVManifest | None = None,
-    ) -> Assignment:
-        """The assignment with which the next owner resumes it.
+    ) -> Placed:
+        """The decision by which the next owner resumes it.
 
         If `pinned`, a trajectory with tokens of a single version resumes under that version. `kv` says where the next
         owner can fetch its KV.
@@ -87,15 +88,16 @@ class RunningRequest:
         a, count = self.assignment, len(generated.token_ids)
         spans = self.spans_of(count, version) if count and version is not None else ()
         versions = {span.version for span in spans} if pinned else set()
-        return replace(
-            a,
-            lease=to.lease,
-            replica=to.replica,
-            incarnation=to.incarnation,
+        return Placed(
+            prompt=a.prompt,
+            member=a.member,
+            attempt=a.attempt,
+            to=to,
+            reason="hand_over",
             policy_version=versions.pop() if len(versions) == 1 else a.policy_version,
             partial=response_of(generated) if count else None,
             version_spans=spans,
-            assigned_at=now,
+            placed_at=now,
             kv=kv,
         )
 

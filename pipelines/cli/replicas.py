@@ -14,7 +14,7 @@ from pipelines.cli.options import Address, Connection, JsonOption, Printing
 from pipelines.present.output import Report, Row, RowOutput
 from schemas.codec import encode
 from schemas.records import Drain, ReplicaStatus
-from schemas.topics import INBOX, REPLICAS
+from schemas.topics import INBOX, REPLICAS, inbox_partition
 
 app = Commands(invoke_without_command=True)
 COLUMNS = (
@@ -166,4 +166,4 @@ def _running_status(connection: Connection, replica: int) -> ReplicaStatus:
 def _publish(connection: Connection, request: Drain) -> None:
     value, headers = encode(request)
     with BoundedProducer(connection.client) as producer:
-        producer.send(INBOX.name(connection.run), value, headers=headers, partition=request.replica)
+        producer.send(INBOX.name(connection.run), value, headers=headers, partition=inbox_partition(request.replica))

@@ -15,6 +15,7 @@ from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.fold_records import ShardFold, drop_invalid, reject_invalid
 from operators.io.ledger_floors import LedgerFloors
+from operators.io.map_outputs import OutputFunction, map_outputs
 from operators.io.validation import ManifestOrder
 from schemas.block import Block
 from schemas.codec import record_type
@@ -125,10 +126,15 @@ class Log:
 
 
 class Shard:
-    """One shard on `log`; `restore` creates its state. It is down until `start`, and after `crash`."""
+    """One shard on `log`; `restore` creates its state, and `maps` follow its fold.
 
-    def __init__(self, log: Log, config: ShardConfig, restore: Callable[[Restored], ShardFold]) -> None:
-        self.log, self.config, self._restore = log, config, restore
+    It is down until `start`, and after `crash`.
+    """
+
+    def __init__(
+        self, log: Log, config: ShardConfig, restore: Callable[[Restored], ShardFold], *maps: OutputFunction
+    ) -> None:
+        self.log, self.config, self._restore, self._maps = log, config, restore, maps
         self.fold: ShardFold | None = None
         self.validates = False
         """Whether invalid records become dead letters, as in FoldRecords."""
@@ -184,7 +190,7 @@ class Shard:
         polled = Polled(self.config.group, self.restored.start, tuple(received), (), positions, caught_up)
         self._emissions += 1
         polled, letters = reject_invalid(polled, self._manifests) if self.validates else (polled, [])
-        outputs = (*letters, *self.fold.fold(polled))
+        outputs = tuple(map_outputs((*letters, *self.fold.fold(polled)), self._maps))
         checkpoint = self.fold.checkpoint(positions)
         self._waiting.append(Emission(self.config.group, self.restored.start, self._emissions, outputs, checkpoint))
         return outputs

@@ -10,6 +10,7 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 
 from in_memory_log import Log, Shard, ShardFenced
@@ -26,11 +27,13 @@ from operators.io.config import TopicInput
 from operators.io.elements import Output, Restored
 from operators.io.fold_records import ShardFold
 from operators.io.ledger import TrajectoryLedger
+from operators.io.repartition import repartition
 from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
 from operators.rollout.config import RolloutConfig
 from operators.rollout.generate_trajectories import RolloutFold
 from operators.rollout.heartbeats import replica_status
 from operators.rollout.replica import Replica
+from operators.rollout.report_events import report_events
 from operators.score.config import RewardSpec, ScoreConfig
 from operators.score.pool import VerifierResult
 from operators.score.score_trajectories import _Scoring
@@ -61,6 +64,8 @@ from schemas.topics import (
 
 KEEP_VERSIONS = 4
 
+report = partial(report_events, partitions=PARTITIONS)
+
 
 class PipelineSimulation:
     """One run. `step` makes one random event; `calm` lets everything finish; `check` checks the log."""
@@ -80,9 +85,9 @@ class PipelineSimulation:
         self._last_lease = 0
         self._trains_at = 0.0
         self.trainer = ToyTrainer(self.log, self.weights, shape.shards)
-        self.placement = Shard(self.log, _placement_shard(), self._restore_placement)
+        self.placement = Shard(self.log, _placement_shard(), self._restore_placement, repartition)
         self.rollouts = [
-            Shard(self.log, self._rollout_shard(p), lambda restored, p=p: self._restore_rollout(p, restored))
+            Shard(self.log, self._rollout_shard(p), partial(self._restore_rollout, p), report, repartition)
             for p in range(shape.processes)
         ]
         score = shard("score", topic_input(TRAJECTORIES, blocks=True), ledger=("experiences",))
@@ -353,7 +358,7 @@ class PipelineSimulation:
             for index in config.hosted(process)
         ]
         heartbeats, backend = SilentHeartbeats(), ScriptedBackend()
-        return RolloutFold(config, PARTITIONS, replicas, heartbeats, backend, lambda: self.now, state=restored.state)  # type: ignore
+        return RolloutFold(config, replicas, heartbeats, backend, lambda: self.now, state=restored.state)  # type: ignore
 
     def _engine(self) -> ScriptedEngine:
         return ScriptedEngine(

@@ -10,6 +10,7 @@ from record_factories import MAX_REPLICAS, PARTITIONS, manifest, prompt, shard, 
 from infra.kafka.fencing import CannotFence
 from operators.io.elements import Output, Restored
 from operators.io.fold_records import ShardFold
+from operators.io.repartition import repartition
 from operators.placement.config import PlacementConfig
 from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
 from schemas.columns import flags, floats, token_ids
@@ -52,7 +53,7 @@ class Placement:
         self.kafka_is_away = False
         settings = PlacementConfig(**{"heartbeat_timeout_s": TIMEOUT_S, **config})
         self._step = PlaceTrajectories(settings, SHARD, PARTITIONS, admitted, hosted, MAX_REPLICAS, global_batch)
-        self.shard = Shard(self.log, SHARD, self._restore)
+        self.shard = Shard(self.log, SHARD, self._restore, repartition)
         self.shard.start()
 
     def _restore(self, restored: Restored) -> ShardFold:

@@ -9,6 +9,7 @@ from placement_harness import (
     Placement,
     assigned,
     cancelled,
+    dead_letters,
     failed_by_placement,
     leases,
     newest,
@@ -136,6 +137,11 @@ def test_rejected_assignment_is_reassigned_across_a_restart(placement: Placement
 def test_rejection_under_an_old_lease_is_ignored(placement: Placement) -> None:
     placement.write(PROGRESS, refused("p0.0", 0, retry=False), refused("p7.0", 1, retry=False))
     assert placement.run() == []
+
+
+def test_rejection_under_a_lease_that_was_never_minted_is_a_dead_letter(placement: Placement) -> None:
+    placement.write(PROGRESS, refused("p0.1", 9, retry=True))
+    assert dead_letters(placement.run()) == ["p0.1: lease 9 was never minted, the last is 2"]
 
 
 # -- placement restarts -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,12 +13,16 @@ from scripted_engine import ScriptedBackend, ScriptedEngine, ScriptedWeights, Si
 from operators.io.config import TopicInput
 from operators.io.elements import Polled, Restored
 from operators.io.fold_records import ShardFold
+from operators.io.repartition import repartition
 from operators.rollout.config import RolloutConfig
 from operators.rollout.generate_trajectories import FENCE_PROBE_S, RolloutFold
 from operators.rollout.replica import Replica
+from operators.rollout.report_events import report_events
 from schemas.columns import token_ids
 from schemas.records import Assignment, Cancel, Progress, Release
 from schemas.topics import DEAD_LETTERS, INBOX, PROGRESS, RELAY, TRAJECTORIES
+
+report = partial(report_events, partitions=PARTITIONS)
 
 
 class Rollout:
@@ -32,7 +37,7 @@ class Rollout:
         self.backend = ScriptedBackend(self.weights)
         self.steps = steps
         inbox = TopicInput(INBOX, tuple(self.config.hosted(1)), start="latest")
-        self.shard = Shard(self.log, shard("rollout", inbox, topic_input(RELAY)), self._restore)
+        self.shard = Shard(self.log, shard("rollout", inbox, topic_input(RELAY)), self._restore, report, repartition)
         self.publish(0)
         self.shard.start()
 
@@ -42,7 +47,7 @@ class Rollout:
             Replica(index, restored.start, engine, self.weights, str, lambda: 0)
             for index, engine in zip(self.config.hosted(1), self.engines, strict=True)
         ]
-        return RolloutFold(self.config, PARTITIONS, replicas, self.beats, self.backend, lambda: self.now)  # type: ignore[arg-type]
+        return RolloutFold(self.config, replicas, self.beats, self.backend, lambda: self.now)  # type: ignore[arg-type]
 
     def publish(self, number: int) -> None:
         self.weights.add(version(number))
@@ -130,7 +135,7 @@ def test_progress_is_published_before_the_process_stops() -> None:
     rollout.assign(2)
     assert rollout.finished(2) == []
     assert rollout.shard.fold is not None
-    reported = [output.record for output in rollout.shard.fold.fold(Polled("", 1, (), (), {}, True, last=True))]
+    reported = rollout.shard.fold.fold(Polled("", 1, (), (), {}, True, last=True))
     assert [(each.trajectory_id, each.start, len(each.gained.token_ids)) for each in reported] == [
         ("p1.0", 0, 2),
         ("p2.0", 0, 2),

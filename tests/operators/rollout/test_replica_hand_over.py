@@ -14,6 +14,7 @@ from scripted_engine import ScriptedEngine, ScriptedWeights
 
 from infra.transport.kv_transfer import KVTransfers
 from infra.transport.relay_node import Endpoint
+from operators.io.repartition import Placed, assignment_of
 from operators.rollout.config import RolloutConfig
 from operators.rollout.replica import Replica
 from schemas.records import (
@@ -124,8 +125,8 @@ def test_handed_over_trajectory_completes_at_its_next_owner() -> None:
     assert isinstance(last, Progress)
     assert (last.lease, last.start, last.next_owner) == (1, 4, NextOwner(5, 1, 9))
     assert last.gained.token_ids.to_pylist() == [0, 0]
-    assert isinstance(given, Assignment)
-    assert (given.lease, given.replica, given.incarnation, given.policy_version) == (5, 1, 9, version(0))
+    assert isinstance(given, Placed)
+    assert (given.to, given.policy_version) == (NextOwner(5, 1, 9), version(0))
     assert given.partial is not None
     assert given.partial.token_ids.to_pylist() == [0] * 6
     assert not source.replica.busy()
@@ -133,7 +134,7 @@ def test_handed_over_trajectory_completes_at_its_next_owner() -> None:
     news = source.replica.changes
     assert source.steps(20) == []
     assert (source.engine.version, source.replica.changes) == (version(1), news + 1)  # it can load newer weights
-    destination.replica.accept(given)
+    destination.replica.accept(assignment_of(given))
     events = destination.steps(6)
     assert reported(events) == [(6, [0] * 4)]
     (done,) = [event for event in events if isinstance(event, Trajectory)]
@@ -157,8 +158,8 @@ def handed_over(transfers: list[KVTransfers]) -> tuple[Rig, Rig, Assignment]:
     source.replica.accept(assignment())
     source.steps(6)
     _, given = source.replica.hand_over(release(("p0.0", 5)))
-    assert isinstance(given, Assignment)
-    return source, destination, given
+    assert isinstance(given, Placed)
+    return source, destination, assignment_of(given)
 
 
 def ended(rig: Rig) -> Trajectory:
@@ -234,7 +235,7 @@ def test_hand_over_pins_no_version_where_weights_interrupt() -> None:
     rig.replica.accept(assignment())
     rig.steps(2)
     _, given = rig.replica.hand_over(release(("p0.0", 5)))
-    assert isinstance(given, Assignment)
+    assert isinstance(given, Placed)
     assert given.policy_version is None
     assert given.version_spans == (VersionSpan(version(0), 2),)
 
@@ -248,8 +249,8 @@ def test_waiting_assignment_is_handed_over_unchanged() -> None:
     last, given = rig.replica.hand_over(release(("p1.0", 5)))
     assert isinstance(last, Progress)
     assert len(last.gained.token_ids) == 0
-    assert isinstance(given, Assignment)
-    assert (given.lease, given.policy_version, given.partial) == (5, version(0), None)
+    assert isinstance(given, Placed)
+    assert (given.to.lease, given.policy_version, given.partial) == (5, version(0), None)
 
 
 def test_hand_over_starts_with_the_shortest() -> None:
@@ -259,7 +260,7 @@ def test_hand_over_starts_with_the_shortest() -> None:
         rig.steps(2)
     rig.replica.accept(assignment(3, under=version(0)))
     events = rig.replica.hand_over(release(("p0.0", 5), ("p2.0", 6), ("p3.0", 7), ("p1.0", 8)))
-    given = [event.trajectory_id for event in events if isinstance(event, Assignment)]
+    given = [event.trajectory_id for event in events if isinstance(event, Placed)]
     assert given == ["p3.0", "p2.0", "p1.0", "p0.0"]
 
 

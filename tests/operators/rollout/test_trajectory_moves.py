@@ -19,6 +19,7 @@ from tiny_models import VOCABULARY, tiny_model
 
 from infra.transport.kv_transfer import KVTransfers
 from infra.transport.relay_node import Endpoint
+from operators.io.repartition import Placed, assignment_of
 from operators.rollout.random_streams import stream_key, uniforms
 from operators.rollout.replica import Replica
 from schemas.columns import token_ids
@@ -75,8 +76,8 @@ def generate(count: int, moves: bool, transfers: tuple[KVTransfers | None, ...] 
             lease += 1
             order = Release("1-1.1", tuple(leaving), (lease,) * len(leaving), 1 - source, 1, source, 1)
             for event in replicas[source].hand_over(order):
-                if isinstance(event, Assignment):
-                    replicas[1 - source].accept(event)
+                if isinstance(event, Placed):
+                    replicas[1 - source].accept(assignment_of(event))
                     owners[event.trajectory_id] = 1 - source
                     moved |= {event.trajectory_id} if event.partial is not None else set()
                 else:

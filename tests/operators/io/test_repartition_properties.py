@@ -1,0 +1,76 @@
+"""Properties of the re-partitioning, for any decisions: one record each, in order, within the size bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from decisions import kv, moved, placed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operators.io.coalesce import coalesce
+from operators.io.repartition import LiveReplicas, Placed, repartition
+from schemas.codec import MAX_VALUE_BYTES
+from schemas.records import Assignment, AssignmentRejected, Cancel
+from schemas.topics import inbox_partition
+
+LIVE = {0: 1, 1: 3, 2: 2}
+SIZES = st.sampled_from([0, 3, MAX_VALUE_BYTES // 25, MAX_VALUE_BYTES // 9])
+PLACED = st.builds(
+    placed,
+    number=st.integers(0, 3),
+    replica=st.integers(0, 3),
+    lease=st.integers(1, 9),
+    incarnation=st.integers(1, 3),
+    tokens=SIZES,
+    kv=st.none() | st.builds(kv, st.sampled_from([1, MAX_VALUE_BYTES // 8])),
+)
+CANCELS = st.builds(Cancel, st.just(("p0.0",)), st.just((1,)), st.integers(0, 2), st.integers(1, 3))
+MOVES = st.builds(moved, st.just("p0.0"), source=st.integers(0, 2), incarnation=st.integers(1, 3))
+DECISIONS = st.lists(PLACED | CANCELS | MOVES, max_size=12)
+
+
+def records(decisions: Sequence[Any]) -> list[Any]:
+    return [output.record for output in repartition([LiveReplicas(LIVE), *decisions])]
+
+
+@settings(deadline=None, max_examples=60)
+@given(DECISIONS)
+def test_every_placed_becomes_one_assignment_or_one_rejection(decisions: list[Any]) -> None:
+    made = [each for each in records(decisions) if isinstance(each, Assignment | AssignmentRejected)]
+    wanted = [each for each in decisions if isinstance(each, Placed)]
+    assert [(each.trajectory_id, each.lease) for each in made] == [(p.trajectory_id, p.to.lease) for p in wanted]
+
+
+@settings(deadline=None, max_examples=60)
+@given(DECISIONS)
+def test_inbox_records_are_for_live_replicas_with_rising_leases(decisions: list[Any]) -> None:
+    leases: dict[str, int] = {}
+    for record in records(decisions):
+        if isinstance(record, AssignmentRejected):
+            continue
+        if isinstance(record, Assignment):
+            assert LIVE[record.replica] == record.incarnation
+            assert record.lease > leases.get(record.trajectory_id, 0)
+            leases[record.trajectory_id] = record.lease
+        assert record.incarnation >= LIVE[record.replica]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 3, MAX_VALUE_BYTES // 9])), max_size=12))
+def test_inbox_of_a_replica_keeps_the_order_of_its_decisions(sizes: list[tuple[int, int]]) -> None:
+    decisions = [placed(n, replica, n + 1, LIVE[replica], tokens) for n, (replica, tokens) in enumerate(sizes)]
+    assigned = [each for each in records(decisions) if isinstance(each, Assignment)]
+    for replica in LIVE:
+        fitting = [n for n, (to, tokens) in enumerate(sizes) if to == replica and tokens <= 3]
+        assert [each.prompt.number for each in assigned if each.replica == replica] == fitting
+
+
+@settings(deadline=None, max_examples=30)
+@given(DECISIONS)
+def test_encoded_inbox_records_are_within_the_bounds(decisions: list[Any]) -> None:
+    outputs = repartition([LiveReplicas(LIVE), *decisions])
+    for record in coalesce(outputs, lambda topic: topic.name("run")):
+        assert len(record.value) <= MAX_VALUE_BYTES
+    assert all(o.partition == inbox_partition(o.record.replica) for o in outputs if o.topic.short_name == "inbox")
