@@ -46,7 +46,7 @@ def plant(root: Path, path: str, source: str) -> list[str]:
         ("pipelines/a.py", "from tokenizers import Tokenizer", "imports tokenizers"),
         ("operators/placement/a.py", "from safetensors.torch import load", "imports safetensors"),
         ("infra/kafka/a.py", "import apache_beam as beam", "imports apache_beam"),
-        ("schemas/a.py", "import numpy as np", "standard library and pyarrow only"),
+        ("schemas/a.py", "import numpy as np", "orjson and pyarrow only"),
         ("operators/score/a.py", "import apache_beam as beam\n\ndef f(x): return x", "without defining a transform"),
         ("pipelines/a.py", "import apache_beam as beam\nclass A(beam.DoFn): ...", "transforms belong to an operator"),
         ("pipelines/a.py", "TOPIC = 'laminar.run.prompts'", "schemas/topics.py"),

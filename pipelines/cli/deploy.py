@@ -20,7 +20,7 @@ def deploy(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the files.")],
     json: JsonOption = False,
 ) -> Report:
-    """Write a run's deployment files from CONFIG: a compose file, Kubernetes manifests and systemd units.
+    """Write a run's deployment files from CONFIG: a compose file and Kubernetes manifests.
 
     Roles, replicas and indices come from CONFIG; the same CONFIG always gives the same files. infra/deploy/files holds
     the files of examples/deployed.toml.

@@ -41,7 +41,7 @@ COMMANDS: dict[str, CommandModule] = {
     "relays": CommandModule("pipelines.cli.relays", "Show a run's relays: their order, versions and transfers."),
     "replicas": CommandModule("pipelines.cli.replicas", "Show a run's replicas; drain one."),
     "plans": CommandModule("pipelines.cli.plans", "Show placement's repack plans and their outcomes."),
-    "deploy": CommandModule("pipelines.cli.deploy", "Write deployment files: compose, Kubernetes, systemd."),
+    "deploy": CommandModule("pipelines.cli.deploy", "Write deployment files: compose, Kubernetes."),
     "acls": CommandModule("pipelines.cli.acls", "Print or create the Kafka ACLs of a run's roles."),
     "config": CommandModule("pipelines.cli.config", "Explain configuration keys; compare two configurations."),
     "doctor": CommandModule("pipelines.cli.doctor", "Check what can run on this machine, and how to fix the rest."),

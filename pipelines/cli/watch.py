@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -19,10 +19,14 @@ from pipelines.present.view.state_json import state_to_json
 from pipelines.present.view.watch import Watch
 from schemas.topics import REPLICAS
 
+if TYPE_CHECKING:
+    from pipelines.present.view.live import LiveView
+
 app = Commands()
 CATCH_UP_TIMEOUT_S = 5.0
 """After this time without new records the snapshot is taken as it is."""
 MAX_HEARTBEATS = 200
+REFRESH_S = 0.5
 
 
 @app.command()
@@ -35,7 +39,7 @@ def watch(
 ) -> Report | None:
     """Watch a run: reward, accuracy, staleness, speed, lag, replicas. Joins no consumer group; works on any machine.
 
-    On a terminal the view is redrawn until you press q; otherwise one snapshot is printed.
+    On a terminal the view is redrawn until you press Ctrl-C; otherwise one snapshot is printed.
 
     \b
     Examples:
@@ -48,10 +52,19 @@ def watch(
         state = catch_up(watching)
         if json or plain or not sys.stdout.isatty():
             return Report(state_to_json(state), lambda: _snapshot(state), as_json=json)
-        from pipelines.present.view.app import WatchApp
+        from pipelines.present.view.console import console
+        from pipelines.present.view.live import LiveView
 
-        WatchApp(connection.run, watching.tick).run()
+        with suppress(KeyboardInterrupt), LiveView(console(), connection.run) as view:
+            follow(watching, view)
     return None
+
+
+def follow(watching: Watch, view: LiveView) -> NoReturn:
+    """Show each new state in `view` until an exception, such as KeyboardInterrupt, ends it."""
+    while True:
+        view.update(watching.tick())
+        time.sleep(REFRESH_S)
 
 
 @contextmanager

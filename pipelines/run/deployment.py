@@ -1,4 +1,4 @@
-"""Deployment files for the roles of a run: systemd, compose, Kubernetes."""
+"""Deployment files for the roles of a run: compose, Kubernetes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from infra.deploy.compose import compose_file
 from infra.deploy.kubernetes import manifests
-from infra.deploy.systemd import unit_files
 from infra.deploy.units import DeploymentPlan, Unit
 from pipelines.config import Config, load_config
 from pipelines.roles import SHARDED, roles_of
@@ -51,5 +50,4 @@ def units_of(config: Config) -> list[Unit]:
 
 def files_of(plan: DeploymentPlan) -> dict[str, str]:
     """All deployment files of `plan`, by path."""
-    units = {f"systemd/{name}": text for name, text in unit_files(plan).items()}
-    return {"compose.yaml": compose_file(plan), "kubernetes.yaml": manifests(plan), "run.toml": plan.config, **units}
+    return {"compose.yaml": compose_file(plan), "kubernetes.yaml": manifests(plan), "run.toml": plan.config}

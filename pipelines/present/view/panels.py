@@ -44,6 +44,8 @@ def screen(state: RunState, width: int, height: int, *, ascii_only: bool = False
         room -= PLOT_ROWS
     if state.roles and room >= 4:
         parts += [Text(""), processes(state, room - 2)]
+    elif state.replicas and room >= 4:  # the view of another machine, which knows no processes
+        parts += [Text(""), replica_table(state, room - 2)]
     return Group(*parts)
 
 
@@ -147,6 +149,24 @@ def processes(state: RunState, rows: int) -> RenderableType:
         table.add_row(name, str(role.pid or UNKNOWN), health, restarts, seen, activity(state, role))
     if hidden:
         table.add_row(Text(f"… and {len(state.roles) - len(roles)} more, up", "dim"))
+    return table
+
+
+def replica_table(state: RunState, rows: int) -> RenderableType:
+    """Return a row for each replica, at most `rows`: state, version, load, KV use, tokens, and age of its heartbeat."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("replica", "state", "version", "running", "waiting", "KV", "tokens", "heartbeat"):
+        table.add_column(name, justify="left" if name in ("state", "version") else "right", no_wrap=True)
+    replicas = sorted(state.replicas.items())
+    shown = replicas if len(replicas) <= rows else replicas[: rows - 1]
+    for number, each in shown:
+        kv = percent(each.kv_used / each.kv_capacity) if each.kv_capacity else UNKNOWN
+        age = f"{max(0, state.now - each.sent_at) / 1000:.0f} s"
+        version = str(each.policy_version or UNKNOWN)
+        load = (str(each.running), str(each.waiting), kv, count(each.tokens_generated), age)
+        table.add_row(str(number), each.state, version, *load)
+    if len(shown) < len(replicas):
+        table.add_row(f"… and {len(replicas) - len(shown)} more")
     return table
 
 

@@ -213,7 +213,7 @@ def test_unreachable_broker_prints_one_line(capsys: pytest.CaptureFixture[str]) 
         main([*words, "--debug"])
 
 
-HEAVY = {"apache_beam", "torch", "transformers", "datasets", "pandas", "numpy", "psutil", "textual"}
+HEAVY = {"apache_beam", "torch", "transformers", "datasets", "pandas", "numpy", "psutil"}
 HEAVY_OR_ARROW = HEAVY | {"pyarrow", "operators"}
 METADATA = (
     "topics list",

@@ -25,7 +25,7 @@ from infra.escaping import (
 from pipelines.present.output import Report, RowOutput, Texts, show, table
 from pipelines.present.record_text import as_line
 from pipelines.present.token_colours import Tokens, coloured
-from pipelines.present.view.console import EscapedText, console
+from pipelines.present.view.console import console
 
 CONTROL_SEQUENCES = {
     "clear screen": "\x1b[2J\x1b[1;1H",
@@ -97,7 +97,7 @@ def test_show_escapes_control_characters(what: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_console_escapes_control_characters(terminal: bool) -> None:
-    for part in (UNSAFE, Text(UNSAFE), table([{"text": UNSAFE}], ["text"]), EscapedText(Text(UNSAFE))):
+    for part in (UNSAFE, Text(UNSAFE), table([{"text": UNSAFE}], ["text"])):
         out = io.StringIO()
         console(file=out, force_terminal=terminal, width=4000, soft_wrap=True).print(
             part, highlight=False, markup=False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from dataclasses import replace
@@ -11,11 +10,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from record_samples import SAMPLES
-from textual.widgets import Static, TabbedContent
 
 from pipelines.inspect.run_state.events import LagMeasured
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
-from pipelines.present.view.app import WatchApp
 from pipelines.present.view.exposition import RunCollector, metric_name
 from pipelines.present.view.grafana import PANELS, dashboard
 from pipelines.present.view.state_json import state_to_json
@@ -104,18 +101,3 @@ def test_state_to_json(state: RunState) -> None:
     assert (found["reward"], found["heldout"], found["lag"]) == (0.5, 0.75, {"batches": 3})
     assert found["replicas"]["0"]["running"] == 8
     assert state_to_json(new_run("first", None, 0))["reward"] is None
-
-
-def test_watch_app_tabs_pause_and_quit(state: RunState) -> None:
-    async def use_app() -> None:
-        app = WatchApp("first", lambda: state)
-        async with app.run_test(size=(100, 30)) as pilot:
-            await pilot.pause(0.2)
-            assert app.query_one("#screen", Static).visual is not None
-            await pilot.press("2")
-            assert app.query_one(TabbedContent).active == "replicas"
-            await pilot.press("p")
-            await pilot.press("q")
-        assert app.return_code == 0
-
-    asyncio.run(use_app())

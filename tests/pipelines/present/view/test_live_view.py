@@ -15,6 +15,7 @@ from rich.console import Console
 from synthetic_run import START, evaluation_metric, heartbeat, history, manifest, trainer_metric
 
 from infra.kafka.unreadable_record import UnreadableRecord
+from pipelines.cli.watch import follow
 from pipelines.inspect import metrics_file
 from pipelines.inspect.metrics_file import MetricsFile, position_metric, read_metrics
 from pipelines.inspect.run_state.events import LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
@@ -69,6 +70,38 @@ def test_screen_of_unknown_run() -> None:
     assert "starting" in text
     assert "None" not in text
     assert "nan" not in text
+
+
+def remote(replicas: int) -> RunState:
+    """A run on other machines: its replicas are known, its processes are not."""
+    heartbeats = [heartbeat(number, START + 65_000, 10) for number in range(replicas)]
+    return fold_all(new_run("sums", 80, START), [*heartbeats, Tick(START + 70_000)])
+
+
+@pytest.mark.parametrize("height", [14, 20, 50])
+def test_screen_shows_replicas_of_a_remote_run(height: int) -> None:
+    lines = drawn(remote(30), 100, height).splitlines()
+    assert len(lines) <= height
+    rows = [line.split() for line in lines]
+    assert ["0", "running", "1.12", "12", "3", "43", "%", "10", "5", "s"] in rows
+    assert any("more" in line for line in lines) == (height < 50)
+
+
+def test_watch_on_a_terminal_redraws_until_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.cli.watch.REFRESH_S", 0)
+    states = iter([remote(1), training()])
+
+    class Watching:
+        def tick(self) -> RunState:
+            for state in states:
+                return state
+            raise KeyboardInterrupt
+
+    terminal = Console(file=io.StringIO(), width=100, height=30, force_terminal=True, color_system=None)
+    with pytest.raises(KeyboardInterrupt), LiveView(terminal, "sums") as view:
+        follow(Watching(), view)  # type: ignore[arg-type]
+    shown = terminal.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.index("heartbeat") < shown.rindex("40/80 steps")
 
 
 @pytest.mark.parametrize("height", [10, 14, 20, 24, 40])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,24 +92,6 @@ def _filled(command: str, pod: int) -> list[str]:
         first = int(expression.partition("+")[2])
         filled = f"{before}{pod + first}{after}"
     return filled.split()
-
-
-def test_systemd_units_start_every_role(tmp_path: Path) -> None:
-    units = {Path(name).name: text for name, text in FILES.items() if name.startswith("systemd/")}
-    wants = next(line for line in units["laminar-run.target"].splitlines() if line.startswith("Wants="))
-    started = []
-    for instance in wants.removeprefix("Wants=").split():
-        name, _, index = instance.removesuffix(".service").partition("@")
-        text = units[f"{name}@.service" if index else f"{name}.service"]
-        line = next(line for line in text.splitlines() if line.startswith("ExecStart="))
-        started.append(submitted(line.partition("/usr/bin/env ")[2].replace("%i", index).split()))
-    assert sorted(started) == sorted(map(indexed, ROLES))
-    if shutil.which("systemd-analyze"):
-        for name, text in units.items():
-            (tmp_path / name).write_text(text.replace("User=laminar\n", ""))
-        files = [str(tmp_path / name) for name in units if "@" not in name]
-        done = subprocess.run(["systemd-analyze", "verify", *files], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
 
 
 def test_units_request_gpus_for_vllm_only() -> None:
