@@ -7,7 +7,7 @@ import pyarrow as pa
 from kafka import KafkaConsumer
 
 brokers, topic, schema_file = sys.argv[1:]
-schema = pa.ipc.open_stream(schema_file).schema  # laminar topics schema NOUN -o arrow > schema-file
+schema = pa.ipc.open_stream(schema_file).schema  # laminar topics schema NOUN -O arrow > schema-file
 for record in KafkaConsumer(
     topic,
     bootstrap_servers=brokers,

@@ -19,11 +19,18 @@ from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, known_topic
 from pipelines.inspect.log.chunks import LogChunk, read_chunks
 from pipelines.present.output import Chunks, Report, RowOutput, arrow_stream, utc
-from pipelines.present.record_text import brief
+from pipelines.present.record_text import MAX_LINE, brief
 from schemas.topics import Topic
 
 STATISTICS = ("policy_version", "staleness", "reward", "prompt_tokens", "completion_tokens", "tokens", "lease", "batch")
 """Columns whose range `stats` reports, where a topic has them."""
+
+
+MAIN_COLUMNS = (
+    *("trajectory_id", "task", "policy_version", "staleness", "reward", "completion_tokens", "finish_reason"),
+    *("error", "reward_error", "completion_text"),
+)
+"""What `find` shows people of trajectories and experiences."""
 
 
 def find_command(
@@ -38,10 +45,14 @@ def find_command(
     ] = "",
     columns: Annotated[
         str | None,
-        typer.Option("--columns", metavar="A,B", help="Only these columns; by default every column that is set."),
+        typer.Option(
+            "--columns",
+            metavar="A,B",
+            help="Only these columns, or `all`. By default: lines and tables have the main ones, other formats all.",
+        ),
     ] = None,
     count: Annotated[int | None, typer.Option("-n", "--count", min=0, help="Maximum number of rows.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Continue with new records until stopped.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new records until stopped.")] = False,
 ) -> RowOutput | Chunks:
     """Find rows of a topic by their fields. Joins no consumer group and commits nothing; memory use is constant.
 
@@ -51,13 +62,15 @@ def find_command(
     Examples:
       laminar topics find experiences -w "reward > 0.5 and staleness >= 2" --columns trajectory_id,reward
       laminar topics find settled -w "outcome = 'dropped'" -o @-1h -O csv
-      laminar topics find trajectories -w "completion_text ~ 'sorry'" -n 5 -O jsonl
+      laminar topics find trajectories -w "completion_text ~ 'sorry'" -n 5
+      laminar topics find trajectories --columns all -n 1
     """
     connection = address.connect()
     name, known = known_topic(topic, connection.run)
+    form = reading.form("lines")
     try:
         condition = table_condition(where, row_schema(known)) if where else None
-        selected = _columns(columns, known)
+        selected = _columns(columns, known, for_people=form in ("lines", "table"))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     ranges = reading.ranges(connection, name)
@@ -73,7 +86,6 @@ def find_command(
             if remaining is not None and (remaining := remaining - len(rows)) <= 0:
                 return
 
-    form = reading.form("lines")
     if form == "arrow":
         return Chunks(arrow_stream(tables()))
     parts = ([json_value(row) for row in batch.to_pylist()] for each in tables() for batch in each.to_batches(256))
@@ -164,15 +176,23 @@ def _text(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _columns(text: str | None, topic: Topic) -> list[str]:
-    """Return the columns that `text` lists. Raises ValueError, with the nearest column, for an unknown one."""
+def _columns(text: str | None, topic: Topic, *, for_people: bool) -> list[str]:
+    """Return the columns that `text` lists; none: all. Raises ValueError for an unknown one."""
+    schema = row_schema(topic)
+    if text is None and for_people:
+        flat = [field.name for field in schema if not pa.types.is_nested(field.type)]
+        main = [name for name in MAIN_COLUMNS if name in flat] if "completion_text" in flat else flat
+        return [*main, *(name for name in LOG_POSITION.names if name not in main)]
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if names == ["all"]:
+        return []
     for name in names:
-        table_condition(f"{name} is null", row_schema(topic))
+        table_condition(f"{name} is null", schema)
     return names
 
 
 def _line(row: dict[str, Any]) -> str:
     _, partition, offset, *_ = [row.pop(name, None) for name in LOG_POSITION.names]
     position = f"{partition}:{offset} " if offset is not None else ""
-    return position + brief(row)
+    line = position + brief(row)
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"

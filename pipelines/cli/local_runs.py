@@ -27,7 +27,7 @@ def list_command(printing: Printing, folder: FolderOption = RUNS) -> RowOutput:
     Examples:
       laminar runs list
       laminar runs list --json | jq '.[] | select(.status == "running")'
-      laminar runs list -o csv
+      laminar runs list -O csv
     """
     from pipelines.inspect.run_folders import list_runs
 

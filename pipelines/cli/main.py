@@ -28,6 +28,7 @@ COMMANDS: dict[str, CommandModule] = {
     "broker": CommandModule("pipelines.cli.broker", "Start, stop and inspect a local Kafka broker."),
     "runs": CommandModule("pipelines.cli.runs", "Manage runs: list, status, logs, stop, resume, audit."),
     "topics": CommandModule("pipelines.cli.topics", "Inspect a run's topics: list, tail, find, lag, dead letters."),
+    "samples": CommandModule("pipelines.cli.samples", "Show what the model answers, with rewards; compare versions."),
     "trajectory": CommandModule("pipelines.cli.trajectory", "Show a trajectory's history, from prompt to outcome."),
     "lineage": CommandModule("pipelines.cli.lineage", "Show from which prompts a weight version was trained."),
     "watch": CommandModule("pipelines.cli.watch", "Watch a run live, on this machine or another."),
@@ -46,7 +47,7 @@ COMMANDS: dict[str, CommandModule] = {
     "config": CommandModule("pipelines.cli.config", "Explain configuration keys; compare two configurations."),
     "doctor": CommandModule("pipelines.cli.doctor", "Check what can run on this machine, and how to fix the rest."),
 }
-READ_ONLY = {"topics", "trajectory", "lineage", "watch", "metrics", "trace", "relays", "replicas", "plans"}
+READ_ONLY = {"topics", "samples", "trajectory", "lineage", "watch", "metrics", "trace", "relays", "replicas", "plans"}
 READ_ONLY |= {"weights list", "weights show"}
 """The read-only commands, which start with `light_imports`."""
 

@@ -37,7 +37,7 @@ class Connection:
 class Printing:
     """The options for the format of printed rows."""
 
-    output: Annotated[Form | None, typer.Option("--output", "-o", help="Output format; by default readable text.")] = (
+    output: Annotated[Form | None, typer.Option("--output", "-O", help="Output format; by default readable text.")] = (
         None
     )
     json: JsonOption = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import typer
 
@@ -16,7 +16,7 @@ from pipelines.present.output import Form
 FORMS = get_args(Form)
 _OFFSETS = (
     "beginning; end; N: from offset N; -N: the last N; +N: without the first N; N:M: from N to before M; @T or @-1h: "
-    "from a time; @T1:T2: from T1 to before T2; s@MS, e@MS: kcat's start and end times. Also accepts an output format."
+    "from a time; @T1:T2: from T1 to before T2; s@MS, e@MS: kcat's start and end times."
 )
 
 
@@ -24,8 +24,7 @@ _OFFSETS = (
 class ReadOptions:
     """Which offsets of which partitions to read, and the output format.
 
-    `-o` is the offset, as in kcat and rpk. It also accepts an output format, as `-o` of the other commands: no offset
-    is spelled like a format.
+    `-o` is the offset, as in kcat and rpk, and `-O` the output format, as in all commands.
     """
 
     offset: Annotated[list[str] | None, typer.Option("-o", "--offset", metavar="OFFSET", help=_OFFSETS)] = None
@@ -37,15 +36,15 @@ class ReadOptions:
 
     def form(self, otherwise: Form, json: Form = "jsonl") -> Form:
         """Return the requested output format; `json` is the meaning of --json."""
-        forms: list[Any] = [word for word in self.offset or () if word in FORMS]
-        return self.output or (forms[-1] if forms else json if self.json else otherwise)
+        return self.output or (json if self.json else otherwise)
 
     @property
     def span(self) -> OffsetSpan | None:
         """The requested offsets; None if -o is not given. Raises typer.BadParameter."""
-        offsets = [word for word in self.offset or () if word not in FORMS]
+        if formats := [word for word in self.offset or () if word in FORMS]:
+            raise typer.BadParameter(f"-o is the offset; for the output format give -O {formats[0]}", param_hint="-o")
         try:
-            return parse_span(offsets, time.time_ns() // 1_000_000) if offsets else None
+            return parse_span(self.offset, time.time_ns() // 1_000_000) if self.offset else None
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="-o") from error
 

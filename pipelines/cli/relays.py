@@ -40,7 +40,7 @@ def relays(
     Examples:
       laminar relays
       laminar relays --json | jq '.relays[].versions[0]'
-      laminar relays -o csv
+      laminar relays -O csv
     """
     connection = address.connect()
     chain, statuses = read_chain(connection), read_status(connection)

@@ -10,6 +10,7 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, JsonOption, connect
+from pipelines.cli.trajectory import model_of
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ def report(
     ] = None,
     folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")] = RUNS,
     log: Annotated[
-        bool, typer.Option("--log/--no-log", help="Also read the run's log: plans, the slowest trajectories.")
+        bool, typer.Option("--log/--no-log", help="Also read the run's log: samples, plans, the slowest trajectories.")
     ] = True,
     json: JsonOption = False,
 ) -> Report:
-    """Write the report of a run: metrics, plots, plans, the slowest trajectories; or a comparison of several runs.
+    """Write the report of a run: metrics, plots, samples, plans, slowest trajectories; or a comparison of runs.
 
     The report is one self-contained HTML file. If the run's own broker has stopped, the command starts it again to read
     the log.
@@ -53,17 +54,24 @@ def report(
 
     place = found[0].folder
     if log:
-        write_atomically(place / "insight.json", jsons.dumps(_insight(found[0].run, folder), indent=1))
+        for name, data in _from_log(found[0].run, folder).items():
+            write_atomically(place / name, jsons.dumps(data, indent=1))
     file = out or place / "report.html"
     write_atomically(file, render_report(place))
     return Report({"run": found[0].run, "file": str(file)}, lambda: f"wrote {file}", as_json=json)
 
 
-def _insight(run: str, folder: Path) -> dict[str, Any]:
+def _from_log(run: str, folder: Path) -> dict[str, Any]:
+    """Return by file name what the report shows of the run's log."""
+    from pipelines.inspect.run_folders import SAMPLES_FILE
     from pipelines.present.report.insight import insight
+    from pipelines.present.report.samples import report_samples
 
     connection = connect(run, None, None, folder)
-    return insight(connection.client, connection.run)
+    return {
+        "insight.json": insight(connection.client, connection.run),
+        SAMPLES_FILE: report_samples(connection.client, connection.run, model_of(run, folder)),
+    }
 
 
 def _read_run(folder: Path, run: str) -> ComparedRun:

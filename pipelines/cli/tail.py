@@ -30,12 +30,10 @@ def tail_command(
         int | None,
         typer.Option("-n", "--count", min=0, help="How many records; without -o the last ones, by default 10."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Continue with new records until stopped.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new records until stopped.")] = False,
     form: Annotated[
         str | None,
-        typer.Option(
-            "-f", "--format", metavar="FORMAT", help="kcat's format: %t %p %o %k %s %S %K %h %T; %s is decoded."
-        ),
+        typer.Option("--format", metavar="FORMAT", help="kcat's format: %t %p %o %k %s %S %K %h %T; %s is decoded."),
     ] = None,
     kcat: Annotated[bool, typer.Option("-J", help="Print kcat's JSON envelope.")] = False,
 ) -> RowOutput:
@@ -49,13 +47,13 @@ def tail_command(
       laminar topics tail trajectories
       laminar topics tail settled -n 100 --json | jq .rows[].outcome
       laminar topics tail inbox -p 0 -o beginning -n 5 -O table
-      laminar topics tail settled -o @-1h -f '%p:%o %k %s'
+      laminar topics tail settled -o @-1h --format '%p:%o %k %s'
       laminar topics tail metrics --follow
     """
     try:
         line = as_line if form is None else formatter(form)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="-f") from error
+        raise typer.BadParameter(str(error), param_hint="--format") from error
     span, numbers = reading.span, reading.numbers
     connection = address.connect()
     name, known = known_topic(topic, connection.run)

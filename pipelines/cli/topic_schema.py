@@ -18,7 +18,7 @@ def schema_command(
     record: Annotated[str, typer.Option("--record", help="One record type of several, for example Trajectory.")] = "",
     form: Annotated[
         Literal["text", "json", "arrow"],
-        typer.Option("-o", "--output", help="arrow: the schema as an Arrow IPC stream without batches."),
+        typer.Option("--output", "-O", help="arrow: the schema as an Arrow IPC stream without batches."),
     ] = "text",
 ) -> Report | Chunks:
     """Print the schemas of a topic's records. The header `laminar-schema` of each record names its schema.
@@ -27,8 +27,8 @@ def schema_command(
 
     \b
     Examples:
-      laminar topics schema trajectories -o json
-      laminar topics schema experiences -o arrow > experiences.arrow-schema
+      laminar topics schema trajectories -O json
+      laminar topics schema experiences -O arrow > experiences.arrow-schema
     """
     kinds = {kind.__name__: kind for kind in known_topic(topic, "run")[1].record_classes}
     if record and record not in kinds:
@@ -49,7 +49,7 @@ def _arrow_stream(entries: list[RecordType], topic: str) -> bytes:
     if len(arrow) != 1:
         names = ", ".join(entry.kind.__name__ for entry in arrow) or "none"
         raise typer.BadParameter(
-            f"-o arrow prints one schema; records of {topic} in Arrow: {names} (choose by --record)"
+            f"-O arrow prints one schema; records of {topic} in Arrow: {names} (choose by --record)"
         )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, arrow_schema(arrow[0].kind)):

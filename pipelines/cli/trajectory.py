@@ -58,7 +58,7 @@ def trajectory(
     first = next(parts, None)
     if first is None:
         raise RuntimeError(f"the log of run {connection.run} has no trajectory {name}")
-    read_tokens = partial(_tokens, model=model or _model_of(address.run))
+    read_tokens = partial(_tokens, model=model or model_of(address.run))
     if not json:
         return Texts(_texts(name, chain([first], parts), read_tokens, colour))
     history = History([*first, *chain.from_iterable(parts)])
@@ -70,10 +70,10 @@ def _tokens(history: History, model: Path | None) -> Tokens | None:
     return tokens_of(finished.record, model) if finished else None
 
 
-def _model_of(run: str | None) -> Path | None:
-    """Return the initial model of a run under ./runs; None if there is no such run."""
+def model_of(run: str | None, runs: Path = RUNS) -> Path | None:
+    """Return the initial model of a run under `runs`; None if there is no such run."""
     try:
-        config = tomllib.loads((RUNS / (run or "latest") / "config.toml").read_text(encoding="utf-8"))
+        config = tomllib.loads((runs / (run or "latest") / "config.toml").read_text(encoding="utf-8"))
     except OSError:
         return None
     return Path(config.get("model", {}).get("path", ""))

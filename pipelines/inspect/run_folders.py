@@ -17,6 +17,8 @@ from schemas.release import OldRelease
 
 CONFIG_FILE = "config.toml"
 STATE_FILE = "state.json"
+SAMPLES_FILE = "samples.json"
+"""Samples for the report, from the beginning, the middle and the end of the run."""
 REPORT_FILE = "report.html"
 """The file that is written last."""
 SAME_START_S = 1.0

@@ -115,9 +115,13 @@ def _table(result: RowOutput) -> None:
 
 
 def _lines(result: RowOutput) -> None:
+    empty = True
     for part in result.parts:
         sys.stdout.write("".join([f"{escape_keeping_nul(result.line(row))}\n" for row in part]))
         sys.stdout.flush()
+        empty = empty and not part
+    if empty and result.none:
+        sys.stderr.write(f"{escape_control_characters(result.none)}\n")  # stdout is for tools such as `wc -l`
 
 
 def _objects(result: RowOutput) -> None:

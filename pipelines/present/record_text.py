@@ -67,9 +67,15 @@ def as_line(item: Any) -> str:
     if item["error"] is not None:
         what = f"UNDECODABLE {item['schema'] or 'no schema'} ({item['size']} bytes)"
         return escape_to_one_line(f"{position} {written} {what}: {item['error']}")
-    rows = "; ".join(domain_text(row) + brief(row) for row in item["rows"])
+    rows = "; ".join(domain_text(row) + _completion(row) + brief(row) for row in item["rows"])
     line = f"{position} {written} {item['schema']} {item['key'] or '-'} {rows}"
     return escape_to_one_line(line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…")
+
+
+def _completion(row: Any) -> str:
+    """Return the response of a trajectory, to stand before its other fields; "" for other rows."""
+    source = row.get("trajectory") or row
+    return f"{compact(source['text'])} " if "response" in source and "text" in source else ""
 
 
 def brief(value: Any) -> str:

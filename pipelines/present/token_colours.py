@@ -47,33 +47,39 @@ def tokens_of(trajectory: Trajectory, model: Path | None) -> Tokens:
 
 def coloured(tokens: Tokens, by: str) -> Iterator[Text]:
     """Yield the coloured text and its legend; token ids if there are no texts. `by`: logprob, version or none."""
-    text = Text()
+    yield Text()
+    yield Text.assemble(*token_pieces(tokens, by))
+    if by != "none":
+        yield Text()
+        yield legend(by, sorted(set(tokens.versions)))
+
+
+def token_pieces(tokens: Tokens, by: str) -> list[tuple[str, Style]]:
+    """Return the text of each token with its style; token ids if there are no texts. `by` as in `coloured`."""
     known = sorted(set(tokens.versions))
+    pieces = []
     for at, token in enumerate(tokens.ids):
         colour = OTHER_COLOUR
         if tokens.from_policy[at]:
             colour = _of_logprob(tokens.logprobs[at])
             if by == "version":
                 colour = VERSION_COLOURS[known.index(tokens.versions[at]) % len(VERSION_COLOURS)]
-        token_text = f"{token} " if tokens.texts is None else escape_control_characters(tokens.texts[at])
-        text.append(token_text, None if by == "none" else Style(color=f"color({colour})"))
-    yield Text()
-    yield text
-    if by != "none":
-        yield Text()
-        yield _legend(by, known)
+        text = f"{token} " if tokens.texts is None else escape_control_characters(tokens.texts[at])
+        pieces.append((text, Style() if by == "none" else Style(color=f"color({colour})")))
+    return pieces
 
 
 def _of_logprob(logprob: float) -> int:
     return next(colour for lowest, colour in SCALE if logprob >= lowest)
 
 
-def _legend(by: str, versions: list[str]) -> Text:
+def legend(by: str, versions: list[str]) -> Text:
+    """Return the meaning of the colours."""
     entries = [(f"logprob ≥ {lowest:g}" if lowest > -9 else "lower", colour) for lowest, colour in SCALE]
     if by == "version":
         colours = (VERSION_COLOURS[at % len(VERSION_COLOURS)] for at in range(len(versions)))
         entries = [(f"version {version}", colour) for version, colour in zip(versions, colours, strict=True)]
-    legend = Text()
+    text = Text()
     for label, colour in [*entries, ("not from the policy", OTHER_COLOUR)]:
-        legend.append("■ ", Style(color=f"color({colour})")).append(f"{label}  ")
-    return legend
+        text.append("■ ", Style(color=f"color({colour})")).append(f"{label}  ")
+    return text

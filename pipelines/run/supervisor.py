@@ -18,9 +18,10 @@ from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.log.rows import rows_of
 from pipelines.inspect.metrics_file import LAG, PHASE, MetricsFile
-from pipelines.inspect.run_folders import CONFIG_FILE
+from pipelines.inspect.run_folders import CONFIG_FILE, SAMPLES_FILE
 from pipelines.inspect.run_state.events import RoleState as ObservedRole
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
+from pipelines.present.report.samples import report_samples
 from pipelines.present.report.trackers import Sinks, open_trackers
 from pipelines.present.view.live import LiveView
 from pipelines.present.view.watch import Watch
@@ -98,6 +99,7 @@ class Supervisor:
             self._enter("audit")
             with self._stops.interruptible():
                 result = self._kafka.retry(lambda: audit(self.config.kafka.client(), self.config.run.name, ended=True))
+                self._kafka.retry(self._write_samples)
             self._kafka.close()
         return result
 
@@ -194,6 +196,12 @@ class Supervisor:
         self._fleet.stop([role.name for role in roles_of(self.config)])
         while self._fleet.running() and time.monotonic() < deadline:
             self._tick()
+
+    def _write_samples(self) -> None:
+        """Write samples for the report, while the run's broker responds."""
+        client, name = self.config.kafka.client(), self.config.run.name
+        found = report_samples(client, name, Path(self.config.model.path) if self.config.model.path else None)
+        write_atomically(self.folder / SAMPLES_FILE, json.dumps(found, indent=1))
 
     def _enter(self, phase: str) -> None:
         if phase != self.state.phase:

@@ -155,6 +155,8 @@ def test_run_folder_is_complete(ended: LaminarRun) -> None:
         assert set(names.split()) <= set().union(*(metric.values for metric in metrics if metric.name == series))
     assert any((folder / "tensorboard").iterdir())
     assert "<svg" in (folder / "report.html").read_text()
+    assert [each["place"] for each in json.loads((folder / "samples.json").read_text())] == ["first", "middle", "last"]
+    assert "<h2>Samples" in (folder / "report.html").read_text()
 
 
 def test_run_files_are_private_to_their_owner(ended: LaminarRun) -> None:

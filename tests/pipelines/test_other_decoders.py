@@ -26,7 +26,7 @@ def schema(*words: str) -> subprocess.CompletedProcess[bytes]:
 def test_other_reader_decodes_experiences(topics: Topics, tmp_path: Path) -> None:
     topics.write(range(3))
     file = tmp_path / "experiences.arrow-schema"
-    file.write_bytes(schema("experiences", "-o", "arrow").stdout)
+    file.write_bytes(schema("experiences", "-O", "arrow").stdout)
     words = [topics.client.bootstrap_servers, EXPERIENCES.name(topics.run), str(file)]
     command = [sys.executable, "-I", str(READER), *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
@@ -40,7 +40,7 @@ def test_other_reader_decodes_experiences(topics: Topics, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("noun", ["experiences", "progress", "batch-assembly", "relay", "inbox"])
 def test_schema_command_prints_every_record(noun: str) -> None:
-    done = schema(noun, "-o", "json")
+    done = schema(noun, "-O", "json")
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert [each["schema"] for each in printed] == [record_type(kind).schema for kind in CATALOGUE[noun].record_classes]
@@ -48,6 +48,6 @@ def test_schema_command_prints_every_record(noun: str) -> None:
 
 
 def test_schema_command_rejects_a_record_of_another_topic() -> None:
-    done = schema("progress", "-o", "arrow", "--record", "Trajectory")
+    done = schema("progress", "-O", "arrow", "--record", "Trajectory")
     assert done.returncode == 2
     assert b"Progress" in done.stderr

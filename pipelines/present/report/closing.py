@@ -68,8 +68,8 @@ def next_commands(run: str, folder: Path) -> list[tuple[str, str]]:
     """Return commands that work unchanged, each with its purpose."""
     return [
         (f"{folder}/report.html", "the report: open it in a browser"),
+        (f"{laminar_command()} samples --run {run}", "read what the model answers; --best, --worst, --diff"),
         (f"{laminar_command()} runs audit --run {run}", "verify again that no trajectory was lost or trained twice"),
-        (f"{laminar_command()} topics tail trajectories --run {run}", "read the model's responses"),
         (f"{laminar_command()} weights list --run {run}", "list the published weight versions"),
     ]
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.inspect.metrics_file import read_metrics
+from pipelines.inspect.run_folders import SAMPLES_FILE
 from pipelines.present.report.charts import Chart, charts, phases
 from pipelines.present.report.closing import next_commands
 from pipelines.present.report.page_style import POLICY, STYLE
+from pipelines.present.report.samples import samples_section
 from pipelines.present.report.verdict import audit_verdict, error_verdict, training_verdict, warm_start_verdict
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
 from schemas.records import Metric
@@ -63,13 +65,13 @@ _AUDIT = (
 
 
 def render_report(folder: Path) -> str:
-    """Return the page of the run in `folder`: summary.json, metrics.jsonl, audit.json, insight.json and config.toml.
+    """Return the page of the run in `folder`, from its summary, metrics, audit, insight, samples and configuration.
 
     Only summary.json is required. Raises OSError if it is missing, ValueError if a file is invalid.
     """
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     audit, config, metrics = folder / "audit.json", folder / "config.toml", folder / "metrics.jsonl"
-    insight = folder / "insight.json"
+    insight, samples = folder / "insight.json", folder / SAMPLES_FILE
     return page(
         summary,
         read_metrics(metrics) if metrics.exists() else [],
@@ -77,6 +79,7 @@ def render_report(folder: Path) -> str:
         config.read_text("utf-8") if config.exists() else "",
         folder,
         json.loads(insight.read_text("utf-8")) if insight.exists() else None,
+        json.loads(samples.read_text("utf-8")) if samples.exists() else [],
     )
 
 
@@ -87,8 +90,12 @@ def page(
     config: str,
     folder: Path,
     insight: Mapping[str, Any] | None = None,
+    samples: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Return the page. Pure; all text from the run is escaped. `insight` is the result of `insight.insight`."""
+    """Return the page. Pure; all text from the run is escaped.
+
+    `insight` is the result of `insight.insight`, `samples` that of `samples.report_samples`.
+    """
     run = escape(str(summary.get("run")))
     warm_start = warm_start_verdict(summary)
     found = (error_verdict(summary), training_verdict(summary), warm_start, audit_verdict(summary))
@@ -106,6 +113,7 @@ def page(
             f'<h2>Results</h2><div class="card">{"".join(f"<p>{escape(each)}</p>" for each in verdicts)}</div>',
             f'<h2>Plots</h2><div class="plots">{"".join(map(_card, charts(metrics, summary)))}</div>',
             f'<div class="wide">{_card(phases(summary.get("phases") or {}))}</div>',
+            samples_section(samples),
             '<h2>Metrics</h2><div class="tables">',
             _table("Summary", ((label, shown(summary.get(key))) for key, label in LABELS.items())),
             f"<div>{_audit(audit)}{_machine(summary)}</div></div>",

@@ -68,6 +68,12 @@ tr:last-child td { border-bottom: 0; }
 td:first-child { color: var(--soft); padding-right: 16px; }
 td:last-child { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 pre { margin: 0; overflow-x: auto; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
+pre.sample { white-space: pre-wrap; overflow-wrap: anywhere; }
+span.p0 { color: var(--good); } span.p1 { color: var(--s6); } span.p2 { color: var(--s1); }
+span.p3, span.p4, span.p5 { color: var(--bad); } span.p4 { font-weight: 600; }
+span.p5 { font-weight: 600; text-decoration: underline; }
+i.p0 { background: var(--good); } i.p1 { background: var(--s6); } i.p2 { background: var(--s1); }
+i.p3, i.p4, i.p5 { background: var(--bad); }
 summary { cursor: pointer; color: var(--soft); }
 details pre { margin-top: 10px; }
 """

@@ -59,6 +59,23 @@ def test_show_prints_no_rows_in_every_format(capsys: pytest.CaptureFixture[str],
     assert capsys.readouterr().out == printed
 
 
+def test_show_says_on_stderr_that_there_are_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    show(RowOutput([[]], ("a",), "lines", "no matching rows"))
+    show(RowOutput([[], [{"a": 1}]], ("a",), "lines", "no matching rows"))
+    assert capsys.readouterr() == ("{'a': 1}\n", "no matching rows\n")
+
+
+def test_every_short_option_has_one_meaning() -> None:
+    long_names: dict[str, set[str]] = {}
+    for _, command in every_command():
+        for option in (each for each in command.params if each.param_type_name == "option"):
+            long = [name for name in option.opts if name.startswith("--")]
+            for short in (name for name in option.opts if not name.startswith("--")):
+                long_names.setdefault(short, set()).update(long)
+    assert {short: names for short, names in long_names.items() if len(names) > 1} == {}
+    assert (long_names["-o"], long_names["-O"], long_names["-f"]) == ({"--offset"}, {"--output"}, {"--follow"})
+
+
 def test_show_prints_one_arrow_stream_with_schema(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.utf8())])
     show(RowOutput([[{"a": 1, "b": None}], [{"a": 2, "b": "x"}]], ("a",), "arrow", schema=schema))

@@ -80,7 +80,7 @@ def test_runs_compare_prints_a_column_per_run(runs: Runs) -> None:
 
 
 def test_runs_list_prints_csv_json_and_table(runs: Runs) -> None:
-    rows = list(csv.DictReader(runs("list", "-o", "csv")[1].splitlines()))
+    rows = list(csv.DictReader(runs("list", "-O", "csv")[1].splitlines()))
     assert [(row["run"], row["status"]) for row in rows] == [("second", "ended"), ("first", "ended")]
     assert [row["run"] for row in json.loads(runs("list", "--json")[1])] == ["second", "first"]
     assert runs("list")[1].splitlines()[0].split() == [

@@ -98,17 +98,17 @@ def test_find_prints_same_rows_in_every_format(laminar: Laminar) -> None:
     assert laminar(*words, "lines")[1].splitlines() == ['{tokens=4 outcome="batched"}', '{tokens=3 outcome="batched"}']
 
 
-def test_option_o_accepts_offsets_and_formats(laminar: Laminar) -> None:
-    words = ("topics", "find", "settled", "-o", "-1", "-p", "1", "--columns", "tokens", "-o")
+def test_option_o_is_the_offset_and_capital_o_the_format(laminar: Laminar) -> None:
+    words = ("topics", "find", "settled", "-o", "-1", "-p", "1", "--columns", "tokens", "-O")
     assert laminar(*words, "csv")[1] == "tokens\n19\n"
     assert laminar(*words, "json")[1] == '[\n{"tokens":19}\n]\n'
-    assert laminar("topics", "stats", "settled", "-o", "csv")[1].splitlines()[0] == "column,min,mean,max"
-    assert json.loads(laminar("topics", "offsets", "settled", "-o", "jsonl")[1].splitlines()[1])["partition"] == 1
-    assert laminar("topics", "dlq", "list", "-o", "csv")[1].splitlines()[1].startswith("0:0,")
+    assert laminar("topics", "stats", "settled", "-O", "csv")[1].splitlines()[0] == "column,min,mean,max"
+    assert json.loads(laminar("topics", "offsets", "settled", "-O", "jsonl")[1].splitlines()[1])["partition"] == 1
+    assert laminar("topics", "dlq", "list", "-O", "csv")[1].splitlines()[1].startswith("0:0,")
 
 
 def test_tail_has_domain_columns_in_every_format(laminar: Laminar) -> None:
-    words = ("topics", "tail", "settled", "-p", "0", "-o", "9:11", "-o")
+    words = ("topics", "tail", "settled", "-p", "0", "-o", "9:11", "-O")
     first, second = csv.DictReader(io.StringIO(laminar(*words, "csv")[1]))
     values = [first[name] for name in ("offset", "trajectory", "version", "staleness", "reward", "tokens", "lease")]
     assert values == ["9", "p18.0", "", "1", "", "18", ""]
@@ -145,14 +145,14 @@ def test_topics_offsets(laminar: Laminar) -> None:
 def test_tail_prints_kcat_formats(laminar: Laminar) -> None:
     words = ("topics", "tail", "settled", "-p", "0", "-o", "9:11")
     assert (
-        laminar(*words, "-f", "%p:%o %k %K %T %h %%\\t.\\n")[1].splitlines()[1]
+        laminar(*words, "--format", "%p:%o %k %K %T %h %%\\t.\\n")[1].splitlines()[1]
         == "0:10 odd 3 1700000100000 mine=1 %\t."
     )
     first, second = (json.loads(line) for line in laminar(*words, "-J")[1].splitlines())
     assert set(first) == {"topic", "partition", "offset", "tstype", "ts", "broker", "headers", "key", "payload"}
     assert json.loads(first["payload"])["trajectory_id"] == "p18.0"
     assert (second["payload"], second["headers"]) == (None, ["mine", "1"])
-    assert laminar(*words, "-f", "%q")[0] == 2
+    assert laminar(*words, "--format", "%q")[0] == 2
 
 
 def test_dlq_replay_publishes_records_with_execute(laminar: Laminar, filled: ClientProperties) -> None:
@@ -177,6 +177,7 @@ def test_dlq_replay_publishes_records_with_execute(laminar: Laminar, filled: Cli
         (("find", "settled", "-w", "outcom = 1"), "the nearest is outcome"),
         (("find", "settled", "--columns", "tokenz"), "the nearest is tokens"),
         (("find", "settled", "-o", "then"), "'then' is"),
+        (("find", "settled", "-o", "csv"), "-o is the offset; for the output format give -O csv"),
         (("find", "setled"), "did you mean settled?"),
         (("stats", "settled", "-p", "x"), "is not a list of partitions"),
         (("offsets", "settled", "--at", "then"), "'then' is"),

@@ -118,3 +118,18 @@ def test_coloured_tokens_by_logprob_or_version() -> None:
     first, second, same = colours("version")
     assert len({first, second}) == 2
     assert same == others
+
+
+def test_tail_shows_the_response_of_a_trajectory_first(laminar: Laminar) -> None:
+    for topic in ("trajectories", "experiences"):
+        line = laminar("topics", "tail", topic, "-n", "1")[1]
+        assert '] "5 — fünf" {' in line
+
+
+def test_find_shows_people_the_main_columns(laminar: Laminar) -> None:
+    words = ("topics", "find", "experiences", "-w", "trajectory_id = 'p4.0'")
+    expected = '0:0 {trajectory_id="p4.0" task="chain_sum" policy_version=1 staleness=1 reward=0.5 completion_tokens=6 '
+    assert laminar(*words)[1].startswith(expected)
+    assert "completion_token_ids" in laminar(*words, "--columns", "all", "-O", "table")[1].lower().replace("-", "_")
+    assert "completion_token_ids" in laminar(*words, "-O", "jsonl")[1]
+    assert "token_ids" not in laminar(*words, "-O", "table")[1].lower().replace("-", "_")

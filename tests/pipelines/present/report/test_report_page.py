@@ -34,6 +34,15 @@ from pipelines.present.report.plots import (
 from pipelines.present.report.summary import RunFacts, summarise, summary_of
 from schemas.records import Metric
 
+SAMPLES = [
+    {
+        "place": "first", "prompt": "p3", "task": "<sums>", "reward": 0.5, "question": "1 < 2?", "reference": "<yes>",
+        "samples": [
+            {"trajectory": "p3.0", "version": "1.0", "reward": 1.0, "tokens": 3,
+             "pieces": [["<b>", -0.01], ["no", -9.0], ["x\x1b", None], ["y", float("nan")]]},
+        ],
+    },
+]  # fmt: skip
 AUDIT = {
     "dispatched": 10_800, "trained": 10_240, "evaluated": 512, "in_flight": {"generation": 40, "score": 8},
     "lost": [], "trained_twice": ["p1.2"],
@@ -333,3 +342,14 @@ def test_reports_have_content_security_policy(tmp_path: Path) -> None:
         assert "Content-Security-Policy\" content=\"default-src 'none'; " in head
         assert "script-src" not in head
         assert "<script" not in html
+
+
+def test_page_shows_samples_with_coloured_tokens() -> None:
+    checker = checked(page({"run": "sums"}, [], None, "", Path("runs/sums"), None, SAMPLES))
+    text = "".join(checker.text)
+    assert "first: p3, <sums>, mean reward 0.50" in text
+    assert "reference: <yes>" in text
+    assert "<b>nox\\x1by" in text
+    classes = [value for name, value in checker.attributes if name == "class"]
+    assert [name for name in classes if name in ("p0", "p5")] == ["p0", "p5", "p5", "p0", "p5"]  # two are the legend's
+    assert "<h2>Samples" not in page({"run": "sums"}, [], None, "", Path("runs/sums"))

@@ -1,0 +1,96 @@
+"""Samples as text: columns in a terminal, colours by logprob, the cut of long responses, the marks of a comparison."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from record_samples import SAMPLES, TRAJECTORY
+from rich.console import Console
+from rich.style import Style
+from tokenizers import Tokenizer, decoders, models
+
+from pipelines.inspect.log.samples import AnswerChange, Comparison, SampleGroup
+from pipelines.present.sample_text import SampleStyle, comparison_texts, group_texts, shortened
+from schemas import records as r
+from schemas.columns import flags, floats, token_ids
+
+SCORED = next(each for each in SAMPLES.values() if isinstance(each, r.Experience))
+WORDS = ("ab", "cd", "ef", "gh")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, "ab"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def sample(member: int, tokens: list[int], reward: float = 1.0, text: str = "") -> r.Experience:
+    response = r.Response(
+        token_ids(tokens),
+        floats([-0.05, -9.0, -0.05, -0.05][: len(tokens)]),
+        flags([at != 2 for at in range(len(tokens))]),
+    )
+    spans = (r.VersionSpan(r.PolicyVersion(1, 2), len(tokens)),)
+    trajectory = replace(TRAJECTORY, member=member, response=response, text=text or "text", version_spans=spans)
+    return replace(SCORED, trajectory=trajectory, reward=reward)
+
+
+def group(*samples: r.Experience) -> SampleGroup:
+    return SampleGroup(samples[0].trajectory.prompt, samples)
+
+
+def printed(parts: object, width: int = 100) -> str:
+    output = io.StringIO()
+    console = Console(file=output, width=width, force_terminal=True, color_system="256", legacy_windows=False)
+    for part in parts:  # type: ignore[attr-defined]
+        console.print(part, soft_wrap=True, highlight=False, markup=False)
+    return output.getvalue()
+
+
+def test_samples_stand_side_by_side_in_a_terminal() -> None:
+    groups = [group(sample(0, [0]), sample(1, [0]))]
+    wide, narrow = (printed(group_texts(groups, SampleStyle(width)), width).splitlines() for width in (160, 60))
+    assert any("p12.0" in line and "p12.1" in line for line in wide)
+    assert not any("p12.0" in line and "p12.1" in line for line in narrow)
+
+
+def test_tokens_have_the_colours_of_their_logprobs(model: Path) -> None:
+    groups = [group(sample(0, [0, 1, 2]))]
+    text = printed(group_texts(groups, SampleStyle(100, model=model)))
+    assert "\x1b[38;5;46mab" in text  # nearly certain
+    assert "\x1b[38;5;196mcd" in text  # very improbable
+    assert "\x1b[38;5;245mef" in text  # of the environment
+    assert "logprob ≥ -0.1" in text
+    without = printed(group_texts(groups, SampleStyle(100, colour="none", model=model)))
+    assert "38;5" not in without
+    assert "logprob" not in without
+
+
+def test_comparison_underlines_the_tokens_that_differ(model: Path) -> None:
+    change = AnswerChange(group(sample(0, [0, 1, 3], 0.0)), group(sample(0, [0, 3, 3], 1.0)))
+    versions = (r.PolicyVersion(1, 0), r.PolicyVersion(1, 2))
+    text = printed(comparison_texts(Comparison(versions, [change]), 5, SampleStyle(100, model=model)))
+    assert "reward 1 better, 0 worse, 0 equal" in text
+    assert "\x1b[4;38;5;196mcd" in text
+    assert "\x1b[38;5;46mab" in text
+
+
+def test_long_responses_are_cut_in_the_middle() -> None:
+    pieces = [(letter * 100, Style()) for letter in "abcdefghij"]
+    text = "".join(part for part, _ in shortened(pieces, 200, Style()))
+    assert text == "a" * 100 + "b" * 20 + "\n… 800 characters …\n" + "j" * 80
+    assert shortened(pieces, 1000, Style()) == pieces
+
+
+def test_control_characters_of_a_response_are_escaped_outside_a_terminal() -> None:
+    from pipelines.present.view.console import console
+
+    output = io.StringIO()
+    for part in group_texts([group(sample(0, [0], text="x\x1b[2Jy"))], SampleStyle()):
+        console(file=output, width=1000).print(part, highlight=False, markup=False)
+    assert "x\\x1b[2Jy" in output.getvalue()
