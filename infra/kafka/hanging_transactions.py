@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kafka.errors import RetriableError
+from kafka.errors import InvalidProducerEpochError, RetriableError, TransactionCoordinatorFencedError
 
 from infra.kafka.admin import admin_client
 from infra.kafka.open_transactions import (
@@ -25,6 +25,8 @@ from infra.kafka.open_transactions import (
 )
 from infra.kafka.properties import ClientProperties
 
+_MOVED = RetriableError, TransactionCoordinatorFencedError, InvalidProducerEpochError
+"""Coordinators and leaders may move after a check, and a transaction may end by itself."""
 CHECK_INTERVAL_S = 1.0
 """Pause between two checks: a transaction that hangs in both has no active producer."""
 MAX_CHECKS = 10
@@ -47,7 +49,7 @@ def end_hanging_transactions(client: ClientProperties, sleep: Callable[[float], 
                 if last or not any(known.state in ENDING for _, known in coordinators_view(admin).values()):
                     _end(client, admin, sleep, ended)
                     return sorted(ended)
-            except RetriableError:  # coordinators and leaders may appear or move after the first check
+            except _MOVED:
                 if last:
                     raise
             sleep(0.1)
