@@ -1,21 +1,33 @@
-"""Decode a topic of Arrow records without Laminar: BROKERS TOPIC SCHEMA-FILE."""
+"""Decode the Arrow records of a topic without Laminar: BROKERS TOPIC, such as kafka:9092 laminar.first.experiences."""
 
+import base64
 import json
 import sys
 
 import pyarrow as pa
 from kafka import KafkaConsumer
 
-brokers, topic, schema_file = sys.argv[1:]
-schema = pa.ipc.open_stream(schema_file).schema  # laminar topics schema NOUN -O arrow > schema-file
-for record in KafkaConsumer(
-    topic,
-    bootstrap_servers=brokers,
-    auto_offset_reset="earliest",
-    isolation_level="read_committed",
-    consumer_timeout_ms=5000,
-):
-    if dict(record.headers)["content-type"] == b"application/vnd.apache.arrow.recordbatch":
+brokers, topic = sys.argv[1:]
+
+
+def records(topic):
+    """All records of a topic up to its end."""
+    return KafkaConsumer(
+        topic,
+        bootstrap_servers=brokers,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+        consumer_timeout_ms=5000,
+    )
+
+
+published = [json.loads(record.value) for record in records(topic.rpartition(".")[0] + ".schemas")]
+schemas = {
+    each["schema"]: pa.ipc.open_stream(base64.b64decode(each["arrow"])).schema for each in published if each["arrow"]
+}
+for record in records(topic):
+    schema = schemas.get(dict(record.headers)["laminar-schema"].decode())
+    if schema is not None:  # None: the value is JSON
         batch = pa.ipc.read_record_batch(pa.py_buffer(record.value), schema)
         for row in batch.select(["trajectory.prompt.number", "trajectory.member", "reward"]).to_pylist():
             print(json.dumps(row))

@@ -273,6 +273,19 @@ TRIM_POINTS = Topic(
     "where the log begins after a trim, with counts and digests of the deleted records",
     transactional=False,
 )
+SCHEMAS = Topic(
+    "schemas",
+    ("RecordSchema",),
+    "schema",
+    "one",
+    "compact",
+    ("every pipeline",),
+    (),
+    "how to decode the values of every topic, by the header `laminar-schema`; for programs without Laminar",
+    "plain producers only: there is no transaction to wait for",
+    transactional=False,
+    retention="newest",
+)
 
 CATALOGUE: Mapping[str, Topic] = {
     topic.short_name: topic
@@ -295,6 +308,7 @@ CATALOGUE: Mapping[str, Topic] = {
         DEAD_LETTERS,
         RESTORE,
         TRIM_POINTS,
+        SCHEMAS,
     )
 }
 

@@ -184,6 +184,7 @@ SAMPLES: dict[type, object] = {
             ("ab" * 32, "cd" * 32),
             1_700_000_001_300,
         ),
+        r.RecordSchema("Sums/2", "arrow", (r.SchemaField("answer", "int64", True),), b"\x00\xff"),
         r.CommitNote("laminar.a.score.0", '[3,{"laminar.a.experiences:0":5},{}]', 1_700_000_001_000),
     )
 }

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import time
 from collections.abc import Callable
@@ -20,17 +21,45 @@ HANDSHAKE_S = 10.0
 """Time-out of a TLS handshake."""
 
 
+FIRST_VERSION, END_VERSION = (3, 0, 12), (3, 1)
+"""Versions of kafka-python whose private names are known: from the first, below the second, as in pyproject.toml."""
+_REMEDY = "install it by `pip install 'kafka-python>=3.0.12,<3.1'`"
+
+
+class UnsupportedClient(RuntimeError):
+    """The installed kafka-python is another version, or lacks a private name that is replaced here."""
+
+
 def patch_clients() -> None:
-    """Replace four methods. Idempotent. Reads of encrypted connections are not changed."""
-    from kafka.net.inet import KafkaNetSocket  # imported on first use: describing a client does not need it
+    """Replace four methods. Idempotent. Reads of encrypted connections are not changed. Raises UnsupportedClient."""
+    import kafka  # imported on first use: describing a client does not need it
+
+    _check_version(kafka.__version__)
+    from kafka.net.inet import KafkaNetSocket
     from kafka.net.selector import NetworkSelector
     from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
+    _check_names(KafkaTCPTransport, "_sock_recv")
+    _check_names(KafkaSSLTransport, "handshake")
+    _check_names(KafkaNetSocket, "connect", "sock_connect", "socket")
+    _check_names(NetworkSelector, "close", "stop")
     KafkaTCPTransport._sock_recv = _sock_recv
     KafkaSSLTransport.handshake = _handshake
     KafkaNetSocket.connect = _connect
     if NetworkSelector.close.__module__ != __name__:
         NetworkSelector.close = _close_with_sockets(NetworkSelector.close)
+
+
+def _check_version(version: str) -> None:
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if not FIRST_VERSION <= numbers < END_VERSION:
+        raise UnsupportedClient(f"kafka-python {version} is installed, whose connections are unknown here: {_REMEDY}")
+
+
+def _check_names(owner: type, *names: str) -> None:
+    for name in names:
+        if not hasattr(owner, name):
+            raise UnsupportedClient(f"{owner.__name__} of kafka-python has no {name}: {_REMEDY}")
 
 
 def _sock_recv(transport: Any) -> tuple[bytes, Exception | None]:

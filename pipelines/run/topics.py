@@ -6,18 +6,21 @@ import math
 from collections.abc import Callable
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, list_topics
+from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import retry_transient
 from infra.kafka.settings_check import SettingProblem, UnsuitableKafka, find_problems
 from pipelines.config import Config, KafkaConfig
 from pipelines.shards import partitions_of
-from schemas.codec import MAX_VALUE_BYTES
-from schemas.topics import CATALOGUE, PREFIX, Topic, run_of
+from schemas.codec import MAX_VALUE_BYTES, RECORD_TYPES, encode
+from schemas.topics import CATALOGUE, PREFIX, SCHEMAS, Topic, run_of
 
 SEGMENT_BYTES = 4 << 20
 """segment.bytes of a compacted topic: a read from the beginning reads the newest record of each key and about this much
 more."""
 HOUR_MS = 3_600_000
+DELIVER_S = 60.0
+"""Time limit of the delivery of all schemas."""
 
 
 def settings_of(topic: Topic, metrics_hours: float | None = None) -> dict[str, str]:
@@ -52,7 +55,7 @@ def unsuitable_settings(client: ClientProperties) -> list[SettingProblem]:
 
 
 def make_topics(config: Config, note: Callable[[str], None] = lambda line: None) -> None:
-    """Create missing topics; `note` receives warnings about settings.
+    """Create missing topics, and publish the schemas of their records; `note` receives warnings about settings.
 
     Raises TopicError if a topic has another partition count, UnsuitableKafka if settings would lose records.
     """
@@ -61,6 +64,18 @@ def make_topics(config: Config, note: Callable[[str], None] = lambda line: None)
         raise UnsuitableKafka(fatal)
     for problem in problems:
         note(str(problem))
+    publish_schemas(config.kafka.client(), config.run.name)
+
+
+def publish_schemas(client: ClientProperties, run: str) -> None:
+    """Write the schema of every record to the topic `schemas`. Raises DeliveryFailed."""
+    from schemas.published import record_schema
+
+    with BoundedProducer(client) as producer:
+        for entry in RECORD_TYPES:
+            value, headers = encode(record_schema(entry))
+            producer.send(SCHEMAS.name(run), value, key=entry.schema.encode(), headers=headers)
+        producer.flush(DELIVER_S)
 
 
 def _make_topics(config: Config) -> list[SettingProblem]:

@@ -13,6 +13,7 @@ from schemas.records.inbox import Assignment, Cancel, Drain, KVManifest, Release
 from schemas.records.plans import MoveOutcome, PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import AssignmentRejected, NextOwner, Progress, TrajectoryClosed
 from schemas.records.prompts import Prompt, Sampling
+from schemas.records.record_schemas import RecordSchema, SchemaField
 from schemas.records.relays import RelayChain, RelayLink, RelayStatus
 from schemas.records.status import CommitNote, DeadLetter, Metric, ReplicaState, ReplicaStatus
 from schemas.records.trajectories import (
@@ -59,6 +60,7 @@ RECORDS: tuple[type, ...] = (
     BatchSelection,
     LevelSuccess,
     TrimPoint,
+    RecordSchema,
 )
 
 __all__ = [
@@ -88,6 +90,7 @@ __all__ = [
     "PolicyVersion",
     "Progress",
     "Prompt",
+    "RecordSchema",
     "RelayChain",
     "RelayLink",
     "RelayStatus",
@@ -100,6 +103,7 @@ __all__ = [
     "Response",
     "RewardComponent",
     "Sampling",
+    "SchemaField",
     "Settled",
     "TensorSpec",
     "Trajectory",

@@ -1,4 +1,4 @@
-"""A reader that imports nothing of Laminar decodes a topic with the schema that `laminar topics schema` prints."""
+"""A reader that imports nothing of Laminar decodes a topic with the schemas in the topic `schemas`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from exported_topics import Topics
 
-from schemas.codec import record_type
-from schemas.topics import CATALOGUE, EXPERIENCES
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.topic_reader import read_topic
+from pipelines.run.topics import publish_schemas, settings_of
+from schemas.arrow import arrow_schema
+from schemas.codec import RECORD_TYPES, record_type
+from schemas.records import Experience
+from schemas.topics import CATALOGUE, EXPERIENCES, SCHEMAS
 
 ROOT = Path(__file__).parents[2]
 READER = ROOT / "docs" / "decode_topic.py"
@@ -25,9 +31,10 @@ def schema(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 def test_other_reader_decodes_experiences(topics: Topics, tmp_path: Path) -> None:
     topics.write(range(3))
-    file = tmp_path / "experiences.arrow-schema"
-    file.write_bytes(schema("experiences", "-O", "arrow").stdout)
-    words = [topics.client.bootstrap_servers, EXPERIENCES.name(topics.run), str(file)]
+    with admin_client(topics.client) as admin:
+        create_topics(admin, [TopicSpec(SCHEMAS.name(topics.run), 1, config=settings_of(SCHEMAS))])
+    publish_schemas(topics.client, topics.run)
+    words = [topics.client.bootstrap_servers, EXPERIENCES.name(topics.run)]
     command = [sys.executable, "-I", str(READER), *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -36,6 +43,24 @@ def test_other_reader_decodes_experiences(topics: Topics, tmp_path: Path) -> Non
         (number, member, 1.0 - member) for number in range(3) for member in range(2)
     ]
     assert "import schemas" not in READER.read_text()
+
+
+def test_schemas_topic_has_every_record_under_its_name(topics: Topics) -> None:
+    with admin_client(topics.client) as admin:
+        create_topics(admin, [TopicSpec(SCHEMAS.name(topics.run), 1, config=settings_of(SCHEMAS))])
+    publish_schemas(topics.client, topics.run)
+    records = {record.key: record.rows for record in read_topic(topics.client, SCHEMAS.name(topics.run))}
+    assert set(records) == {entry.schema.encode() for entry in RECORD_TYPES}
+    for entry in RECORD_TYPES:
+        (row,) = records[entry.schema.encode()]
+        assert (row.schema, row.encoding) == (entry.schema, entry.encoding)
+        if entry.encoding == "arrow":
+            assert pa.ipc.open_stream(row.arrow).schema.equals(arrow_schema(entry.kind))
+
+
+def test_schema_command_prints_the_arrow_schema() -> None:
+    printed = schema("experiences", "-O", "arrow").stdout
+    assert pa.ipc.open_stream(printed).schema.equals(arrow_schema(Experience))
 
 
 @pytest.mark.parametrize("noun", ["experiences", "progress", "batch-assembly", "relay", "inbox"])

@@ -3,14 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import pkgutil
 import socket
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.transport import KafkaTCPTransport
 
-from infra.kafka.client_patches import patch_clients
+from infra.kafka.client_patches import END_VERSION, FIRST_VERSION, UnsupportedClient, patch_clients
+
+
+@pytest.mark.parametrize("version", ["2.3.0", "3.0.11", "3.1.0", "4.0", "unknown"])
+def test_patch_rejects_an_unknown_version(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka.__version__", version)
+    with pytest.raises(UnsupportedClient, match=rf"kafka-python {version} .*pip install 'kafka-python>=3.0.12,<3.1'"):
+        patch_clients()
+
+
+@pytest.mark.parametrize("version", ["3.0.12", "3.0.13", "3.0.99.dev1"])
+def test_patch_accepts_later_patch_versions(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka.__version__", version)
+    patch_clients()
+
+
+def test_patch_names_a_missing_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(KafkaTCPTransport, "_sock_recv")
+    with pytest.raises(UnsupportedClient, match="KafkaTCPTransport of kafka-python has no _sock_recv"):
+        patch_clients()
+
+
+def test_supported_versions_are_those_of_the_package() -> None:
+    first, end = (".".join(map(str, version)) for version in (FIRST_VERSION, END_VERSION))
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+    (wanted,) = [each for each in tomllib.loads(text)["project"]["dependencies"] if each.startswith("kafka-python")]
+    assert wanted.endswith(f"]>={first},<{end}")
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [
+        ("kafka.consumer.fetcher:Fetcher", ("PartitionRecords",)),
+        ("kafka.admin:KafkaAdminClient", ("_abort_transaction_request", "_abort_transaction_process_response")),
+        ("kafka.admin:KafkaAdminClient", ("_async_get_leader_for_partitions",)),
+        ("kafka.record.default_records:DefaultRecordBatch", ("_maybe_uncompress",)),
+        ("kafka.producer.sender:Sender", ("force_close",)),
+    ],
+)
+def test_client_has_the_private_names_that_other_modules_use(owner: str, names: tuple[str, ...]) -> None:
+    assert [name for name in names if not hasattr(pkgutil.resolve_name(owner), name)] == []
 
 
 def test_recv_reads_all_bytes_before_disconnect() -> None:
