@@ -26,6 +26,7 @@ from infra.runners.run import run_pipeline
 from infra.runners.stopping import STOPPING
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
+from operators.experience.pack_batches import pack_batches
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.shards import close_shards
 from pipelines import experience
@@ -93,7 +94,9 @@ class InMemory:
 
     def __init__(self, tokens: int, global_batch: int) -> None:
         self._experiences = Experiences(tokens)
-        step = MakeBatches(ExperienceConfig(global_batch=global_batch), 1)
+        config = ExperienceConfig(global_batch=global_batch)
+        step = MakeBatches(config, 1)
+        self._pack = partial(pack_batches, budget=config.micro_batch_tokens, ranks=1)
         self._buffer = step.restore(Restored("g", 1, (), {}, {}))
         self._offset = 0
 
@@ -123,9 +126,9 @@ class InMemory:
         )
         positions = {PartitionKey(EXPERIENCES.short_name, 0): self._offset}
         began = time.process_time()
-        self._buffer.fold(Polled("g", 1, received, (), positions, True))
+        self._pack(self._buffer.fold(Polled("g", 1, received, (), positions, True)))
         while self._buffer.busy():
-            self._buffer.fold(Polled("g", 1, (), (), positions, True))
+            self._pack(self._buffer.fold(Polled("g", 1, (), (), positions, True)))
         self._buffer.checkpoint(positions)
         return time.process_time() - began
 

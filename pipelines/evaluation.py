@@ -5,6 +5,7 @@ from __future__ import annotations
 import apache_beam as beam
 
 from operators.evaluation.evaluate_versions import EvaluateVersions
+from operators.evaluation.report_rounds import AskQuestions, ReportRounds
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
@@ -28,6 +29,8 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     (
         pipeline
         | "read versions and experiences" >> ReadTopics(source)
-        | "evaluate versions" >> FoldRecords(evaluate)
+        | "collect answers and open rounds" >> FoldRecords(evaluate, "collect answers", "open rounds")
+        | "ask questions" >> AskQuestions()
+        | "settle answers and report rounds" >> ReportRounds()
         | "write prompts and metrics" >> WriteTransactionally(source)
     )

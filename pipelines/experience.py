@@ -5,6 +5,7 @@ from __future__ import annotations
 import apache_beam as beam
 
 from operators.experience.make_batches import MakeBatches
+from operators.experience.pack_batches import PackMicroBatches
 from operators.io.config import TopicInput
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
@@ -39,6 +40,7 @@ def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
     (
         pipeline
         | "read experiences" >> ReadTopics(source)
-        | "make batches" >> FoldRecords(make)
+        | "admit, evict and sample" >> FoldRecords(make, "admit experiences", "evict", "sample batches")
+        | "pack micro-batches" >> PackMicroBatches(config.experience.micro_batch_tokens, ranks, shard, shards)
         | "write batches" >> WriteTransactionally(source)
     )

@@ -23,7 +23,8 @@ def build(pipeline: beam.Pipeline, config: ExportConfig, client: ClientPropertie
     (
         pipeline
         | "read topic" >> ReadTopics(source)
-        | "write files" >> FoldRecords(ExportTopic(config), dead_letters=False)
+        | "collect rows and write files"
+        >> FoldRecords(ExportTopic(config), "collect rows", "write files", dead_letters=False)
         | "commit offsets" >> WriteTransactionally(source)
     )
 

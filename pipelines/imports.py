@@ -19,6 +19,6 @@ def build(pipeline: beam.Pipeline, folder: StorageFolder, run: str, client: Clie
     (
         pipeline
         | "tick" >> ReadTopics(source)
-        | "import rows" >> FoldRecords(ImportRows(folder, partitions))
+        | "import rows" >> FoldRecords(ImportRows(folder, partitions), "read rows", "number and convert rows")
         | "write experiences" >> WriteTransactionally(source)
     )

@@ -40,7 +40,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     (
         pipeline
         | "read work and replicas" >> ReadTopics(source)
-        | "track trajectories and decide" >> FoldRecords(place)
+        | "track and decide" >> FoldRecords(place, "track trajectories", "recover lost ones", "plan moves", "dispatch")
         | "repartition trajectories" >> RepartitionTrajectories()
         | "write inboxes" >> WriteTransactionally(source)
     )

@@ -29,6 +29,6 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     (
         pipeline
         | "tick" >> ReadTopics(source)
-        | "draw prompts" >> FoldRecords(draw)
+        | "draw and render" >> FoldRecords(draw, "change levels", "draw questions", "render prompts")
         | "write prompts" >> WriteTransactionally(source)
     )

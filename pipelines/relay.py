@@ -29,9 +29,11 @@ def build(pipeline: beam.Pipeline, config: Config, index: int = 0) -> None:
         slow_poll=True,
     )
     relay = replace(config.relay, store=str(store_folder(config)), relay=index)
+    serve = RelayStep(relay, source.client, config.run.name)
     (
         pipeline
         | "read manifests" >> ReadTopics(source)
-        | "serve weights" >> FoldRecords(RelayStep(relay, source.client, config.run.name))
+        | "fetch, verify and serve weights"
+        >> FoldRecords(serve, "track manifests", "evict versions", "verify versions")
         | "commit positions" >> WriteTransactionally(source)
     )

@@ -42,7 +42,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
     (
         pipeline
         | "read inboxes" >> ReadTopics(source)
-        | "accept assignments and generate" >> FoldRecords(generate)
+        | "accept and generate" >> FoldRecords(generate, "accept assignments", "generate")
         | "report trajectories and progress" >> ReportEvents(config.kafka.partitions)
         | "repartition hand-overs" >> RepartitionTrajectories()
         | "write trajectories" >> WriteTransactionally(source)

@@ -16,9 +16,10 @@ from schemas.topics import EXPERIENCES, TRAJECTORIES
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Consumes trajectories, produces experiences."""
     source = shard_config(config, "score", topic_input(config, TRAJECTORIES, blocks=True), ledger=(EXPERIENCES,))
+    score = ScoreTrajectories(config.score, config.kafka.partitions)
     (
         pipeline
         | "read trajectories" >> ReadTopics(source)
-        | "score" >> FoldRecords(ScoreTrajectories(config.score, config.kafka.partitions))
+        | "score" >> FoldRecords(score, "admit trajectories", "extract answers", "verify", "compose rewards")
         | "write experiences" >> WriteTransactionally(source)
     )

@@ -73,6 +73,7 @@ class Liveness:
         self._clock, self._exit, self._every_s = clock, end, every_s
         self._shards: dict[str, _Shard] = {}
         self._failed: dict[str, str] = {}
+        self._counters: dict[str, int] = {}
         self._file: Path | None = None
         self._lock = threading.Lock()
 
@@ -93,10 +94,15 @@ class Liveness:
         finally:
             shard.phase = None
 
+    def count(self, name: str, amount: int) -> None:
+        """Add `amount` to counter `name` of this process; the file has the totals."""
+        self._counters[name] = self._counters.get(name, 0) + amount
+
     def clear(self) -> None:
-        """Remove all shards: they are closed."""
+        """Remove all shards, which are closed, and their counters."""
         with self._lock:
             self._shards.clear()
+            self._counters.clear()
 
     def start_thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         """Start a vital thread, without which the process cannot work: it may return, but not raise."""
@@ -118,10 +124,12 @@ class Liveness:
         now = self._clock()
         with self._lock:
             shards, failed = dict(self._shards), dict(self._failed)
+        counters = dict(self._counters)
         return {
             "pid": os.getpid(),
             "ready": bool(shards) and all(shard.ready for shard in shards.values()),
             "failed_threads": failed,
+            "counters": counters,
             "steps": {
                 group: {
                     "phase": shard.phase,

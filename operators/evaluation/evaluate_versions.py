@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from infra.runners.step_metrics import phase
 from operators.evaluation.config import EvaluationConfig
+from operators.evaluation.report_rounds import NAME, ClosedRound, OpenedRound
 from operators.evaluation.rounds import AnnouncedVersion, Mode, Round, modes_due, open_round, round_name
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.elements import Checkpoint, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.pending import PendingOffsets
-from schemas.records import Experience, Metric, PolicyVersion, Prompt, Settled, WeightVersion
-from schemas.topics import EVAL_PROMPTS, METRICS, SETTLED
-
-_NAME = "evaluation"
-"""Name and key of its metrics."""
+from schemas.records import Experience, Metric, PolicyVersion, Prompt, WeightVersion
 
 
 @dataclass(frozen=True)
@@ -50,27 +48,29 @@ class EvaluationFold:
         self._offsets: dict[int, tuple[PartitionKey, int]] = {}
         newest, is_last = restored.state.get("newest", (None, False))
         self._newest = AnnouncedVersion(PolicyVersion.parse(newest), is_last) if newest else None
-        self._results = {mode: Metric(_NAME, *each) for mode, each in restored.state.get("results", {}).items()}
+        self._results = {mode: Metric(NAME, *each) for mode, each in restored.state.get("results", {}).items()}
         """The metrics of the final version, by mode."""
         self._repeat = list(self._results.values())
         """Metrics that a start publishes again: an observer that waits for them reads only the end of the topic."""
         for name, (first, count) in restored.state.get("rounds", {}).items():
             self._rounds[name] = open_round(name, range(first, first + count))
 
-    def fold(self, polled: Polled) -> list[Output]:
-        outputs = [Output(METRICS, _NAME, metric) for metric in self._repeat]
+    def fold(self, polled: Polled) -> list[Metric | OpenedRound | ClosedRound]:
+        outputs: list[Metric | OpenedRound | ClosedRound] = [*self._repeat]
         self._repeat = []
-        for received in polled.records:
-            if isinstance(received.record, WeightVersion):
+        with phase("collect answers"):
+            for received in polled.records:
+                if not isinstance(received.record, WeightVersion):
+                    outputs += self._record_answer(received)
+                    continue
                 announced = AnnouncedVersion(received.record.version, received.record.final)
                 if self._newest is None or announced.version > self._newest.version:
                     self._newest = announced
                 if announced.version.number == 0:  # always evaluated, however late this process is
                     outputs += self._open_rounds(announced)
-            else:
-                outputs += self._record_answer(received)
-        if self._newest is not None and polled.caught_up:
-            outputs += self._open_rounds(self._newest)
+        with phase("open rounds"):
+            if self._newest is not None and polled.caught_up:
+                outputs += self._open_rounds(self._newest)
         return outputs
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
@@ -89,40 +89,27 @@ class EvaluationFold:
     def close(self) -> None:
         pass
 
-    def _open_rounds(self, manifest: AnnouncedVersion) -> list[Output]:
+    def _open_rounds(self, manifest: AnnouncedVersion) -> list[OpenedRound]:
         evaluated_before = self._final is not None and not (self._lost and manifest.version > self._final)
         if not self._questions or (manifest.final and evaluated_before):
             return []
         modes = modes_due(manifest, self._last, self._config, len(self._rounds))
         whole = self._last is None or manifest.final
-        outputs = [output for mode in modes for output in self._prompts(manifest, mode, whole)]
+        opened = [self._open_round(manifest, mode, whole) for mode in modes]
         if modes:
             self._last = max(manifest.version.number, self._last or 0)
             if manifest.final:
                 self._final, self._lost = manifest.version, False
-        return outputs
+        return opened
 
-    def _prompts(self, manifest: AnnouncedVersion, mode: Mode, whole: bool) -> list[Output]:
-        name = round_name(manifest.version, mode, manifest.final)
+    def _open_round(self, manifest: AnnouncedVersion, mode: Mode, whole: bool) -> OpenedRound:
+        name, first = round_name(manifest.version, mode, manifest.final), self._number
         questions = self._questions if whole else self._questions[: self._config.periodic_questions]
-        self._rounds[name] = open_round(name, range(self._number, self._number + len(questions)))
-        outputs = []
-        for question in questions:
-            sampling = question.sampling if mode == "sampled" else replace(question.sampling, temperature=0.0)
-            prompt = replace(
-                question,
-                number=self._number,
-                purpose="evaluation",
-                samples=1,
-                sampling=sampling,
-                policy_version=manifest.version,
-                round=name,
-            )
-            self._number += 1
-            outputs.append(Output(EVAL_PROMPTS, prompt.prompt_id, prompt))
-        return outputs
+        self._number += len(questions)
+        self._rounds[name] = open_round(name, range(first, self._number))
+        return OpenedRound(name, manifest.version, mode, first, questions)
 
-    def _record_answer(self, received: ReceivedRecord) -> list[Output]:
+    def _record_answer(self, received: ReceivedRecord) -> list[ClosedRound]:
         experience: Experience = received.record
         prompt = experience.trajectory.prompt
         current = self._rounds.get(prompt.round)
@@ -131,21 +118,15 @@ class EvaluationFold:
         current.answers[prompt.number] = experience
         self._pending.add(PartitionKey(received.topic, received.partition), received.offset)
         self._offsets[prompt.number] = (PartitionKey(received.topic, received.partition), received.offset)
-        return self._close(current) if current.complete() else []
+        return [self._close(current)] if current.complete() else []
 
-    def _close(self, current: Round) -> list[Output]:
+    def _close(self, current: Round) -> ClosedRound:
         del self._rounds[current.name]
-        outputs = []
-        for number, experience in current.answers.items():
+        for number in current.answers:
             self._pending.remove(*self._offsets.pop(number))
-            trajectory = experience.trajectory
-            tokens = len(trajectory.response.token_ids)
-            reason = f"round {current.name}"
-            record = Settled(trajectory.trajectory_id, 1, "evaluated", reason, None, None, tokens, self._now())
-            outputs.append(Output(SETTLED, "", record))
         if current.version == self._final and not current.all_valid():
             self._lost = True  # lost with its machine; the trainer may publish it again
-        metric = Metric(_NAME, current.version.number, current.values(), self._now())
+        metric = Metric(NAME, current.version.number, current.values(), self._now())
         if current.final:
             self._results[current.mode] = metric
-        return [*outputs, Output(METRICS, _NAME, metric)]
+        return ClosedRound(current.name, tuple(current.answers.values()), metric)

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from infra.runners.step_metrics import phase
 from operators.experience.batch_context import BatchContext
 from operators.experience.buffer_metrics import BufferMetrics, by_task
 from operators.experience.config import ExperienceConfig
 from operators.experience.curriculum import Curricula, Curriculum
 from operators.experience.groups import Group, Groups
 from operators.experience.members import ExperienceBlock, GroupMember, RowRun, runs_of, staleness_of
-from operators.experience.packing import pack
+from operators.experience.pack_batches import SelectedBatch
 from operators.experience.prompt_order import PromptOrder
 from operators.experience.settlements import SettlementLedger
 from operators.experience.shard_coordination import ShardCoordinator
@@ -35,14 +36,12 @@ from schemas.records import (
 )
 from schemas.topics import (
     BATCH_ASSEMBLY,
-    BATCHES,
     CURRICULUM,
     EXPERIENCES,
     LEVEL_REQUEST,
     METRICS,
     SETTLED,
     SUCCESS,
-    batch_partitions,
 )
 
 log = logging.getLogger(__name__)
@@ -110,27 +109,21 @@ class _Buffering:
         self._dead_letters: list[Output] = []
         self._more = False
 
-    def fold(self, polled: Polled) -> list[Output]:
+    def fold(self, polled: Polled) -> list[Output | SelectedBatch]:
         self._settlements.begin_emission()
-        for received in polled.records:
-            if isinstance(received.record, WeightVersion):
-                self._newest = max(filter(None, (self._newest, received.record.version)))
-            elif isinstance(received.record, LevelReply):
-                self._curricula.handle_reply(received.record)
-            elif isinstance(received.record, BatchProposal | BatchSelection):
-                self._coordinator.handle(received)
-            elif isinstance(received.record, LevelSuccess):
-                self._curricula.handle_success(received.record, self._coordinator.shard)
-            else:
-                self._add(received)
-        outputs: list[Output] = []
+        with phase("admit experiences"):
+            for received in polled.records:
+                self._handle(received)
+        outputs: list[Output | SelectedBatch] = []
         if polled.caught_up:
-            self._expire_groups()
-            outputs += self._handle_selections()
-            if polled.records:
-                self._evict()
-            outputs += self._make_batches() if self._coordinator.shards == 1 else self._propose()
-            outputs += self._curriculum_outputs()
+            with phase("evict"):
+                self._expire_groups()
+                outputs += self._handle_selections()
+                if polled.records:
+                    self._evict()
+            with phase("sample batches"):
+                outputs += self._make_batches() if self._coordinator.shards == 1 else self._propose()
+                outputs += self._curriculum_outputs()
         dead_letters, self._dead_letters = self._dead_letters, []
         settled = self._settlements.settled_records(self._now())
         return [*dead_letters, *outputs, *([Output(SETTLED, "", settled)] if settled is not None else [])]
@@ -153,6 +146,19 @@ class _Buffering:
 
     def close(self) -> None:
         pass
+
+    def _handle(self, received: ReceivedRecord) -> None:
+        match received.record:
+            case WeightVersion() as manifest:
+                self._newest = max(filter(None, (self._newest, manifest.version)))
+            case LevelReply() as reply:
+                self._curricula.handle_reply(reply)
+            case BatchProposal() | BatchSelection():
+                self._coordinator.handle(received)
+            case LevelSuccess() as success:
+                self._curricula.handle_success(success, self._coordinator.shard)
+            case _:
+                self._add(received)
 
     # -- entering the buffer ------------------------------------------------------------------------------------------
 
@@ -243,9 +249,9 @@ class _Buffering:
 
     # -- leaving the buffer -------------------------------------------------------------------------------------------
 
-    def _make_batches(self) -> list[Output]:
+    def _make_batches(self) -> list[Output | SelectedBatch]:
         """Up to MAX_BATCHES_PER_FOLD batches; if more are ready, the next fold makes them."""
-        outputs: list[Output] = []
+        outputs: list[Output | SelectedBatch] = []
         by_prompt = self._prompt_order
         for _ in range(MAX_BATCHES_PER_FOLD):
             ready = self._groups.ready
@@ -265,12 +271,12 @@ class _Buffering:
             proposed = self._groups.propose(missing, self._sampler.order(self._groups.ready, self._context()))
         return list(self._coordinator.propose(proposed, self._newest, self._now()))
 
-    def _handle_selections(self) -> list[Output]:
+    def _handle_selections(self) -> list[Output | SelectedBatch]:
         """This shard's part of each selected batch. It has read its input again, so all proposed groups are here."""
         for number in self._coordinator.proposed & self._groups.open.keys():
             self._settlements.mark_left(number)  # proposed with the members it had: further ones are late
             self._groups.add_proposed(self._groups.close(number, self._batch))
-        outputs: list[Output] = []
+        outputs: list[Output | SelectedBatch] = []
         for selection in self._coordinator.selections(lambda: self._batch):
             newest = selection.newest_version
             if selection.batch is None:
@@ -285,17 +291,12 @@ class _Buffering:
         refused, self._coordinator.refused = self._coordinator.refused, []
         return outputs + [dead_letter(received, "make batches", reason, self._now()) for received, reason in refused]
 
-    def _make_batch(self, members: Sequence[GroupMember], newest: PolicyVersion | None) -> list[Output]:
+    def _make_batch(self, members: Sequence[GroupMember], newest: PolicyVersion | None) -> list[Output | SelectedBatch]:
         """The next batch; `newest` is the newest version announced when the batch was decided."""
         runs = list(runs_of(members))
         staleness = staleness_of(runs, newest)
-        ranks = pack(self._batch, members, staleness, self._config.micro_batch_tokens, self._ranks)
         shard, shards = self._coordinator.shard, self._coordinator.shards
-        outputs = [
-            Output(BATCHES, str(self._batch), part, batch_partitions(rank, shards)[shard])
-            for rank, parts in enumerate(ranks)
-            for part in parts
-        ]
+        selected = SelectedBatch(self._batch, tuple(members), staleness)
         self._settle(runs, "batched", "", staleness, self._batch)
         over_age = float((staleness > self._config.max_staleness).sum())
         others = {**self._curricula.values(), **by_task(runs), "over_age": over_age}
@@ -303,7 +304,7 @@ class _Buffering:
             others["shard"] = float(shard)
         metric = self._metrics.metric(self._batch, runs, staleness, self._groups, others, self._now())
         self._batch += 1
-        return [*outputs, Output(METRICS, "experience", metric)]
+        return [selected, Output(METRICS, "experience", metric)]
 
     def _curriculum_outputs(self) -> list[Output]:
         """Success reports, if there are several shards; from the first shard also the sampler's level requests."""

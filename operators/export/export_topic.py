@@ -13,6 +13,7 @@ from itertools import groupby
 
 import pyarrow as pa
 
+from infra.runners.step_metrics import phase
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import ExportConfig
 from operators.export.folder import ExportFolder, next_offsets
@@ -58,15 +59,17 @@ class Exporting:
 
     def fold(self, polled: Polled) -> Sequence[Output]:
         """Collect the rows of `polled`. Raises ExportError if a file could not be written."""
-        self._add(polled)
+        with phase("collect rows"):
+            self._add(polled)
         positions = {place.partition: offset for place, offset in polled.positions.items()}
-        if polled.last:
-            self._write(positions)
-            self._await_write()
-        elif self._bytes >= self._config.file_bytes or self._is_due():
-            self._write(positions)
-        elif self._writing is not None and self._writing.done():
-            self._await_write()
+        with phase("write files"):
+            if polled.last:
+                self._write(positions)
+                self._await_write()
+            elif self._bytes >= self._config.file_bytes or self._is_due():
+                self._write(positions)
+            elif self._writing is not None and self._writing.done():
+                self._await_write()
         return ()
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:

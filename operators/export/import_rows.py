@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from infra.runners.step_metrics import phase
 from infra.storage import StorageFolder
 from operators.export.config import Contents
 from operators.export.folder import next_offsets, read_contents, read_parts
@@ -62,9 +63,11 @@ class Importing:
 
     def fold(self, polled: Polled) -> Sequence[Output]:
         """Write the next rows; after the last, a metric with the totals. Raises ExportError."""
-        rows = next(self._rows, None)
+        with phase("read rows"):
+            rows = next(self._rows, None)
         if rows is not None:
-            outputs = self._outputs(rows)
+            with phase("number and convert rows"):
+                outputs = self._outputs(rows)
             self._done += len(rows)
             return outputs
         if self._reported:

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Protocol
 
 import apache_beam as beam
 
 from infra.runners.liveness import LIVENESS
+from infra.runners.step_metrics import Phases, StepCounters
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Emission, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.validation import ManifestOrder, invalid_reason, invalid_rows
 from schemas.block import Block
 from schemas.records import WeightVersion
 from schemas.topics import DEAD_LETTERS
+
+_TOPIC = attrgetter("topic")
 
 
 class ShardFold(Protocol):
@@ -80,9 +85,14 @@ def _release(group: str) -> None:
 
 
 class _FoldFn(beam.DoFn):
-    def __init__(self, step: FoldStep, dead_letters: bool = True) -> None:
+    def __init__(self, step: FoldStep, phases: Phases | None = None, dead_letters: bool = True) -> None:
         self._step = step
+        self._phases = phases or Phases(())
         self._dead_letters = dead_letters
+        self._counters = StepCounters()
+
+    def display_data(self) -> dict[str, str]:
+        return {"step": type(self._step).__name__, "phases": ", ".join(self._phases.names)}
 
     def process(self, element: Restored | Polled) -> Iterator[Emission]:
         if isinstance(element, Restored):
@@ -100,7 +110,9 @@ class _FoldFn(beam.DoFn):
             if self._dead_letters:
                 element, invalid = reject_invalid(element, running.manifests)
                 outputs += invalid
-            with LIVENESS.step(element.group, "fold"):
+            for topic, count in Counter(map(_TOPIC, element.records)).items():
+                self._counters.add(f"read_{topic}", count)
+            with LIVENESS.step(element.group, "fold"), self._phases.measured():
                 outputs += running.fold.fold(element)
                 checkpoint = running.fold.checkpoint(element.positions)
             emission = Emission(element.group, element.start, running.emissions, tuple(outputs), checkpoint)
@@ -161,15 +173,16 @@ def drop_invalid(restored: Restored) -> Restored:
 
 
 class FoldRecords(beam.PTransform):
-    """Applies `step` to the polls of each shard.
+    """Applies `step` to the polls of each shard: the only step of a pipeline with a memory.
 
-    Undecodable and invalid records become dead letters. With `dead_letters` False the step receives all of them.
+    `phases` name what it does with a poll, in order; its `phase` blocks are measured under these names. Undecodable and
+    invalid records become dead letters. With `dead_letters` False the step receives all of them.
     """
 
-    def __init__(self, step: FoldStep, dead_letters: bool = True) -> None:
+    def __init__(self, step: FoldStep, *phases: str, dead_letters: bool = True) -> None:
         super().__init__()
-        self._step = step
+        self.step, self.phases = step, phases
         self._dead_letters = dead_letters
 
     def expand(self, elements: beam.PCollection) -> beam.PCollection:
-        return elements | beam.ParDo(_FoldFn(self._step, self._dead_letters))
+        return elements | beam.ParDo(_FoldFn(self.step, Phases(self.phases), self._dead_letters))

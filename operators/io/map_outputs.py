@@ -6,41 +6,57 @@ step each. Start, number and checkpoint of an emission stay, so the transaction 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 import apache_beam as beam
 
+from infra.runners.liveness import LIVENESS
+from infra.runners.step_metrics import StepCounters
 from operators.io.elements import Emission
 
 OutputFunction = Callable[[Sequence[Any]], Sequence[Any]]
 """A pure function of the outputs of one emission. It passes on what it does not know, in its place."""
 
 
+CountFunction = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, int]]
+"""The counters of a step, from the outputs of an emission before and after it."""
+
+
 class _MapOutputsFn(beam.DoFn):
-    def __init__(self, function: OutputFunction) -> None:
-        self._function = function
+    def __init__(self, function: OutputFunction, count: CountFunction | None) -> None:
+        self._function, self._count = function, count
+        self._counters = StepCounters()
 
     def process(self, element: Emission) -> Iterator[Emission]:
-        yield map_emission(element, self._function)
+        if not element.outputs:
+            yield element
+            return
+        with LIVENESS.step(element.group, "fold"):
+            mapped = map_emission(element, self._function)
+        if self._count is not None:
+            for name, amount in self._count(element.outputs, mapped.outputs).items():
+                self._counters.add(name, amount)
+        del element  # this frame is suspended at the yield: it must not keep the outputs before alive
+        yield mapped
 
 
 class MapOutputs(beam.PTransform):
-    """Applies `function` to the outputs of each emission, in order."""
+    """Applies `function` to the outputs of each emission, in order; `count` returns the counters of this step."""
 
-    def __init__(self, function: OutputFunction) -> None:
+    def __init__(self, function: OutputFunction, count: CountFunction | None = None) -> None:
         super().__init__()
-        self.function = function
+        self.function, self._count = function, count
 
     def expand(self, emissions: beam.PCollection) -> beam.PCollection:
-        return emissions | beam.ParDo(_MapOutputsFn(self.function))
+        return emissions | beam.ParDo(_MapOutputsFn(self.function, self._count))
 
 
 def map_emission(emission: Emission, function: OutputFunction) -> Emission:
     """`emission` with the outputs that `function` makes of its outputs."""
-    return replace(emission, outputs=tuple(function(emission.outputs))) if emission.outputs else emission
+    return replace(emission, outputs=tuple(function(emission.outputs)))
 
 
 def map_outputs(outputs: Sequence[Any], functions: Iterable[OutputFunction]) -> Sequence[Any]:

@@ -8,6 +8,7 @@ an `Assignment` and chooses the partition of an inbox record.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -94,12 +95,27 @@ class RepartitionTrajectories(MapOutputs):
     """
 
     def __init__(self) -> None:
-        super().__init__(repartition)
+        super().__init__(repartition, count_decisions)
 
 
 def repartition(outputs: Sequence[Any]) -> list[Any]:
     """The inbox records of the decisions and commands in `outputs`; all other outputs stay, in their place."""
     return list(_routed(outputs))
+
+
+def count_decisions(decisions: Sequence[Any], outputs: Sequence[Any]) -> Counter[str]:
+    """The counters of the step: trajectories placed and moved, by reason, and rejections."""
+    counts: Counter[str] = Counter()
+    for decision in decisions:
+        if isinstance(decision, Placed):
+            counts[f"placed_{decision.reason}"] += 1
+        elif isinstance(decision, Moved):
+            counts[f"moved_{decision.reason}"] += len(decision.trajectory_ids)
+    rejected = sum(isinstance(output.record, AssignmentRejected) for output in outputs)
+    before = sum(isinstance(each, Output) and isinstance(each.record, AssignmentRejected) for each in decisions)
+    if rejected > before:
+        counts["rejected"] = rejected - before
+    return counts
 
 
 def assignment_of(placed: Placed) -> Assignment:

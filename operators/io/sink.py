@@ -49,6 +49,8 @@ class ShardSink:
         self._closed = False
         self._session: Session | None = None
         self._taken = 0
+        self._bytes = 0
+        self._bytes_taken = 0
         self._floors = LedgerFloors({}, {})
         self._committed: tuple[object, ...] = ()
         self._committed_at = 0.0
@@ -66,6 +68,12 @@ class ShardSink:
             self._waiting.append(emission)
             self._outputs += len(emission.outputs)
             self._changed.notify_all()
+
+    def take_bytes(self) -> int:
+        """Bytes of the records committed since the last call."""
+        written, before = self._bytes, self._bytes_taken
+        self._bytes_taken = written
+        return written - before
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return once all queued emissions are committed, or dropped with a lost session. Raises SinkBroken."""
@@ -146,6 +154,7 @@ class ShardSink:
                 self._floors.emit(emission.number)
         low_water = {Partition(self._full_name(p.topic), p.partition): o for p, o in checkpoint.low_water.items()}
         ledger = self._floors.offsets(checkpoint.ledger_from)
+        self._bytes += sum(len(record.value) for record in records)
         self._floors.written(session.commit(records, low_water, ledger, checkpoint.state))
         self._committed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.state)
         self._committed_at = time.monotonic()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from infra.kafka.fencing import CannotFence, fence
+from infra.runners.step_metrics import phase
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.repartition import LiveReplicas, Moved, Placed
@@ -124,16 +125,21 @@ class PlacementFold:
         self._folded_at = now
         outputs: list[PlacementOutput] = [*self._tracking.dead_letters]
         self._tracking.dead_letters = []
-        for received in polled.records:
-            outputs += self._handle(received, now)
+        with phase("track trajectories"):
+            for received in polled.records:
+                outputs += self._handle(received, now)
         if polled.caught_up:
             if not self._ready:
                 self._ready = True
                 self._tracking.drop_released()
                 self._moves.resume(now)
                 self._started_at = now
-            outputs += self._recover(now)
-            outputs += self._dispatch(now)
+            with phase("recover lost ones"):
+                outputs += self._recover(now)
+            with phase("plan moves"):
+                outputs += self._moves.advance(now)
+            with phase("dispatch"):
+                outputs += self._dispatcher.dispatch(self._replicas.alive(), self._emissions)
             if (chain := self._relays.next_chain(now, self._tracking.newest, self._now())) is not None:
                 outputs.append(Output(RELAY_CHAIN, self._step.shard.run, chain))
         # Cancels come first: they must not affect work that this emission assigns to the same replica.
@@ -216,10 +222,6 @@ class PlacementFold:
             self._replicas.reset_timeouts(now)
             self._started_at = now
         return [output for owned in table.orphans(self._replicas.has_ended) for output in self._tracking.lose(owned)]
-
-    def _dispatch(self, now: float) -> list[PlacementOutput]:
-        moves = self._moves.advance(now)
-        return [*moves, *self._dispatcher.dispatch(self._replicas.alive(), self._emissions)]
 
     def _with_live_replicas(self, outputs: list[PlacementOutput]) -> list[PlacementOutput]:
         """`outputs`, preceded by the live incarnations of the replicas for which they have decisions."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.kafka.backlog import Backlog
+from infra.runners.step_metrics import phase
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.prompts.config import PromptsConfig, TaskConfig
@@ -116,7 +117,8 @@ class PromptFold:
         self._next_poll_at = clock()
 
     def fold(self, polled: Polled) -> list[Output]:
-        replies = [output for received in polled.records for output in self._begin_level(received.record)]
+        with phase("change levels"):
+            replies = [output for received in polled.records for output in self._begin_level(received.record)]
         return replies + self._draw_ahead()
 
     def _begin_level(self, request: LevelRequest) -> list[Output]:
@@ -169,11 +171,13 @@ class PromptFold:
         cursor = task.cursor
         task.cursors[task.level] += 1
         try:
-            question = task.source[cursor]
+            with phase("draw questions"):
+                question = task.source[cursor]
         except UnusableRow as error:
             return [_dead_letter(task, str(error), cursor, b"")]
         try:
-            prompt = render(question, self._number, task.config, task.tokenizer, step.context)
+            with phase("render prompts"):
+                prompt = render(question, self._number, task.config, task.tokenizer, step.context)
         except ValueError as error:
             return [_dead_letter(task, str(error), cursor, question.text.encode())]
         self._number += 1

@@ -15,6 +15,7 @@ from pathlib import Path
 from infra.kafka.heartbeat_thread import Heartbeat, HeartbeatThread
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
+from infra.runners.step_metrics import phase
 from infra.store.errors import VersionGone
 from infra.store.incoming_version import Seal
 from infra.store.names import weight_file
@@ -133,23 +134,18 @@ class RelayFold:
     def fold(self, polled: Polled) -> Sequence[Output]:
         """Return dead letters for invalid manifests."""
         outputs: list[Output] = []
-        for received in polled.records:
-            match received.record:
-                case WeightVersion() as manifest:
-                    self._waiting.setdefault(manifest.version, []).append(received)
-                case RelayChain() as chain:
-                    self._node.set_chain(chain)
-                case ReplicaStatus() as replica:
-                    self._record_replica_version(replica)
-                case other:
-                    outputs += self._dead_letter(received, f"a relay does not consume {type(other).__name__} records")
-        self._store.evict()
+        with phase("track manifests"):
+            for received in polled.records:
+                outputs += self._track(received)
+        with phase("evict versions"):
+            self._store.evict()
         complete = set(self._store.versions())
         for version in self._held.keys() - complete:
             del self._held[version]
-        for version in self._waiting.keys() & complete:
-            for received in self._waiting.pop(version):
-                outputs += self._verify(received)
+        with phase("verify versions"):
+            for version in self._waiting.keys() & complete:
+                for received in self._waiting.pop(version):
+                    outputs += self._verify(received)
         live = set(self._live.values())
         for version in versions_to_forget(self._waiting, self._held, live, self._config.keep_versions):
             del self._waiting[version]
@@ -162,6 +158,18 @@ class RelayFold:
             held = tuple(sorted(self._held, reverse=True))
             self._reported = held, sum(self._held[version].record.bytes for version in held)
         return outputs
+
+    def _track(self, received: ReceivedRecord) -> list[Output]:
+        match received.record:
+            case WeightVersion() as manifest:
+                self._waiting.setdefault(manifest.version, []).append(received)
+            case RelayChain() as chain:
+                self._node.set_chain(chain)
+            case ReplicaStatus() as replica:
+                self._record_replica_version(replica)
+            case other:
+                return self._dead_letter(received, f"a relay does not consume {type(other).__name__} records")
+        return []
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         """Resume at the oldest manifest that is needed; save which manifests were rejected."""

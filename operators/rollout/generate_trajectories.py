@@ -10,6 +10,7 @@ from typing import Any
 
 from infra.kafka.producer import BoundedProducer
 from infra.models.chat import MessageFrame
+from infra.runners.step_metrics import phase
 from infra.transport.kv_transfer import KVTransfers
 from infra.transport.relay_node import Endpoint
 from operators.io.config import ShardConfig
@@ -122,20 +123,22 @@ class RolloutFold:
         dead_letters: list[Output] = []
         if self._kv_transfers is not None:
             self._kv_transfers.expire()
-        for received in polled.records:
-            if isinstance(received.record, WeightVersion):
-                self._announce(received.record.version)
-            elif received.record.replica in self._replicas:
-                self._handle(received.record)
-            else:
-                reason = f"replica {received.record.replica} is not hosted here"
-                dead_letters.append(dead_letter(received, "generate trajectories", reason, _wall_ms()))
+        with phase("accept assignments"):
+            for received in polled.records:
+                if isinstance(received.record, WeightVersion):
+                    self._announce(received.record.version)
+                elif received.record.replica in self._replicas:
+                    self._handle(received.record)
+                else:
+                    reason = f"replica {received.record.replica} is not hosted here"
+                    dead_letters.append(dead_letter(received, "generate trajectories", reason, _wall_ms()))
         if polled.last:
             for replica in self._replicas.values():
                 # Other replicas resume the running trajectories from the progress published here.
                 self._emit(replica.report_progress(), urgent=True)
         elif not self._urgent:  # urgent events are published before the next step
-            self._generate()
+            with phase("generate"):
+                self._generate()
         return [*dead_letters, *self._due_events()]
 
     def _handle(self, order: Assignment | Cancel | Reserve | Release | Drain) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from infra.runners.step_metrics import phase
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.io.ledger import TrajectoryLedger
 from operators.score.config import ScoreConfig
@@ -51,10 +52,11 @@ class _Scoring:
         self._emissions += 1
         destinations: list[tuple[int, Purpose]] = []
         blocks: list[Block] = []
-        for received in polled.records:
-            for purpose, block in self._fresh(received.record):
-                destinations.append((received.partition, purpose))
-                blocks.append(block)
+        with phase("admit trajectories"):
+            for received in polled.records:
+                for purpose, block in self._fresh(received.record):
+                    destinations.append((received.partition, purpose))
+                    blocks.append(block)
         outputs = self._score(destinations, blocks) if blocks else []
         metric = self._counts.metric(self._now())
         return outputs if metric is None else [*outputs, Output(METRICS, "score", metric)]

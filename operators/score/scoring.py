@@ -6,13 +6,14 @@ So groups always complete. If something failed, the experience has an `error` an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from infra.runners.step_metrics import phase
 from infra.workers.error_text import first_line
 from operators.score.attempt import AnswerContext
 from operators.score.config import Rubric
@@ -63,8 +64,23 @@ def score_trajectories(trajectories: Block, scorer: AnswerJudge, now: int) -> Bl
     be started.
     """
     failed = [reason == "failed" for reason in trajectories.column("finish_reason").to_pylist()]
-    answers = read_answers(trajectories)
-    results = iter(scorer.judge([answer for answer, lost in zip(answers, failed, strict=True) if not lost]))
+    with phase("extract answers"):
+        answers = read_answers(trajectories)
+    with phase("verify"):
+        results = iter(scorer.judge([answer for answer, lost in zip(answers, failed, strict=True) if not lost]))
+    with phase("compose rewards"):
+        return _compose(trajectories, answers, failed, results, scorer, now)
+
+
+def _compose(
+    trajectories: Block,
+    answers: Sequence[AnswerContext],
+    failed: Sequence[bool],
+    results: Iterator[list[VerifierResult]],
+    scorer: AnswerJudge,
+    now: int,
+) -> Block:
+    """The experiences of `trajectories`; `results` are those of the answers that have not failed."""
     errors = trajectories.column("error").to_pylist()
     rubrics = {task: scorer.rubric(task) for task in {answer.task for answer in answers}}
     scored = [

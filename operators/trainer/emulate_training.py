@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
+from infra.runners.step_metrics import phase
 from infra.store.announce import ManifestLog
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
@@ -107,23 +108,26 @@ class _EmulatedTraining:
 
     def fold(self, polled: Polled) -> list[Output]:
         now = self._clock()
-        for received in polled.records:
-            if isinstance(received.record, WeightVersion):
-                self._published.add(received.record)
-            elif isinstance(received.record, MicroBatch):
-                whole = self._assembly.add(received.record, received.partition, received.offset)
-                self._complete.extend((now, batch) for batch in whole)
+        with phase("assemble batches"):
+            for received in polled.records:
+                if isinstance(received.record, WeightVersion):
+                    self._published.add(received.record)
+                elif isinstance(received.record, MicroBatch):
+                    whole = self._assembly.add(received.record, received.partition, received.offset)
+                    self._complete.extend((now, batch) for batch in whole)
         rejected, self._assembly.rejected = self._assembly.rejected, []
         outputs = dead_letters(rejected, self._step.shard.run, self._now())
         if not polled.caught_up:
             return outputs
         if not self._started:
             outputs += self._start(now)
-        while (step := self._training or self._begin_step()) is not None and step.ends <= now:
-            outputs += self._finish_step(step)
+        with phase("update"):
+            while (step := self._training or self._begin_step()) is not None and step.ends <= now:
+                outputs += self._finish_step(step)
         if self._training is None:
             self._check_missing(now)
-        self._publish_arrived(now)
+        with phase("publish"):
+            self._publish_arrived(now)
         if self._is_done() and self._in_transit:
             self._held += outputs  # the last step's metric ends the run: the version must be published before
             return []

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from infra.runners.step_metrics import phase
 from infra.storage import StorageFolder
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
@@ -96,7 +97,8 @@ class _Training:
         self._idle_since = time.perf_counter()
 
     def fold(self, polled: Polled) -> list[Output]:
-        outputs = self._assemble(polled)
+        with phase("assemble batches"):
+            outputs = self._assemble(polled)
         if not polled.caught_up:
             return outputs
         if not self._started:
@@ -151,7 +153,8 @@ class _Training:
     def _train(self, batch: WholeBatch) -> list[Output]:
         """Train `batch`, publish its version, and return dead letters and the metric."""
         waited = time.perf_counter() - self._idle_since
-        values, outputs = self._update(batch)
+        with phase("update"):
+            values, outputs = self._update(batch)
         started = time.perf_counter()
         # Versions that an earlier epoch has published are not published again, except the last of them.
         if batch.number >= self._published.last_before_epoch or self._training.done:
@@ -196,11 +199,12 @@ class _Training:
         parent. Raises CheckpointError if the checkpoint cannot be written.
         """
         due = self._training.checkpoint_due
-        if self._versions.publish(wait_for_previous=wait_for_previous, wait=due) and due:
-            self._checkpoints.write()
-            self._manifests.keep(self._checkpoints.kept())
-            if self._training.done:
-                self._checkpoints.write_result()
+        with phase("publish"):
+            if self._versions.publish(wait_for_previous=wait_for_previous, wait=due) and due:
+                self._checkpoints.write()
+                self._manifests.keep(self._checkpoints.kept())
+                if self._training.done:
+                    self._checkpoints.write_result()
 
     def _metric(self, values: dict[str, float]) -> Output:
         return Output(METRICS, "trainer", Metric("trainer", self._training.trained, values, self._now()))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from infra.runners.step_metrics import phase
 from infra.storage import StorageFolder
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
@@ -55,9 +56,10 @@ class _FollowerTraining:
         self._training, self._run = training, run
 
     def fold(self, polled: Polled) -> list[Output]:
-        for received in polled.records:
-            if isinstance(received.record, MicroBatch):
-                self._training.add_part(received.record, received.partition, received.offset)
+        with phase("assemble batches"):
+            for received in polled.records:
+                if isinstance(received.record, MicroBatch):
+                    self._training.add_part(received.record, received.partition, received.offset)
         outputs = dead_letters(self._training.take_rejected(), self._run, time.time_ns() // 10**6)
         if not polled.caught_up:
             return outputs
@@ -65,7 +67,8 @@ class _FollowerTraining:
             self._training.check()
             return outputs
         try:
-            self._training.train()
+            with phase("update"):
+                self._training.train()
         except ValueError as error:
             log.error("a batch cannot be trained: %s", error)  # rank 0 writes the dead letter
         return outputs

@@ -46,7 +46,7 @@ def trim_command(
     from pipelines.inspect.run_folders import find_run
     from pipelines.run.trim.execute import execute as execute_trim
     from pipelines.run.trim.plan import TrimRefused, plan_trim
-    from pipelines.trainer import checkpoints_of
+    from pipelines.training_step import checkpoints_of
     from schemas.records import PolicyVersion
 
     connection = connect(run, kafka.brokers, kafka.command_config, folder)

@@ -9,6 +9,7 @@ from benchmarks.buffer_log import SAMPLES, Experiences, InMemory, Measured
 from benchmarks.experience import in_turn, median
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
+from operators.experience.pack_batches import pack_batches
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from schemas.topics import BATCHES, DEAD_LETTERS
 
@@ -17,7 +18,8 @@ def test_buffer_batches_benchmark_experiences_in_whole_groups() -> None:
     experiences = Experiences(tokens=16)
     records = tuple(ReceivedRecord("experiences", 0, offset, experiences.next()) for offset in range(2))
     buffer = MakeBatches(ExperienceConfig(global_batch=256), 1).restore(Restored("g", 1, (), {}, {}))
-    outputs = buffer.fold(Polled("g", 1, records, (), {PartitionKey("experiences", 0): 2}, True))
+    selected = buffer.fold(Polled("g", 1, records, (), {PartitionKey("experiences", 0): 2}, True))
+    outputs = pack_batches(selected, budget=10**6, ranks=1)
     assert not [output for output in outputs if output.topic is DEAD_LETTERS]
     batches = [output.record.records()[0] for output in outputs if output.topic is BATCHES]
     assert [len(batch.trajectory_ids) for batch in batches] == [256, 256]

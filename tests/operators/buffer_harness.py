@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from in_memory_log import Log, Shard
@@ -9,6 +10,7 @@ from record_factories import PARTITIONS, experience, manifest, prompt, shard, to
 
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
+from operators.experience.pack_batches import pack_batches
 from schemas.records import Experience, Settled
 from schemas.topics import BATCHES, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED, partition_of
 
@@ -30,7 +32,8 @@ class Buffer:
         step = MakeBatches(settings, PARTITIONS, levels=levels, vocabulary=vocabulary)
         earliest = topic_input(RELAY), topic_input(CURRICULUM, keys=(LEVEL_REPLY,))
         inputs = topic_input(EXPERIENCES, keys=("p", "i"), blocks=True), *earliest
-        self.shard = Shard(self.log, shard("experience", *inputs, ledger=("settled",)), step.restore)
+        pack = partial(pack_batches, budget=settings.micro_batch_tokens, ranks=1)
+        self.shard = Shard(self.log, shard("experience", *inputs, ledger=("settled",)), step.restore, pack)
         self.shard.start()
 
     def score(self, *records: Experience) -> None:

@@ -22,6 +22,7 @@ from toy_trainer import ToyTrainer
 
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.evaluate_versions import EvaluationFold
+from operators.evaluation.report_rounds import ask_questions, report_rounds
 from operators.experience.config import ExperienceConfig
 from operators.io.config import TopicInput
 from operators.io.elements import Output, Restored
@@ -35,6 +36,7 @@ from operators.rollout.heartbeats import replica_status
 from operators.rollout.replica import Replica
 from operators.rollout.report_events import report_events
 from operators.score.config import RewardSpec, ScoreConfig
+from operators.score.error_counts import ErrorCounts
 from operators.score.pool import VerifierResult
 from operators.score.score_trajectories import _Scoring
 from schemas.columns import token_ids
@@ -63,7 +65,6 @@ from schemas.topics import (
 )
 
 KEEP_VERSIONS = 4
-
 report = partial(report_events, partitions=PARTITIONS)
 
 
@@ -95,7 +96,7 @@ class PipelineSimulation:
         buffer = ExperienceConfig(shape.global_batch, shape.staleness, shape.over_age, shards=shape.shards)
         self.experience = buffer_shards(self.log, buffer, PARTITIONS)
         evaluation = shard("evaluation", topic_input(EXPERIENCES, keys=("e",)), topic_input(RELAY))
-        self.evaluation = Shard(self.log, evaluation, self._restore_evaluation)
+        self.evaluation = Shard(self.log, evaluation, self._restore_evaluation, ask_questions, report_rounds)
         self.shards = [self.placement, *self.rollouts, self.score, *self.experience, self.evaluation]
         for each in self.shards:
             each.start()
@@ -388,8 +389,7 @@ def _placement_shard() -> object:
 def _restore_score(restored: Restored) -> ShardFold:
     config = ScoreConfig(rewards=[RewardSpec("exact")])
     ledger = TrajectoryLedger(PARTITIONS, restored.state.get("scored"))
-    for received in restored.ledger:
-        scored = received.record.trajectory
+    for scored in (received.record.trajectory for received in restored.ledger):
         ledger.add(parse_trajectory_id(scored.trajectory_id), scored.prompt.samples, 0)
     judge = SimpleNamespace(
         config=config,
@@ -397,4 +397,4 @@ def _restore_score(restored: Restored) -> ShardFold:
         judge=lambda rows: [[VerifierResult(1.0, None)] for _ in rows],
         close=lambda: None,
     )
-    return _Scoring(judge, ledger, lambda: 0)  # type: ignore[arg-type]
+    return _Scoring(judge, ledger, ErrorCounts(restored.state.get("counts")), lambda: 0)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from in_memory_log import Log, Shard
@@ -9,6 +10,7 @@ from record_factories import experience, manifest, prompt, shard, topic_input, t
 
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
+from operators.experience.pack_batches import pack_batches
 from operators.io.config import TopicInput
 from operators.io.elements import PartitionKey, ReceivedRecord
 from operators.trainer.assembly import BatchAssembly, WholeBatch
@@ -31,6 +33,7 @@ def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: in
                 index=index,
             ),
             MakeBatches(config, partitions, ranks, {"": levels}, shard=index).restore,
+            partial(pack_batches, budget=config.micro_batch_tokens, ranks=ranks, shard=index, shards=config.shards),
         )
         for index in range(config.shards)
     ]

@@ -79,10 +79,9 @@ def steps_of(config: Config, role: Role) -> tuple[tuple[str, str], ...]:
 
 
 def _class_name(transform: Any) -> str:
-    """The class of a transform, and of the fold step in it."""
-    step = getattr(transform, "_step", None)
+    """The class of a transform, and the step and phases of a fold."""
     name = type(transform).__name__
-    return name if step is None else f"{name}: {type(step).__name__}"
+    return f"{name}: {type(transform.step).__name__}" if hasattr(transform, "phases") else name
 
 
 def _use(config: Config, topic: Topic, existing: Mapping[str, int]) -> TopicUse:

@@ -13,6 +13,7 @@ from record_factories import PARTITIONS, experience, failed, manifest, prompt, s
 
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.evaluate_versions import EvaluateVersions
+from operators.evaluation.report_rounds import ask_questions, report_rounds
 from operators.evaluation.rounds import open_round, round_name
 from schemas.records import Metric, PolicyVersion, Prompt, RewardComponent
 from schemas.topics import EVAL_PROMPTS, EXPERIENCES, METRICS, RELAY, SETTLED, partition_of
@@ -29,7 +30,8 @@ class Evaluation:
         ]
         settings = EvaluationConfig(**{"every": 5, "periodic_questions": 2, **config})
         inputs = topic_input(EXPERIENCES, keys=("e",)), topic_input(RELAY)
-        self.shard = Shard(self.log, shard("evaluation", *inputs), EvaluateVersions(settings, lambda: held_out).restore)
+        restore = EvaluateVersions(settings, lambda: held_out).restore
+        self.shard = Shard(self.log, shard("evaluation", *inputs), restore, ask_questions, report_rounds)
         self.shard.start()
         self._answered = 0
 

@@ -9,7 +9,6 @@ from record_factories import prompt, trajectory, version
 from operators.io.elements import Output
 from schemas.records import (
     Assignment,
-    AssignmentRejected,
     Cancel,
     MoveOutcome,
     NextOwner,
@@ -255,16 +254,6 @@ def test_finish_at_the_destination_counts_as_handed_over(placement: Placement) -
     hand_over(placement, order)
     assert of(MoveOutcome, placement.run()) == []
     assert second > first
-
-
-def test_rejected_hand_over_is_assigned_again_after_a_restart(placement: Placement) -> None:
-    order = released(placement)
-    name, lease = order.trajectory_ids[0], order.leases[0]
-    placement.write(PROGRESS, AssignmentRejected(name, lease, 1, 1, "too large for an inbox", retry=True))
-    placement.restart()
-    beat(placement)
-    placement.beat(2, version(0))
-    assert assigned(placement.run()) == [(name, 2, 2)]
 
 
 def test_next_owner_of_a_finished_trajectory_is_cancelled(placement: Placement) -> None:

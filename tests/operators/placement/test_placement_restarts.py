@@ -139,6 +139,13 @@ def test_rejection_under_an_old_lease_is_ignored(placement: Placement) -> None:
     assert placement.run() == []
 
 
+def test_rejection_under_a_lease_that_the_inbox_lacks_ends_the_owner(placement: Placement) -> None:
+    placement.write(PROGRESS, AssignmentRejected("p0.0", 2, 1, 1, "too large for an inbox", retry=True))
+    placement.restart()
+    placement.beat(1, newest())
+    assert assigned(placement.run()) == [("p0.0", 1, 2)]
+
+
 def test_rejection_under_a_lease_that_was_never_minted_is_a_dead_letter(placement: Placement) -> None:
     placement.write(PROGRESS, refused("p0.1", 9, retry=True))
     assert dead_letters(placement.run()) == ["p0.1: lease 9 was never minted, the last is 2"]

@@ -21,6 +21,9 @@ from schemas.topics import CATALOGUE
 ROLES = ("placement", "score", "experience")
 """Pipelines whose graphs are built without a model."""
 
+MAPS = {"placement": ["RepartitionTrajectories"], "experience": ["PackMicroBatches"]}
+"""The stateless steps after the fold of each."""
+
 
 def config(servers: str = "localhost:1", run: str = "first") -> Config:
     emulated = {"rollout": {"engine": "emulated"}, "prompts": {"source": "synthetic"}}
@@ -36,7 +39,7 @@ def test_outline_lists_topics_and_steps(role: str) -> None:
         if role in topic.producers or "every pipeline" in topic.producers:
             assert topic.name("first") in [use.name for use in found.writes]
     kinds = [what.partition(":")[0] for _, what in found.steps]
-    assert kinds == ["ReadTopics", "FoldRecords", "WriteTransactionally"]
+    assert kinds == ["ReadTopics", "FoldRecords", *MAPS.get(role, ()), "WriteTransactionally"]
     assert found.options == ("--runner=FnApiRunner", "--streaming")
 
 

@@ -1,0 +1,39 @@
+"""AskQuestions and ReportRounds: an opened round becomes its prompts, a closed one its Settled records and metric."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from decisions import assert_maps
+from record_factories import SAMPLING, experience, prompt, trajectory, version
+
+from operators.evaluation.report_rounds import AskQuestions, ClosedRound, OpenedRound, ReportRounds
+from operators.evaluation.rounds import Mode
+from operators.io.elements import Output
+from schemas.records import Metric, Settled
+from schemas.topics import EVAL_PROMPTS, METRICS, SETTLED
+
+METRIC = Metric("evaluation", 1, {"questions": 1.0}, 9)
+OTHER = Output(METRICS, "other", METRIC)
+
+
+@pytest.mark.parametrize(("mode", "temperature"), [("greedy", 0.0), ("sampled", SAMPLING.temperature)])
+def test_ask_questions_numbers_the_prompts_of_a_round(mode: Mode, temperature: float) -> None:
+    opened = OpenedRound("1.1/x", version(1), mode, 7, [prompt(0), prompt(1)])
+    sampling = replace(SAMPLING, temperature=temperature)
+    fields = {"purpose": "evaluation", "sampling": sampling, "policy_version": version(1), "round": "1.1/x"}
+    asked = [prompt(7, 1, text="question 0", **fields), prompt(8, 1, text="question 1", **fields)]
+    assert_maps(
+        AskQuestions(),
+        [OTHER, opened],
+        [OTHER, *(Output(EVAL_PROMPTS, each.prompt_id, each) for each in asked)],
+    )
+
+
+def test_report_rounds_settles_answers_and_writes_the_metric() -> None:
+    answer = experience(trajectory(prompt(3, 1, purpose="evaluation"), 0, tokens=4))
+    settled = Settled("e3.0", 1, "evaluated", "round 1.1/greedy", None, None, 4, 9)
+    metric = Output(METRICS, "evaluation", METRIC)
+    closed = ClosedRound("1.1/greedy", (answer,), METRIC)
+    assert_maps(ReportRounds(), [METRIC, closed], [metric, Output(SETTLED, "", settled), metric])
