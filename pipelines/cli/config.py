@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pipelines.cli.options import RUNS, JsonOption
+from pipelines.inspect.run_files import CONFIG_FILE
 from pipelines.present.output import Report
 
 app = typer.Typer()
@@ -105,7 +106,6 @@ def _schema(_names: Sequence[str], json: bool) -> Report:
 
 def _config_file(name: str) -> Path:
     """Return the configuration file of `name`: a file, a run's folder or a run's name."""
-    from pipelines.inspect.run_folders import CONFIG_FILE
 
     candidates = (Path(name), Path(name) / CONFIG_FILE, RUNS / name / CONFIG_FILE)
     return next((path for path in candidates if path.is_file()), Path(name))

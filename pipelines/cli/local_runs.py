@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.options import RUNS, JsonOption, Printing, RunOption
+from pipelines.inspect.run_files import METRICS_FILE
 from pipelines.present.output import Report, Row, RowOutput
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _read_state(run: RunFolder) -> RunState:
     from pipelines.inspect.run_state.events import RolesChanged, RoleState, Tick
     from pipelines.inspect.run_state.state import fold_all, new_run
 
-    path = run.folder / "metrics.jsonl"
+    path = run.folder / METRICS_FILE
     alive = run.status == "running"
     roles = {
         name: RoleState(role.get("pid"), role.get("restarts", 0), role["status"] if alive else "ended")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipelines.inspect.run_files import LATEST, STATE_FILE
 from pipelines.present.output import Form
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def connect(run: str | None, brokers: str | None, command_config: Path | None, r
 
 def _broker_data(run: str | None, runs: Path) -> Path | None:
     """Return the data folder of the broker that `laminar run` started for this run; None if it started none."""
-    folder = runs / (run or "latest") / "kafka"
+    folder = runs / (run or LATEST) / "kafka"
     return folder.resolve() if folder.is_dir() else None
 
 
@@ -135,7 +136,7 @@ def read_state(run: str | None, runs: Path) -> dict[str, str]:
     """
     from pipelines.inspect.run_folders import check_release
 
-    path = runs / (run or "latest") / "state.json"
+    path = runs / (run or LATEST) / STATE_FILE
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

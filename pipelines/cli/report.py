@@ -11,6 +11,7 @@ import typer
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, JsonOption, connect
 from pipelines.cli.trajectory import model_of
+from pipelines.inspect.run_files import INSIGHT_FILE, METRICS_FILE, REPORT_FILE, SAMPLES_FILE, SUMMARY_FILE
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
@@ -56,20 +57,19 @@ def report(
     if log:
         for name, data in _from_log(found[0].run, folder).items():
             write_atomically(place / name, jsons.dumps(data, indent=1))
-    file = out or place / "report.html"
+    file = out or place / REPORT_FILE
     write_atomically(file, render_report(place))
     return Report({"run": found[0].run, "file": str(file)}, lambda: f"wrote {file}", as_json=json)
 
 
 def _from_log(run: str, folder: Path) -> dict[str, Any]:
     """Return by file name what the report shows of the run's log."""
-    from pipelines.inspect.run_folders import SAMPLES_FILE
     from pipelines.present.report.insight import insight
     from pipelines.present.report.samples import report_samples
 
     connection = connect(run, None, None, folder)
     return {
-        "insight.json": insight(connection.client, connection.run),
+        INSIGHT_FILE: insight(connection.client, connection.run),
         SAMPLES_FILE: report_samples(connection.client, connection.run, model_of(run, folder)),
     }
 
@@ -79,9 +79,9 @@ def _read_run(folder: Path, run: str) -> ComparedRun:
     from pipelines.present.report.comparison import ComparedRun
     from pipelines.present.report.summary import summarise
 
-    file = folder / "summary.json"
+    file = folder / SUMMARY_FILE
     summary = jsons.loads(file.read_text("utf-8")) if file.exists() else summarise(folder, None, {})
-    return ComparedRun(run, summary, read_metrics(folder / "metrics.jsonl"))
+    return ComparedRun(run, summary, read_metrics(folder / METRICS_FILE))
 
 
 def _compared(runs: list[ComparedRun], file: Path, json: bool) -> Report:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pipelines.cli.options import RUNS, JsonOption, RunOption
+from pipelines.inspect.run_files import LOGS, SUMMARY_FILE
 from pipelines.present.output import Report, RowOutput, table
 
 FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
@@ -55,7 +56,7 @@ def logs_command(
     """
     from pipelines.inspect.run_folders import find_run
 
-    logs = find_run(folder, run).folder / "logs"
+    logs = find_run(folder, run).folder / LOGS
     files = {file.stem: file for file in sorted(logs.glob("*.log"))}
     if role and role not in files:
         raise typer.BadParameter(f"{logs} has no log of {role!r}; there are {', '.join(files) or 'none'}")
@@ -172,7 +173,7 @@ def compare_command(
 
 def _summary(folder: Path) -> dict[str, Any]:
     """Return a run's summary.json; for a run that has not ended, computed now."""
-    file = folder / "summary.json"
+    file = folder / SUMMARY_FILE
     if file.exists():
         summary: dict[str, Any] = jsons.loads(file.read_text(encoding="utf-8"))
     else:

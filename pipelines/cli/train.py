@@ -14,6 +14,7 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, Brokers, JsonOption, connect
+from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def replay(
         "weights": weights,
         "run_weights": folder_digest(own) if own.is_dir() else None,
         "model": str(task.out / "model"),
-        "metrics": str(task.out / "metrics.jsonl"),
+        "metrics": str(task.out / METRICS_FILE),
     }
     differs = not changes and data["run_weights"] not in (None, data["weights"])
     return Report(data, lambda: _text(data, updates), as_json=json, exit_code=int(differs))
@@ -130,18 +131,18 @@ def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task
     from pipelines.config import load_config
 
     place = (folder / run).resolve()
-    if not (place / "config.toml").is_file():
+    if not (place / CONFIG_FILE).is_file():
         raise typer.BadParameter(f"there is no run {run!r} under {folder}/", param_hint="RUN")
     for change in changes:
         if not change.startswith(SECTION):
             raise typer.BadParameter(f"{change!r}: a replay can change only {SECTION}* settings", param_hint="--set")
-    config = load_config(place / "config.toml", changes)
+    config = load_config(place / CONFIG_FILE, changes)
     limited = not changes or any(change.startswith("trainer.optimizer_steps") for change in changes)
     if out is None:
         out = next(name for name in (place / f"replay-{number}" for number in count(1)) if not name.exists())
     if out.exists():
         raise typer.BadParameter(f"{out} exists already", param_hint="--out")
-    recorded = load_config(place / "config.toml").trainer.ranks
+    recorded = load_config(place / CONFIG_FILE).trainer.ranks
     if config.trainer.ranks not in (1, recorded):
         raise typer.BadParameter(
             f"the run's batches are for {recorded} ranks: trainer.ranks must be {recorded} or 1", param_hint="--set"
@@ -180,7 +181,7 @@ def _logged(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
 
     reward = TextColumn("{task.fields[reward]}")
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), reward)
-    with MetricsFile(task.out / "metrics.jsonl") as file, Progress(*columns, console=console(stderr=True)) as progress:
+    with MetricsFile(task.out / METRICS_FILE) as file, Progress(*columns, console=console(stderr=True)) as progress:
         bar = progress.add_task(f"replaying {task.config.run.name}", total=task.steps, reward="")
         for update in updates:
             if update.reason is None:

@@ -17,6 +17,7 @@ from pipelines.cli.options import RUNS, Address, JsonOption
 from pipelines.inspect.log.describe import describe_outcome, describe_record
 from pipelines.inspect.log.history import History, history_of
 from pipelines.inspect.log.matching import MatchingRecord
+from pipelines.inspect.run_files import CONFIG_FILE, LATEST
 from pipelines.present.output import Report, Texts
 from pipelines.present.token_colours import Tokens, coloured, tokens_of
 from schemas.identity import parse_trajectory_id
@@ -73,7 +74,7 @@ def _tokens(history: History, model: Path | None) -> Tokens | None:
 def model_of(run: str | None, runs: Path = RUNS) -> Path | None:
     """Return the initial model of a run under `runs`; None if there is no such run."""
     try:
-        config = tomllib.loads((runs / (run or "latest") / "config.toml").read_text(encoding="utf-8"))
+        config = tomllib.loads((runs / (run or LATEST) / CONFIG_FILE).read_text(encoding="utf-8"))
     except OSError:
         return None
     return Path(config.get("model", {}).get("path", ""))

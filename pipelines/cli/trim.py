@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.options import RUNS, Brokers, JsonOption, RunOption, connect
+from pipelines.inspect.run_files import CONFIG_FILE
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def trim_command(
 
     connection = connect(run, kafka.brokers, kafka.command_config, folder)
     run_folder = find_run(folder, connection.run).folder
-    config = load_config(run_folder / "config.toml")
+    config = load_config(run_folder / CONFIG_FILE)
     checkpoints = {PolicyVersion.parse(each.name): each for each in list_checkpoints(checkpoints_of(config))}
     try:
         plan = plan_trim(connection.client, connection.run, checkpoints, _parsed(version))

@@ -11,6 +11,7 @@ import typer
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, Address, Connection, JsonOption, Printing
 from pipelines.inspect.log.manifests import Manifests
+from pipelines.inspect.run_files import CONFIG_FILE, LATEST
 from pipelines.present.output import Report, Row, RowOutput, utc
 from schemas.plain import to_plain
 from schemas.records import PolicyVersion, WeightVersion
@@ -230,7 +231,7 @@ def _config(run: str | None) -> Config | None:
     """Return the configuration of a run under ./runs; None if there is none."""
     from pipelines.config import load_config
 
-    file = RUNS / (run or "latest") / "config.toml"
+    file = RUNS / (run or LATEST) / CONFIG_FILE
     return load_config(file) if file.is_file() else None
 
 

@@ -13,14 +13,9 @@ from typing import Any, Literal
 import psutil
 
 from infra.processes import is_running
+from pipelines.inspect.run_files import REPORT_FILE, STATE_FILE, SUBMITTED
 from schemas.release import OldRelease
 
-CONFIG_FILE = "config.toml"
-STATE_FILE = "state.json"
-SAMPLES_FILE = "samples.json"
-"""Samples for the report, from the beginning, the middle and the end of the run."""
-REPORT_FILE = "report.html"
-"""The file that is written last."""
 SAME_START_S = 1.0
 """A larger difference between a process's start and state.json means that its pid was reused."""
 
@@ -70,7 +65,7 @@ class RunFolder:
 def read_run(folder: Path) -> RunFolder:
     """The run in `folder`. Raises NoSuchRun if there is none, OldRelease, ValueError if its state.json is damaged."""
     path = folder / STATE_FILE
-    if not path.exists() and (folder / "submitted").is_dir():
+    if not path.exists() and (folder / SUBMITTED).is_dir():
         return _read_submitted(folder)
     try:
         state = json.loads(path.read_text("utf-8"))
@@ -92,7 +87,7 @@ def check_release(state: Mapping[str, Any], path: Path) -> None:
 
 def list_runs(runs: Path) -> list[RunFolder]:
     """The runs under `runs`, newest first. One with a damaged state.json is `unreadable`; its state has the error."""
-    found = {path.parent for name in (STATE_FILE, "submitted") for path in runs.glob(f"*/{name}")}
+    found = {path.parent for name in (STATE_FILE, SUBMITTED) for path in runs.glob(f"*/{name}")}
     folders = sorted(folder for folder in found if not folder.is_symlink())
     return sorted(map(_read_any, folders), key=lambda run: run.started_at, reverse=True)
 

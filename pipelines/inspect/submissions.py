@@ -16,9 +16,9 @@ import psutil
 
 from infra.files import write_atomically
 from infra.processes import is_running
+from pipelines.inspect.run_files import LOGS, SUBMITTED
 from pipelines.roles import PIPELINES, Role
 
-FOLDER = "submitted"
 SAME_START_S = 1.0
 State = Literal["up", "ended", "failed"]
 
@@ -46,7 +46,7 @@ class Submission:
     @property
     def file(self) -> Path:
         """The file of this record."""
-        return self.folder / FOLDER / f"{self.role.name}.json"
+        return self.folder / SUBMITTED / f"{self.role.name}.json"
 
     @property
     def config(self) -> Path:
@@ -56,7 +56,7 @@ class Submission:
     @property
     def log(self) -> Path:
         """The log of the pipeline and its respawner."""
-        return self.folder / "logs" / f"{self.role.name}.log"
+        return self.folder / LOGS / f"{self.role.name}.log"
 
     @property
     def status(self) -> str:
@@ -82,7 +82,7 @@ class Submission:
 
 def submissions(folder: Path) -> list[Submission]:
     """The detached submissions of the run in `folder`, in drain order."""
-    found = [read_submission(file) for file in sorted((folder / FOLDER).glob("*.json"))]
+    found = [read_submission(file) for file in sorted((folder / SUBMITTED).glob("*.json"))]
     return sorted(found, key=lambda each: (PIPELINES.index(each.pipeline), each.index))
 
 

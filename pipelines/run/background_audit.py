@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from infra.processes import is_running, spawn, stop_process
+from pipelines.inspect.run_files import LOGS
 
 PAUSE_FACTOR = 20.0
 """Pause after an audit, as a multiple of its duration: audits use at most a twentieth of one core."""
@@ -39,7 +40,7 @@ class BackgroundAudit:
         self._config_file, self._every_s, self._clock = config_file, every_s, clock
         self._note, self._report = note, report
         self._out = config_file.with_name("audit-so-far.json")
-        self._log = config_file.with_name("logs") / "audit.log"
+        self._log = config_file.with_name(LOGS) / "audit.log"
         self._process: psutil.Process | None = None
         self._started_at = clock()
         self._due = clock() + every_s

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
 from pipelines.config import Config, ConfigError, load_config
-from pipelines.inspect.run_folders import CONFIG_FILE, STATE_FILE, RunFolder
+from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, LOGS, REPORT_FILE, STATE_FILE, SUMMARY_FILE
+from pipelines.inspect.run_folders import RunFolder
 from pipelines.present.output import Report
 from pipelines.present.report.closing import closing_lines, laminar_command
 from pipelines.present.report.html import render_report
@@ -37,7 +38,7 @@ def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: boo
     config = with_absolute_paths(with_run_name(config))
     check(config)
     folder = config.run_folder
-    (folder / "logs").mkdir(parents=True)
+    (folder / LOGS).mkdir(parents=True)
     link_latest(folder)
     state = RunStateFile(folder, config.run.name, config.trainer.optimizer_steps)
     return _supervised(config, state, stops, as_json, file=file)
@@ -90,10 +91,10 @@ def _supervised(
         _end_failed(state, error)
         raise
     state.end()
-    write_atomically(folder / "audit.json", json.dumps(audit.to_json(), indent=1))
+    write_atomically(folder / AUDIT_FILE, json.dumps(audit.to_json(), indent=1))
     summary = summarise(folder, {**audit.numbers(), "passed": audit.passed}, state.phases)
-    write_atomically(folder / "summary.json", json.dumps(summary, indent=1))
-    write_atomically(folder / "report.html", render_report(folder))
+    write_atomically(folder / SUMMARY_FILE, json.dumps(summary, indent=1))
+    write_atomically(folder / REPORT_FILE, render_report(folder))
     code = 0 if audit.passed and not is_failing(summary) else 1
     return Report(summary, lambda: closing_lines(_relative_to_cwd(folder), summary, file), as_json, code)
 
@@ -128,7 +129,7 @@ def _relative_to_cwd(folder: Path) -> Path:
 
 def check(config: Config) -> None:
     """Raise ConfigError if the run exists or the configuration cannot work, before anything is started."""
-    if (config.run_folder / "state.json").exists():
+    if (config.run_folder / STATE_FILE).exists():
         raise ConfigError(
             f"run {config.run.name!r} exists already in {config.run.folder}: choose another run.name, or resume it: "
             f"`laminar runs resume --run {config.run.name}`"

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from infra.files import write_even_if_disk_full
-from pipelines.inspect.run_folders import STATE_FILE
+from pipelines.inspect.run_files import LATEST, STATE_FILE
 from schemas.release import RELEASE
 
 
@@ -88,4 +88,4 @@ def link_latest(folder: Path) -> None:
     partial = folder.parent / f".latest.{os.getpid()}"
     partial.unlink(missing_ok=True)
     partial.symlink_to(folder.name)
-    partial.replace(folder.parent / "latest")
+    partial.replace(folder.parent / LATEST)

@@ -18,7 +18,7 @@ from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.log.rows import rows_of
 from pipelines.inspect.metrics_file import LAG, PHASE, MetricsFile
-from pipelines.inspect.run_folders import CONFIG_FILE, SAMPLES_FILE
+from pipelines.inspect.run_files import CONFIG_FILE, LOGS, METRICS_FILE, SAMPLES_FILE
 from pipelines.inspect.run_state.events import RoleState as ObservedRole
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.present.report.samples import report_samples
@@ -78,7 +78,7 @@ class Supervisor:
         """
         started = new_run(self.config.run.name, self.config.trainer.optimizer_steps, int(self.state.started_at * 1000))
         trackers = open_trackers(self.config.run.trackers, self.config.run.name, self.folder)
-        file = MetricsFile(self.folder / "metrics.jsonl")
+        file = MetricsFile(self.folder / METRICS_FILE)
         started = fold_all(started, [each for each in file.recent if each.name not in (LAG, PHASE)])
         metrics = Sinks(file, trackers)
         with Watch(started, file=metrics, view=self.view) as self._watch, ExitStack() as stack:
@@ -117,7 +117,7 @@ class Supervisor:
     def _open_fleet(self) -> Fleet:
         return Fleet(
             self.folder / CONFIG_FILE,
-            self.folder / "logs",
+            self.folder / LOGS,
             store_folder(self.config),
             self.view.note,
             model=EMULATED if self.config.emulated else self.config.model.path,
@@ -155,7 +155,7 @@ class Supervisor:
             self._tick()
             self._read_warm_start_progress()
         if job.code:
-            log = self.folder / "logs" / "warm-start.log"
+            log = self.folder / LOGS / "warm-start.log"
             raise RoleFailed(f"the warm start failed: {last_line(log)} (see {log})")
         del self._fleet.members["warm-start"]
         self._use_warm_start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 Stage = Literal["generation", "score", "experience", "evaluation", "training"]
@@ -45,8 +45,8 @@ class Audit:
     failed: int = 0
     evaluated: int = 0
     imported: int = 0
-    expired: int = 0
     in_flight: Mapping[Stage, int] = field(default_factory=dict)
+    expired: int = 0
     lost: tuple[ReachedStage, ...] = ()
     trained_twice: tuple[str, ...] = ()
     without_reason: tuple[str, ...] = ()
@@ -70,25 +70,7 @@ class Audit:
 
     def numbers(self) -> dict[str, int]:
         """The counts, as in a run's summary."""
-        return {
-            "dispatched": self.dispatched,
-            "undispatched": self.undispatched,
-            "trained": self.trained,
-            "untrained": self.untrained,
-            "dropped": self.dropped,
-            "failed": self.failed,
-            "evaluated": self.evaluated,
-            "imported": self.imported,
-            "in_flight": sum(self.in_flight.values()),
-            "expired": self.expired,
-            "lost": len(self.lost),
-            "trained_twice": len(self.trained_twice),
-            "without_reason": len(self.without_reason),
-            "contradictions": len(self.contradictions),
-            "duplicate_finishes": self.duplicate_finishes,
-            "settled_again": self.settled_again,
-            "undecodable": self.undecodable,
-        }
+        return {name: _number_of(getattr(self, name)) for name in NUMBERS}
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form: the counts, those in flight by stage, and all names."""
@@ -104,3 +86,15 @@ class Audit:
                 "in_flight": [each._asdict() for each in self.still_in_flight],
             },
         }
+
+
+NUMBERS = tuple(each.name for each in fields(Audit) if each.name != "still_in_flight")
+"""The names of all counts, in their order."""
+COUNTERS = tuple(each.name for each in fields(Audit) if each.default == 0)
+"""The names of the counts that the audit does not give by stage or by trajectory."""
+
+
+def _number_of(value: int | Mapping[Stage, int] | tuple[object, ...]) -> int:
+    if isinstance(value, int):
+        return value
+    return sum(value.values()) if isinstance(value, Mapping) else len(value)

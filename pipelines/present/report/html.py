@@ -9,8 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from pipelines.inspect.audit.result import NUMBERS
 from pipelines.inspect.metrics_file import read_metrics
-from pipelines.inspect.run_folders import SAMPLES_FILE
+from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, INSIGHT_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE
 from pipelines.present.report.charts import Chart, charts, phases
 from pipelines.present.report.closing import next_commands
 from pipelines.present.report.page_style import POLICY, STYLE
@@ -48,20 +49,6 @@ LABELS: Mapping[str, str] = {
     "trained_twice": "trajectories trained twice",
     "seed": "seed",
 }
-_AUDIT = (
-    "dispatched",
-    "undispatched",
-    "trained",
-    "untrained",
-    "dropped",
-    "failed",
-    "evaluated",
-    "imported",
-    "in_flight",
-    "expired",
-    "lost",
-    "trained_twice",
-)
 
 
 def render_report(folder: Path) -> str:
@@ -69,9 +56,9 @@ def render_report(folder: Path) -> str:
 
     Only summary.json is required. Raises OSError if it is missing, ValueError if a file is invalid.
     """
-    summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    audit, config, metrics = folder / "audit.json", folder / "config.toml", folder / "metrics.jsonl"
-    insight, samples = folder / "insight.json", folder / SAMPLES_FILE
+    summary = json.loads((folder / SUMMARY_FILE).read_text("utf-8"))
+    audit, config, metrics = folder / AUDIT_FILE, folder / CONFIG_FILE, folder / METRICS_FILE
+    insight, samples = folder / INSIGHT_FILE, folder / SAMPLES_FILE
     return page(
         summary,
         read_metrics(metrics) if metrics.exists() else [],
@@ -177,7 +164,7 @@ def _card(chart: Chart) -> str:
 def _audit(audit: Mapping[str, Any] | None) -> str:
     if audit is None:
         return ""
-    rows = [(name.replace("_", " "), shown(_size(audit[name]))) for name in _AUDIT if name in audit]
+    rows = [(name.replace("_", " "), shown(audit[name])) for name in NUMBERS if name in audit]
     return _table("Audit: trajectories by outcome", rows)
 
 
@@ -219,13 +206,6 @@ def _details(title: str, text: str) -> str:
         return ""
     inner = f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
     return f'<div class="card wide">{inner}</div>'
-
-
-def _size(value: Any) -> Any:
-    """Return an audit's entry as a number: a count itself, the length of a list, the sum of the stages."""
-    if isinstance(value, Mapping):
-        return sum(value.values())
-    return len(value) if isinstance(value, list | tuple) else value
 
 
 def shown(value: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.config import RunConfig
 from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
+from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE
 from pipelines.inspect.run_state.errors import ErrorCounts, error_counts
 from pipelines.inspect.run_state.state import Evaluation
 from pipelines.present.report.machine import describe_machine, package_versions
@@ -65,14 +66,14 @@ def summarise(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str
 
     Raises OSError or ValueError if metrics.jsonl, state.json or config.toml cannot be read.
     """
-    metrics = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+    metrics = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
     return summary_of(metrics, facts_of(folder, audit, phases))
 
 
 def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str, float]) -> RunFacts:
     """Read the facts of a run from the files in its folder, without the metrics."""
-    state = _json(folder / "state.json")
-    config = tomllib.loads((folder / "config.toml").read_text("utf-8")) if (folder / "config.toml").exists() else {}
+    state = _json(folder / STATE_FILE)
+    config = tomllib.loads((folder / CONFIG_FILE).read_text("utf-8")) if (folder / CONFIG_FILE).exists() else {}
     started, ended = state.get("started_at"), state.get("ended_at")
     return RunFacts(
         run=state.get("run") or folder.name,

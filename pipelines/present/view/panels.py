@@ -28,7 +28,6 @@ from pipelines.present.view.text import (
 )
 
 LABEL_WIDTH = 11
-FIGURE_ROWS = 7
 PLOT_ROWS = 4
 SILENT_S = 10.0
 """Processes without a report for this time are highlighted."""
@@ -37,7 +36,7 @@ SILENT_S = 10.0
 def screen(state: RunState, width: int, height: int, *, ascii_only: bool = False) -> RenderableType:
     """Return the whole view in `width` columns and at most `height` rows; few rows omit the least important parts."""
     parts = [headline(state), bar(state, width), facts(state)]
-    room = height - FIGURE_ROWS
+    room = height - 2 - len(list(fact_lines(state)))  # below the headline, the bar and the facts
     table_rows = min(len(state.roles), 4) + 2  # a blank line and the header
     if not ascii_only and len(state.reward) >= 2 and room >= PLOT_ROWS + table_rows:
         parts.insert(2, reward_plot(state, width))

@@ -17,7 +17,7 @@ from infra.kafka.topic_reader import read_topic
 from infra.storage import StorageFolder
 from pipelines.inspect.audit.audit_run import READ_ORDER, Snapshot, fold_run, snapshot_of
 from pipelines.inspect.audit.fold import AuditFold
-from pipelines.inspect.audit.result import Audit
+from pipelines.inspect.audit.result import COUNTERS, Audit
 from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point
 from pipelines.inspect.log.manifests import Manifests
 from pipelines.run.trim.cuts import Cut, RetainReason, find_cut, retain_manifests, retain_trajectories
@@ -41,21 +41,6 @@ TRIM_POINTS_FOLDER = "trim-points"
 OF_TRAJECTORIES = (*(topic for topic in READ_ORDER if topic is not RELAY), PROMPTS, EVAL_PROMPTS)
 OF_RESTARTS = (PROGRESS, BATCH_ASSEMBLY)
 """Topics that only restarts read."""
-FIGURES = (
-    "dispatched",
-    "undispatched",
-    "trained",
-    "untrained",
-    "dropped",
-    "failed",
-    "evaluated",
-    "imported",
-    "expired",
-    "duplicate_finishes",
-    "settled_again",
-    "undecodable",
-)
-"""The audit's counts that a trim point holds."""
 
 
 class TrimRefused(RuntimeError):
@@ -99,7 +84,7 @@ def plan_trim(
     cuts = _cuts(client, run, snapshot, needs, rest, manifests)
     begins = {(run_prefix(run) + place.short_name, place.partition): cut.offset for place, cut in cuts.items()}
     remaining = fold_run(client, run, snapshot, rest, begins).audit()
-    counts = {name: audit.numbers()[name] - remaining.numbers()[name] for name in FIGURES}
+    counts = {name: audit.numbers()[name] - remaining.numbers()[name] for name in COUNTERS}
     if not remaining.passed or remaining.in_flight != audit.in_flight or min(counts.values()) < 0:
         raise TrimRefused(
             f"the remaining log of run {run} would fail the audit: {remaining.numbers()}; please report this bug"

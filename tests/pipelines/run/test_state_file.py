@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.inspect.run_folders import STATE_FILE
+from pipelines.inspect.run_files import STATE_FILE
 from pipelines.run.state import RunStateFile, link_latest
 
 

@@ -16,7 +16,8 @@ from infra.files import is_full, write_even_if_disk_full
 from infra.kafka.admin import TopicError, TopicSpec, admin_client, create_topics, delete_topics
 from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError
 from pipelines.config import KafkaConfig, load_config
-from pipelines.inspect.run_folders import CONFIG_FILE, STATE_FILE, read_run
+from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
+from pipelines.inspect.run_folders import read_run
 from pipelines.present.view.live import LiveView
 from pipelines.run.local import _end_failed
 from pipelines.run.run_kafka import RunKafka

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from synthetic_run import START, evaluation_metric, history, trainer_metric
 
+from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.metrics_file import MetricsFile
 from pipelines.present.report.charts import charts
 from pipelines.present.report.comparison import ComparedRun, comparison, metric_rows
@@ -43,10 +44,13 @@ SAMPLES = [
         ],
     },
 ]  # fmt: skip
-AUDIT = {
-    "dispatched": 10_800, "trained": 10_240, "evaluated": 512, "in_flight": {"generation": 40, "score": 8},
-    "lost": [], "trained_twice": ["p1.2"],
-}  # fmt: skip
+AUDIT = Audit(
+    dispatched=10_800,
+    trained=10_240,
+    evaluated=512,
+    in_flight={"generation": 40, "score": 8},
+    trained_twice=("p1.0",),
+).to_json()  # fmt: skip
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
