@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from kafka.errors import InvalidProducerEpochError, RetriableError, TransactionCoordinatorFencedError
@@ -67,6 +68,10 @@ def _end(client: ClientProperties, admin: Any, sleep: Callable[[float], None], e
             break
         before = hanging
         sleep(CHECK_INTERVAL_S)  # a coordinator that has just loaded may know more at the next check
-    for each in decided(client, hanging & before):
+    ending = decided(client, hanging & before)
+    present = {replace(each, committed=False) for each in open_transactions(admin, topics)}
+    for each in ending:
+        if replace(each, committed=False) not in present:  # it has ended by itself since
+            continue
         write_marker(admin, each)
         ended.add(f"{each.topic}-{each.partition}")

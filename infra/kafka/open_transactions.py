@@ -10,7 +10,7 @@ from kafka import TopicPartition
 from kafka.admin import AbortTransactionSpec, TransactionState
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.transaction_log import last_outcomes
+from infra.kafka.transaction_log import LoggedProducer, logged_producers
 
 ENDING = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT, TransactionState.PREPARE_EPOCH_FENCE)
 _UNDER_WAY = (*ENDING, TransactionState.ONGOING)
@@ -33,12 +33,12 @@ class OpenTransaction:
     wrote_at: int
     transactional_id: str | None
     state: str
-    committed: bool
-    """Whether its coordinator has it as committed. False too if the coordinator has a later one, see `decided`."""
+    committed: bool = False
+    """Whether it was committed, see `decided`."""
 
     @property
     def hangs(self) -> bool:
-        """Whether it will never end by itself: its coordinator has it as complete, or does not know it."""
+        """Whether its coordinator has ended it or does not know it. `decided` tells whether it may end by itself."""
         return self.state not in {state.value for state in _UNDER_WAY}
 
 
@@ -70,15 +70,17 @@ def open_transactions(admin: Any, topics: Sequence[str]) -> list[OpenTransaction
 
 
 def decided(client: ClientProperties, hanging: Iterable[OpenTransaction]) -> list[OpenTransaction]:
-    """Hanging transactions with the outcomes in the coordinators' log, which alone knows a producer's earlier ones.
+    """The transactions that hang according to the coordinators' log too, each with its outcome there.
 
-    A transaction that the log does not have keeps its `committed`. Raises KafkaError, DamagedTransactionLog.
+    A coordinator that loads its state after a start does not know transactions that are under way: they are left out.
+    One that is not in the log is aborted. Raises KafkaError, DamagedTransactionLog.
     """
     found = list(hanging)
-    outcomes = last_outcomes(client, {each.transactional_id for each in found if each.transactional_id})
+    logged = logged_producers(client, {each.producer_id for each in found}) if found else {}
     return [
-        replace(each, committed=outcomes.get((each.producer_id, each.topic, each.partition), each.committed))
+        replace(each, committed=producer.committed.get((each.topic, each.partition), False))
         for each in found
+        if not (producer := logged.get(each.producer_id, LoggedProducer())).under_way
     ]
 
 
@@ -120,6 +122,4 @@ def _opened(place: TopicPartition, producer: Any, name: str | None, known: Any) 
         wrote_at=producer.last_timestamp,
         transactional_id=name,
         state=TransactionState.UNKNOWN.value if known is None else known.state.value,
-        committed=known is not None
-        and (known.state, known.producer_epoch) == (TransactionState.COMPLETE_COMMIT, epoch),
     )

@@ -1,13 +1,15 @@
 """The outcomes of transactions, read from the coordinators' log `__transaction_state`.
 
-A coordinator tells only the state of a producer's last transaction, and forgets it as soon as the producer starts
-again. Its log has each outcome with the partitions of the transaction (Kafka's TransactionLogValue, versions 0 and 1).
+A coordinator tells only the state of a producer's last transaction, forgets it as soon as the producer starts again,
+and knows nothing while it loads. Its log has each decision with the partitions of the transaction (Kafka's
+TransactionLogValue, versions 0 and 1).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kafka import TopicPartition
@@ -22,7 +24,8 @@ MAX_PARTITIONS = 100_000
 """Maximum partitions of one transaction; a larger number is a damaged record."""
 POLL_MS = 100
 MAX_IDLE_POLLS = 300
-_PREPARE_COMMIT, _PREPARE_ABORT = 2, 3
+_ONGOING, _PREPARE_COMMIT, _PREPARE_ABORT, _PREPARE_EPOCH_FENCE = 1, 2, 3, 7
+_UNDER_WAY = (_ONGOING, _PREPARE_COMMIT, _PREPARE_ABORT, _PREPARE_EPOCH_FENCE)
 _FLEXIBLE_VERSION = 1
 
 
@@ -30,62 +33,61 @@ class DamagedTransactionLog(ValueError):
     """A record of the log cannot be parsed."""
 
 
-class Outcome(NamedTuple):
-    """The decision to commit or abort the transaction of a producer over `partitions`."""
+class Decision(NamedTuple):
+    """A state of a producer's transaction: ended as `committed` over `partitions`; None: begun, or no transaction."""
 
     producer_id: int
-    committed: bool
+    under_way: bool
+    committed: bool | None
     partitions: frozenset[tuple[str, int]]
 
 
-def last_outcomes(client: ClientProperties, transactional_ids: Iterable[str]) -> dict[tuple[int, str, int], bool]:
-    """Whether the last transaction of each producer in each partition was committed, by producer id, topic, partition.
-
-    Only transactions of `transactional_ids` are searched. A transaction without a decision in the log is missing.
-    Raises KafkaError, also if the log may not be read, and DamagedTransactionLog.
+@dataclass
+class LoggedProducer:
+    """What the log has of a producer: whether its last transaction is `under_way`, and whether the last one in each
+    partition was committed.
     """
-    wanted = {name.encode() for name in transactional_ids}
-    found: dict[tuple[int, str, int], bool] = {}
+
+    under_way: bool = False
+    committed: dict[tuple[str, int], bool] = field(default_factory=dict)
+
+    def add(self, decision: Decision) -> None:
+        """Add the next record of this producer."""
+        self.under_way = decision.under_way
+        if decision.committed is not None:
+            self.committed |= dict.fromkeys(decision.partitions, decision.committed)
+
+
+def logged_producers(client: ClientProperties, producer_ids: Collection[int]) -> dict[int, LoggedProducer]:
+    """The producers of `producer_ids` that are in the log, by id.
+
+    Reads the whole log. Raises KafkaError, also if the log may not be read, and DamagedTransactionLog.
+    """
+    found: dict[int, LoggedProducer] = {}
     observer = uncommitted_consumer(client)
     try:
-        partitions = observer.partitions_for_topic(LOG) or set()
-        places = [TopicPartition(LOG, partition_of(name, len(partitions))) for name in wanted] if partitions else []
-        for batch in _batches(observer, list(dict.fromkeys(places))):
-            for key, value in zip(batch.keys, batch.values, strict=True):
-                if value is None or transactional_id(key or b"") not in wanted:
-                    continue
-                if (outcome := parse_outcome(value)) is not None:
-                    found |= {(outcome.producer_id, *place): outcome.committed for place in outcome.partitions}
+        places = [TopicPartition(LOG, number) for number in sorted(observer.partitions_for_topic(LOG) or ())]
+        for batch in _batches(observer, places):
+            for value in batch.values:
+                if value is not None and (decision := parse_decision(value)).producer_id in producer_ids:
+                    found.setdefault(decision.producer_id, LoggedProducer()).add(decision)
     finally:
         observer.close(autocommit=False)
     return found
 
 
-def partition_of(transactional_id: bytes, partitions: int) -> int:
-    """The partition of the log with the transactions of an id: the hash of a Java string, modulo `partitions`."""
-    value = 0
-    for unit in struct.iter_unpack(">H", transactional_id.decode().encode("utf-16-be")):
-        value = (31 * value + unit[0]) & 0xFFFFFFFF
-    return (value & 0x7FFFFFFF) % partitions
-
-
-def transactional_id(key: bytes) -> bytes | None:
-    """The transactional id in a key of the log; None for another kind of key."""
-    if len(key) < 4 or key[:2] != b"\0\0":
-        return None
-    return key[4 : 4 + int.from_bytes(key[2:4])]
-
-
-def parse_outcome(value: bytes) -> Outcome | None:
-    """The outcome in a value of the log; None if it decides none. Raises DamagedTransactionLog."""
+def parse_decision(value: bytes) -> Decision:
+    """The state in a value of the log. Raises DamagedTransactionLog."""
     try:
         version, producer_id, _epoch, _timeout_ms, status = struct.unpack_from(">hqhib", value)
-        if status not in (_PREPARE_COMMIT, _PREPARE_ABORT):
-            return None
         if version not in (0, _FLEXIBLE_VERSION):
             raise DamagedTransactionLog(f"version {version} of a record of {LOG} is not known")
-        fields = _Fields(value, struct.calcsize(">hqhib"), flexible=version == _FLEXIBLE_VERSION)
-        return Outcome(producer_id, status == _PREPARE_COMMIT, frozenset(fields.partitions()))
+        committed = {_PREPARE_COMMIT: True, _PREPARE_ABORT: False}.get(status)
+        partitions: frozenset[tuple[str, int]] = frozenset()
+        if committed is not None:
+            fields = _Fields(value, struct.calcsize(">hqhib"), flexible=version == _FLEXIBLE_VERSION)
+            partitions = frozenset(fields.partitions())
+        return Decision(producer_id, status in _UNDER_WAY, committed, partitions)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise DamagedTransactionLog(f"a record of {LOG} cannot be parsed: {error}") from error
 

@@ -88,7 +88,11 @@ def _abort(connection: Connection, found: list[OpenTransaction]) -> None:
     for name in {each.transactional_id for each in found if not each.hangs and each.transactional_id}:
         fence(connection.client, name)
     with admin_client(connection.client) as admin:
-        for each in decided(connection.client, (each for each in found if each.hangs)):
+        hanging = [each for each in found if each.hangs]
+        ending = decided(connection.client, hanging)
+        if len(ending) < len(hanging):
+            raise RuntimeError("the transaction is under way at a coordinator that is loading its state: try again")
+        for each in ending:
             write_marker(admin, each)
 
 

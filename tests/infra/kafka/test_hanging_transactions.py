@@ -14,13 +14,14 @@ from kafka.producer.transaction_manager import TransactionState
 from shard_sessions import make_shard, record, visible
 
 from infra.kafka import hanging_transactions as hanging
+from infra.kafka import open_transactions as open_transactions_module
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.hanging_transactions import end_hanging_transactions
 from infra.kafka.open_transactions import open_transactions, write_marker
 from infra.kafka.session import Session, SessionLost
 
-TOPICS = ("committed", "aborted", "committed-restarted", "aborted-restarted", "under-way")
+TOPICS = ("committed", "aborted", "committed-restarted", "aborted-restarted", "under-way", "loading")
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,22 @@ def test_end_hanging_transactions_keeps_ongoing_ones(credulous: Broker) -> None:
         assert end_hanging_transactions(credulous.client()) == []
         producer.commit_transaction()
     assert seen(credulous, "under-way") == [b"in it"]
+
+
+def test_end_hanging_transactions_keeps_ones_of_a_loading_coordinator(
+    credulous: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that loads its state knows no transaction, and its producer is about to commit."""
+    with KafkaProducer(**credulous.client().producer(transactional_id="loading")) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("loading", b"in it", partition=0).get(10)
+        monkeypatch.setattr(open_transactions_module, "coordinators_view", lambda admin: {})
+        monkeypatch.setattr(hanging, "coordinators_view", lambda admin: {})
+        assert end_hanging_transactions(credulous.client()) == []
+        producer.commit_transaction()
+    monkeypatch.undo()
+    assert seen(credulous, "loading") == [b"in it"]
 
 
 def test_broker_restart_ends_hanging_transactions(credulous: Broker) -> None:

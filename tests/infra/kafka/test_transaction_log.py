@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from infra.kafka.transaction_log import DamagedTransactionLog, Outcome, parse_outcome, partition_of, transactional_id
+from infra.kafka.transaction_log import DamagedTransactionLog, Decision, LoggedProducer, parse_decision
 
 PLACES = frozenset({("a", 0), ("a", 7), ("long-name", 300)})
 
@@ -30,36 +30,35 @@ def value(version: int, status: int) -> bytes:
 
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize(("status", "committed"), [(2, True), (3, False)])
-def test_parse_outcome_reads_both_versions(version: int, status: int, committed: bool) -> None:
-    assert parse_outcome(value(version, status)) == Outcome(4711, committed, PLACES)
+def test_parse_decision_reads_both_versions(version: int, status: int, committed: bool) -> None:
+    assert parse_decision(value(version, status)) == Decision(4711, True, committed, PLACES)
 
 
-@pytest.mark.parametrize("status", [0, 1, 4, 5, 6, 7])
-def test_parse_outcome_ignores_states_without_decision(status: int) -> None:
-    assert parse_outcome(value(1, status)) is None
+@pytest.mark.parametrize(
+    ("status", "under_way"), [(0, False), (1, True), (4, False), (5, False), (6, False), (7, True)]
+)
+def test_parse_decision_reads_states_without_decision(status: int, under_way: bool) -> None:
+    assert parse_decision(value(1, status)) == Decision(4711, under_way, None, frozenset())
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_parse_outcome_rejects_truncated_values(version: int) -> None:
+def test_parse_decision_rejects_truncated_values(version: int) -> None:
     whole = value(version, 2)
     for length in range(17, len(whole) - 22):  # what follows is not needed
         with pytest.raises(DamagedTransactionLog):
-            parse_outcome(whole[:length])
+            parse_decision(whole[:length])
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\0", value(0, 2)[:17] + b"\x7f\xff\xff\xff", b"\0\x09" + value(0, 2)[2:]])
-def test_parse_outcome_rejects_damaged_values(damaged: bytes) -> None:
+def test_parse_decision_rejects_damaged_values(damaged: bytes) -> None:
     with pytest.raises(DamagedTransactionLog):
-        parse_outcome(damaged)
+        parse_decision(damaged)
 
 
-def test_partition_of_equals_java() -> None:
-    """The expected numbers are `(id.hashCode() & 0x7fffffff) % 50`, printed by a Java program."""
-    names = ("", "a", "hello", "laminar.run.score.0", "größe.0")
-    assert [partition_of(name.encode(), 50) for name in names] == [0, 47, 22, 13, 39]
-
-
-def test_transactional_id_is_read_from_keys_of_version_0() -> None:
-    assert transactional_id(b"\0\0\0\x03abc") == b"abc"
-    assert transactional_id(b"\0\1\0\x03abc") is None
-    assert transactional_id(b"") is None
+def test_logged_producer_keeps_last_outcome_per_partition() -> None:
+    producer, a, b = LoggedProducer(), ("a", 0), ("b", 0)
+    producer.add(Decision(1, True, True, frozenset({a, b})))
+    producer.add(Decision(1, True, False, frozenset({b})))
+    assert (producer.committed, producer.under_way) == ({a: True, b: False}, True)
+    producer.add(Decision(1, False, None, frozenset()))
+    assert not producer.under_way
