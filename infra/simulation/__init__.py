@@ -1,0 +1,1 @@
+"""A Kafka cluster in memory, to try many histories of failures in little time."""
