@@ -34,7 +34,7 @@ from infra.kafka.notes import last_note, uncommitted_consumer
 from infra.kafka.readiness import connection_problem
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.transactions import TransactionalProducer
-from infra.kafka.unended import check_own_transactions
+from infra.kafka.unended import check_own_transactions, end_own_transactions
 from schemas.codec import encode
 from schemas.records import CommitNote
 
@@ -204,7 +204,8 @@ class Session:
             sent: list[Any] = []
             try:
                 if self._producer.reconnected():
-                    self._check_own_transactions()
+                    own = self.config.group, self._producer.producer_id
+                    check_own_transactions(self.config.client, *own, self._output_places())
                 first = self._write(list(outputs), offsets, note, sent)
             except KafkaError as error:
                 raise self._give_up(error, *(f.exception for f in sent if f.is_done)) from error
@@ -240,9 +241,8 @@ class Session:
         self._note_at = noted.get(timeout=0).offset
         return first
 
-    def _check_own_transactions(self) -> None:
-        places = [_place(name) for name in self._outputs]
-        check_own_transactions(self.config.client, self.config.group, self._producer.producer_id, places)
+    def _output_places(self) -> list[TopicPartition]:
+        return [_place(name) for name in self._outputs]
 
     def verify(self) -> None:
         """Read the last note back every VERIFY_COMMITS commits. Raises SessionLost if it is not that of the last
@@ -300,7 +300,7 @@ class Session:
         if note is None:
             self._check_nothing_written(begins, ends)
         self._outputs.update(note.written if note is not None else ())
-        self._check_own_transactions()
+        end_own_transactions(config.client, config.group, self._producer.producer_id, self._output_places())
         self.note = note or Note()
         self.start = self.note.start + 1
         known = {_named(tp): tp for tp in places}
