@@ -28,9 +28,9 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     evaluate = EvaluateVersions(config.evaluation, HeldoutPrompts(config))
     (
         pipeline
-        | "read versions and experiences" >> ReadTopics(source)
-        | "collect answers and open rounds" >> FoldRecords(evaluate, "collect answers", "open rounds")
+        | "read versions and answers" >> ReadTopics(source)
+        | "evaluate versions" >> FoldRecords(evaluate, "collect answers", "open rounds")
         | "ask questions" >> AskQuestions()
-        | "settle answers and report rounds" >> ReportRounds()
+        | "report rounds" >> ReportRounds()
         | "write prompts and metrics" >> WriteTransactionally(source)
     )

@@ -18,7 +18,7 @@ def build(pipeline: beam.Pipeline, folder: StorageFolder, run: str, client: Clie
     source = ShardConfig(client, run, "import", bounded=True)
     (
         pipeline
-        | "tick" >> ReadTopics(source)
+        | "poll" >> ReadTopics(source)
         | "import rows" >> FoldRecords(ImportRows(folder, partitions), "read rows", "number and convert rows")
         | "write experiences" >> WriteTransactionally(source)
     )

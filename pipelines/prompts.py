@@ -28,7 +28,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     draw = DrawPrompts(config.prompts, source, model, config.context, config.placement.prompt_lead)
     (
         pipeline
-        | "tick" >> ReadTopics(source)
+        | "poll" >> ReadTopics(source)
         | "draw and render" >> FoldRecords(draw, "change levels", "draw questions", "render prompts")
         | "write prompts" >> WriteTransactionally(source)
     )

@@ -33,7 +33,6 @@ def build(pipeline: beam.Pipeline, config: Config, index: int = 0) -> None:
     (
         pipeline
         | "read manifests" >> ReadTopics(source)
-        | "fetch, verify and serve weights"
-        >> FoldRecords(serve, "track manifests", "evict versions", "verify versions")
+        | "serve weights" >> FoldRecords(serve, "track manifests", "evict versions", "verify versions")
         | "commit positions" >> WriteTransactionally(source)
     )

@@ -43,7 +43,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         pipeline
         | "read inboxes" >> ReadTopics(source)
         | "accept and generate" >> FoldRecords(generate, "accept assignments", "generate")
-        | "report trajectories and progress" >> ReportEvents(config.kafka.partitions)
+        | "report events" >> ReportEvents(config.kafka.partitions)
         | "repartition hand-overs" >> RepartitionTrajectories()
         | "write trajectories" >> WriteTransactionally(source)
     )

@@ -28,6 +28,6 @@ def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
     (
         pipeline
         | "read batches" >> ReadTopics(resumed)
-        | "assemble, update and publish" >> FoldRecords(train, "assemble batches", "update", "publish")
+        | "train" >> FoldRecords(train, "assemble batches", "update", "publish")
         | "write metrics" >> WriteTransactionally(source)
     )

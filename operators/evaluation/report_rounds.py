@@ -39,12 +39,16 @@ class ClosedRound:
 class AskQuestions(MapOutputs):
     """Writes the prompts of opened rounds."""
 
+    writes = (EVAL_PROMPTS,)
+
     def __init__(self) -> None:
         super().__init__(ask_questions)
 
 
 class ReportRounds(MapOutputs):
     """Settles the answers of closed rounds, and writes their metrics."""
+
+    writes = (SETTLED, METRICS)
 
     def __init__(self) -> None:
         super().__init__(report_rounds)

@@ -34,6 +34,8 @@ class PackMicroBatches(MapOutputs):
     `shard` of `shards` of the buffer has one partition of each rank.
     """
 
+    writes = (BATCHES,)
+
     def __init__(self, budget: int, ranks: int, shard: int = 0, shards: int = 1) -> None:
         super().__init__(partial(pack_batches, budget=budget, ranks=ranks, shard=shard, shards=shards), count_batches)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import apache_beam as beam
 
 from infra.runners.liveness import LIVENESS
 from infra.runners.step_metrics import StepCounters
 from operators.io.elements import Emission
+from schemas.topics import Topic
 
 OutputFunction = Callable[[Sequence[Any]], Sequence[Any]]
 """A pure function of the outputs of one emission. It passes on what it does not know, in its place."""
@@ -45,6 +46,9 @@ class _MapOutputsFn(beam.DoFn):
 
 class MapOutputs(beam.PTransform):
     """Applies `function` to the outputs of each emission, in order; `count` returns the counters of this step."""
+
+    writes: ClassVar[tuple[Topic, ...]] = ()
+    """The topics whose records this step makes, for drawings."""
 
     def __init__(self, function: OutputFunction, count: CountFunction | None = None) -> None:
         super().__init__()

@@ -94,6 +94,8 @@ class RepartitionTrajectories(MapOutputs):
     `LiveReplicas`, if its destination is not one of them. A command for a replaced incarnation is dropped.
     """
 
+    writes = (INBOX,)
+
     def __init__(self) -> None:
         super().__init__(repartition, count_decisions)
 

@@ -18,6 +18,8 @@ class ReportEvents(MapOutputs):
     Hand-overs pass: `RepartitionTrajectories` writes them.
     """
 
+    writes = (TRAJECTORIES, PROGRESS)
+
     def __init__(self, partitions: int) -> None:
         super().__init__(partial(report_events, partitions=partitions))
 

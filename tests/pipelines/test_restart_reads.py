@@ -32,7 +32,7 @@ class _NoWork:
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """A run with all optional inputs: several shards of the buffer, and a curriculum."""
     # Without a model folder: the trainer's step is replaced, and rollouts are emulated.
-    monkeypatch.setattr(trainer, "_training", lambda config, source, rank: (_NoWork(), source))
+    monkeypatch.setattr(trainer, "training_step", lambda config, source, rank: (_NoWork(), source))
     settings = {
         "rollout": {"engine": "emulated"},
         "prompts": {"source": "synthetic"},

@@ -29,14 +29,29 @@ class TopicUse:
 
 
 @dataclass(frozen=True)
+class GraphStep:
+    """A step of a graph and its class. A fold has `phases`; a map after it makes the records of `topics`."""
+
+    name: str
+    kind: str
+    phases: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+
+    @property
+    def description(self) -> str:
+        """The class, and the topics if it is a map."""
+        return f"{self.kind} → {', '.join(self.topics)}" if self.topics else self.kind
+
+
+@dataclass(frozen=True)
 class Outline:
-    """What would run. `steps`: names and classes. `missing`: what prevents the submission."""
+    """What would run. `missing`: what prevents the submission."""
 
     role: str
     run: str
     runner: Runner
     reads: tuple[TopicUse, ...]
-    steps: tuple[tuple[str, str], ...]
+    steps: tuple[GraphStep, ...]
     writes: tuple[TopicUse, ...]
     options: tuple[str, ...]
     missing: tuple[str, ...]
@@ -51,7 +66,7 @@ def outline(
 ) -> Outline:
     """What submitting `role` would run. `existing`: partition counts of existing topics, None: unknown."""
     options = pipeline_options(runner, beam_options)
-    steps: tuple[tuple[str, str], ...] = ()
+    steps: tuple[GraphStep, ...] = ()
     missing = [*_missing_settings(config), *_missing_for_runner(runner, options)]
     try:
         steps = steps_of(config, role) if config.run.name and _has_kafka(config) else ()
@@ -66,7 +81,7 @@ def outline(
     return Outline(role.name, config.run.name, runner, reads, steps, writes, tuple(options), tuple(missing))
 
 
-def steps_of(config: Config, role: Role) -> tuple[tuple[str, str], ...]:
+def steps_of(config: Config, role: Role) -> tuple[GraphStep, ...]:
     """The steps of the graph of `role`, built but not run. Raises the error of a failed build."""
     import apache_beam as beam
 
@@ -74,14 +89,19 @@ def steps_of(config: Config, role: Role) -> tuple[tuple[str, str], ...]:
     shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam removes it in `run` only
     index_argument = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
     importlib.import_module(f"pipelines.{role.pipeline}").build(pipeline, config=config, **index_argument)
-    parts = pipeline.transforms_stack[0].parts
-    return tuple((part.full_label, _class_name(part.transform)) for part in parts)
+    return tuple(_graph_step(part) for part in pipeline.transforms_stack[0].parts)
 
 
-def _class_name(transform: Any) -> str:
-    """The class of a transform, and the step and phases of a fold."""
-    name = type(transform).__name__
-    return f"{name}: {type(transform.step).__name__}" if hasattr(transform, "phases") else name
+def _graph_step(part: Any) -> GraphStep:
+    from operators.io.fold_records import FoldRecords
+    from operators.io.map_outputs import MapOutputs
+
+    label, transform, name = part.full_label, part.transform, type(part.transform).__name__
+    if isinstance(transform, FoldRecords):
+        return GraphStep(label, f"{name}: {type(transform.step).__name__}", phases=transform.phases)
+    if isinstance(transform, MapOutputs):
+        return GraphStep(label, name, topics=tuple(topic.short_name for topic in transform.writes))
+    return GraphStep(label, name)
 
 
 def _use(config: Config, topic: Topic, existing: Mapping[str, int]) -> TopicUse:

@@ -14,7 +14,7 @@ from pipelines.cli.main import main
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.roles import Role
 from pipelines.run.submission.drawing import svg, text
-from pipelines.run.submission.outline import Outline, TopicUse, outline
+from pipelines.run.submission.outline import GraphStep, Outline, TopicUse, outline
 from pipelines.run.topics import make_topics
 from schemas.topics import CATALOGUE
 
@@ -38,7 +38,7 @@ def test_outline_lists_topics_and_steps(role: str) -> None:
     for topic in CATALOGUE.values():
         if role in topic.producers or "every pipeline" in topic.producers:
             assert topic.name("first") in [use.name for use in found.writes]
-    kinds = [what.partition(":")[0] for _, what in found.steps]
+    kinds = [step.kind.partition(":")[0] for step in found.steps]
     assert kinds == ["ReadTopics", "FoldRecords", *MAPS.get(role, ()), "WriteTransactionally"]
     assert found.options == ("--runner=FnApiRunner", "--streaming")
 
@@ -67,17 +67,18 @@ def test_outline_lists_what_is_missing(changes: dict, runner: str, options: tupl
 
 def test_drawing_is_valid_svg_with_all_elements() -> None:
     uses = (TopicUse("laminar.first.trajectories", 2, 2), TopicUse("laminar.first.<&>", 2))
-    steps = (("read <it>", "ReadTopics"), ("write", "WriteTransactionally"))
+    fold = GraphStep("place", "FoldRecords: Place", phases=("track", "dispatch"))
+    steps = (GraphStep("read <it>", "ReadTopics"), fold, GraphStep("write", "RepartitionTrajectories", (), ("inbox",)))
     example = Outline("score", "first", "embedded", uses, steps, uses[:1], ("--x",), ("no model",))
     drawn = ElementTree.fromstring(svg(example))
     shapes = [each.tag.rpartition("}")[2] for each in drawn.iter()]
-    assert shapes.count("rect") == 5
-    assert sum("edge" in each.attrib.get("class", "") for each in drawn.iter()) == 4
+    assert shapes.count("rect") == 7
+    assert sum("edge" in each.attrib.get("class", "") for each in drawn.iter()) == 5
     texts = [each.text for each in drawn.iter() if each.tag.endswith("text")]
-    assert "read <it>" in texts
+    assert {"read <it>", "· track", "· dispatch", "RepartitionTrajectories → inbox"} <= set(texts)
     assert "2 partitions, not created yet" in texts
     lines = text(example)
-    for part in ("read <it>", "laminar.first.<&>", "--x", "no model", "2 partitions, not created yet"):
+    for part in ("read <it>", "laminar.first.<&>", "--x", "no model", "· track", "2 partitions, not created yet"):
         assert part in lines
 
 
