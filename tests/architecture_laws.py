@@ -9,6 +9,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 LAYERS = ("schemas", "infra", "operators", "pipelines")
@@ -57,9 +58,15 @@ def violations(root: Path) -> list[str]:
     return found
 
 
+@lru_cache(maxsize=1)
+def _nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of the module that is being read; every law needs them."""
+    return tuple(ast.walk(tree))
+
+
 def imports(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and dotted name of everything that a module imports, at whatever depth; relative names made absolute."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -115,7 +122,7 @@ def _schemas_law(path: str, tree: ast.Module) -> Iterator[Breach]:
 
 def _transform_law(path: str, tree: ast.Module) -> Iterator[Breach]:
     """Beam in an operator is for files that derive from its classes; pipelines only wire what operators define."""
-    bases = [_dotted(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
+    bases = [_dotted(base) for node in _nodes(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
     beam = [(line, name) for line, name in imports(path, tree) if name.split(".")[0] == "apache_beam"]
     bound = {name.split(".")[-1] for _, name in beam} | _aliases_of_beam(tree)
     if path.startswith("operators/") and beam and not any(base.split(".")[0] in bound for base in bases):
@@ -126,13 +133,13 @@ def _transform_law(path: str, tree: ast.Module) -> Iterator[Breach]:
 
 
 def _aliases_of_beam(tree: ast.Module) -> set[str]:
-    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    aliases = [alias for node in _nodes(tree) if isinstance(node, ast.Import) for alias in node.names]
     return {alias.asname or "apache_beam" for alias in aliases if alias.name.split(".")[0] == "apache_beam"}
 
 
 def _topic_law(path: str, tree: ast.Module) -> Iterator[Breach]:
-    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    documentation = {id(node.value) for node in _nodes(tree) if isinstance(node, ast.Expr)}
+    for node in _nodes(tree):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in documentation:
             continue
         if path != "schemas/topics.py" and _TOPIC_NAME.match(node.value):
@@ -144,7 +151,7 @@ def _pickle_law(path: str, tree: ast.Module) -> Iterator[Breach]:
     for line, name in imports(path, tree):
         if (name.split(".")[0] in PICKLES and not beam_does) or name in ("torch.load", "torch.save"):
             yield line, f"imports {name}; data is never code: use schemas, JSON, Arrow or safetensors"
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Call):
             called = _called(node)
             walled_in = called == "exec" and path == "infra/sandbox/confine.py"  # whose data are programs
@@ -160,7 +167,7 @@ def _pickle_law(path: str, tree: ast.Module) -> Iterator[Breach]:
 
 
 def _except_law(path: str, tree: ast.Module) -> Iterator[Breach]:
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             yield node.lineno, "a bare except; name what can go wrong"
 

@@ -6,17 +6,21 @@ from collections.abc import Iterator, Mapping
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import StoredRecord, decode_stored, raw_decoder, read_topic
-from schemas.codec import record_type
+from schemas.codec import record_type, reject_old_release
 from schemas.records import PolicyVersion, WeightVersion
 from schemas.topics import RELAY
 
 
 class Manifests(Mapping[PolicyVersion, WeightVersion]):
-    """Manifests by version, oldest first. Each is decoded on access, because a large model's takes milliseconds."""
+    """Manifests by version, oldest first. Each is decoded on access, because a large model's takes milliseconds.
+
+    Raises OldRelease for a manifest of release 0.1.0.
+    """
 
     def __init__(self, client: ClientProperties, run: str) -> None:
         kind, found = record_type(WeightVersion).schema, {}
         for record in read_topic(client, RELAY.name(run), decoder=raw_decoder):
+            reject_old_release(record.headers)
             if record.schema == kind and (version := _version_of(record)) is not None:
                 found[version] = record
         self._records = dict(sorted(found.items()))
@@ -28,10 +32,6 @@ class Manifests(Mapping[PolicyVersion, WeightVersion]):
             raise RuntimeError(f"the manifest of {version} at offset {record.offset} cannot be decoded: {record.error}")
         manifest: WeightVersion = record.rows[0]
         return manifest
-
-    def offset_of(self, version: PolicyVersion) -> int:
-        """The offset of the manifest of `version`. Raises KeyError."""
-        return self._records[version].offset
 
     def readable(self) -> list[WeightVersion]:
         """All manifests that can be decoded."""

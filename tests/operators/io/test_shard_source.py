@@ -16,6 +16,7 @@ from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.source import MAX_PAYLOAD_BYTES, MAX_SESSIONS_WITHOUT_COMMIT, ShardSource
 from schemas.codec import MAX_VALUE_BYTES, encode
 from schemas.records import DeadLetter
+from schemas.release import OldRelease
 from schemas.topics import METRICS, REPLICAS
 
 HERE = PartitionKey("metrics", 0)
@@ -64,6 +65,15 @@ def test_source_makes_a_dead_letter_of_an_undecodable_record(changes: dict, reas
     payload = changes.get("value", raw(2).value) or b""
     assert letter == DeadLetter("read metrics", letter.reason, INPUT.topic, 0, 2, payload, 99)
     assert reason in letter.reason
+
+
+def test_source_rejects_a_record_of_the_old_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A role that has no note in `restore` yet reads topics of release 0.1.0 without meeting an old note."""
+    old = raw(2, headers=[("laminar-schema", b"Metric/1")])
+    with pytest.raises(OldRelease, match=r"Metric/1 record was written by release 0\.1\.0"):
+        source_with(monkeypatch).decode([raw(1), old])
+    with pytest.raises(OldRelease, match="Metric/1"):
+        source_with(monkeypatch, ScriptedSession(1, ledger=[old])).next(wait=False)
 
 
 def test_source_truncates_payloads_of_dead_letters() -> None:
