@@ -89,12 +89,12 @@ def write_durably(file: Path, text: str) -> None:
         out.flush()
         os.fsync(out.fileno())
     partial.replace(file)
-    sync_folder(file.parent)
+    sync_path(file.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the entries of `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Flush the file at `path`, or the entries of the folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -26,7 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from infra.files import sync_folder
+from infra.files import sync_path
 from infra.storage import StorageFolder, list_folder, rename, write_durable
 from operators.export.config import Contents
 from operators.export.formats import sha256, write_table
@@ -219,7 +219,7 @@ class ExportFolder:
             for file in list_folder(data, f"{self.contents.topic}-{name}.*"):
                 file.unlink()
         if isinstance(data, Path):
-            sync_folder(data)
+            sync_path(data)
 
 
 def _check_same(root: StorageFolder, held: Contents, wanted: Contents) -> None:

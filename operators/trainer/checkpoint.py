@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from infra.files import describe_free_space, is_out_of_space
+from infra.files import describe_free_space, is_out_of_space, sync_path
 from infra.storage import RemotePath, StorageFolder, local_copy
 from operators.io.elements import PartitionKey
 from operators.trainer.learner import LearnerState
@@ -123,7 +122,7 @@ def _write_to_disk(root: Path, state: LearnerState, position: TrainerPosition) -
         unfinished.mkdir()
         _write_files(unfinished, state, position)
         unfinished.rename(root / str(position.version))
-        _sync(root)
+        sync_path(root)
     except (OSError, SafetensorError):
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -239,8 +238,8 @@ def _write_files(folder: Path, state: LearnerState, position: TrainerPosition) -
     }
     (folder / _SCALARS).write_text(json.dumps(scalars, indent=2) + "\n")
     for name in (_WEIGHTS, _TRAINER, _SCALARS):
-        _sync(folder / name)
-    _sync(folder)
+        sync_path(folder / name)
+    sync_path(folder)
 
 
 def _on_host(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -265,12 +264,3 @@ def _position(scalars: Mapping[str, Any]) -> TrainerPosition:
 
 def _digest(path: Path) -> str:
     return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Flush the file or folder at `path` to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

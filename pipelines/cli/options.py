@@ -7,7 +7,7 @@ import json
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -24,6 +24,13 @@ RunOption = Annotated[
     str | None, typer.Option("--run", metavar="NAME", help="The run's name; by default the latest run under ./runs.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ColourOption = Annotated[
+    Literal["logprob", "version", "none"], typer.Option("--colour", help="What a token's colour shows.")
+]
+ModelOption = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="DIR", help="The tokenizer's model folder; by default the run's model."),
+]
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Connection, JsonOption
+from pipelines.cli.options import Address, ColourOption, Connection, JsonOption, ModelOption
 from pipelines.cli.trajectory import model_of
 from pipelines.present.output import Report, Texts
 
@@ -53,13 +52,8 @@ def samples(
     ] = None,
     per_prompt: Annotated[int, typer.Option("--per-prompt", min=0, help="How many samples of a prompt; 0: all.")] = 4,
     full: Annotated[bool, typer.Option("--full", help="Do not cut long responses.")] = False,
-    colour: Annotated[
-        Literal["logprob", "version", "none"], typer.Option("--colour", help="What a token's colour shows.")
-    ] = "logprob",
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="DIR", help="The tokenizer's model folder; by default the run's model."),
-    ] = None,
+    colour: ColourOption = "logprob",
+    model: ModelOption = None,
     json: JsonOption = False,
 ) -> Report | Texts:
     """Show what the model answers: each prompt with its samples side by side, their rewards, and the reference.

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import RUNS, Address, JsonOption
+from pipelines.cli.options import RUNS, Address, ColourOption, JsonOption, ModelOption
 from pipelines.inspect.log.describe import describe_outcome, describe_record
 from pipelines.inspect.log.history import History, history_of
 from pipelines.inspect.log.matching import MatchingRecord
@@ -31,13 +31,8 @@ app = Commands()
 def trajectory(
     name: Annotated[str, typer.Argument(metavar="ID", help="The trajectory id: p12.3, or e7.0 for evaluation.")],
     address: Address,
-    colour: Annotated[
-        Literal["logprob", "version", "none"], typer.Option("--colour", help="What a token's colour shows.")
-    ] = "logprob",
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="DIR", help="The tokenizer's model folder; by default the run's model."),
-    ] = None,
+    colour: ColourOption = "logprob",
+    model: ModelOption = None,
     json: JsonOption = False,
 ) -> Report | Texts:
     """Show a trajectory's history: its prompt, its replicas, all progress and moves, and its outcome.
