@@ -27,16 +27,13 @@ from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.progress_config import ProgressConfig
+from pipelines.roles import ADMIN, ROLE
 from schemas.topics import run_prefix
 
 _TASK_CLASSES: Mapping[str, type] = {"prompts": TaskConfig, "score": Rubric}
 """Sections with tasks, and the class whose keys a task inherits from its section unless it sets them itself."""
 _DEFAULT_PROMPTS: Mapping[str, Any] = {"task": "chain_sum"}
 """The default [prompts] section."""
-
-
-ROLE, ADMIN = "{role}", "admin"
-"""`{role}` in the path of a client.properties file stands for the role that reads it; ADMIN is that of the commands."""
 
 
 class ConfigError(ValueError):

@@ -36,6 +36,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         replicas=len(partitions_of(config, INBOX)),
         global_batch=config.experience.global_batch,
         relay_schedule=config.relay.schedule,
+        goal=config.trainer.optimizer_steps,
     )
     (
         pipeline

@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.escaping import EscapingFormatter
-from pipelines.config import Config, ConfigError
 
 if TYPE_CHECKING:
     from apache_beam import Pipeline
 
     from infra.runners.options import Runner
+    from pipelines.config import Config
 
 PIPELINES = ("prompts", "placement", "rollout", "score", "experience", "trainer", "evaluation", "relay")
 """All pipelines, in drain order."""
+
+ROLE, ADMIN = "{role}", "admin"
+"""`{role}` in the path of a client.properties file stands for the role that reads it; ADMIN is that of the commands."""
 
 CANNOT_RUN = 2
 """Exit code of a role that cannot run with its configuration; it is not restarted."""
@@ -67,6 +70,7 @@ def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_optio
     from infra.runners.liveness import LIVENESS, alive_file
     from infra.runners.run import run_pipeline
     from operators.io.shards import close_shards
+    from pipelines.config import ConfigError
 
     config = replace(config, kafka=config.kafka.for_role(role.pipeline))
     build: Callable[..., None] = importlib.import_module(f"pipelines.{role.pipeline}").build

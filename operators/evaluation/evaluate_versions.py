@@ -90,8 +90,7 @@ class EvaluationFold:
         pass
 
     def _open_rounds(self, manifest: AnnouncedVersion) -> list[OpenedRound]:
-        evaluated_before = self._final is not None and not (self._lost and manifest.version > self._final)
-        if not self._questions or (manifest.final and evaluated_before):
+        if not self._questions or (manifest.final and not self._is_new_final(manifest.version)):
             return []
         modes = modes_due(manifest, self._last, self._config, len(self._rounds))
         whole = self._last is None or manifest.final
@@ -101,6 +100,12 @@ class EvaluationFold:
             if manifest.final:
                 self._final, self._lost = manifest.version, False
         return opened
+
+    def _is_new_final(self, version: PolicyVersion) -> bool:
+        """Whether final `version` is to be evaluated. A restarted trainer may publish it again, under another epoch."""
+        if self._final is None or version.number > self._final.number:  # a resumed run may have a later goal
+            return True
+        return self._lost and version > self._final
 
     def _open_round(self, manifest: AnnouncedVersion, mode: Mode, whole: bool) -> OpenedRound:
         name, first = round_name(manifest.version, mode, manifest.final), self._number

@@ -156,7 +156,8 @@ class ShardSource:
         self._caught_up, self._repoll_at = False, 0.0
         ledger, undecodable = self.decode(session.ledger)  # others may write there; its readers write the dead letters
         offsets = self._positions = {self._partition_keys[p]: offset for p, offset in session.positions().items()}
-        log.info("start %d of %s at %s, ledger of %d", session.start, config.group, offsets, len(ledger))
+        places = ", ".join(f"{key.topic} {key.partition}:{offset}" for key, offset in offsets.items()) or "no topic"
+        log.info("start %d of %s from %s; %d finished in its ledger", session.start, config.group, places, len(ledger))
         for letter in undecodable:
             log.warning("%s, partition %d, offset %d: %s", letter.topic, letter.partition, letter.offset, letter.reason)
         return Restored(config.group, session.start, ledger, session.note.state, offsets)

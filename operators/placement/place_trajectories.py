@@ -53,7 +53,7 @@ class PlaceTrajectories:
     """`admitted` bounds the training trajectories dispatched and not settled; `global_batch` of them are a batch.
 
     The group that crosses the bound is still admitted. Each rollout process hosts `hosted` replicas, in order of
-    process number; there are inboxes for `replicas`.
+    process number; there are inboxes for `replicas`. No fresh work follows version number `goal`.
     """
 
     config: PlacementConfig
@@ -64,6 +64,7 @@ class PlaceTrajectories:
     replicas: int = 8
     global_batch: int = 1
     relay_schedule: str = "chain"
+    goal: int = 0
 
     def restore(self, restored: Restored) -> PlacementFold:
         return PlacementFold(self, restored, self._fence)
@@ -84,7 +85,7 @@ class PlacementFold:
         self._step, self._fence, self._clock, config = step, fence_process, clock, step.config
         self._now = now
         self._leases = Leases(restored.state.get("lease", 0))
-        self._tracking = TrajectoryTracker(restored, step.partitions, config.max_attempts, self._leases, now)
+        self._tracking = TrajectoryTracker(restored, step.partitions, config.max_attempts, self._leases, now, step.goal)
         self._waiting = WaitingWork(self._tracking.pending, self._tracking.is_known)
         self._replicas = ReplicaTable()
         self._relays = RelayChainManager(config.heartbeat_timeout_s, step.relay_schedule, restored.state.get("chain"))

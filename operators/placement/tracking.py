@@ -44,17 +44,24 @@ class TrajectoryTracker:
     """
 
     def __init__(
-        self, restored: Restored, partitions: int, max_attempts: int, leases: Leases, now: Callable[[], int]
+        self,
+        restored: Restored,
+        partitions: int,
+        max_attempts: int,
+        leases: Leases,
+        now: Callable[[], int],
+        goal: int = 0,
     ) -> None:
-        self._partitions, self._max_attempts, self._now = partitions, max_attempts, now
+        self._partitions, self._max_attempts, self._now, self._goal = partitions, max_attempts, now, goal
         self.pending = PendingOffsets()
         self.table = WorkTable()
         self.pool = PartialPool()
         self.lengths = LengthStatistics()
         self.outcomes = MoveOutcomes()
         self.cancels = PendingCancels()
-        newest, self.final, covered = restored.state.get("manifests", (None, False, -1))
+        newest, final, covered = restored.state.get("manifests", (None, False, -1))
         self.newest = PolicyVersion.parse(newest) if newest else None
+        self.final = final and self._is_goal(self.newest)
         self._leases = leases
         self._released = TrajectoryLedger(partitions, restored.state.get("released"))
         self._coverage = Coverage(covered)
@@ -97,9 +104,13 @@ class TrajectoryTracker:
     def cover(self, version: WeightVersion) -> None:
         """Record a published weight version; the batches that it covers are no longer outstanding."""
         self.newest = max(filter(None, (self.newest, version.version)))
-        self.final = self.final or version.final
+        self.final = self.final or (version.final and self._is_goal(version.version))
         for name in self._coverage.cover(version.batches):
             self.table.release(name)
+
+    def _is_goal(self, version: PolicyVersion | None) -> bool:
+        """Whether a final version is that of the present goal: a resumed run may have a later one."""
+        return version is not None and version.number >= self._goal
 
     def reject_assignment(self, received: ReceivedRecord, rejected: AssignmentRejected) -> list[Output]:
         """Record that an owner cannot run a trajectory: it starts afresh elsewhere, or fails with its group."""

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pipelines.cli.options import RUNS, JsonOption
+from pipelines.cli.options import JsonOption
 from pipelines.inspect.run_files import CONFIG_FILE
+from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report
 
 app = typer.Typer()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import RUNS, JsonOption, Printing, RunOption
+from pipelines.cli.options import JsonOption, Printing, RunOption
 from pipelines.inspect.run_files import METRICS_FILE
+from pipelines.inspect.run_folders import RUNS, run_argument
 from pipelines.present.output import Report, Row, RowOutput
 
 if TYPE_CHECKING:
     from pipelines.inspect.run_folders import RunFolder
+    from pipelines.inspect.run_state.events import RoleState
     from pipelines.inspect.run_state.state import RunState
 
 FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
@@ -50,13 +53,13 @@ def status_command(run: RunOption = None, folder: FolderOption = RUNS, json: Jso
     from pipelines.inspect.run_folders import find_run
 
     found = find_run(folder, run)
-    state = _read_state(found)
+    state, problem = (_read_state(found), None) if found.supervised else _state_from_log(found)
     data = _to_json(found)
     for name, role in data["roles"].items() if found.status == "running" else ():
         role["liveness"] = _liveness(found, name)
     return Report(
-        {**data, **_measured(state)},
-        lambda: "\n".join(_status_lines(found, state, data["roles"])),
+        {**data, **_measured(state), "kafka": problem},
+        lambda: "\n".join(_status_lines(found, state, data["roles"], problem)),
         as_json=json,
         exit_code=1 if found.status in ("failed", "died") else 0,
     )
@@ -131,19 +134,45 @@ def _cells(run: Row) -> Row:
 def _read_state(run: RunFolder) -> RunState:
     """Fold the run's metrics file into the state that the live view shows."""
     from pipelines.inspect.metrics_file import read_metrics
-    from pipelines.inspect.run_state.events import RolesChanged, RoleState, Tick
+    from pipelines.inspect.run_state.events import RolesChanged, Tick
     from pipelines.inspect.run_state.state import fold_all, new_run
 
     path = run.folder / METRICS_FILE
+    at = int((run.state.get("ended_at") or (time.time() if run.status == "running" else 0)) * 1000)
+    state = new_run(run.run, run.goal, int(run.started_at * 1000))
+    metrics = read_metrics(path) if path.exists() else []
+    return fold_all(state, [*metrics, RolesChanged(_roles(run)), Tick(at)])
+
+
+def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
+    """Read the state of a run of `submit --detach`, which has no metrics file, from its topics.
+
+    If they cannot be read the state has the processes only, and the reason is returned with it.
+    """
+    from infra.kafka.ranges import UnknownTopic
+    from infra.kafka.readiness import BrokerUnreachable
+    from pipelines.cli.options import connect
+    from pipelines.cli.watch import attached, catch_up
+    from pipelines.inspect.run_state.events import RolesChanged, Tick
+    from pipelines.inspect.run_state.state import fold_all
+
+    try:
+        connection = connect(str(run.folder.absolute()), None, None)
+        with attached(connection, run.goal) as watching:
+            state = replace(catch_up(watching), started_at=int(run.started_at * 1000))
+    except (BrokerUnreachable, UnknownTopic) as error:
+        return _read_state(run), str(error)
+    return fold_all(state, [RolesChanged(_roles(run)), Tick(int(time.time() * 1000))]), None
+
+
+def _roles(run: RunFolder) -> dict[str, RoleState]:
+    from pipelines.inspect.run_state.events import RoleState
+
     alive = run.status == "running"
-    roles = {
+    return {
         name: RoleState(role.get("pid"), role.get("restarts", 0), role["status"] if alive else "ended")
         for name, role in (run.state.get("roles") or {}).items()
     }
-    at = int((run.state.get("ended_at") or (time.time() if alive else 0)) * 1000)
-    state = new_run(run.run, run.goal, int(run.started_at * 1000))
-    metrics = read_metrics(path) if path.exists() else []
-    return fold_all(state, [*metrics, RolesChanged(roles), Tick(at)])
 
 
 def _measured(state: RunState) -> dict[str, Any]:
@@ -191,18 +220,22 @@ def _liveness_text(report: Mapping[str, Any] | None) -> str:
     return text
 
 
-def _status_lines(run: RunFolder, state: RunState, roles: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _status_lines(
+    run: RunFolder, state: RunState, roles: Mapping[str, Mapping[str, Any]], problem: str | None
+) -> Iterator[str]:
+    from pipelines.present.report.closing import laminar_command
     from pipelines.present.view.panels import fact_lines
     from pipelines.present.view.text import clock, phase_name, steps_text
 
     seconds = (state.now - state.started_at) / 1000
-    phase = phase_name(run.state.get("phase") or "starting")
+    phase = phase_name(run.state.get("phase") or ("training" if state.step else "starting"))
     status = {"running": f"running, {phase}", "died": f"died in phase {phase}"}.get(run.status, run.status)
     yield f"run {run.run}: {status}, {steps_text(state)}, {clock(seconds)}"
     if run.state.get("error"):
         yield f"  error       {run.state['error']}"
-    if run.status in ("died", "failed"):
-        yield f"  resume      laminar runs resume --run {run.run}"
+    if run.status in ("died", "failed", "stopped"):
+        yield f"  resume      {laminar_command()} runs resume --run {run_argument(run.folder)}"
+    yield from [f"  {'kafka':<12}{problem}"] if problem else ()
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
     for name, role in state.roles.items() if run.status == "running" else ():
         restarts = f", {role.restarts} restarts" if role.restarts else ""

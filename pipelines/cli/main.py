@@ -16,6 +16,7 @@ import typer
 
 from infra.escaping import escape_control_characters, escape_to_one_line
 from infra.files import keep_files_private
+from infra.quiet_libraries import quiet_libraries
 from pipelines import distribution
 from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.light_imports import light_imports
@@ -98,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if own_process:
             keep_files_private()
+            quiet_libraries()
         with light_imports() if read_only else nullcontext():
             app([*before_dashes, *given[end:]], prog_name="laminar", obj=own_process)
     except KeyboardInterrupt:
@@ -114,7 +116,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    text = "; ".join(str(error).split("\n"))
+    text = "; ".join(_text(error).split("\n"))
     expected = isinstance(error, RuntimeError | ValueError | OSError) and text
-    line = text if expected else f"{type(error).__name__}: {text} (use --debug for the traceback)"
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    line = text if expected else f"{named} (use --debug for the traceback)"
     return "; ".join([line, *getattr(error, "__notes__", [])])
+
+
+def _text(error: Exception) -> str:
+    """Return the text of an error; of one of the operating system: its file and its meaning, without the number."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    files = " → ".join(str(file) for file in (error.filename, error.filename2) if file is not None)
+    return f"{files}: {error.strerror}" if files else error.strerror

@@ -50,7 +50,10 @@ def serve(
         catch_up(watching)
         registry = CollectorRegistry()
         registry.register(RunCollector(lambda: watching.state))
-        server, thread = start_http_server(port, host, registry)
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise RuntimeError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
         typer.echo(
             f"serving the metrics of run {connection.run} at http://{host}:{server.server_port}/metrics", err=True
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pipelines.inspect.run_files import LATEST, STATE_FILE
+from pipelines.inspect.run_folders import RUNS, NoSuchRun, find_run, folder_of
 from pipelines.present.output import Form
 
 if TYPE_CHECKING:
     from infra.kafka.properties import ClientProperties
 
-RUNS = Path("runs")
 CONNECT_TIMEOUT_S = 5.0
 
 RunOption = Annotated[
-    str | None, typer.Option("--run", metavar="NAME", help="The run's name; by default the latest run under ./runs.")
+    str | None,
+    typer.Option("--run", metavar="NAME", help="A run under ./runs, or DIR/NAME; by default the latest under ./runs."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ColourOption = Annotated[
@@ -85,6 +84,17 @@ class Address(Brokers):
 
     run: RunOption = None
 
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder on this machine; None if there is none, or if only the brokers are given."""
+        if self.given and self.run is None:
+            return None
+        try:
+            folder = folder_of(RUNS, self.run)
+        except NoSuchRun:
+            return None
+        return folder if folder.is_dir() else None
+
     def connect(self) -> Connection:
         """Return the run and its Kafka, once a broker has responded. Raises as `connect` does."""
         return connect(self.run, self.brokers, self.command_config)
@@ -98,8 +108,9 @@ def connect(run: str | None, brokers: str | None, command_config: Path | None, r
     """
     from infra.kafka.readiness import BrokerUnreachable, connection_problem
 
-    state = {} if brokers or command_config else read_state(run, runs or RUNS)
-    if state.get("client_properties"):
+    by_path = run is not None and "/" in run
+    state = {} if (brokers or command_config) and not by_path else read_state(run, runs or RUNS)
+    if state.get("client_properties") and not (brokers or command_config):
         command_config = Path(state["client_properties"])
     client = properties_of(brokers or state.get("bootstrap_servers"), command_config)
     data = None if brokers or command_config else _broker_data(run, runs or RUNS)
@@ -107,12 +118,12 @@ def connect(run: str | None, brokers: str | None, command_config: Path | None, r
         client = _start_broker_again(data)
     if (reason := connection_problem(client.admin(), CONNECT_TIMEOUT_S)) is not None:
         raise BrokerUnreachable(f"Kafka does not respond: {reason}. Check that it runs, and its address.")
-    return Connection(run or state.get("run") or _only_run(client), client)
+    return Connection(state.get("run") or run or _only_run(client), client)
 
 
 def _broker_data(run: str | None, runs: Path) -> Path | None:
     """Return the data folder of the broker that `laminar run` started for this run; None if it started none."""
-    folder = runs / (run or LATEST) / "kafka"
+    folder = folder_of(runs, run) / "kafka"
     return folder.resolve() if folder.is_dir() else None
 
 
@@ -137,27 +148,18 @@ def _port_is_open(bootstrap_servers: str) -> bool:
 
 
 def read_state(run: str | None, runs: Path) -> dict[str, str]:
-    """Return run and Kafka address from `runs/<run>/state.json` (default `latest`).
+    """Return name and Kafka address of a run from its folder, of `laminar run` and of `submit --detach` alike.
 
     Raises typer.BadParameter, and OldRelease for a run of release 0.1.0.
     """
-    from pipelines.inspect.run_folders import check_release
-
-    path = runs / (run or LATEST) / STATE_FILE
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        what = f"no run {run!r}" if run else "no run"
-        raise typer.BadParameter(
-            f"there is {what} under {runs}/ ({path} is missing): give --bootstrap-server, or start a run"
-        ) from None
-    except ValueError as error:
-        raise typer.BadParameter(f"{path} is not JSON: {error}") from error
-    check_release(state, path)
-    found = {key: state.get(key) or "" for key in ("run", "bootstrap_servers", "client_properties")}
-    if not found["run"] or not (found["bootstrap_servers"] or found["client_properties"]):
-        raise typer.BadParameter(f"{path} has no address of the run's Kafka: give --bootstrap-server")
-    return found
+        found = find_run(runs, run)
+    except (NoSuchRun, ValueError) as error:
+        raise typer.BadParameter(f"{error}; or give --bootstrap-server") from None
+    state = {key: found.state.get(key) or "" for key in ("run", "bootstrap_servers", "client_properties")}
+    if not state["run"] or not (state["bootstrap_servers"] or state["client_properties"]):
+        raise typer.BadParameter(f"{found.folder} has no address of the run's Kafka: give --bootstrap-server")
+    return state
 
 
 def properties_of(brokers: str | None, command_config: Path | None) -> ClientProperties:

@@ -59,7 +59,8 @@ def plans(
         after = StartOffset(records[-1].offset + 1) if records else StartOffset(0, from_end=True)
         new = read_topic(connection.client, name, start=after, follow=True)
         rows = chain(rows, (_single_row(row) for record in new for row in record.rows))
-    return RowOutput(([row] for row in rows), COLUMNS, printing.form("lines", json="jsonl"), line=plan_lines)
+    none = f"run {connection.run} has no plans: no trajectory was moved"
+    return RowOutput(([row] for row in rows), COLUMNS, printing.form("lines", json="jsonl"), none, line=plan_lines)
 
 
 def _since_plan(client: ClientProperties, name: str, count: int) -> list[StoredRecord]:

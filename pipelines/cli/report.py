@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import RUNS, JsonOption, connect
+from pipelines.cli.options import JsonOption, connect
 from pipelines.cli.trajectory import model_of
 from pipelines.inspect.run_files import INSIGHT_FILE, METRICS_FILE, REPORT_FILE, SAMPLES_FILE, SUMMARY_FILE
+from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
@@ -55,14 +56,14 @@ def report(
 
     place = found[0].folder
     if log:
-        for name, data in _from_log(found[0].run, folder).items():
+        for name, data in _from_log(place, runs[0] if runs else None, folder).items():
             write_atomically(place / name, jsons.dumps(data, indent=1))
     file = out or place / REPORT_FILE
     write_atomically(file, render_report(place))
     return Report({"run": found[0].run, "file": str(file)}, lambda: f"wrote {file}", as_json=json)
 
 
-def _from_log(run: str, folder: Path) -> dict[str, Any]:
+def _from_log(place: Path, run: str | None, folder: Path) -> dict[str, Any]:
     """Return by file name what the report shows of the run's log."""
     from pipelines.present.report.insight import insight
     from pipelines.present.report.samples import report_samples
@@ -70,7 +71,7 @@ def _from_log(run: str, folder: Path) -> dict[str, Any]:
     connection = connect(run, None, None, folder)
     return {
         INSIGHT_FILE: insight(connection.client, connection.run),
-        SAMPLES_FILE: report_samples(connection.client, connection.run, model_of(run, folder)),
+        SAMPLES_FILE: report_samples(connection.client, connection.run, model_of(place)),
     }
 
 

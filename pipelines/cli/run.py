@@ -23,7 +23,7 @@ def run(
     context: typer.Context,
     config: ConfigArgument,
     changes: SetOption = None,
-    name: Annotated[str, typer.Option("--name", help="The run's name; by default task and time.")] = "",
+    name: Annotated[str, typer.Option("--name", help="The run's name; by default the file's name and the time.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON at the end.")] = False,
 ) -> Report:
     """Train a model with all pipelines on this machine: broker, warm start, roles, evaluation, audit and report.

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from pipelines.cli.options import RUNS, JsonOption, RunOption
+from pipelines.cli.options import JsonOption, RunOption
 from pipelines.inspect.run_files import LOGS, SUMMARY_FILE
-from pipelines.present.output import Report, RowOutput, table
+from pipelines.inspect.run_folders import RUNS
+from pipelines.present.output import Form, Report, RowOutput, table
 
 FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
 COMPARED = (
@@ -62,7 +63,9 @@ def logs_command(
         raise typer.BadParameter(f"{logs} has no log of {role!r}; there are {', '.join(files) or 'none'}")
     chosen = {role: files[role]} if role else files
     parts = ([line] for line in _log_lines(chosen, count, follow))
-    return RowOutput(parts, None, "jsonl" if json else "lines", line=lambda row: f"{row['role']:<12} {row['line']}")
+    none = f"the logs in {logs} have no lines" if files else f"there are no logs in {logs}"
+    form: Form = "jsonl" if json else "lines"
+    return RowOutput(parts, None, form, none, line=lambda row: f"{row['role']:<12} {row['line']}")
 
 
 def _log_lines(files: dict[str, Path], count: int, follow: bool) -> Iterator[dict[str, str]]:
@@ -85,6 +88,10 @@ def _log_lines(files: dict[str, Path], count: int, follow: bool) -> Iterator[dic
 
 def resume_command(
     context: typer.Context,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting from now on; may be repeated."),
+    ] = None,
     run: RunOption = None,
     folder: FolderOption = RUNS,
     json: JsonOption = False,
@@ -92,27 +99,34 @@ def resume_command(
     """Resume a run that was stopped or killed, or whose machine failed, from its log and its newest checkpoint.
 
     Pipelines submitted with --detach are started again in the background. A run of `laminar run` continues in the
-    foreground until it reaches its goal, with its own broker.
+    foreground until it reaches its goal, with its own broker. A run that has reached its goal continues with more
+    optimizer steps; its model so far stays as model-STEPS.
 
     \b
     Examples:
       laminar runs resume
       laminar runs resume --run first
+      laminar runs resume --run first --set trainer.optimizer_steps=200
     """
     from pipelines.inspect.run_folders import find_run_to_resume
     from pipelines.inspect.submissions import submissions
     from pipelines.run.submission.detached import start_respawner
 
     found = find_run_to_resume(folder, run)
-    if found.reached:
+    if found.reached and not changes:
         nothing = {"run": found.run, "resumed": {}}
-        return Report(nothing, lambda: f"nothing to resume: run {found.run} has reached its goal", as_json=json)
+        more = f"{found.goal or 0:,} optimizer steps; to extend it: --set trainer.optimizer_steps=NUMBER"
+        return Report(nothing, lambda: f"nothing to resume: run {found.run} has reached its goal of {more}", json)
+    stopped = found.supervised and found.status != "running"
+    if changes and not stopped:
+        raise typer.BadParameter("settings change only when a stopped run of `laminar run` resumes", param_hint="--set")
     resumed = [start_respawner(each) for each in submissions(found.folder) if each.respawner() is None]
-    if found.supervised and found.status != "running":
+    if stopped:
         from pipelines.run.local import resume_locally
         from pipelines.run.stop_requests import StopRequests
 
-        return resume_locally(found, context.with_resource(StopRequests(final=bool(context.obj))), as_json=json)
+        stops = context.with_resource(StopRequests(final=bool(context.obj)))
+        return resume_locally(found, stops, changes=changes or [], as_json=json)
     data = {"run": found.run, "resumed": {each.role.name: each.pid for each in resumed}}
     names = ", ".join(each.role.name for each in resumed)
     text = f"resumed run {found.run}: {names}" if resumed else f"nothing to resume: all of run {found.run} is running"

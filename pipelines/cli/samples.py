@@ -82,7 +82,7 @@ def samples(
     purpose: Purpose | None = None if groups else "train" if training else "evaluation"
     wanted = SampleFilter(purpose, task, frozenset(versions), groups)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    style = SampleStyle(width, colour, model or model_of(address.run), per_prompt or None, full)
+    style = SampleStyle(width, colour, model or model_of(address.folder), per_prompt or None, full)
     if comparing:
         pair = (versions[0], versions[1]) if len(versions) == 2 else None
         found = compare_versions(connection.client, connection.run, wanted, pair)

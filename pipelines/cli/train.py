@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import RUNS, Brokers, JsonOption, connect
+from pipelines.cli.options import Brokers, JsonOption, connect
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
+from pipelines.inspect.run_folders import RUNS, folder_of
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task
     """Return the run to replay and the output folder. Raises typer.BadParameter."""
     from pipelines.config import load_config
 
-    place = (folder / run).resolve()
+    place = folder_of(folder, None if run == "latest" else run).resolve()
     if not (place / CONFIG_FILE).is_file():
         raise typer.BadParameter(f"there is no run {run!r} under {folder}/", param_hint="RUN")
     for change in changes:

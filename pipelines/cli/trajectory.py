@@ -13,11 +13,11 @@ import typer
 from rich.text import Text
 
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import RUNS, Address, ColourOption, JsonOption, ModelOption
+from pipelines.cli.options import Address, ColourOption, JsonOption, ModelOption
 from pipelines.inspect.log.describe import describe_outcome, describe_record
 from pipelines.inspect.log.history import History, history_of
 from pipelines.inspect.log.matching import MatchingRecord
-from pipelines.inspect.run_files import CONFIG_FILE, LATEST
+from pipelines.inspect.run_folders import config_file
 from pipelines.present.output import Report, Texts
 from pipelines.present.token_colours import Tokens, coloured, tokens_of
 from schemas.identity import parse_trajectory_id
@@ -54,7 +54,7 @@ def trajectory(
     first = next(parts, None)
     if first is None:
         raise RuntimeError(f"the log of run {connection.run} has no trajectory {name}")
-    read_tokens = partial(_tokens, model=model or model_of(address.run))
+    read_tokens = partial(_tokens, model=model or model_of(address.folder))
     if not json:
         return Texts(_texts(name, chain([first], parts), read_tokens, colour))
     history = History([*first, *chain.from_iterable(parts)])
@@ -66,13 +66,12 @@ def _tokens(history: History, model: Path | None) -> Tokens | None:
     return tokens_of(finished.record, model) if finished else None
 
 
-def model_of(run: str | None, runs: Path = RUNS) -> Path | None:
-    """Return the initial model of a run under `runs`; None if there is no such run."""
-    try:
-        config = tomllib.loads((runs / (run or LATEST) / CONFIG_FILE).read_text(encoding="utf-8"))
-    except OSError:
+def model_of(folder: Path | None) -> Path | None:
+    """Return the initial model of the run in `folder`; None if there is none."""
+    file = None if folder is None else config_file(folder)
+    if file is None:
         return None
-    return Path(config.get("model", {}).get("path", ""))
+    return Path(tomllib.loads(file.read_text(encoding="utf-8")).get("model", {}).get("path", ""))
 
 
 def _to_json(name: str, history: History, tokens: Tokens | None) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import RUNS, Brokers, JsonOption, RunOption, connect
+from pipelines.cli.options import Brokers, JsonOption, RunOption, connect
 from pipelines.inspect.run_files import CONFIG_FILE
+from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def trim_command(
     from schemas.records import PolicyVersion
 
     connection = connect(run, kafka.brokers, kafka.command_config, folder)
-    run_folder = find_run(folder, connection.run).folder
+    run_folder = find_run(folder, run or connection.run).folder
     config = load_config(run_folder / CONFIG_FILE)
     checkpoints = {PolicyVersion.parse(each.name): each for each in list_checkpoints(checkpoints_of(config))}
     try:

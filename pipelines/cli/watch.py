@@ -48,7 +48,7 @@ def watch(
       laminar watch --json | jq .reward
     """
     connection = address.connect()
-    with attached(connection) as watching:
+    with attached(connection, _goal(address)) as watching:
         state = catch_up(watching)
         if json or plain or not sys.stdout.isatty():
             return Report(state_to_json(state), lambda: _snapshot(state), as_json=json)
@@ -68,15 +68,15 @@ def follow(watching: Watch, view: LiveView) -> NoReturn:
 
 
 @contextmanager
-def attached(connection: Connection) -> Iterator[Watch]:
-    """Yield a watch on a run of any machine, which starts from the run's last heartbeats."""
+def attached(connection: Connection, goal: int | None = None) -> Iterator[Watch]:
+    """Yield a watch on a run of any machine, which starts from the run's last heartbeats; `goal` in optimizer steps."""
     from infra.kafka.observer import Observer
     from infra.kafka.topic_reader import last_records
 
     records = last_records(connection.client, REPLICAS.name(connection.run), MAX_HEARTBEATS)
     heartbeats: list[Any] = [row for record in records for row in record.rows]
     with Observer(connection.client, connection.run) as source:
-        yield Watch(fold_all(new_run(connection.run, None, 0), heartbeats), source=source)
+        yield Watch(fold_all(new_run(connection.run, goal, 0), heartbeats), source=source)
 
 
 def catch_up(watching: Watch) -> RunState:
@@ -93,6 +93,13 @@ def catch_up(watching: Watch) -> RunState:
     return watching.state
 
 
+def _goal(address: Address) -> int | None:
+    """Return the optimizer steps of a run of this machine; None for another."""
+    from pipelines.inspect.run_folders import find_run
+
+    return None if address.folder is None else find_run(address.folder.parent, address.folder.name).goal
+
+
 def _start_time(state: RunState) -> int:
     """Return the earliest time in `state`: the start of a run that this process has not started is not recorded."""
     times = [pace.at for pace in state.pace] + [each.sent_at for each in state.replicas.values()]
@@ -100,6 +107,8 @@ def _start_time(state: RunState) -> int:
 
 
 def _snapshot(state: RunState) -> Any:
+    from rich.constrain import Constrain
+
     from pipelines.present.view.panels import screen
 
-    return screen(state, 100, 40)
+    return Constrain(screen(state, 100, 40), 100)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import RUNS, Address, Connection, JsonOption, Printing
+from pipelines.cli.options import Address, Connection, JsonOption, Printing
 from pipelines.inspect.log.manifests import Manifests
-from pipelines.inspect.run_files import CONFIG_FILE, LATEST
+from pipelines.inspect.run_folders import config_file
 from pipelines.present.output import Report, Row, RowOutput, utc
 from schemas.plain import to_plain
 from schemas.records import PolicyVersion, WeightVersion
@@ -97,7 +97,7 @@ def verify(
     from pipelines.cli.weight_bytes import verify as verify_bytes
 
     connection, (manifest,) = _find([version], address)
-    with WeightStore(store_root(connection, _config(address.run), store)) as opened:
+    with WeightStore(store_root(connection, _config(address.folder), store)) as opened:
         rows = verify_bytes(opened, manifest)
     differs = any(not row["matches"] for row in rows)
     columns = ("check", "manifest", "store", "matches")
@@ -123,7 +123,7 @@ def diff(
     from pipelines.cli.weight_bytes import store_root
 
     connection, (before, after) = _find([old, new], address)
-    with WeightStore(store_root(connection, _config(address.run), store)) as opened:
+    with WeightStore(store_root(connection, _config(address.folder), store)) as opened:
         rows = diff_bytes(opened, before, after)
     return RowOutput(
         [rows],
@@ -159,7 +159,7 @@ def pull(
     from pipelines.cli.weight_bytes import store_root
 
     connection, (manifest,) = _find([version], address)
-    config = _config(address.run)
+    config = _config(address.folder)
     base = model or (Path(config.model.path) if config is not None else Path())
     from operators.relay.config import RelayConfig
 
@@ -189,7 +189,7 @@ def publish(
     from pipelines.config import Config
 
     connection = address.connect()
-    config = _config(address.run)
+    config = _config(address.folder)
     relay = (config or Config()).relay
     manifests = Manifests(connection.client, connection.run)
     newest = manifests[max(manifests)] if manifests else None
@@ -227,12 +227,12 @@ def find_version(
     return parsed or max(manifests)
 
 
-def _config(run: str | None) -> Config | None:
-    """Return the configuration of a run under ./runs; None if there is none."""
+def _config(folder: Path | None) -> Config | None:
+    """Return the configuration of the run in `folder`; None if there is none."""
     from pipelines.config import load_config
 
-    file = RUNS / (run or LATEST) / CONFIG_FILE
-    return load_config(file) if file.is_file() else None
+    file = None if folder is None else config_file(folder)
+    return None if file is None else load_config(file)
 
 
 def ancestor_line(manifests: Iterable[WeightVersion]) -> list[PolicyVersion]:

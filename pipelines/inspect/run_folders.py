@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import psutil
-
-from infra.processes import is_running
-from pipelines.inspect.run_files import REPORT_FILE, STATE_FILE, SUBMITTED
+from pipelines.inspect.run_files import CONFIG_FILE, LATEST, REPORT_FILE, STATE_FILE, SUBMITTED
 from schemas.release import OldRelease
 
+if TYPE_CHECKING:
+    import psutil
+
+    from pipelines.inspect.submissions import Submission
+
+RUNS = Path("runs")
+"""The folder of the runs in the working directory."""
 SAME_START_S = 1.0
 """A larger difference between a process's start and state.json means that its pid was reused."""
 
 _REMEDY = "`laminar runs resume --run {run}` resumes the run and rewrites the file"
-Status = Literal["running", "ended", "failed", "died", "unreadable"]
+Status = Literal["running", "ended", "stopped", "failed", "died", "unreadable"]
 
 
 class NoSuchRun(RuntimeError):
@@ -31,7 +36,8 @@ class NoSuchRun(RuntimeError):
 class RunFolder:
     """A run's folder, its state from state.json, and its status.
 
-    died: the supervisor process is gone, but has not recorded the end of the run. unreadable: state.json is damaged.
+    stopped: by a person, before its goal. died: the supervisor process is gone, but has not recorded the run's end.
+    unreadable: state.json is damaged.
     """
 
     folder: Path
@@ -72,9 +78,9 @@ def read_run(folder: Path) -> RunFolder:
     except (FileNotFoundError, NotADirectoryError):
         raise NoSuchRun(f"there is no run {folder.name!r} under {folder.parent}/ ({path} is missing)") from None
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}; {_REMEDY.format(run=folder.name)}") from error
+        raise ValueError(f"{path} is not JSON: {error}; {_REMEDY.format(run=run_argument(folder))}") from error
     if not isinstance(state, dict):
-        raise ValueError(f"{path} holds no JSON object; {_REMEDY.format(run=folder.name)}")
+        raise ValueError(f"{path} holds no JSON object; {_REMEDY.format(run=run_argument(folder))}")
     check_release(state, path)
     return RunFolder(folder, state, _status(state))
 
@@ -99,16 +105,39 @@ def _read_any(folder: Path) -> RunFolder:
         return RunFolder(folder, {"run": folder.name, "error": str(error)}, "unreadable")
 
 
-def find_run(runs: Path, name: str | None) -> RunFolder:
-    """The run `name` under `runs`, or the latest if it is None. Raises NoSuchRun, ValueError."""
-    if name is not None:
-        return read_run(runs / name)
-    if (runs / "latest").exists():
-        return read_run(runs / (runs / "latest").resolve().name)
+def folder_of(runs: Path, run: str | None) -> Path:
+    """The folder of `run`: the name of a run under `runs`, or a path with a slash. None: the latest under `runs`.
+
+    Raises NoSuchRun if there is no latest; another folder need not exist.
+    """
+    if run is not None:
+        return Path(run) if "/" in run else runs / run
+    if (runs / LATEST).exists():
+        return runs / (runs / LATEST).resolve().name
     known = list_runs(runs)
     if not known:
-        raise NoSuchRun(f"there is no run yet under {runs}/")
-    return known[0]
+        raise NoSuchRun(f"there is no run yet under {runs}/: name a run of another folder by its path, --run DIR/NAME")
+    return known[0].folder
+
+
+def config_file(folder: Path) -> Path | None:
+    """The configuration of the run in `folder`: of `laminar run`, or of a pipeline submitted with --detach."""
+    files = (folder / CONFIG_FILE, *sorted((folder / SUBMITTED).glob("*.toml")))
+    return next((file for file in files if file.is_file()), None)
+
+
+def run_argument(folder: Path) -> str:
+    """How a command in the working directory names the run in `folder` after --run: by name, or by path."""
+    here, folder = Path.cwd(), folder.absolute()
+    if folder.parent == here / RUNS:
+        return folder.name
+    relative = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    return str(relative) if "/" in str(relative) else f"./{relative}"
+
+
+def find_run(runs: Path, run: str | None) -> RunFolder:
+    """The run in `folder_of(runs, run)`. Raises NoSuchRun, ValueError."""
+    return read_run(folder_of(runs, run))
 
 
 def find_run_to_resume(runs: Path, name: str | None) -> RunFolder:
@@ -116,12 +145,15 @@ def find_run_to_resume(runs: Path, name: str | None) -> RunFolder:
     try:
         return find_run(runs, name)
     except ValueError:
-        folder = (runs / "latest").resolve() if name is None else runs / name
-        return RunFolder(runs / folder.name, {}, "died")
+        return RunFolder(folder_of(runs, name), {}, "died")
 
 
 def supervisor_of(state: Mapping[str, Any]) -> psutil.Process | None:
     """The supervisor process of a run; None if it has ended or its pid was reused."""
+    import psutil  # deferred: commands that are given the address of Kafka do not need it
+
+    from infra.processes import is_running
+
     pid, created = state.get("pid"), state.get("pid_created")
     if not isinstance(pid, int) or pid <= 0:
         return None
@@ -144,6 +176,10 @@ def stop_run(
 
     Does nothing if the run is not running. Raises PermissionError for another user's process.
     """
+    import psutil
+
+    from infra.processes import is_running
+
     process = supervisor_of(run.state)
     if process is None:
         return True
@@ -183,10 +219,27 @@ def _read_submitted(folder: Path) -> RunFolder:
     started_at = min((each.pid_created for each in active), default=0.0)
     errors = "; ".join(f"{each.role.name}: {each.error}" for each in active if each.error) or None
     state = {"run": folder.name, "roles": roles, "started_at": started_at, "error": errors}
-    return RunFolder(folder, state, status)
+    return RunFolder(folder, {**state, **_configured(active)}, status)
+
+
+def _configured(active: Sequence[Submission]) -> dict[str, Any]:
+    """What the configuration of the newest submission says of the run: name, Kafka and goal; nothing without a file."""
+    newest = max(active, key=lambda each: each.pid_created, default=None)
+    if newest is None or not newest.config.is_file():
+        return {}
+    from pipelines.roles import ADMIN, ROLE
+
+    table = tomllib.loads(newest.config.read_text("utf-8"))
+    kafka = table.get("kafka", {})
+    return {
+        "run": table.get("run", {}).get("name"),
+        "bootstrap_servers": kafka.get("bootstrap_servers", ""),
+        "client_properties": kafka.get("client_properties", "").replace(ROLE, ADMIN),
+        "goal": {"optimizer_steps": table.get("trainer", {}).get("optimizer_steps")},
+    }
 
 
 def _status(state: Mapping[str, Any]) -> Status:
     if state.get("ended_at") is not None:
-        return "failed" if state.get("error") else "ended"
+        return "stopped" if state.get("phase") == "stopped" else "failed" if state.get("error") else "ended"
     return "died" if supervisor_of(state) is None else "running"

@@ -222,9 +222,16 @@ def compact(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
+def rounded(value: float) -> str:
+    """Return a number with six significant digits, without an exponent where there are more before the point."""
+    return f"{value:.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}"
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, float):
+        return rounded(value)
     if isinstance(value, list | dict):
         return escape_json(compact(value))
     return "yes" if value is True else "no" if value is False else escape_control_characters(str(value))

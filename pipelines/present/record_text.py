@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from infra.kafka.record_batches import Headers
 from infra.kafka.topic_reader import schema_of
 from pipelines.inspect.log.chunks import LogChunk
 from pipelines.present.domain_columns import DOMAIN, domain_of, domain_text
-from pipelines.present.output import compact, utc
+from pipelines.present.output import compact, rounded, utc
 
 MAX_LINE = 300
 TAIL_SCHEMA = pa.schema(
@@ -88,4 +89,4 @@ def brief(value: Any) -> str:
             elif part not in (None, "", [], {}):
                 parts.append(f"{name}={brief(part)}")
         return "{" + " ".join(parts) + "}"
-    return compact(value)
+    return rounded(value) if isinstance(value, float) and isfinite(value) else compact(value)

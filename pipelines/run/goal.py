@@ -21,6 +21,6 @@ def is_reached(state: RunState, config: Config) -> bool:
     if not is_trained(state, config) or not is_evaluated(config):
         return is_trained(state, config)
     last = state.evaluation
-    if last is None or not last.final:
+    if last is None or not last.final or last.version < config.trainer.optimizer_steps:  # that of an earlier goal
         return False
     return last.greedy is not None and (last.sampled is not None or not config.evaluation.sampled)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
-from pipelines.config import Config, ConfigError, load_config
+from pipelines.config import Config, ConfigError, flattened, load_config
 from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, LOGS, REPORT_FILE, STATE_FILE, SUMMARY_FILE
-from pipelines.inspect.run_folders import RunFolder
+from pipelines.inspect.run_folders import RunFolder, run_argument
 from pipelines.present.output import Report
 from pipelines.present.report.closing import closing_lines, laminar_command
 from pipelines.present.report.html import render_report
@@ -25,6 +27,17 @@ from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import Supervisor
 from schemas.topics import run_prefix
 
+RESUMABLE = (
+    "trainer.optimizer_steps",
+    "trainer.checkpoint_every",
+    "trainer.checkpoints_kept",
+    "run.audit_every_s",
+    "run.stop_error_share",
+    "run.stop_error_window",
+    "kafka.outage_timeout_s",
+)
+"""The keys that may change when a run is resumed: no record of the run depends on them."""
+
 
 def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: bool = False) -> Report:
     """Run `config`, read from `file`, on this machine, until its goal or a stop request in `stops`.
@@ -35,7 +48,7 @@ def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: boo
 
     Raises ConfigError before anything is started, and the errors of `Supervisor.run`.
     """
-    config = with_absolute_paths(with_run_name(config))
+    config = with_absolute_paths(with_run_name(config, file))
     check(config)
     folder = config.run_folder
     (folder / LOGS).mkdir(parents=True)
@@ -44,16 +57,22 @@ def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: boo
     return _supervised(config, state, stops, as_json, file=file)
 
 
-def resume_locally(run: RunFolder, stops: StopRequests, *, as_json: bool = False) -> Report:
+def resume_locally(
+    run: RunFolder, stops: StopRequests, *, changes: Sequence[str] = (), as_json: bool = False
+) -> Report:
     """Resume `run`, whose supervisor has ended, from its log and its newest checkpoint; otherwise as `run_locally`.
 
-    Raises ConfigError if it ended before its topics were created.
+    `changes` ("section.key=value") of RESUMABLE keys hold from now on; more optimizer steps extend a run that has
+    reached its goal. Raises ConfigError if it ended before its topics were created, and for another change.
     """
     file = run.folder / CONFIG_FILE  # written after the run's topics are created, so their records are this run's
     if not file.exists():
         raise ConfigError(f"run {run.run} ended before its topics were created ({file} is missing): start a new run")
-    config = load_config(file)
+    config, before = load_config(file, changes), load_config(file)
+    check_resumable(before, config)
     check_ready(config)
+    if config.trainer.optimizer_steps > before.trainer.optimizer_steps:
+        _keep_model(run.folder, before.trainer.optimizer_steps)
     state = RunStateFile(
         run.folder,
         run.run,
@@ -85,7 +104,7 @@ def _supervised(
         answer = {"run": config.run.name, "error": state.error}
         text = f"{state.error}; its files are in {_relative_to_cwd(folder)}"
         if (folder / CONFIG_FILE).exists():
-            text += f"; to resume it: `{laminar_command()} runs resume --run {config.run.name}`"
+            text += f"; to resume it: `{laminar_command()} runs resume --run {run_argument(folder)}`"
         return Report(answer, lambda: text, as_json, stop.exit_code)
     except BaseException as error:
         _end_failed(state, error)
@@ -110,16 +129,38 @@ def _end_failed(state: RunStateFile, error: BaseException) -> None:
     except OSError as unwritten:
         error.add_note(f"{state.folder / STATE_FILE} could not be written: {unwritten}")
     if (state.folder / CONFIG_FILE).exists():
-        error.add_note(f"once that is fixed, resume the run: `{laminar_command()} runs resume --run {state.run}`")
+        error.add_note(
+            f"once that is fixed, resume the run: `{laminar_command()} runs resume --run {run_argument(state.folder)}`"
+        )
 
 
-def with_run_name(config: Config) -> Config:
-    """`config` with a run name; the default is made from the task and the time."""
+def with_run_name(config: Config, file: Path) -> Config:
+    """`config` with a run name; the default is made from the name of its file and the time."""
     if config.run.name:
         return config
-    tasks = "-".join(task.name or task.task or task.source for task in config.prompts.mixture)
-    stem = "".join(letter if letter.isalnum() else "-" for letter in tasks)[:40]
+    stem = re.sub("[^A-Za-z0-9]+", "-", file.stem).strip("-")[:40] or "run"
     return replace(config, run=replace(config.run, name=f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"))
+
+
+def check_resumable(before: Config, after: Config) -> None:
+    """Raise ConfigError if configuration `after` of a resumed run is not like `before`, except for RESUMABLE keys."""
+    old, new = flattened(before), flattened(after)
+    fixed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in RESUMABLE)
+    if fixed:
+        raise ConfigError(
+            f"{', '.join(fixed)} cannot change in a resumed run, because its records were made with the old value; "
+            f"these can: {', '.join(RESUMABLE)}. For another setting start a new run"
+        )
+    steps, goal = after.trainer.optimizer_steps, before.trainer.optimizer_steps
+    if steps < goal:
+        raise ConfigError(f"trainer.optimizer_steps = {steps} is less than the run's goal of {goal} steps")
+
+
+def _keep_model(folder: Path, steps: int) -> None:
+    """Rename the final model of a run that is extended: the trainer writes another one at the new goal."""
+    model = folder / "model"
+    if model.is_dir():
+        model.rename(folder / f"model-{steps}")
 
 
 def _relative_to_cwd(folder: Path) -> Path:
@@ -132,7 +173,7 @@ def check(config: Config) -> None:
     if (config.run_folder / STATE_FILE).exists():
         raise ConfigError(
             f"run {config.run.name!r} exists already in {config.run.folder}: choose another run.name, or resume it: "
-            f"`laminar runs resume --run {config.run.name}`"
+            f"`{laminar_command()} runs resume --run {run_argument(config.run_folder)}`"
         )
     run_prefix(config.run.name)
     check_ready(config)

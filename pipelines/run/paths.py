@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from operators.prompts.config import TaskConfig
 from operators.score.config import RewardSpec, Rubric
-from pipelines.config import ADMIN, Config
+from pipelines.config import Config
+from pipelines.roles import ADMIN
 
 _SCRIPT = ".py"
 AnyTask = TypeVar("AnyTask", bound=TaskConfig)

@@ -13,7 +13,7 @@ from infra.files import write_atomically
 from infra.kafka.observer import Observer
 from infra.store.errors import StoreBusy
 from infra.store.ownership import remove_store
-from pipelines.config import ADMIN, Config, ConfigError, save_config
+from pipelines.config import Config, ConfigError, save_config
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.log.rows import rows_of
@@ -25,7 +25,7 @@ from pipelines.present.report.samples import report_samples
 from pipelines.present.report.trackers import Sinks, open_trackers
 from pipelines.present.view.live import LiveView
 from pipelines.present.view.watch import Watch
-from pipelines.roles import EMULATED, roles_of
+from pipelines.roles import ADMIN, EMULATED, roles_of
 from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.error_guard import COLUMNS, ErrorGuard, RunFailing, failing_message, first_error_lines
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
@@ -179,7 +179,10 @@ class Supervisor:
         self._enter("starting")
         for role in roles_of(self.config):
             self._fleet.add(role)
-        while not self._watch.state.step:
+        # A resumed run has steps from the beginning: it has started when a replica reports.
+        while not self._watch.state.step or (self._resumed and not self._watch.state.replicas):
+            if is_reached(self._watch.state, self.config):
+                break
             self._tick()
         self._enter("training")
         while not is_trained(self._watch.state, self.config):

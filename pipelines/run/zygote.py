@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from infra.quiet_libraries import quiet_libraries
 from pipelines.roles import CANNOT_RUN, EMULATED, PIPELINES, WITH_MODEL
 
 GRACE_S = 3.5
@@ -58,6 +59,7 @@ def main() -> None:
     os.close(devnull)
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the supervisor handles them and drains in order
+    quiet_libraries()
     import_role_modules("".join(sys.argv[1:]))
     _Zygote(commands, events).serve()
     sys.stdout.flush()

@@ -117,10 +117,12 @@ class LaminarRun(Command):
         sets = [argument for change in changes for argument in ("--set", change)]
         super().__init__(command_server, here, "run", str(config), "--name", name, *sets)
 
-    def resume(self) -> None:
+    def resume(self, *changes: str) -> None:
         """Resume the run after it has ended: `laminar runs resume`."""
         self._code = None
-        self.pid = self._command_server.start(("runs", "resume", "--run", self.name), self.here, self.output_file)
+        sets = [argument for change in changes for argument in ("--set", change)]
+        words = ("runs", "resume", "--run", self.name, *sets)
+        self.pid = self._command_server.start(words, self.here, self.output_file)
         self.until(lambda: self.state().get("pid") == self.pid, 60, "resumed run")
 
     def state(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import time
 
 from laminar_runs import LaminarRun
 
+from pipelines.inspect.run_folders import read_run
+
 GONE_WITHIN_S = 8.0
 """The goal is 5 s on two idle cores (measured by benchmarks/startup.py); tests share their cores."""
 
@@ -33,7 +35,7 @@ def stop(run: LaminarRun, number: int) -> str:
         assert all((run.folder / name).exists() for name in ("audit.json", "summary.json", "report.html"))
     else:
         assert code == 128 + number, f"{code}: {run.output()[-2000:]}"
-        assert state["phase"] == "stopped"
+        assert (state["phase"], read_run(run.folder).status) == ("stopped", "stopped")
         assert state["error"] == f"stopped by {signal.Signals(number).name} before its goal"
     assert state["ended_at"] >= state["started_at"]
     assert not any(role["alive"] or role["pid"] for role in state["roles"].values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import signal
@@ -12,6 +13,8 @@ from laminar_runs import StartRun
 from stops import GONE_WITHIN_S, stop, stop_at_random_time, stop_cleanly
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
+from pipelines.inspect.metrics_file import read_metrics
+from pipelines.present.report.series import evaluations
 
 STEPS = 30
 """Steps of a run that is killed twice before it reaches its goal."""
@@ -114,4 +117,18 @@ def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str) -> N
     audit = run.audit()
     assert (audit["passed"], audit["trained"], audit["lost"]) == (True, STEPS * 16, 0)
     assert (run.state()["started_at"], run.state()["phase"]) == (started_at, "ended")
+    assert not run.leftovers()
+
+
+def test_reached_run_is_extended(start_run: StartRun, broker: Broker, run_id: str) -> None:
+    run = start_run(run_id, f"kafka.bootstrap_servers={broker.bootstrap_servers}", "trainer.optimizer_steps=2")
+    assert run.wait() == 0, run.output()
+    run.resume("trainer.optimizer_steps=4")
+    assert run.wait() == 0, run.output()
+    audit, summary = run.audit(), json.loads((run.folder / "summary.json").read_text())
+    assert (audit["passed"], audit["trained"], audit["lost"]) == (True, 4 * 16, 0)
+    assert (summary["optimizer_steps"], summary["optimizer_steps_goal"]) == (4, 4)
+    finals = [each for each in evaluations(read_metrics(run.folder / "metrics.jsonl")) if each.final]
+    assert [each.version for each in finals] == [2, 4]
+    assert {"model", "model-2"} <= {path.name for path in run.folder.iterdir()}
     assert not run.leftovers()

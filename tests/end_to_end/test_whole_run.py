@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -148,7 +149,11 @@ def test_run_folder_is_complete(ended: LaminarRun) -> None:
     for role in roles_of(config):
         log = (folder / "logs" / f"{role.name}.log").read_text()
         assert f"starting {role.name}" in log
+        assert re.search(r"start 1 of \S+ from \S+.*; 0 finished in its ledger", log)
         assert "Traceback" not in log
+    for file in (folder / "logs").iterdir():
+        noise = re.search("Loading weights|Writing model|PartitionKey|apitools|SyntaxWarning", file.read_text())
+        assert noise is None, f"{file.name}: {noise}"
     metrics = read_metrics(folder / "metrics.jsonl")
     assert [metric.step for metric in metrics if metric.name == "trainer"] == list(range(1, STEPS + 1))
     for series, names in EXPECTED_METRICS.items():

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelines.inspect.run_folders import run_argument
 from pipelines.present.report.verdict import (
     audit_verdict,
     error_verdict,
@@ -56,7 +57,7 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = 
     warm_start = warm_start_verdict(summary)
     verdicts = (error_verdict(summary), training_verdict(summary), warm_start, audit_verdict(summary))
     lines += ["", *(verdict for verdict in verdicts if verdict)]
-    commands = next_commands(run, folder)
+    commands = next_commands(folder)
     if file is not None:
         again = f"{laminar_command()} run {file} --set run.seed={(summary.get('seed') or 0) + 1}"
         commands.append((again, "repeat the run with another seed"))
@@ -64,8 +65,9 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = 
     return "\n".join([*lines, "", "Next:", *(f"  {command:<{width}}  {about}" for command, about in commands), ""])
 
 
-def next_commands(run: str, folder: Path) -> list[tuple[str, str]]:
-    """Return commands that work unchanged, each with its purpose."""
+def next_commands(folder: Path) -> list[tuple[str, str]]:
+    """Return commands that work unchanged in the working directory, each with its purpose."""
+    run = run_argument(folder)
     return [
         (f"{folder}/report.html", "the report: open it in a browser"),
         (f"{laminar_command()} samples --run {run}", "read what the model answers; --best, --worst, --diff"),

@@ -87,7 +87,7 @@ def page(
     warm_start = warm_start_verdict(summary)
     found = (error_verdict(summary), training_verdict(summary), warm_start, audit_verdict(summary))
     verdicts = [verdict for verdict in found if verdict]
-    commands = "\n".join(f"{command:<54}# {about}" for command, about in next_commands(str(summary.get("run")), folder))
+    commands = "\n".join(f"{command:<54}# {about}" for command, about in next_commands(folder))
     error = summary.get("error")
     return "\n".join(
         [

@@ -17,6 +17,7 @@ from pipelines.config import Config, save_config
 from pipelines.inspect.submissions import Submission, submissions
 from pipelines.roles import Role
 from pipelines.run.paths import with_absolute_paths
+from pipelines.run.state import link_latest
 
 
 class AlreadySubmitted(RuntimeError):
@@ -32,7 +33,10 @@ def detach(config: Config, role: Role, runner: str, options: Sequence[str]) -> S
             raise AlreadySubmitted(
                 f"{role.name} of run {config.run.name} is submitted already; its respawner is process {before.pid}"
             )
+    is_new_run = not config.run_folder.exists()
     submission.file.parent.mkdir(parents=True, exist_ok=True)
+    if is_new_run:
+        link_latest(config.run_folder)
     save_config(config, submission.config)
     return start_respawner(submission)
 

@@ -202,6 +202,19 @@ def test_final_version_is_evaluated_fully_beside_open_rounds() -> None:
     assert evaluation.shard.run() == []
 
 
+def test_final_version_of_a_later_goal_is_evaluated_after_a_restart() -> None:
+    evaluation = Evaluation(sampled=False)
+    evaluation.publish(0)
+    evaluation.publish(3, final=True)
+    evaluation.shard.run()
+    evaluation.answer()
+    evaluation.shard.run()
+    evaluation.shard.start()
+    evaluation.publish(5, epoch=2, final=True)
+    evaluation.shard.run()
+    assert evaluation.asked()["2.5/greedy/final"] == 3
+
+
 def test_replayed_versions_are_not_evaluated_again() -> None:
     evaluation = Evaluation(sampled=False)
     for number in (0, 5):

@@ -46,13 +46,17 @@ BOTH = [("p0.0", 0, 1), ("p0.1", 0, 1)]
 class Placement:
     """`run` reads the records written to its topics, commits, and returns the outputs."""
 
-    def __init__(self, admitted: int = 100, hosted: int = 1, global_batch: int = 1, **config: Any) -> None:
+    def __init__(
+        self, admitted: int = 100, hosted: int = 1, global_batch: int = 1, goal: int = 0, **config: Any
+    ) -> None:
         self.log = Log()
         self.now = 0.0
         self.fenced: list[int] = []
         self.kafka_is_away = False
         settings = PlacementConfig(**{"heartbeat_timeout_s": TIMEOUT_S, **config})
-        self._step = PlaceTrajectories(settings, SHARD, PARTITIONS, admitted, hosted, MAX_REPLICAS, global_batch)
+        self._step = PlaceTrajectories(
+            settings, SHARD, PARTITIONS, admitted, hosted, MAX_REPLICAS, global_batch, goal=goal
+        )
         self.shard = Shard(self.log, SHARD, self._restore, repartition)
         self.shard.start()
 

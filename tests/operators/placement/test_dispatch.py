@@ -179,6 +179,17 @@ def test_dispatch_gives_no_training_work_after_the_final_version() -> None:
     assert names(placement.run()) == ["e0.0"]
 
 
+def test_dispatch_continues_after_the_final_version_of_an_earlier_goal() -> None:
+    placement = Placement(goal=8)
+    placement.prompts(0)
+    placement.beat(0, placement.publish(5, final=True))
+    assert names(placement.run()) == ["p0.0", "p0.1"]
+    placement.prompts(1)
+    placement.restart()
+    placement.beat(0, placement.publish(8, final=True), incarnation=2)
+    assert names(placement.run()) == []
+
+
 def test_evaluation_runs_beside_training_under_its_version() -> None:
     placement = Placement()
     placement.prompts(0, 1)

@@ -134,6 +134,11 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     @app.command()
     def fail(kind: str) -> None:
         errors = {"runtime": RuntimeError("one\ntwo"), "key": KeyError("x"), "stop": KeyboardInterrupt()}
+        errors |= {"empty": AssertionError(), "port": OSError(98, "Address already in use")}
+        errors |= {
+            "file": PermissionError(13, "Permission denied", "/etc/x"),
+            "own": FileExistsError("x exists already"),
+        }
         raise errors[kind]
 
     monkeypatch.setattr(command_line, "app", app)
@@ -145,6 +150,10 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
         ("runtime", 1, "laminar: one; two\n"),
         ("key", 1, "laminar: KeyError: 'x' (use --debug for the traceback)\n"),
         ("stop", 130, ""),
+        ("empty", 1, "laminar: AssertionError (use --debug for the traceback)\n"),
+        ("port", 1, "laminar: Address already in use\n"),
+        ("file", 1, "laminar: /etc/x: Permission denied\n"),
+        ("own", 1, "laminar: x exists already\n"),
     ],
 )
 def test_main_prints_errors_as_one_line(

@@ -72,7 +72,7 @@ def test_runs_compare_prints_a_column_per_run(runs: Runs) -> None:
     assert code == 0
     rows: dict[str, list[str]] = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.split()}
     assert rows["optimizer_steps"] == ["10", "20"]
-    assert rows["tokens_per_s"] == ["200.0", "400.0"]
+    assert rows["tokens_per_s"] == ["200", "400"]
     assert rows["reward_last"] == ["0.333", "0.333"]
     found: list[dict[str, Any]] = json.loads(runs("compare", "first", "second", "--json")[1])
     assert [each["tokens_generated"] for each in found] == [10_000, 20_000]

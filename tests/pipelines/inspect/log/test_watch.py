@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -44,3 +45,13 @@ def test_metrics_serve_exposes_a_run_to_prometheus(log_client: ClientProperties)
         server.kill()
         server.stderr.close()
         server.wait()
+
+
+def test_metrics_serve_names_the_port_in_use(laminar: Laminar) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        code, _, err = laminar("metrics", "serve", "--port", str(port))
+    assert code == 1
+    assert err == f"laminar: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port\n"

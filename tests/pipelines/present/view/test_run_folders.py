@@ -22,7 +22,16 @@ from typer.testing import CliRunner
 from infra.runners.liveness import Liveness, StepBudget
 from pipelines.cli.runs import app
 from pipelines.inspect.metrics_file import MetricsFile
-from pipelines.inspect.run_folders import NoSuchRun, find_run, find_run_to_resume, list_runs, read_run, stop_run
+from pipelines.inspect.run_folders import (
+    NoSuchRun,
+    find_run,
+    find_run_to_resume,
+    folder_of,
+    list_runs,
+    read_run,
+    run_argument,
+    stop_run,
+)
 from pipelines.present.output import show
 from pipelines.roles import liveness_file
 from schemas.release import RELEASE, OldRelease
@@ -86,6 +95,7 @@ def test_read_run_status(tmp_path: Path, process: subprocess.Popen[bytes]) -> No
         ({}, "died"),
         ({"pid": pid, "pid_created": at, "ended_at": 5.0}, "ended"),
         ({"pid": pid, "pid_created": at, "ended_at": 5.0, "error": "no"}, "failed"),
+        ({"pid": pid, "pid_created": at, "ended_at": 5.0, "error": "Ctrl-C", "phase": "stopped"}, "stopped"),
     ]
     for number, (state, status) in enumerate(cases):
         assert read_run(make_run(tmp_path, f"run-{number}", **state)).status == status, state
@@ -123,6 +133,20 @@ def test_find_run_names_missing_run(tmp_path: Path) -> None:
     (tmp_path / "torn" / "state.json").write_text('{"run"')
     with pytest.raises(ValueError, match=r"torn/state\.json is not JSON"):
         find_run(tmp_path, "torn")
+
+
+def test_runs_are_named_by_path_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "runs", "first")
+    (tmp_path / "runs" / "latest").symlink_to("first")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for here, argument in ((tmp_path, "first"), (elsewhere, str(folder)), (tmp_path / "runs", "./first")):
+        monkeypatch.chdir(here)
+        assert run_argument(folder) == argument
+        assert find_run(Path("runs"), argument).run == "first"
+        assert invoke("status", "--run", argument, "--json")[0] == 1  # it died
+    monkeypatch.chdir(tmp_path)
+    assert folder_of(Path("runs"), None) == Path("runs/first")
 
 
 def test_stop_run_waits_for_end(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
@@ -231,7 +255,7 @@ def test_runs_status_of_dead_run_exits_with_1(tmp_path: Path) -> None:
     make_run(tmp_path, "dead", pid=2**22 + 5)
     code, out = invoke("status", "--folder", str(tmp_path))
     assert code == 1
-    assert "resume      laminar runs resume --run dead" in out
+    assert f"laminar runs resume --run {tmp_path / 'dead'}\n" in out
     assert "run dead: died in phase training" in out
     make_run(tmp_path, "failed", ended_at=START / 1000 + 9, error="the disk is full", phase="failed")
     code, out = invoke("status", "--folder", str(tmp_path), "--run", "failed")

@@ -1,0 +1,21 @@
+"""Keeps lines of libraries out of a user's terminal and logs that name neither a problem nor an action."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+_NOISE = ("apitools not found",)
+"""Beginnings of messages on the root logger: Beam reports parts for Google Cloud that Laminar does not use."""
+
+
+def quiet_libraries() -> None:
+    """Drop these lines, and progress bars of loading and writing weights. To be called before the imports."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when transformers is imported
+    warnings.filterwarnings("ignore", category=SyntaxWarning)  # of libraries' sources when they are first compiled
+    logging.getLogger().addFilter(_is_wanted)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_NOISE)
