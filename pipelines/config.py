@@ -40,6 +40,17 @@ class ConfigError(ValueError):
     """The configuration cannot be used. The message names the file, the key and the valid values."""
 
 
+class ConfigProblems(ConfigError):
+    """Several reasons why a run cannot start; `details` has them, one a line, with tracebacks below them."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        one = len(problems) == 1
+        text = problems[0].partition("\n")[0] if one else f"the run cannot start: {len(problems)} problems"
+        super().__init__(text)
+        lines = [line for problem in problems for line in problem.split("\n")]
+        self.details = tuple(lines[1:] if one else lines)
+
+
 TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
 
 
@@ -65,7 +76,13 @@ class RunConfig:
     stop_error_window: int = 64
     """Trajectories in the window of `stop_error_share`; 0: errors never stop the run."""
 
+    check_timeout_s: float = 30.0
+    """Before the topics are written, rewards and environments are loaded and used once; the time limit of each load.
+    0: user code is not checked before the start."""
+
     def __post_init__(self) -> None:
+        if not 0 <= self.check_timeout_s < float("inf"):
+            raise ValueError(f"check_timeout_s must be 0 or more, not {self.check_timeout_s}")
         if not 0 < self.stop_error_share <= 1:
             raise ValueError(f"stop_error_share must be above 0 and at most 1, not {self.stop_error_share}")
         if self.stop_error_window < 0:
@@ -243,6 +260,7 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
     """Parse and validate `table`; errors name it as `origin`. Raises ConfigError."""
     _check_keys(Config, table, origin, ())
     table = {"prompts": _DEFAULT_PROMPTS, **table}
+    table = _add_named_environments(table)
     run = table.get("run", {})
     if isinstance(run, dict) and "seed" in run:
         for section in ("prompts", "warm_start"):
@@ -277,6 +295,31 @@ def flattened(config: Config) -> dict[str, Any]:
             yield name, value
 
     return dict(leaves(_without_none(TypeAdapter(Config).dump_python(config, mode="json")), ""))
+
+
+def _add_named_environments(table: dict[str, Any]) -> dict[str, Any]:
+    """`table` with the environments that prompts name by `module:Class` in `rollout.environments`, with defaults."""
+    prompts, rollout = table.get("prompts"), table.get("rollout", {})
+    if not isinstance(prompts, dict) or not isinstance(rollout, dict):
+        return table  # an error, which the validation reports
+    tasks = prompts.get("tasks")
+    sections = [prompts, *(tasks if isinstance(tasks, list) else [])]
+    environments = list(rollout.get("environments") or [])
+    renamed = []
+    for section in sections:
+        name = section.get("environment") if isinstance(section, dict) else None
+        if isinstance(name, str) and ":" in name:
+            if not any(isinstance(each, dict) and each.get("name") == name for each in environments):
+                environments.append({"name": name})
+            label = next(each.get("label") for each in environments if each.get("name") == name)
+            section = {**section, "environment": label or name.rpartition(":")[2]}
+        renamed.append(section)
+    prompts = {**renamed[0], **({"tasks": renamed[1:]} if isinstance(tasks, list) else {})}
+    return {
+        **table,
+        "prompts": prompts,
+        **({"rollout": {**rollout, "environments": environments}} if environments else {}),
+    }
 
 
 def _complete_tasks(section: dict[str, Any], kind: type) -> dict[str, Any]:

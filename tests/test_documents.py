@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -91,4 +93,5 @@ assert (game.reset({}), [game.step("") for _ in range(3)][-1]) == ("", ("0 left\
 groups = [SimpleNamespace(tokens=tokens) for tokens in (3, 1, 2)]
 assert [group.tokens for group in ShortestFirst().order(groups, None)] == [1, 2, 3]
 """
-    subprocess.run(["python3", "-c", program], cwd=tmp_path, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, env=environment)

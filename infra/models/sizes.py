@@ -8,6 +8,7 @@ from pathlib import Path
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _VOCABULARY = ("vocab_size",)
+_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def context_length(folder: Path) -> int:
@@ -21,6 +22,17 @@ def context_length(folder: Path) -> int:
 def vocabulary_size(folder: Path) -> int:
     """The size of the vocabulary of the model in `folder`. Raises ValueError as `context_length`."""
     return _config_value(folder, _VOCABULARY, "the vocabulary size")
+
+
+def parameter_count(folder: Path) -> int:
+    """The number of parameters of the model in `folder`, about: from the size of its weight files and its dtype."""
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        config = {}
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return size // _ELEMENT_BYTES.get(dtype, 4)
 
 
 def _config_value(folder: Path, names: Sequence[str], what: str) -> int:

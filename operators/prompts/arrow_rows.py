@@ -45,7 +45,7 @@ class ArrowRows:
                 try:
                     yield question_of(value, row, self._config, self._task)
                 except UnusableRow as error:
-                    yield BadRow(row + 1, str(error))
+                    yield error.at(row + 1)
                 row += 1
 
     def question(self, row: int) -> Question:

@@ -79,7 +79,8 @@ class TaskConfig:
     """System message for questions that have none; needs `chat_template`."""
 
     environment: str = ""
-    """The one of `rollout.environments` that responds to the model's turns; empty: none, and a response is one turn."""
+    """The one of `rollout.environments` that responds to the model's turns, or `module:Class` or `file.py:Class`, which
+    is added to them; empty: none, and a response is one turn."""
 
     samples_per_prompt: int = 8
     """Trajectories generated for each prompt: the size of a group."""
@@ -103,6 +104,9 @@ class TaskConfig:
     """Whether questions are drawn in random order."""
     epochs: int | None = None
     """Passes over the questions; unset: without end."""
+
+    max_refused_share: float = 0.05
+    """The run does not start if a larger share of the rows is refused: too long, malformed, without an answer."""
 
     heldout: int = 0
     """Distinct questions that are excluded from training, for evaluation."""
@@ -198,6 +202,8 @@ class TaskConfig:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if not 0 < self.weight < math.inf:
             raise ValueError(f"weight must be positive, not {self.weight}")
+        if not 0 <= self.max_refused_share <= 1:
+            raise ValueError(f"max_refused_share must be 0 to 1, not {self.max_refused_share}")
         if self.heldout < 0:
             raise ValueError(f"heldout must not be negative, not {self.heldout}")
         if not 0 < self.temperature < math.inf:

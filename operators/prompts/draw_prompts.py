@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +17,12 @@ from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Rest
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.mixture import draw_task
 from operators.prompts.question import UnusableRow
+from operators.prompts.refused_rows import refusal_kind
 from operators.prompts.rendering import Tokenizer, render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
-from schemas.records import DeadLetter, LevelReply, LevelRequest
-from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, PROMPTS, group_name
+from schemas.records import DeadLetter, LevelReply, LevelRequest, Metric
+from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, METRICS, PROMPTS, group_name
 
 POLL_EVERY_S = 0.5
 """Period of reading how far placement has read the prompts."""
@@ -113,6 +115,8 @@ class PromptFold:
         fresh = not any(task.questions_drawn for task in tasks)
         # All levels of a table have the same bad rows.
         self._bad_rows = [(task, row) for task in tasks for row in task.source.bad_rows] if fresh else []
+        self._refused = Counter[str](state.get("refused", {}))
+        self._published: tuple[int, int] | None = None
         self._exhausted = False
         self._next_poll_at = clock()
 
@@ -142,11 +146,24 @@ class PromptFold:
             return outputs
         for _ in range(self._step.lead - backlog):
             outputs += self._draw()
-        return outputs
+        return outputs + self._new_metric()
+
+    def _new_metric(self) -> list[Output]:
+        """The metric `prompts`, if its counts have changed."""
+        counts = self._number, self._refused.total()
+        if counts == self._published:
+            return []
+        self._published = counts
+        scanned = Counter[str]()
+        for task in self._tasks:
+            scanned.update(task.source.refused_rows)
+        values = {"prompts": float(self._number), "rows": float(sum(task.source.row_count for task in self._tasks))}
+        values |= {f"refused/{kind}": float(count) for kind, count in (scanned + self._refused).items()}
+        return [Output(METRICS, "prompts", Metric("prompts", self._number, values, time.time_ns() // 10**6))]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         tasks = [[task.cursors[:], task.level] for task in self._tasks]
-        return Checkpoint(positions, state={"number": self._number, "tasks": tasks})
+        return Checkpoint(positions, state={"number": self._number, "tasks": tasks, "refused": dict(self._refused)})
 
     def busy(self) -> bool:
         return False
@@ -174,11 +191,13 @@ class PromptFold:
             with phase("draw questions"):
                 question = task.source[cursor]
         except UnusableRow as error:
+            self._refused[error.kind] += 1
             return [_dead_letter(task, str(error), cursor, b"")]
         try:
             with phase("render prompts"):
                 prompt = render(question, self._number, task.config, task.tokenizer, step.context)
         except ValueError as error:
+            self._refused[refusal_kind(error)] += 1
             return [_dead_letter(task, str(error), cursor, question.text.encode())]
         self._number += 1
         return [Output(PROMPTS, prompt.prompt_id, prompt)]

@@ -44,7 +44,7 @@ class JsonlRows:
                 try:
                     found: Question | BadRow = self._parse(line, row)
                 except UnusableRow as error:
-                    found = BadRow(row + 1, str(error))
+                    found = error.at(row + 1)
                 # The caller may read another row in between, so the position is restored.
                 yield found
                 self._file.seek(offset)

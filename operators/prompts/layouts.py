@@ -15,7 +15,7 @@ from typing import Any
 
 from infra.conditions.rows import column_value
 from operators.prompts.config import TaskConfig
-from operators.prompts.question import Message, Question, UnusableRow
+from operators.prompts.question import Message, Question, RefusalKind, UnusableRow
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution")
@@ -33,10 +33,11 @@ def question_of(row: Any, index: int, config: TaskConfig, task: str) -> Question
     """The question in `row`, of `task` unless the row names another. Raises UnusableRow."""
     if not isinstance(row, Mapping):
         raise UnusableRow(f"expected an object, got {type(row).__name__}")
-    text, messages = _prompt(_find(row, config.prompt_column, PROMPT_COLUMNS, "prompt_column"))
+    text, messages = _prompt(_find(row, config.prompt_column, PROMPT_COLUMNS, "prompt_column", "no question"))
     reference: dict[str, Any] = {}
     if config.answer_required or config.answer_column:
-        reference["answer"] = _answer(_find(row, config.answer_column, ANSWER_COLUMNS, "answer_column"), config)
+        answer = _find(row, config.answer_column, ANSWER_COLUMNS, "answer_column", "no answer")
+        reference["answer"] = _answer(answer, config)
     for name in config.reference_columns:
         reference[name] = _find(row, name, (), "extra_columns")
     own_task = next((row[name] for name in TASK_COLUMNS if isinstance(row.get(name), str) and row[name]), task)
@@ -44,7 +45,13 @@ def question_of(row: Any, index: int, config: TaskConfig, task: str) -> Question
     return Question(index, text, messages, reference, own_task)
 
 
-def _find(row: Mapping[str, Any], name: str, candidates: tuple[str, ...], option: str) -> Any:
+def _find(
+    row: Mapping[str, Any],
+    name: str,
+    candidates: tuple[str, ...],
+    option: str,
+    kind: RefusalKind = "malformed",
+) -> Any:
     names = (name,) if name else candidates
     for candidate in names:
         value = column_value(row, candidate)
@@ -52,21 +59,21 @@ def _find(row: Mapping[str, Any], name: str, candidates: tuple[str, ...], option
             return value
     columns = ", ".join(sorted(map(str, row))[:12])
     hint = "" if name else f"; name it with {option}"
-    raise UnusableRow(f"no value in column {' or '.join(names)} (the row has {columns or 'no columns'}){hint}")
+    raise UnusableRow(f"no value in column {' or '.join(names)} (the row has {columns or 'no columns'}){hint}", kind)
 
 
 def _answer(value: Any, config: TaskConfig) -> Any:
     if not config.answer_after:
         return value
     if not isinstance(value, str) or config.answer_after not in value:
-        raise UnusableRow(f"the answer does not contain answer_after {config.answer_after!r}")
+        raise UnusableRow(f"the answer does not contain answer_after {config.answer_after!r}", "no answer")
     return value.rpartition(config.answer_after)[2].strip()
 
 
 def _prompt(value: Any) -> tuple[str, tuple[Message, ...]]:
     if isinstance(value, str):
         if not value.strip():
-            raise UnusableRow("the prompt is empty")
+            raise UnusableRow("the prompt is empty", "no question")
         return value, ()
     if not isinstance(value, list) or not value:
         raise UnusableRow(f"the prompt must be text or a list of messages, not {str(value)[:40]!r}")
@@ -74,7 +81,7 @@ def _prompt(value: Any) -> tuple[str, tuple[Message, ...]]:
     if messages[-1].role == "assistant":
         raise UnusableRow("the last message is of the assistant, so there is nothing to answer")
     if not messages[-1].content.strip():
-        raise UnusableRow("the prompt is empty")
+        raise UnusableRow("the prompt is empty", "no question")
     if len(messages) == 1:
         return messages[0].content, messages
     return "\n\n".join(f"{message.role}: {message.content}" for message in messages), messages

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
+
+RefusalKind = Literal["malformed", "no question", "no answer"]
 
 
 class Message(NamedTuple):
@@ -36,10 +38,19 @@ class BadRow:
 
     line: int
     reason: str
+    kind: RefusalKind = "malformed"
 
 
 class UnusableRow(ValueError):
-    """A row is not a valid question; the message gives the reason."""
+    """A row is not a valid question; the message gives the reason, `kind` its class."""
+
+    def __init__(self, reason: str, kind: RefusalKind = "malformed") -> None:
+        super().__init__(reason)
+        self.kind: RefusalKind = kind
+
+    def at(self, line: int) -> BadRow:
+        """The bad row `line`."""
+        return BadRow(line, str(self), self.kind)
 
 
 class SourceError(ValueError):

@@ -41,7 +41,7 @@ class ReasoningGymRows:
             try:
                 yield self.question(row)
             except UnusableRow as error:
-                yield BadRow(row + 1, str(error))
+                yield error.at(row + 1)
 
     def question(self, row: int) -> Question:
         """Item `row`. Raises UnusableRow if the task cannot generate it."""

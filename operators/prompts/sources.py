@@ -10,9 +10,11 @@ import hashlib
 import heapq
 import itertools
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from infra.conditions.rows import row_matches
@@ -37,7 +39,11 @@ class PromptSource(Protocol):
     """The number of questions; None: endless."""
     heldout: tuple[Question, ...]
     bad_rows: tuple[BadRow, ...]
-    bad_row_count: int
+    """The first of the rows that are not valid questions."""
+    row_count: int
+    """Rows that match `where`, and bad ones; 0: questions are generated on demand."""
+    refused_rows: Mapping[str, int]
+    """The number of bad rows by kind."""
 
     def __getitem__(self, number: int) -> Question:
         """Question `number`. Raises IndexError at `total` and beyond."""
@@ -148,7 +154,8 @@ class TableSource:
     ) -> None:
         self._config, self._rows = config, rows
         self.bad_rows: tuple[BadRow, ...] = ()
-        self.bad_row_count = 0
+        self.refused_rows: Mapping[str, int] = {}
+        self.row_count = 0
         try:
             numbers, keys = self._scan()
             excluded_keys = {text_key(question.text) for question in heldout}
@@ -181,6 +188,7 @@ class TableSource:
     def _scan(self) -> tuple[array[int], array[int]]:
         """Row numbers and text keys of all questions."""
         bad: list[BadRow] = []
+        refused = Counter[str]()
         numbers, keys = array("q"), array("Q")
         for found in self._rows.scan():
             if isinstance(found, Question):
@@ -188,14 +196,15 @@ class TableSource:
                     numbers.append(found.index)
                     keys.append(text_key(found.text))
                 continue
-            self.bad_row_count += 1
+            refused[found.kind] += 1
             if len(bad) < MAX_BAD_ROWS:
                 bad.append(found)
-        self.bad_rows = tuple(bad)
+        self.bad_rows, self.refused_rows = tuple(bad), refused
+        self.row_count = len(numbers) + refused.total()
         if not numbers:
             first = f"; line {bad[0].line}: {bad[0].reason}" if bad else ""
             where = f" where {self._config.where}" if self._config.where else ""
-            raise SourceError(f"{self._rows.name} has no usable row{where} ({self.bad_row_count} bad ones{first})")
+            raise SourceError(f"{self._rows.name} has no usable row{where} ({refused.total()} bad ones{first})")
         return numbers, keys
 
     def _draw_heldout(self, numbers: array[int], keys: array[int], excluded_keys: set[int]) -> tuple[Question, ...]:
@@ -223,7 +232,8 @@ class EndlessSource:
 
     total: int | None = None
     bad_rows: tuple[BadRow, ...] = ()
-    bad_row_count = 0
+    row_count = 0
+    refused_rows: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self, config: TaskConfig, heldout: tuple[Question, ...] | None = None, excluded: Sequence[Question] = ()

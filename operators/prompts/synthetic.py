@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from operators.prompts.config import TaskConfig
@@ -19,7 +20,8 @@ class SyntheticSource:
 
     heldout: tuple[Question, ...] = ()
     bad_rows: tuple[BadRow, ...] = ()
-    bad_row_count = 0
+    row_count = 0
+    refused_rows: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, config: TaskConfig) -> None:
         self.total = config.size if config.epochs is None or config.size is None else config.size * config.epochs

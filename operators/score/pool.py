@@ -46,10 +46,16 @@ class VerifierResult:
 class VerifierPool:
     """`workers` processes that run the rewards of `setup` (see worker.py). Any thread may use it, one at a time.
 
+    A start that takes longer than `start_limit_s` fails at once if that is set; else starts are tried again.
+
     The constructor waits until all processes are ready. Raises VerifierUnavailable if one does not start.
     """
 
-    def __init__(self, setup: Mapping[str, Any], workers: int, time_limit_s: float) -> None:
+    def __init__(
+        self, setup: Mapping[str, Any], workers: int, time_limit_s: float, start_limit_s: float | None = None
+    ) -> None:
+        self._start_limit_s = start_limit_s or _START_LIMIT_S
+        self._max_failed_starts = _MAX_FAILED_STARTS if start_limit_s is None else 1
         self._setup, self._time_limit_s = {**setup, "time_limit_s": time_limit_s}, time_limit_s
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
@@ -133,7 +139,7 @@ class VerifierPool:
         now = time.monotonic()
         for process in list(self._processes):
             if process.deadline is not None and process.deadline <= now:
-                limit = self._time_limit_s if process.ready else _START_LIMIT_S
+                limit = self._time_limit_s if process.ready else self._start_limit_s
                 self._fail(process, f"the verifier took longer than {limit:g} s")
 
     def _send(self, process: WorkerProcess) -> None:
@@ -188,7 +194,7 @@ class VerifierPool:
             self._results[index] = VerifierResult(None, reason)
         if starting:
             self._failed_starts += 1
-            if self._failed_starts >= _MAX_FAILED_STARTS:
+            if self._failed_starts >= self._max_failed_starts:
                 raise VerifierUnavailable(f"verifier processes end before they are ready: {reason}")
         self._start()
 
@@ -204,7 +210,7 @@ class VerifierPool:
         process.kill()
 
     def _start(self) -> None:
-        deadline = time.monotonic() + _START_LIMIT_S
+        deadline = time.monotonic() + self._start_limit_s
         process: WorkerProcess = self._starter.submit(
             WorkerProcess, "operators.score.worker", self._setup, deadline, MAX_REPLY_BYTES, "verifier"
         ).result()

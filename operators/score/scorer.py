@@ -29,11 +29,12 @@ class Scorer:
     """Judges answers by the rewards of `config`. Close it after use.
 
     The constructor imports the verifiers' libraries and starts their processes, which takes seconds. Raises
-    VerifierUnavailable if a verifier process cannot load a reward.
+    VerifierUnavailable if a verifier process cannot load a reward. With `start_limit_s` a process that takes longer to
+    load them is not tried again.
     """
 
-    def __init__(self, config: ScoreConfig) -> None:
-        self._config = config
+    def __init__(self, config: ScoreConfig, start_limit_s: float | None = None) -> None:
+        self._config, self._start_limit_s = config, start_limit_s
         self._pool: VerifierPool | None = None
         self._pooled: list[tuple[RewardSpec, Rubric]] = []
         self._errors = ErrorText()
@@ -126,7 +127,7 @@ class Scorer:
             "allow_processes": config.allow_processes
             or any(not is_custom(spec.name) and REWARDS[spec.name].starts_processes for spec, _ in self._pooled),
         }
-        return VerifierPool(setup, config.workers, config.time_limit_s)
+        return VerifierPool(setup, config.workers, config.time_limit_s, self._start_limit_s)
 
 
 def _runs_in_process(spec: RewardSpec, answer: AnswerContext) -> bool:

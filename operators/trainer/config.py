@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Literal, get_args
 
+WITHOUT_GROUPS = frozenset({"ppo", "reinforce_plus_plus"})
+"""Algorithms whose advantage does not compare the samples of a prompt."""
 AlgorithmName = Literal[
     "grpo",
     "dr_grpo",

@@ -176,7 +176,8 @@ def _roles(run: RunFolder) -> dict[str, RoleState]:
 
 
 def _measured(state: RunState) -> dict[str, Any]:
-    from pipelines.inspect.run_state.errors import error_counts
+    from pipelines.inspect.run_state.errors import error_counts, refused_rows
+    from pipelines.inspect.run_state.learning import learning_warnings
     from pipelines.inspect.run_state.rates import progress, seconds_left
     from pipelines.inspect.run_state.waiting import waiting_for
 
@@ -195,6 +196,8 @@ def _measured(state: RunState) -> dict[str, Any]:
         "errors": error_counts(state.score)._asdict(),
         "error_share": error_counts(state.score).share,
         "waits_for": waiting_for(state),
+        "refused_rows": refused_rows(state.prompts),
+        "warnings": list(learning_warnings(state.signs)),
         "lag": dict(state.lag),
     }
 

@@ -36,6 +36,8 @@ class FleetMember:
     wanted: bool = True
     due: float | None = 0.0
     code: int | None = None
+    config: Path | None = None
+    """The configuration of a job; None: that of the fleet."""
     deaths: Restarts = field(default_factory=Restarts)
 
     @property
@@ -76,9 +78,13 @@ class Fleet:
         """Start `role` and keep it running."""
         self.members[role.name] = FleetMember(role)
 
-    def run_job(self, name: str) -> None:
-        """Start the job `name`, which is not restarted."""
-        self.members[name] = FleetMember(Role(name), job=True)
+    def run_job(self, name: str, config: Path | None = None) -> None:
+        """Start the job `name`, which is not restarted, with `config` or the configuration of the fleet.
+
+        The zygote starts it when it is ready, without a `poll`.
+        """
+        self.members[name] = FleetMember(Role(name), job=True, due=None, config=config)
+        self._start(name, self.members[name])
 
     def poll(self, wait_s: float = 0.0) -> None:
         """Handle events of the zygote and start the roles that are due. Raises RoleFailed."""
@@ -143,7 +149,7 @@ class Fleet:
                 "start": name,
                 "pipeline": role.pipeline,
                 "index": role.index,
-                "config": str(self._config),
+                "config": str((member.config or self._config).absolute()),
                 "log": str(self._logs / f"{name}.log"),
             }
         )

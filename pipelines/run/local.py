@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
-from pipelines.config import Config, ConfigError, flattened, load_config
+from pipelines.config import Config, ConfigError, ConfigProblems, flattened, load_config
 from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, LOGS, REPORT_FILE, STATE_FILE, SUMMARY_FILE
 from pipelines.inspect.run_folders import RunFolder, run_argument
 from pipelines.present.output import Report
@@ -34,9 +34,12 @@ RESUMABLE = (
     "run.audit_every_s",
     "run.stop_error_share",
     "run.stop_error_window",
+    "run.check_timeout_s",
     "kafka.outage_timeout_s",
 )
 """The keys that may change when a run is resumed: no record of the run depends on them."""
+MAX_DETAILS = 8
+"""Lines of an error's details in state.json."""
 
 
 def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: bool = False) -> Report:
@@ -70,7 +73,7 @@ def resume_locally(
         raise ConfigError(f"run {run.run} ended before its topics were created ({file} is missing): start a new run")
     config, before = load_config(file, changes), load_config(file)
     check_resumable(before, config)
-    check_ready(config)
+    check_ready(config, new=False)
     if config.trainer.optimizer_steps > before.trainer.optimizer_steps:
         _keep_model(run.folder, before.trainer.optimizer_steps)
     state = RunStateFile(
@@ -122,7 +125,7 @@ def _end_failed(state: RunStateFile, error: BaseException) -> None:
     """Write to state.json why the run failed, and add to `error` how to resume it."""
     if is_out_of_space(error) or is_full(state.folder):
         error.add_note(f"the disk is full: {describe_free_space(state.folder)}")
-    notes = [*getattr(error, "details", ())[:1], *getattr(error, "__notes__", [])]
+    notes = [*getattr(error, "details", ())[:MAX_DETAILS], *getattr(error, "__notes__", [])]
     reason = "; ".join([f"{type(error).__name__}: {error}", *notes])
     try:
         state.end(reason)
@@ -179,7 +182,7 @@ def check(config: Config) -> None:
     check_ready(config)
 
 
-def check_ready(config: Config) -> None:
-    """Raise ConfigError for the first requirement of a new or resumed run that this machine does not meet."""
-    for reason in missing_requirements(config):
-        raise ConfigError(reason)
+def check_ready(config: Config, *, new: bool = True) -> None:
+    """Raise ConfigProblems with all requirements of a new or resumed run that this machine does not meet."""
+    if problems := list(missing_requirements(config, new=new)):
+        raise ConfigProblems(problems)

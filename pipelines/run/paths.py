@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from operators.experience.components import Component
 from operators.prompts.config import TaskConfig
+from operators.rollout.environments.config import EnvironmentSpec
 from operators.score.config import RewardSpec, Rubric
 from pipelines.config import Config
 from pipelines.roles import ADMIN
@@ -15,6 +17,7 @@ from pipelines.roles import ADMIN
 _SCRIPT = ".py"
 AnyTask = TypeVar("AnyTask", bound=TaskConfig)
 AnyRubric = TypeVar("AnyRubric", bound=Rubric)
+AnySpec = TypeVar("AnySpec", RewardSpec, EnvironmentSpec, Component)
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -27,13 +30,23 @@ def with_absolute_paths(config: Config) -> Config:
         kafka=replace(config.kafka, client_properties=_absolute(config.kafka.client_properties)),
         model=replace(config.model, path=_absolute(config.model.path)),
         prompts=replace(_absolute_task(config.prompts), tasks=tuple(map(_absolute_task, config.prompts.tasks))),
-        rollout=replace(config.rollout, emulation=replace(emulation, lengths=lengths)),
+        rollout=replace(
+            config.rollout,
+            emulation=replace(emulation, lengths=lengths),
+            environments=tuple(map(_absolute_name, config.rollout.environments)),
+        ),
         trainer=replace(config.trainer, checkpoint_folder=_absolute_or_url(config.trainer.checkpoint_folder)),
         relay=replace(
             config.relay,
             token_file=_absolute(config.relay.token_file),
             certificate_file=_absolute(config.relay.certificate_file),
             authority_file=_absolute(config.relay.authority_file),
+        ),
+        experience=replace(
+            config.experience,
+            sampler=_absolute_name(config.experience.sampler),
+            writers=tuple(map(_absolute_name, config.experience.writers)),
+            evictions=tuple(map(_absolute_name, config.experience.evictions)),
         ),
         score=replace(_absolute_rubric(config.score), tasks=tuple(map(_absolute_rubric, config.score.tasks))),
     )
@@ -49,6 +62,10 @@ def files_read(config: Config) -> Iterator[tuple[str, Path]]:
         ("relay.token_file", config.relay.token_file),
         ("relay.certificate_file", config.relay.certificate_file),
         ("relay.authority_file", config.relay.authority_file),
+        ("experience.sampler", _script(config.experience.sampler)),
+        *(("experience.writers", _script(each)) for each in config.experience.writers),
+        *(("experience.evictions", _script(each)) for each in config.experience.evictions),
+        *(("rollout.environments", _script(spec)) for spec in config.rollout.environments),
         *(("score.rewards", _script(spec)) for rubric in config.score.rubrics for spec in rubric.rewards),
     )
     return ((key, Path(path)) for key, path in named if path)
@@ -68,15 +85,15 @@ def _absolute_task(task: AnyTask) -> AnyTask:
 
 
 def _absolute_rubric(rubric: AnyRubric) -> AnyRubric:
-    return replace(rubric, rewards=tuple(map(_absolute_reward, rubric.rewards)))
+    return replace(rubric, rewards=tuple(map(_absolute_name, rubric.rewards)))
 
 
-def _script(spec: RewardSpec) -> str:
-    """The file of a reward function; "" for a module name or a built-in."""
+def _script(spec: RewardSpec | EnvironmentSpec | Component) -> str:
+    """The file of a reward, an environment or a component of the buffer; "" for a module name or a built-in."""
     module = spec.name.rpartition(":")[0]
     return module if module.endswith(_SCRIPT) else ""
 
 
-def _absolute_reward(spec: RewardSpec) -> RewardSpec:
+def _absolute_name(spec: AnySpec) -> AnySpec:
     script = _script(spec)
     return replace(spec, name=f"{_absolute(script)}:{spec.name.rpartition(':')[2]}") if script else spec

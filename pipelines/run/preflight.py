@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from infra.gpus import visible_gpus
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
+from pipelines.run.host_checks import host_problems
+from pipelines.run.learnability import unlearnable
 from pipelines.run.paths import files_read
 
 MODEL_PARTS = {
@@ -19,8 +21,8 @@ MODEL_PARTS = {
 """Files that a model folder must have, one of each kind; checked before torch is imported."""
 
 
-def missing_requirements(config: Config, *, warm_start: bool = True) -> Iterator[str]:
-    """All reasons why `config` cannot run. With `warm_start`, a missing model may be created."""
+def missing_requirements(config: Config, *, warm_start: bool = True, new: bool = True) -> Iterator[str]:
+    """All reasons why `config` cannot run. With `warm_start`, a missing model may be created; see `host_problems`."""
     if config.emulated:
         yield from _emulation(config)
     elif config.model.path or not warm_start:
@@ -30,10 +32,9 @@ def missing_requirements(config: Config, *, warm_start: bool = True) -> Iterator
     warm = config.warm_start if warm_start and not config.model.path else None
     if warm and all(task.task != warm.model.task for task in config.prompts.mixture):
         yield f"warm_start.model.task is {warm.model.task!r}, but no task of [prompts] is"
-    for key, path in files_read(config):
-        if not path.exists():
-            yield f"{key}: {path} does not exist"
-    yield from _secrets(config)
+    missing = {key: path for key, path in files_read(config) if not path.exists()}
+    yield from (f"{key}: {path} does not exist" for key, path in missing.items())
+    yield from _secrets(config, missing)
     if config.rollout.engine == "vllm":
         yield from _vllm(config)
     if config.rollout.total_replicas > config.placement.max_replicas:
@@ -41,6 +42,8 @@ def missing_requirements(config: Config, *, warm_start: bool = True) -> Iterator
             f"rollout.processes × rollout.replicas = {config.rollout.total_replicas} replicas, "
             f"but placement.max_replicas is {config.placement.max_replicas}"
         )
+    yield from host_problems(config, new=new)
+    yield from unlearnable(config)
     unit = max(task.samples_per_prompt for task in config.prompts.mixture)
     if unit > config.admitted:
         yield (
@@ -49,15 +52,17 @@ def missing_requirements(config: Config, *, warm_start: bool = True) -> Iterator
         )
 
 
-def _secrets(config: Config) -> Iterator[str]:
-    """Kafka login and relay token, as far as they can be checked without a connection."""
+def _secrets(config: Config, missing: Collection[str]) -> Iterator[str]:
+    """Kafka login and relay token, as far as they can be checked without a connection; not those of missing files."""
     try:
-        if config.kafka.bootstrap_servers or config.kafka.client_properties:
+        given = config.kafka.bootstrap_servers or config.kafka.client_properties
+        if given and "kafka.client_properties" not in missing:
             config.kafka.client().admin()
     except (ValueError, OSError) as error:
         yield f"kafka: {error}"
     try:
-        config.relay.token()
+        if "relay.token_file" not in missing:
+            config.relay.token()
     except ValueError as error:
         yield f"relay: {error}"
 

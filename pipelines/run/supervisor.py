@@ -13,7 +13,7 @@ from infra.files import write_atomically
 from infra.kafka.observer import Observer
 from infra.store.errors import StoreBusy
 from infra.store.ownership import remove_store
-from pipelines.config import Config, ConfigError, save_config
+from pipelines.config import Config, ConfigError, ConfigProblems, save_config
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.log.rows import rows_of
@@ -34,6 +34,7 @@ from pipelines.run.run_kafka import RunKafka
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics
+from pipelines.run.trial_result import RESULT_FILE, TRIAL, TRIAL_CONFIG_FILE, read_trial
 from pipelines.run.warm_start import PROGRESS_FILE, find_warm_start
 from pipelines.shards import store_folder
 from schemas.records import Metric
@@ -131,11 +132,14 @@ class Supervisor:
     def _prepare(self) -> None:
         """Prepare what roles need: Kafka, topics, a model, and config.toml with their addresses."""
         self._enter("broker")
+        self._start_trial()
         with self._stops.interruptible():
             self._kafka.start()
             self.config = replace(self.config, kafka=self._kafka.config)
             if not self._resumed:
                 self._kafka.refuse_existing(self.config.run.name)
+        self._finish_trial()
+        with self._stops.interruptible():
             make_topics(self.config, self.view.note)
             self._kafka.topics = frozenset(topic.name(self.config.run.name) for topic in CATALOGUE.values())
         self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
@@ -143,6 +147,27 @@ class Supervisor:
         self._write_config()
         if not self.config.model.path and not self.config.emulated:
             self._warm_start()
+
+    def _start_trial(self) -> None:
+        """Start the check of prompts, rewards and environments; it runs while Kafka starts."""
+        file = self.folder / TRIAL_CONFIG_FILE
+        (self.folder / RESULT_FILE).unlink(missing_ok=True)
+        save_config(self.config, file)
+        self._fleet.run_job(TRIAL, file)
+
+    def _finish_trial(self) -> None:
+        """Wait for the check. Raises ConfigProblems with all its problems, RoleFailed if it ended without a result."""
+        while self._fleet.members[TRIAL].wanted:
+            self._tick()
+        code = self._fleet.members.pop(TRIAL).code
+        if code:
+            log = self.folder / LOGS / f"{TRIAL}.log"
+            raise RoleFailed(f"the check of prompts, rewards and environments failed: {last_line(log)} (see {log})")
+        found = read_trial(self.folder / RESULT_FILE)
+        for warning in found.warnings:
+            self.view.note(f"warning: {warning}")
+        if found.problems:
+            raise ConfigProblems(found.problems)
 
     def _warm_start(self) -> None:
         self._enter("warm start")

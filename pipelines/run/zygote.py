@@ -208,6 +208,11 @@ def _run(command: Mapping[str, Any]) -> int:
             from pipelines.run.warm_start import make_warm_start
 
             make_warm_start(config)
+        elif command["start"] == "preflight":
+            from pipelines.run.trial import run_trial
+            from pipelines.run.trial_result import RESULT_FILE
+
+            run_trial(config, config.run_folder / RESULT_FILE)
         else:
             run_role(config, Role(command["pipeline"], command["index"]))
     except (ConfigError, SourceError, CheckpointError, CannotResume, OldRelease):

@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 from laminar_runs import Command, CommandServer, StartRun
 
+from infra.kafka.admin import admin_client, list_topics
+from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
 from pipelines.inspect.metrics_file import read_metrics
+from schemas.topics import run_prefix
 
 REWARDS = """
 def fails_later(text, prompt):
-    if not text:  # the check at the start gives an empty response
-        return 0.0
     return {}["answr"]
 
 
 def gives_text(text):
-    return "1.0" if text else 0.0
+    return "1.0"
 """
 
 
@@ -29,6 +31,10 @@ def rewards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+UNCHECKED = "run.check_timeout_s=0"
+"""The checks before the start would find these errors."""
+
+
 def reward(file: Path, name: str) -> str:
     return f"score.rewards=[{{name='{file}:{name}'}}]"
 
@@ -36,14 +42,14 @@ def reward(file: Path, name: str) -> str:
 def test_run_is_stopped_when_every_reward_fails(
     start_run: StartRun, command_server: CommandServer, rewards: Path, run_id: str
 ) -> None:
-    run = start_run(run_id, reward(rewards, "fails_later"), "run.stop_error_window=24")
+    run = start_run(run_id, reward(rewards, "fails_later"), "run.stop_error_window=24", UNCHECKED)
     assert run.wait() == 1
     output = run.output()
     error = output[output.index("laminar: ") :]
     assert error.startswith("laminar: the run was stopped, because it cannot learn: errors in 100 % of ")
     assert "The first error, of trajectory " in error
-    assert "fails_later: KeyError: 'answr' (mine.py:5)" in error
-    assert f'File "{rewards}", line 5, in fails_later' in error
+    assert "fails_later: KeyError: 'answr' (mine.py:3)" in error
+    assert f'File "{rewards}", line 3, in fails_later' in error
     assert "reached its goal" not in output
     assert run.state()["phase"] == "failed"
     assert "fails_later: KeyError" in run.state()["error"]
@@ -66,7 +72,7 @@ def test_run_is_stopped_when_every_reward_fails(
 
 
 def test_short_run_of_errors_exits_with_1(start_run: StartRun, rewards: Path, run_id: str) -> None:
-    changes = ("run.stop_error_window=0", "trainer.optimizer_steps=2", "prompts.heldout=0")
+    changes = (UNCHECKED, "run.stop_error_window=0", "trainer.optimizer_steps=2", "prompts.heldout=0")
     run = start_run(run_id, reward(rewards, "gives_text"), *changes)
     assert run.wait() == 1
     output = run.output()
@@ -74,3 +80,56 @@ def test_short_run_of_errors_exits_with_1(start_run: StartRun, rewards: Path, ru
     assert "Errors in 100 % of" in output
     assert "reached its goal" not in output
     assert json.loads((run.folder / "summary.json").read_text())["error_share"] == 1.0
+
+
+ENVIRONMENT = """
+class Broken:
+    def reset(self, prompt):
+        return prompt["refrence"]
+
+    def step(self, text):
+        return "", 1.0, True, {}
+"""
+
+
+def test_start_names_all_problems_before_a_topic_exists(
+    start_run: StartRun, rewards: Path, broker: Broker, run_id: str, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text(ENVIRONMENT)
+    run = start_run(
+        run_id,
+        reward(rewards, "fails_later"),
+        f"rollout.environments=[{{name='{tmp_path}/broken.py:Broken'}}]",
+        "prompts.environment=Broken",
+        "prompts.size=4",
+        f"kafka.bootstrap_servers={broker.bootstrap_servers}",
+    )
+    assert run.wait() == 1
+    first, *details = run.output().split("laminar: ")[-1].splitlines()
+    assert first == "the run cannot start: 3 problems"
+    text = "\n".join(details)
+    assert "  prompts: heldout = 8 leaves none of the 4 distinct questions" in text
+    assert "KeyError: 'answr' (mine.py:3)" in text
+    assert f'File "{rewards}", line 3, in fails_later' in text
+    assert "rollout.environments: Broken fails at its reset on the first prompt: " in text
+    assert "KeyError: 'refrence'" in text
+    with admin_client(ClientProperties.at(broker.bootstrap_servers)) as admin:
+        assert list_topics(admin, run_prefix(run_id)) == []
+    assert not (run.folder / "config.toml").exists()
+    assert run.leftovers() == []
+
+
+def test_environment_that_fails_later_stops_the_run(start_run: StartRun, run_id: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(ENVIRONMENT)
+    run = start_run(
+        run_id,
+        f"rollout.environments=[{{name='{tmp_path}/broken.py:Broken'}}]",
+        "prompts.environment=Broken",
+        UNCHECKED,
+    )
+    assert run.wait() == 1
+    output = run.output()
+    assert "waits for " in output
+    assert "the run was stopped, because it cannot learn: errors in 100 % of " in output
+    assert "(episodes " in output
+    assert f'File "{tmp_path}/broken.py", line 4, in reset' in output

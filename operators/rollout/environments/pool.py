@@ -48,11 +48,11 @@ class _EpisodeJob:
 class EnvironmentPool:
     """The processes of `spec`; the first is started at once, the others on demand. Thread-safe.
 
-    Raises EnvironmentUnavailable if the first process does not start.
+    Raises EnvironmentUnavailable if the first process does not start within `start_limit_s`.
     """
 
-    def __init__(self, spec: EnvironmentSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: EnvironmentSpec, start_limit_s: float = _START_S) -> None:
+        self.spec, self._start_limit_s = spec, start_limit_s
         self.stop: tuple[str, ...] = ()
         """Strings that end a turn."""
         self._setup = {
@@ -210,7 +210,7 @@ class EnvironmentPool:
             "operators.rollout.environments.worker", self._setup, 0.0, self._reply_bytes, "environment"
         )
         try:
-            reply = self._wait(process, time.monotonic() + _START_S)
+            reply = self._wait(process, time.monotonic() + self._start_limit_s)
             if "ready" not in reply:
                 raise EnvironmentUnavailable(f"{self.spec.resolved_name} cannot be loaded: {reply.get('error')}")
         except BaseException:

@@ -1,4 +1,4 @@
-"""How many scored trajectories have an error, by kind, from the metric `score`."""
+"""How many trajectories have an error and how many rows are refused, by kind: metrics `score` and `prompts`."""
 
 from __future__ import annotations
 
@@ -44,3 +44,20 @@ def errors_text(counts: ErrorCounts) -> str:
     share = 100 * counts.share
     shown = f"{share:.0f}" if 1 <= share <= 99 or counts.errors == counts.trajectories else f"{share:.1f}"
     return f"{shown} % of {counts.trajectories} trajectories ({kinds})"
+
+
+REFUSED = "refused/"
+"""Prefix of the kinds of refused rows in the metric `prompts`."""
+
+
+def refused_rows(prompts: Mapping[str, float]) -> dict[str, int]:
+    """Refused rows by kind, in the values of the metric `prompts`."""
+    return {key.removeprefix(REFUSED): int(count) for key, count in prompts.items() if key.startswith(REFUSED)}
+
+
+def refused_text(prompts: Mapping[str, float]) -> str:
+    """Return `12 rows (too long 10, no answer 2)`; empty without refused rows."""
+    kinds = refused_rows(prompts)
+    if not kinds:
+        return ""
+    return f"{sum(kinds.values())} rows ({', '.join(f'{kind} {count}' for kind, count in kinds.items())})"

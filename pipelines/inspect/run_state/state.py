@@ -14,6 +14,7 @@ from typing import Any
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
 from pipelines.inspect.run_state.curve import NO_POINTS, Curve
 from pipelines.inspect.run_state.events import Event, LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
+from pipelines.inspect.run_state.learning import NO_SIGNS, LearningSigns
 from schemas.records import Metric, PolicyVersion, RelayStatus, ReplicaStatus, WeightVersion
 
 PACE_POINTS = 16
@@ -62,6 +63,7 @@ class RunState:
     version: PolicyVersion | None = None
     versions: int = 0
     """The newest weight version, and how many have been published."""
+    signs: LearningSigns = NO_SIGNS
     reward: Curve = NO_POINTS
     greedy: Curve = NO_POINTS
     sampled: Curve = NO_POINTS
@@ -70,6 +72,7 @@ class RunState:
     warm_start: Values = field(default_factory=dict)
     buffers: Mapping[int, Values] = field(default_factory=dict)
     """By shard of the buffer."""
+    prompts: Values = field(default_factory=dict)
     score: Values = field(default_factory=dict)
     rollout: Mapping[int, Values] = field(default_factory=dict)
     replicas: Mapping[int, ReplicaStatus] = field(default_factory=dict)
@@ -154,7 +157,8 @@ def _trainer(state: RunState, metric: Metric) -> RunState:
         earlier = ()  # it repeats steps after a restart, so the earlier times are no measure of its rate
     pace = BatchPace(step, metric.measured_at, values.get("trajectories", 0.0), tokens_of_batch(values))
     reward = state.reward.add(step, values["reward/mean"]) if "reward/mean" in values else state.reward
-    return replace(state, step=step, trainer=values, pace=(*earlier, pace)[-PACE_POINTS:], reward=reward)
+    signs = state.signs.add(values) if step > state.step else state.signs
+    return replace(state, step=step, trainer=values, pace=(*earlier, pace)[-PACE_POINTS:], reward=reward, signs=signs)
 
 
 def _evaluation(state: RunState, metric: Metric) -> RunState:
@@ -233,6 +237,7 @@ _SERIES: Mapping[str, Callable[[RunState, Metric], RunState]] = {
     "version": lambda state, metric: _published(
         state, PolicyVersion(int(metric.values.get("epoch", 0)), metric.step), metric.measured_at
     ),
+    "prompts": _newest("prompts"),
     "score": _newest("score"),
     "warm_start": _newest("warm_start"),
     # Metrics with these two names, and versions, are only in metrics.jsonl; a watched run emits events instead.

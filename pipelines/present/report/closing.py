@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.inspect.run_folders import run_argument
-from pipelines.present.report.verdict import (
-    audit_verdict,
-    error_verdict,
-    is_failing,
-    training_verdict,
-    warm_start_verdict,
-)
+from pipelines.present.report.verdict import is_failing, verdicts
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
 
 
@@ -54,9 +48,7 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = 
     restarts = {name: number for name, number in (summary.get("restarts") or {}).items() if number}
     if restarts:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")
-    warm_start = warm_start_verdict(summary)
-    verdicts = (error_verdict(summary), training_verdict(summary), warm_start, audit_verdict(summary))
-    lines += ["", *(verdict for verdict in verdicts if verdict)]
+    lines += ["", *verdicts(summary)]
     commands = next_commands(folder)
     if file is not None:
         again = f"{laminar_command()} run {file} --set run.seed={(summary.get('seed') or 0) + 1}"

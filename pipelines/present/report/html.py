@@ -16,7 +16,7 @@ from pipelines.present.report.charts import Chart, charts, phases
 from pipelines.present.report.closing import next_commands
 from pipelines.present.report.page_style import POLICY, STYLE
 from pipelines.present.report.samples import samples_section
-from pipelines.present.report.verdict import audit_verdict, error_verdict, training_verdict, warm_start_verdict
+from pipelines.present.report.verdict import verdicts
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
 from schemas.records import Metric
 
@@ -84,11 +84,9 @@ def page(
     `insight` is the result of `insight.insight`, `samples` that of `samples.report_samples`.
     """
     run = escape(str(summary.get("run")))
-    warm_start = warm_start_verdict(summary)
-    found = (error_verdict(summary), training_verdict(summary), warm_start, audit_verdict(summary))
-    verdicts = [verdict for verdict in found if verdict]
     commands = "\n".join(f"{command:<54}# {about}" for command, about in next_commands(folder))
     error = summary.get("error")
+    results = "".join(f"<p>{escape(each)}</p>" for each in verdicts(summary))
     return "\n".join(
         [
             f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}',
@@ -97,7 +95,7 @@ def page(
             f'<h1>{run}</h1><p class="sub">{escape(_subtitle(summary))}</p>',
             f'<p class="bad">{escape(str(error))}</p>' if error else "",
             f'<div class="tiles">{"".join(_tiles(summary))}</div>',
-            f'<h2>Results</h2><div class="card">{"".join(f"<p>{escape(each)}</p>" for each in verdicts)}</div>',
+            f'<h2>Results</h2><div class="card">{results}</div>',
             f'<h2>Plots</h2><div class="plots">{"".join(map(_card, charts(metrics, summary)))}</div>',
             f'<div class="wide">{_card(phases(summary.get("phases") or {}))}</div>',
             samples_section(samples),

@@ -14,7 +14,8 @@ from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.config import RunConfig
 from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE
-from pipelines.inspect.run_state.errors import ErrorCounts, error_counts
+from pipelines.inspect.run_state.errors import ErrorCounts, error_counts, refused_rows
+from pipelines.inspect.run_state.learning import learning_signs, learning_summary
 from pipelines.inspect.run_state.state import Evaluation
 from pipelines.present.report.machine import describe_machine, package_versions
 from pipelines.present.report.series import (
@@ -132,6 +133,8 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "episode_errors": errors and errors.episode_errors,
         "generation_errors": errors and errors.generation_errors,
         "error_share": errors and errors.share,
+        "refused_rows": refused_of(metrics),
+        "warnings": list(learning_summary(learning_signs(metric.values for metric in steps))) or None,
         "stop_error_share": facts.stop_error_share,
         "tasks": by_task(metrics, before, after),
         "optimizer_steps": steps[-1].step if steps else None,
@@ -176,6 +179,12 @@ def by_task(metrics: Sequence[Metric], before: Evaluation | None, after: Evaluat
             "response_length_last": mean_between(trained, "response_length/mean", (1 - TENTH) * total, total),
         }
     return tasks or None
+
+
+def refused_of(metrics: Sequence[Metric]) -> dict[str, int]:
+    """Return the refused rows by kind, of the newest metric of prompts."""
+    found = [metric for metric in metrics if metric.name == "prompts"]
+    return refused_rows(max(found, key=lambda metric: metric.step).values) if found else {}
 
 
 def errors_of(metrics: Sequence[Metric]) -> ErrorCounts | None:

@@ -37,6 +37,12 @@ def training_verdict(summary: Summary) -> str:
     return " ".join(sentences) or "No trajectory was trained."
 
 
+def verdicts(summary: Summary) -> list[str]:
+    """Return all verdicts that apply."""
+    found = (error_verdict, refused_verdict, learning_verdict, training_verdict, warm_start_verdict, audit_verdict)
+    return [text for text in (verdict(summary) for verdict in found) if text]
+
+
 def is_failing(summary: Summary) -> bool:
     """Return whether as many trajectories have an error as `run.stop_error_share`: then nothing was learned."""
     share = summary.get("error_share")
@@ -52,6 +58,19 @@ def error_verdict(summary: Summary) -> str | None:
         return None
     effect = " The model learned nothing from them: their reward is score.on_error." if counts.reward_errors else ""
     return f"Errors in {text}.{effect} `laminar topics find experiences -w \"reward_error != ''\"` lists them."
+
+
+def refused_verdict(summary: Summary) -> str | None:
+    """Return how many rows were refused, by kind; None without any."""
+    kinds = summary.get("refused_rows") or {}
+    text = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+    return f"Refused rows of the prompts: {text}; `laminar topics dlq list` lists them." if text else None
+
+
+def learning_verdict(summary: Summary) -> str | None:
+    """Return the signs that the run did not learn; None without any."""
+    found = "; ".join(summary.get("warnings") or ())
+    return f"Warning: {found}." if found else None
 
 
 def warm_start_verdict(summary: Summary) -> str | None:

@@ -41,8 +41,8 @@ def _families(state: RunState) -> Iterator[Metric]:
         "lag_records", "Records of a topic that its consumers have not processed.", _labelled(state.lag), run, "topic"
     )
     yield from _of_replicas(state, run)
-    for stage, values in (("trainer", state.trainer), ("experience", state.experience), ("score", state.score)):
-        yield from _of_stage(stage, values, run)
+    for stage in ("prompts", "trainer", "experience", "score"):
+        yield from _of_stage(stage, getattr(state, stage), run)
 
 
 def _of_replicas(state: RunState, run: list[str]) -> Iterator[Metric]:

@@ -9,8 +9,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.inspect.run_state.errors import error_counts, errors_text
+from pipelines.inspect.run_state.errors import error_counts, errors_text, refused_text
 from pipelines.inspect.run_state.events import RoleState
+from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import RunState
 from pipelines.inspect.run_state.waiting import waiting_for
@@ -124,6 +125,10 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
     yield "lag", lag_text(state)
     if errors := errors_text(error_counts(state.score)):
         yield "errors", errors
+    if refused := refused_text(state.prompts):
+        yield "refused", refused
+    for warning in learning_warnings(state.signs):
+        yield "warning", warning
     if waiting := waiting_for(state):
         yield "waits for", waiting
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.inspect.run_state.errors import error_counts
+from pipelines.inspect.run_state.errors import error_counts, refused_rows
+from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import rates
 from pipelines.inspect.run_state.state import RunState
 from pipelines.inspect.run_state.waiting import waiting_for
@@ -31,6 +32,8 @@ def state_to_json(state: RunState) -> dict[str, Any]:
         "errors": error_counts(state.score)._asdict(),
         "error_share": error_counts(state.score).share,
         "waits_for": waiting_for(state),
+        "refused_rows": refused_rows(state.prompts),
+        "warnings": list(learning_warnings(state.signs)),
         "lag": dict(state.lag),
         "replicas": {
             str(number): {

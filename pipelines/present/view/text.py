@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.inspect.run_state.errors import error_counts, errors_text
+from pipelines.inspect.run_state.errors import error_counts, errors_text, refused_text
+from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import RunState
 from pipelines.inspect.run_state.waiting import waiting_for
@@ -81,6 +82,9 @@ def run_line(state: RunState) -> str:
         parts.append(f"held-out {figure(best)}" if best is not None else "")
     if errors := errors_text(error_counts(state.score)):
         parts.append(f"errors {errors}")
+    if refused := refused_text(state.prompts):
+        parts.append(f"refused {refused}")
+    parts.extend(f"warning: {warning}" for warning in learning_warnings(state.signs))
     if waiting := waiting_for(state):
         parts.append(f"waits for {waiting}")
     if state.greedy.last or state.sampled.last:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from operators.io.fold_records import ShardFold
 from operators.prompts.config import PromptsConfig
 from operators.prompts.draw_prompts import POLL_EVERY_S, DrawPrompts, PromptFold, _Task
 from operators.prompts.question import BadRow, Question, UnusableRow
-from schemas.records import DeadLetter, LevelReply, LevelRequest, Prompt
-from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REQUEST, PROMPTS
+from schemas.records import DeadLetter, LevelReply, LevelRequest, Metric, Prompt
+from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REQUEST, METRICS, PROMPTS
 
 
 @dataclass
@@ -26,7 +27,8 @@ class Questions:
     lengths: list[int]
     total: int | None = None
     bad_rows: tuple[BadRow, ...] = ()
-    bad_row_count: int = 0
+    row_count: int = 0
+    refused_rows: Mapping[str, int] = field(default_factory=dict)
     heldout: tuple[Question, ...] = ()
     closed: bool = False
 
@@ -117,7 +119,7 @@ def test_draw_prompts_polls_the_backlog_periodically() -> None:
     assert len(prompts.look()) == 3
     assert prompts.shard.run() == []
     assert prompts.slept == pytest.approx(POLL_EVERY_S)
-    assert len(prompts.shard.run()) == 3
+    assert len([output for output in prompts.shard.run() if output.topic is PROMPTS]) == 3
 
 
 def test_unusable_questions_become_dead_letters_without_a_gap() -> None:
@@ -135,6 +137,19 @@ def test_unusable_questions_become_dead_letters_without_a_gap() -> None:
     ]
     assert "no room for an answer" in letters[0].reason
     assert letters[1].reason == "row 2 is no question"
+
+
+def test_metric_counts_prompts_and_refused_rows_across_restarts() -> None:
+    prompts = Prompts(Questions([6, 16, -1, 15], row_count=9, refused_rows={"no answer": 3}), lead=4)
+    prompts.look()
+    prompts.shard.commit()
+    prompts.shard.start()
+    prompts.look()
+    metrics: list[Metric] = prompts.log.rows(METRICS)
+    refused = {"refused/no answer": 3, "refused/too long": 1, "refused/malformed": 1}
+    assert (metrics[0].name, metrics[0].values) == ("prompts", {"prompts": 2, "rows": 9, **refused})
+    refused |= {"refused/too long": 2, "refused/malformed": 2}
+    assert metrics[-1].values == {"prompts": 4, "rows": 9, **refused}
 
 
 def test_bad_rows_are_reported_once() -> None:

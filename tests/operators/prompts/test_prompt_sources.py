@@ -177,7 +177,7 @@ def test_bad_lines_are_reported_by_number_and_skipped(tmp_path: Path) -> None:
     source = open_source(PromptsConfig(source="jsonl", path=str(path), epochs=1, shuffle=False))
     assert [source[n].text for n in range(source.total or 0)] == ["one?", "five?"]
     reasons = {row.line: row.reason for row in source.bad_rows}
-    assert source.bad_row_count == len(reasons) == 9
+    assert sum(source.refused_rows.values()) == len(reasons) == 9
     expected = {2: "not JSON", 4: "empty", 5: "answer_column", 6: "expected an object", 7: "UTF-8", 8: "NaN"}
     expected |= {9: "not JSON", 10: "longer than", 11: "assistant"}
     for line, words in expected.items():
@@ -189,7 +189,7 @@ def test_bad_rows_beyond_the_report_limit_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text("{\n" * 1500 + '{"question": "one?", "answer": "1"}\n')
     source = open_source(PromptsConfig(source="jsonl", path=str(path)))
-    assert (len(source.bad_rows), source.bad_row_count) == (1000, 1500)
+    assert (len(source.bad_rows), sum(source.refused_rows.values())) == (1000, 1500)
     assert source.bad_rows[999] == BadRow(1000, source.bad_rows[0].reason)
     assert source[7].text == "one?"
     source.close()

@@ -93,6 +93,16 @@ def test_closing_never_praises_a_run_of_errors(
     assert verdict is None or verdict in text
 
 
+def test_closing_names_refused_rows_and_signs_of_not_learning() -> None:
+    refused = Metric("prompts", 9, {"prompts": 9.0, "refused/too long": 10.0}, START)
+    flat = [Metric("trainer", step, {"grad_norm": 0.0, "frac_reward_zero_std": 1.0}, START) for step in range(1, 12)]
+    summary = summary_of([refused, *flat], FACTS)
+    assert summary["refused_rows"] == {"too long": 10}
+    text = closing_lines(Path("runs/sums"), summary)
+    assert "Refused rows of the prompts: too long 10; `laminar topics dlq list` lists them." in text
+    assert "Warning: rewards do not differ within any group in up to 11 optimizer steps" in text
+
+
 def test_summary_of_unknown_run_is_null() -> None:
     summary = summary_of([], RunFacts("empty"))
     empty: tuple[Any, ...] = (None, {})

@@ -65,6 +65,14 @@ def test_errors_text_names_share_and_kinds(counts: ErrorCounts, expected: str) -
     assert errors_text(counts) == expected
 
 
+def test_refused_rows_are_in_line_screen_and_json() -> None:
+    values = {"prompts": 9.0, "rows": 20.0, "refused/too long": 10.0, "refused/no answer": 2.0}
+    state = fold_all(new_run("r", 80, START), [Metric("prompts", 9, values, START)])
+    assert "refused 12 rows (too long 10, no answer 2)" in run_line(state)
+    assert dict(fact_lines(state))["refused"] == "12 rows (too long 10, no answer 2)"
+    assert state_to_json(state)["refused_rows"] == {"too long": 10, "no answer": 2}
+
+
 def test_errors_are_in_line_screen_and_json() -> None:
     state = fold_all(new_run("r", 80, START), [SCORED])
     text = "14 % of 64 trajectories (rewards 8, episodes 1)"

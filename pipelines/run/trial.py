@@ -1,0 +1,261 @@
+"""The trial of a run before its topics are written: its prompts, rewards and environments are used once.
+
+It is a job of the fleet, forked from the zygote while Kafka starts. User code runs in worker processes with limits.
+The job reports all problems, not only the first one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from infra.files import write_atomically
+from infra.models.chat import ChatTokenizer
+from infra.models.sizes import vocabulary_size
+from operators.prompts.config import PromptsConfig, TaskConfig
+from operators.prompts.question import UnusableRow
+from operators.prompts.refused_rows import estimate_refused, refusal_kind
+from operators.prompts.rendering import render
+from operators.prompts.sources import PromptSource, open_tasks
+from operators.prompts.synthetic import SyntheticTokenizer
+from operators.rollout.environments.config import EnvironmentSpec
+from operators.rollout.environments.pool import EnvironmentFailed, EnvironmentPool, EnvironmentUnavailable
+from operators.score.attempt import AnswerContext
+from operators.score.config import Rubric, ScoreConfig
+from operators.score.pool import VerifierUnavailable
+from operators.score.scorer import Scorer
+from pipelines.config import Config
+from pipelines.run.learnability import doubtful_settings
+from pipelines.run.trial_result import TrialResult
+from schemas.records import Prompt
+
+SAMPLED = 256
+"""Questions of a task that are rendered, to estimate how many have no room."""
+SAMPLING_S = 5.0
+
+
+def run_trial(config: Config, file: Path) -> None:
+    """Check `config` and write the `TrialResult` to `file` as JSON."""
+    found = TrialResult(warnings=list(doubtful_settings(config)))
+    prompts = _check_prompts(config, found)
+    if not config.emulated:
+        from operators.trainer.algorithms import unused_clip_warning  # deferred: imports torch
+
+        if warning := unused_clip_warning(config.trainer.learner):
+            found.warnings.append(warning)
+    if config.run.check_timeout_s:
+        _check_rewards(config, prompts, found)
+        _check_environments(config, prompts, found)
+        _check_components(config, found)
+    write_atomically(file, json.dumps(asdict(found)))
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
+
+
+def _check_prompts(config: Config, found: TrialResult) -> list[tuple[TaskConfig, Prompt]]:
+    """Render the first questions of each task; returns a prompt of each task that has one."""
+    try:
+        sources = open_tasks(config.prompts)
+    except (ValueError, OSError) as error:
+        found.problems.append(f"prompts: {error}")
+        try:
+            sources = open_tasks(_without_heldout(config.prompts))  # rewards and environments need a prompt
+        except (ValueError, OSError):
+            return []
+    try:
+        shared, context, vocabulary = _model(config)
+        first = []
+        for task, levels in zip(config.prompts.mixture, sources, strict=True):
+            tokenizer = shared or SyntheticTokenizer(task.prompt_tokens)
+            for prompt in _render_some(task, levels[0], tokenizer, context, vocabulary, found):
+                first.append((task, prompt))
+        return first
+    except (ValueError, OSError) as error:
+        found.problems.append(f"model.path: the tokenizer cannot be used: {error}")
+        return []
+    finally:
+        for levels in sources:
+            for source in levels:
+                source.close()
+
+
+def _without_heldout(prompts: PromptsConfig) -> PromptsConfig:
+    tasks = tuple(replace(task, heldout=0, heldout_path="") for task in prompts.tasks)
+    return replace(prompts, heldout=0, heldout_path="", tasks=tasks)
+
+
+def _model(config: Config) -> tuple[ChatTokenizer | None, int, int | None]:
+    """The tokenizer (None: synthetic prompts), the context length and the vocabulary size of the run's model."""
+    if config.emulated or config.prompts.mixture[0].source == "synthetic":
+        return None, config.context, None
+    if config.model.path:
+        from infra.models.checkpoint_folder import load_tokenizer  # deferred: imports torch
+
+        folder = config.model_folder()
+        return load_tokenizer(folder), config.context, vocabulary_size(folder)
+    from infra.models.demo import build_demo_tokenizer
+    from infra.models.demo_config import PHRASES
+
+    assert config.warm_start is not None
+    model = config.warm_start.model
+    tokenizer = build_demo_tokenizer((*PHRASES.get(model.task, ()), *model.phrases), model.max_positions)
+    return tokenizer, config.rollout.context or model.max_positions, None
+
+
+def _render_some(
+    task: TaskConfig,
+    source: PromptSource,
+    tokenizer: ChatTokenizer,
+    context: int,
+    vocabulary: int | None,
+    found: TrialResult,
+) -> Iterator[Prompt]:
+    """Render up to `SAMPLED` questions of `task`; yields the first prompt. Too many refusals are a problem."""
+    refused: Counter[str] = Counter()
+    reasons: dict[str, str] = {}
+    unknown: int | None = None
+    prompts, shortened = 0, 0
+    deadline = time.monotonic() + SAMPLING_S
+    own = source.row_count - sum(source.refused_rows.values()) - len(source.heldout)
+    for number in range(min(SAMPLED, source.total or SAMPLED, own if source.row_count else SAMPLED)):
+        try:
+            prompt = render(source[number], number, task, tokenizer, context)
+        except (UnusableRow, ValueError) as error:
+            refused[refusal_kind(error)] += 1
+            reasons.setdefault(refusal_kind(error), str(error))
+            continue
+        prompts += 1
+        shortened += prompt.sampling.max_new_tokens < task.max_new_tokens
+        highest = max(*prompt.token_ids.tolist(), *prompt.sampling.stop_token_ids, 0)
+        unknown = highest if vocabulary is not None and highest >= vocabulary else unknown
+        if prompts == 1:
+            yield prompt
+        if time.monotonic() > deadline:
+            break
+    name = f"prompts, task {task.task_name!r}"
+    if unknown is not None:
+        found.problems.append(
+            f"{name}: the tokenizer gives token {unknown}, but the model's vocabulary has {vocabulary} tokens: "
+            "model.path has the tokenizer of another model"
+        )
+    if shortened:
+        found.warnings.append(
+            f"{name}: {shortened} of {prompts} prompts leave less than max_new_tokens = {task.max_new_tokens} in a "
+            f"context of {context}: their responses are shorter (see rollout.context)"
+        )
+    rows = estimate_refused(source, refused, prompts + refused.total())
+    for row in reversed(source.bad_rows):
+        reasons[row.kind] = f"row {row.line}: {row.reason}"
+    if rows.share > task.max_refused_share or not prompts:
+        why = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
+        found.problems.append(
+            f"{name}: {rows} are refused ({why}). Correct them, or accept them with prompts.max_refused_share = "
+            f"{min(1.0, rows.share + 0.005):.2f}"
+        )
+    elif rows.share:
+        found.warnings.append(f"{name}: {rows} are refused; `laminar topics dlq list` lists them")
+
+
+# -- rewards and environments ------------------------------------------------------------------------------------------
+
+
+def _check_rewards(config: Config, prompts: list[tuple[TaskConfig, Prompt]], found: TrialResult) -> None:
+    """Call the rewards of each task on its first prompt and a response that ends with the reference's answer."""
+    limit = config.run.check_timeout_s
+    for task, prompt in prompts:
+        rubric = next((each for each in config.score.tasks if each.name == prompt.task), config.score)
+        one = _alone(rubric, config.score)
+        text = trial_response(prompt, rubric)
+        environment = 0.0 if task.environment else None
+        answer = AnswerContext(text, len(text), prompt.text, prompt.task, prompt.reference, environment)
+        try:
+            with Scorer(one, start_limit_s=limit) as scorer:
+                (results,) = scorer.judge([answer])
+        except (VerifierUnavailable, ValueError, ImportError, OSError) as error:
+            _add(found.problems, f"score.rewards: {error}")
+            continue
+        for spec, result in zip(one.rewards, results, strict=True):
+            if result.value is None:
+                _add(
+                    found.problems,
+                    f"score.rewards: {spec.name} fails on the first prompt of task {prompt.task!r} with the response "
+                    f"{text[:60]!r}: {result.error}",
+                )
+
+
+def _alone(rubric: Rubric, score: ScoreConfig) -> ScoreConfig:
+    """`rubric` as a configuration of its own, with one verifier process and the limits of `score`."""
+    shared = {name: getattr(rubric, name) for name in Rubric.__dataclass_fields__}
+    limits = {name: getattr(score, name) for name in ("time_limit_s", "memory_limit_mb", "allow_processes")}
+    return ScoreConfig(**shared, **limits, workers=1)
+
+
+def trial_response(prompt: Prompt, rubric: Rubric) -> str:
+    """A response to `prompt` with an answer in the form that `rubric` extracts: the reference's if there is one."""
+    reference = json.loads(prompt.reference)
+    answer = reference.get("answer") if isinstance(reference, Mapping) else None
+    text = str(answer[0] if isinstance(answer, list) and answer else answer or 1)
+    forms: Mapping[str, Callable[[], str]] = {
+        "marker": lambda: f"{rubric.answer_marker} {text}",
+        "boxed": lambda: f"\\boxed{{{text}}}",
+        "fenced": lambda: f"```\n{text}\n```",
+    }
+    return forms.get(rubric.answer, lambda: text)()
+
+
+def _check_environments(config: Config, prompts: list[tuple[TaskConfig, Prompt]], found: TrialResult) -> None:
+    """Start each environment and reset it on the first prompt that uses it."""
+    used = {task.environment: prompt for task, prompt in reversed(prompts) if task.environment}
+    for spec in config.rollout.environments:
+        prompt = used.get(spec.resolved_name)
+        if prompt is not None and (problem := _reset(spec, prompt, config.run.check_timeout_s)):
+            _add(found.problems, problem)
+
+
+def _reset(spec: EnvironmentSpec, prompt: Prompt, limit_s: float) -> str | None:
+    fields: dict[str, Any] = {"text": prompt.text, "task": prompt.task, "number": prompt.number}
+    fields["reference"] = json.loads(prompt.reference)
+    try:
+        pool = EnvironmentPool(spec, start_limit_s=limit_s)
+    except EnvironmentUnavailable as error:
+        return f"rollout.environments: {spec.resolved_name} does not start within {limit_s:g} s: {error}"
+    try:
+        pool.play("trial", fields, (), last=True).result()
+    except EnvironmentFailed as error:
+        return f"rollout.environments: {spec.resolved_name} fails at its reset on the first prompt: {error}"
+    finally:
+        pool.close()
+    return None
+
+
+def _check_components(config: Config, found: TrialResult) -> None:
+    """Load the buffer's own sampler, writers and evictions, in a thread: an import may hang."""
+    problems: list[str] = []
+
+    def load() -> None:
+        for make in (config.experience.make_sampler, config.experience.make_writers, config.experience.make_evictions):
+            try:
+                make()
+            except Exception as error:  # noqa: BLE001 - a user's class may raise anything
+                kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+                problems.append(f"experience: {kind}{error}")
+
+    thread = threading.Thread(target=load, name="components", daemon=True)
+    thread.start()
+    thread.join(config.run.check_timeout_s)
+    found.problems.extend(problems)
+    if thread.is_alive():
+        found.problems.append(f"experience: sampler, writers or evictions take over {config.run.check_timeout_s:g} s")
+
+
+def _add(problems: list[str], problem: str) -> None:
+    """Several tasks may share a reward or an environment."""
+    if problem not in problems:
+        problems.append(problem)

@@ -1,0 +1,49 @@
+"""Warnings of runs that do not learn, from the metrics of their updates."""
+
+from __future__ import annotations
+
+import pytest
+from synthetic_run import START, trainer_metric
+
+from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, learning_summary, learning_warnings
+from pipelines.inspect.run_state.state import fold_all, new_run
+from pipelines.present.view.panels import fact_lines
+from pipelines.present.view.text import run_line
+from schemas.records import Metric
+
+GOOD = {"grad_norm": 0.5, "frac_reward_zero_std": 0.25}
+EQUAL = {"grad_norm": 0.0, "frac_reward_zero_std": 1.0}
+ZERO = {"grad_norm": 0.0, "frac_reward_zero_std": 0.5}
+UNCLIPPED = {**GOOD, "clip_ratio/low": 0.0, "clip_ratio/high": 0.0}
+FEW, ENOUGH = WARN_STEPS - 1, WARN_STEPS
+
+
+@pytest.mark.parametrize(
+    ("updates", "newest", "whole"),
+    [
+        ([GOOD] * 50, "", ""),
+        ([EQUAL] * FEW, "", ""),
+        ([EQUAL] * ENOUGH, "rewards do not differ", "rewards do not differ"),
+        ([ZERO] * ENOUGH, "the gradient was 0", "the gradient was 0"),
+        ([*[ZERO] * ENOUGH, GOOD], "", "the gradient was 0"),
+        ([*[ZERO] * FEW, GOOD, *[ZERO] * FEW], "", ""),
+        ([UNCLIPPED] * ENOUGH, "", "the clip never acted"),
+        ([UNCLIPPED] * FEW, "", ""),
+        ([*[UNCLIPPED] * ENOUGH, {**GOOD, "clip_ratio/high": 0.01}], "", ""),
+        ([{"reward/mean": 0.5}] * 50, "", ""),  # an emulated trainer
+    ],
+)
+def test_signs_warn_after_enough_updates(updates: list[dict[str, float]], newest: str, whole: str) -> None:
+    signs = learning_signs(updates)
+    assert [each[: len(newest)] for each in learning_warnings(signs)] == ([newest] if newest else [])
+    assert [each[: len(whole)] for each in learning_summary(signs)] == ([whole] if whole else [])
+
+
+def test_warnings_are_in_line_and_screen_and_count_a_step_once() -> None:
+    steps = [Metric("trainer", step, EQUAL, START + step) for step in range(1, ENOUGH + 1)]
+    repeated = [each for each in steps for _ in range(2)]
+    assert "warning" not in run_line(fold_all(new_run("r", 80, START), repeated[:-2]))
+    state = fold_all(new_run("r", 80, START), repeated)
+    assert f"warning: rewards do not differ within any group in the last {ENOUGH} optimizer steps" in run_line(state)
+    assert "rewards do not differ" in dict(fact_lines(state))["warning"]
+    assert not list(learning_warnings(fold_all(state, [trainer_metric(ENOUGH + 1)]).signs))

@@ -1,0 +1,76 @@
+"""Checks before the start that need no user code: settings that cannot learn, room on this machine, ports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from operators.trainer.advantages import generalised, whitened_returns
+from operators.trainer.algorithms import ALGORITHMS
+from operators.trainer.config import WITHOUT_GROUPS
+from pipelines.config import Config, ConfigProblems, parse_config
+from pipelines.run.host_checks import GIB, host_problems
+from pipelines.run.learnability import unlearnable
+
+
+def config_of(**sections: Any) -> Config:
+    return parse_config({"run": {"name": "checked"}, **sections}, "test")
+
+
+@pytest.mark.parametrize(
+    ("samples", "algorithm", "refused"),
+    [(1, "grpo", True), (1, "rloo", True), (2, "grpo", False), (1, "ppo", False), (1, "reinforce_plus_plus", False)],
+)
+def test_one_sample_needs_an_advantage_without_groups(samples: int, algorithm: str, refused: bool) -> None:
+    config = config_of(
+        prompts={"task": "gcd", "samples_per_prompt": samples}, trainer={"learner": {"algorithm": {"name": algorithm}}}
+    )
+    found = list(unlearnable(config))
+    assert len(found) == refused
+    assert all(f"samples_per_prompt = 1, task 'gcd': the advantage of {algorithm}" in each for each in found)
+
+
+def test_algorithms_without_groups_are_those_of_their_advantages() -> None:
+    alone = {name for name, each in ALGORITHMS.items() if each.advantage in (generalised, whitened_returns)}
+    assert alone == WITHOUT_GROUPS
+
+
+def test_host_checks_name_missing_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16"}))
+    with (model / "model.safetensors").open("wb") as file:
+        file.truncate(GIB)  # half a billion parameters
+    config = config_of(run={"name": "checked", "folder": str(tmp_path / "runs")}, model={"path": str(model)})
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=15 * GIB))
+    (disk,) = host_problems(config, new=True)
+    assert disk.startswith(f"run.folder: {tmp_path} has 15.00 GiB free, but 3 checkpoints of 536870912 parameters")
+    assert "need 18.00 GiB: free some space, or lower trainer.checkpoints_kept" in disk
+    assert list(host_problems(config, new=False)) == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=GIB))
+    assert [each.partition(":")[0] for each in host_problems(config, new=True)] == ["run.folder", "relay.store"]
+
+
+def test_host_checks_name_a_used_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        config = config_of()
+        config = replace(config, relay=replace(config.relay, port=port))
+        (problem,) = host_problems(config, new=True)
+    assert problem == f"relay.port: 127.0.0.1:{port} cannot be used: Address already in use"
+    assert list(host_problems(config, new=True)) == []
+
+
+def test_config_problems_are_one_line_or_a_list() -> None:
+    one = ConfigProblems(["reward: KeyError\n  File a"])
+    assert (str(one), one.details) == ("reward: KeyError", ("  File a",))
+    two = ConfigProblems(["reward: KeyError\n  File a", "heldout"])
+    assert str(two) == "the run cannot start: 2 problems"
+    assert two.details == ("reward: KeyError", "  File a", "heldout")

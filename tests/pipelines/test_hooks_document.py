@@ -1,0 +1,77 @@
+"""The examples of docs/hooks.md work as they stand: each file is written, configured as shown, and used once."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from operators.rollout.environments.config import EnvironmentSpec
+from operators.rollout.environments.contract import LiveEpisode, load_environment
+from operators.score.attempt import Attempt
+from operators.score.rewards import make_judge
+from pipelines.config import Config, parse_config
+from pipelines.run.paths import files_read, with_absolute_paths
+
+TEXT = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text("utf-8")
+SECTIONS = [tomllib.loads(each) for each in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)]
+FILES = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """The document's configuration, read in the folder with its files."""
+    for name, source in FILES:
+        (tmp_path / name).write_text(source)
+    monkeypatch.chdir(tmp_path)
+    table = {name: section for each in SECTIONS for name, section in each.items()}
+    return with_absolute_paths(parse_config({**table, "prompts": {"task": "gcd", **table["prompts"]}}, "hooks.md"))
+
+
+def test_hooks_document_has_files_for_all_hooks(config: Config, tmp_path: Path) -> None:
+    read = {path for _, path in files_read(config) if path.is_relative_to(tmp_path)}
+    assert read == {tmp_path / name for name, _ in FILES}
+    assert len(FILES) == 3
+
+
+def test_reward_of_the_document_is_called(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")  # paths are absolute
+    (spec,) = config.score.rewards
+    judge = make_judge(spec.name, spec.options)
+    values = [judge(Attempt("", answer, 1, "", "gcd", {"answer": "4"})) for answer in ("4.4", "5", "four", None)]
+    assert values == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_environment_of_the_document_needs_no_section(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert config.prompts.environment == "Countdown"
+    (spec,) = config.rollout.environments
+    episode = LiveEpisode(load_environment(spec.target, spec.options), {"text": "?"}, spec.max_observation_chars)
+    for _ in range(3):
+        episode.step("turn\n")
+    assert episode.state.rewards == [0.0, 0.0, 1.0]
+    assert episode.state.done
+
+
+def test_buffer_classes_of_the_document_are_made(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    made = (config.experience.make_sampler(), *config.experience.make_writers(), *config.experience.make_evictions())
+    assert [type(each).__name__ for each in made] == ["ShortestFirst", "Short", "Easy"]
+
+
+def test_named_environments_are_added_once_for_all_tasks() -> None:
+    tasks = [
+        {"task": "gcd", "environment": "my:First"},
+        {"task": "lcm", "environment": "my:First"},
+        {"task": "chain_sum", "environment": "other.py:Second"},
+        {"task": "countdown", "environment": ""},
+    ]
+    known = [{"name": "other.py:Second", "label": "mine", "turns": 3}]
+    config = parse_config({"prompts": {"tasks": tasks}, "rollout": {"environments": known}}, "test")
+    assert config.rollout.environments == (
+        EnvironmentSpec("other.py:Second", label="mine", turns=3),
+        EnvironmentSpec("my:First"),
+    )
+    assert [task.environment for task in config.prompts.mixture] == ["First", "First", "mine", ""]
