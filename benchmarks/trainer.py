@@ -183,7 +183,7 @@ class ModelAlone:
     """Forward and backward passes over the learner's micro-batches, and a step, without loss, metrics and checks."""
 
     def __init__(self, folder: Path, batch: TrainingBatch, budget: int) -> None:
-        self.model = load_policy(folder, CPU)
+        self.model = load_policy(folder, CPU).model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-4, fused=True)
         self.parts = list(micro_batches(batch, np.arange(len(batch)), budget, CPU))
 

@@ -7,14 +7,15 @@ provider's own tools. A remote file exists only once its upload is complete.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from infra.files import write_durably
@@ -105,6 +106,20 @@ class RemotePath:
         with system.open_output_stream(path) as sink:
             sink.write(data)
 
+    @contextmanager
+    def open_output(self) -> Iterator[BinaryIO]:
+        """A stream whose bytes become this file, or replace it, when the `with` block ends."""
+        system, path = self._open()
+        with system.open_output_stream(path) as sink:
+            yield sink
+
+    @contextmanager
+    def open_input(self) -> Iterator[Any]:
+        """The file for reads at any position (`read_at(count, offset)`) during the `with` block."""
+        system, path = self._open()
+        with system.open_input_file(path) as source:
+            yield source
+
     def upload(self, file: Path) -> None:
         """Copy the local `file` to this path."""
         system, path = self._open()
@@ -177,6 +192,35 @@ def local_file(file: StorageFolder) -> Iterator[Path]:
     """The file itself, or a local copy of a remote file, during the `with` block."""
     with local_copy(file.parent, (file.name,)) as folder:
         yield folder / file.name
+
+
+class RangeReader:
+    """Reads ranges of `file`, on a disk or in an object store, during its `with` block. `size` is the file's bytes."""
+
+    def __init__(self, file: StorageFolder) -> None:
+        self._file, self._closing = file, ExitStack()
+        self.size = file.stat().st_size if isinstance(file, Path) else file.size()
+
+    def __enter__(self) -> RangeReader:
+        opened = self._file.open("rb", buffering=0) if isinstance(self._file, Path) else self._file.open_input()
+        self._source = self._closing.enter_context(opened)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.close()
+
+    def read_into(self, offset: int, memory: memoryview) -> None:
+        """Fill `memory`, bytes, with the bytes at `offset`. Raises ValueError if the file ends before."""
+        while memory:
+            if isinstance(self._file, Path):
+                count = os.preadv(self._source.fileno(), [memory], offset)
+            else:
+                data = self._source.read_at(len(memory), offset)
+                count = len(data)
+                memory[:count] = data
+            if not count:
+                raise ValueError(f"{self._file} ends at byte {offset}")
+            memory, offset = memory[count:], offset + count
 
 
 def list_folder(folder: StorageFolder, pattern: str = "*") -> list[StorageFolder]:

@@ -27,9 +27,15 @@ def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldS
 
     checkpoints, rendezvous_file = checkpoints_of(config), config.run_folder / "checkpoints" / "ranks.json"
     if rank:
-        shards = config.experience.shards
         follower = TrainFollower(
-            config.trainer, source, config.model_folder(), checkpoints, rank, shards, rendezvous_file
+            config=config.trainer,
+            shard=source,
+            model=config.model_folder(),
+            checkpoints=checkpoints,
+            rank=rank,
+            shards=config.experience.shards,
+            rendezvous_file=rendezvous_file,
+            dtype=config.rollout.dtype,
         )
         return follower, follower.resumed()
     train = TrainBatches(
@@ -49,5 +55,6 @@ def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldS
         ),
         shards=config.experience.shards,
         rendezvous_file=rendezvous_file,
+        dtype=config.rollout.dtype,
     )
     return train, train.resumed()

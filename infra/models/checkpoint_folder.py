@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -22,8 +24,7 @@ def load_model(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedMode
 
     Raises FileNotFoundError naming the missing file, ValueError if the model cannot be loaded.
     """
-    _require_file(path, "config.json", ("config.json",))
-    _require_file(path, "weights", _WEIGHTS)
+    require_weights(path)
     try:
         model, loading_info = AutoModelForCausalLM.from_pretrained(
             path,
@@ -83,7 +84,15 @@ def _generation_stop_tokens(file: Path) -> tuple[int, ...]:
 
 
 def save_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Write `model` and `tokenizer` atomically to the new folder `path`.
+    """Write `model` and `tokenizer` atomically to the new folder `path`. Raises FileExistsError as `new_folder`."""
+    with new_folder(path) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """The name of a folder to make, which becomes `path` at the end of the `with` block and is removed after an error.
 
     Raises FileExistsError if `path` exists and is not an empty folder.
     """
@@ -92,11 +101,16 @@ def save_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
+        yield unfinished
         unfinished.replace(path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def require_weights(path: Path) -> None:
+    """Raise FileNotFoundError unless folder `path` has a config and weights."""
+    _require_file(path, "config.json", ("config.json",))
+    _require_file(path, "weights", _WEIGHTS)
 
 
 def _require_file(path: Path, what: str, names: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,22 +19,9 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from infra.models.checkpoint_names import checkpoint_tensors
+from infra.models.dtypes import DTYPES, TORCH_DTYPES
 from infra.store.weight_files import TensorPlace, tensor_places, tensors_in
 from infra.store.weight_store import mapped, open_mapped
-
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_TORCH_DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
 
 _PART_BYTES = 32 << 20
 """Bytes that one thread reads at a time."""
@@ -43,16 +30,33 @@ _READER_THREADS = min(4, os.cpu_count() or 1)
 
 def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The distinct tensors of `model` by name, in module order: detached views of the model's memory."""
-    return {names[0]: tensor for names, tensor in _named_tensors(model)}
+    return {names[0]: tensor for names, tensor in named_tensors(model)}
 
 
 def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """BLAKE3 over names, dtypes, shapes and bytes of `tensors`, in their order: equal only for equal weights."""
-    digest = blake3()
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {_DTYPES[tensor.dtype]} {list(tensor.shape)}\0".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    digest = WeightsDigest()
+    for _ in digest.added(tensors.items()):
+        pass
     return digest.hexdigest()
+
+
+class WeightsDigest:
+    """`weights_digest` of tensors that are given one at a time."""
+
+    def __init__(self) -> None:
+        self._digest = blake3()
+
+    def added(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield `tensors`, adding each before it is yielded."""
+        for name, tensor in tensors:
+            self._digest.update(f"{name} {DTYPES[tensor.dtype]} {list(tensor.shape)}\0".encode())
+            self._digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            yield name, tensor
+
+    def hexdigest(self) -> str:
+        """The digest of the tensors so far."""
+        return self._digest.hexdigest()
 
 
 def save_weights(model: PreTrainedModel, path: Path) -> None:
@@ -75,7 +79,7 @@ def load_weights(model: PreTrainedModel, path: Path, *, rounds: bool = False) ->
     direct = {
         name: tensor
         for name, tensor in tensors.items()
-        if tensor.is_cpu and tensor.is_contiguous() and places[name].spec.dtype == _DTYPES[tensor.dtype]
+        if tensor.is_cpu and tensor.is_contiguous() and places[name].spec.dtype == DTYPES[tensor.dtype]
     }
     _read_all(path, places, direct)
     for name in tensors.keys() - direct.keys():
@@ -104,13 +108,13 @@ def mapped_tensors(path: Path) -> list[tuple[str, torch.Tensor]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about read-only memory
         return [
-            (name, torch.from_numpy(data).view(_TORCH_DTYPES[spec.dtype]).view(spec.shape))
+            (name, torch.from_numpy(data).view(TORCH_DTYPES[spec.dtype]).view(spec.shape))
             for name, (spec, data) in tensors_in(open_mapped(path)).items()
         ]
 
 
 def _read_new(path: Path, name: str, placed: TensorPlace) -> torch.Tensor:
-    tensor = torch.empty(placed.spec.shape, dtype=_TORCH_DTYPES[placed.spec.dtype])
+    tensor = torch.empty(placed.spec.shape, dtype=TORCH_DTYPES[placed.spec.dtype])
     _read_all(path, {name: placed}, {name: tensor})
     return tensor
 
@@ -157,13 +161,13 @@ def _match(
     unexpected = set(entries)
     tensors: dict[str, torch.Tensor] = {}
     problems: list[str] = []
-    for names, tensor in _named_tensors(model):
+    for names, tensor in named_tensors(model):
         name = next((name for name in names if name in entries), None)
         unexpected.difference_update(names)
         if name is None:
             problems.append(f"{names[0]} is missing")
             continue
-        entry, expected = entries[name].spec, _DTYPES[tensor.dtype]
+        entry, expected = entries[name].spec, DTYPES[tensor.dtype]
         if entry.shape != tuple(tensor.shape):
             problems.append(f"{name} has shape {list(entry.shape)}, the model {list(tensor.shape)}")
         elif entry.dtype != expected and not (rounds and _is_floating(entry.dtype) and tensor.is_floating_point()):
@@ -177,13 +181,18 @@ def _match(
 
 
 def _is_floating(dtype: str) -> bool:
-    return dtype in _TORCH_DTYPES and _TORCH_DTYPES[dtype].is_floating_point
+    return dtype in TORCH_DTYPES and TORCH_DTYPES[dtype].is_floating_point
 
 
-def _named_tensors(model: PreTrainedModel) -> list[tuple[list[str], torch.Tensor]]:
+def named_tensors(model: PreTrainedModel) -> list[tuple[list[str], torch.Tensor]]:
     """Each distinct tensor with all its names in a checkpoint, in module order. Tied tensors have several names."""
+    kind = getattr(model.config, "model_type", "")
+    return [each for names, tensor in distinct_tensors(model) for each in checkpoint_tensors(kind, names, tensor)]
+
+
+def distinct_tensors(model: torch.nn.Module) -> list[tuple[list[str], torch.Tensor]]:
+    """Each distinct tensor of `model` with all its names in the model, in module order, detached."""
     distinct: dict[int, tuple[list[str], torch.Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         distinct.setdefault(id(tensor), ([], tensor.detach()))[0].append(name)
-    kind = getattr(model.config, "model_type", "")
-    return [each for names, tensor in distinct.values() for each in checkpoint_tensors(kind, names, tensor)]
+    return list(distinct.values())

@@ -59,6 +59,10 @@ class Layout:
         """The tensors' names."""
         return frozenset(self._ranges)
 
+    def places(self) -> dict[str, int]:
+        """The first byte of each tensor in a file, by name."""
+        return {name: len(self.header) + start for name, (start, _) in self._ranges.items()}
+
     def tensor_views(self, file: memoryview) -> dict[str, np.ndarray]:
         """The bytes of each tensor in `file`, by name: uint8[bytes]. Raises ValueError for a file of another size."""
         if len(file) != self.size:

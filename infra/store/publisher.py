@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,6 +29,16 @@ from schemas.records import PolicyVersion, TensorSpec, WeightDelta, WeightVersio
 log = logging.getLogger(__name__)
 
 Copy = Callable[[np.ndarray, Any], None]
+
+
+class Tensors(Protocol):
+    """Tensors by name, such as a dict. `items` may produce them one at a time, and only once they are taken."""
+
+    def keys(self) -> Set[str]: ...
+
+    def items(self) -> Iterable[tuple[str, Any]]: ...
+
+
 Announce = Callable[[WeightVersion], None]
 
 MAX_DELTA_SHARE = 0.5
@@ -98,7 +108,7 @@ class Publisher:
 
     def publish(
         self,
-        tensors: Mapping[str, Any],
+        tensors: Tensors,
         version: PolicyVersion,
         *,
         step: int,
@@ -158,7 +168,7 @@ class Publisher:
         self._pending = self._executor.submit(self._seal_and_announce, arriving, manifest)
         return True
 
-    def restore_version(self, tensors: Mapping[str, Any], manifest: WeightVersion) -> bool:
+    def restore_version(self, tensors: Tensors, manifest: WeightVersion) -> bool:
         """Write a published version with these `tensors` back to a store that has lost it and all newer ones.
 
         Returns whether that was necessary. Raises StoreError: no memory, another writer, or the tensors do not match
@@ -201,7 +211,7 @@ class Publisher:
         for batch in manifest.batches:
             self._unannounced.pop(batch, None)
 
-    def _check(self, tensors: Mapping[str, Any]) -> None:
+    def _check(self, tensors: Tensors) -> None:
         if tensors.keys() != self._layout.names:
             missing = sorted(self._layout.names - tensors.keys())[:3]
             strange = sorted(tensors.keys() - self._layout.names)[:3]
@@ -215,11 +225,13 @@ class Publisher:
                 raise
             return self._store.begin(version, self._layout.size)
 
-    def _fill(self, arriving: IncomingVersion, tensors: Mapping[str, Any]) -> None:
+    def _fill(self, arriving: IncomingVersion, tensors: Tensors) -> None:
         arriving.view[: len(self._layout.header)] = self._layout.header
-        for name, target in self._layout.tensor_views(arriving.view).items():
+        views = self._layout.tensor_views(arriving.view)
+        for name, tensor in tensors.items():
+            target = views[name]
             try:
-                self._copy(target, tensors[name])
+                self._copy(target, tensor)
             except (ValueError, TypeError, RuntimeError) as error:
                 raise ValueError(f"tensor {name!r} does not fit into {target.nbytes} bytes: {error}") from error
 

@@ -30,25 +30,41 @@ def tensor_places(data: memoryview) -> dict[str, TensorPlace]:
 
     Raises ValueError if it is not a safetensors file.
     """
+    length = header_length(data[:8], len(data))
+    return places_in_header(bytes(data[8 : 8 + length]), len(data))
+
+
+def header_length(first: bytes | memoryview, size: int) -> int:
+    """The length of the header of a safetensors file of `size` bytes, which begins with `first`, 8 bytes.
+
+    Raises ValueError if it is not a safetensors file.
+    """
+    length = int.from_bytes(first, "little")
+    if size < 8 or length > min(MAX_HEADER, size - 8):
+        raise ValueError(f"not a safetensors file: its header has {length} bytes, the file {size}")
+    return length
+
+
+def places_in_header(header: bytes, size: int) -> dict[str, TensorPlace]:
+    """The tensors of a safetensors file of `size` bytes by name. Raises ValueError for an invalid header."""
     try:
-        length = int.from_bytes(data[:8], "little")
-        if len(data) < 8 or length > min(MAX_HEADER, len(data) - 8):
-            raise ValueError(f"its header has {length} bytes, the file {len(data)}")
-        header = json.loads(bytes(data[8 : 8 + length]))
+        first = 8 + len(header)
         return {
-            name: _tensor_place(name, entry, 8 + length, data) for name, entry in header.items() if name != _METADATA
+            name: _tensor_place(name, entry, first, size - first)
+            for name, entry in json.loads(header).items()
+            if name != _METADATA
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a safetensors file: {error}") from error
 
 
-def _tensor_place(name: str, entry: Any, first: int, data: memoryview) -> TensorPlace:
+def _tensor_place(name: str, entry: Any, first: int, size: int) -> TensorPlace:
     spec = TensorSpec(name, entry["dtype"], tuple(entry["shape"]))
     start, end = entry["data_offsets"]
     if not all(type(number) is int for number in (start, end, *spec.shape)):
         raise ValueError(f"tensor {name!r} has shape {spec.shape} at bytes {start!r} to {end!r}: all must be integers")
-    if not 0 <= start <= end <= len(data) - first:
-        raise ValueError(f"tensor {name!r} is at bytes {start} to {end} of {len(data) - first}")
+    if not 0 <= start <= end <= size:
+        raise ValueError(f"tensor {name!r} is at bytes {start} to {end} of {size}")
     if end - start != tensor_bytes(spec):
         raise ValueError(f"tensor {name!r} has {tensor_bytes(spec)} bytes but is at bytes {start} to {end}")
     return TensorPlace(spec, first + start, first + end)

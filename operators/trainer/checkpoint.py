@@ -1,54 +1,42 @@
 """Checkpoints of the trainer: one folder with the trainer's whole state, written atomically and without pickle.
 
-A folder is named by its policy version and holds `weights.safetensors` (as rollouts load them), `trainer.safetensors`
-(optimizer moments, the critic, LoRA's adapters, random state) and `checkpoint.json` (the rest, and the BLAKE3 of both
-files). On a disk the folder is written under a temporary name, synced, then renamed. To an object store the files are
-uploaded, checkpoint.json last; a folder without it is not a checkpoint. So every listed checkpoint is complete.
+A folder is named by its policy version; `checkpoint_files.py` has its files. On a disk the folder is written under a
+temporary name, synced, then renamed. In an object store the manifest is uploaded last; a folder without it is not a
+checkpoint. So every listed checkpoint is complete.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
-
-from blake3 import blake3
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from infra.files import describe_free_space, is_out_of_space, sync_path
-from infra.storage import RemotePath, StorageFolder, local_copy
+from infra.storage import RemotePath, StorageFolder
 from operators.io.elements import PartitionKey
-from operators.trainer.learner import LearnerState
+from operators.trainer.checkpoint_files import (
+    MANIFEST,
+    RankFile,
+    TrainerPosition,
+    file_names,
+    manifest_position,
+    read_manifest,
+    write_manifest,
+    write_rank_file,
+)
+from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError
+from operators.trainer.ranks import ALONE, Ranks
 from schemas.records import PolicyVersion
 from schemas.topics import BATCHES
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1
-_WEIGHTS, _TRAINER, _SCALARS = "weights.safetensors", "trainer.safetensors", "checkpoint.json"
-_FILES = (_WEIGHTS, _TRAINER, _SCALARS)
-"""In the order in which they are uploaded."""
 _UNFINISHED = ".unfinished-"
 _PROBE = ".writable"
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerPosition:
-    """The trainer's progress: the policy version reached, the next offset to read in each partition of the batches
-    topic, and the number of trajectories trained so far.
-    """
-
-    version: PolicyVersion
-    batch_offsets: tuple[int, ...]
-    trajectories_trained: int
 
 
 @dataclass(frozen=True)
@@ -67,30 +55,86 @@ class CheckpointPositions:
 def write_checkpoint(
     root: StorageFolder, state: LearnerState, position: TrainerPosition, *, keep: int = 2, keep_every: int = 0
 ) -> StorageFolder:
-    """Write `state` and `position` under `root` and return the new checkpoint's folder.
+    """Write `state`, of a single rank, and `position` under `root`, as the two functions below do, and return the new
+    checkpoint's folder. A write that fails leaves nothing.
+    """
+    try:
+        files = [write_part(root, state, position, ALONE)]
+        return complete_checkpoint(root, state, position, files, keep=keep, keep_every=keep_every)
+    except CheckpointError:
+        if isinstance(unfinished := _unfinished(root, position), Path):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def write_part(root: StorageFolder, state: LearnerState, position: TrainerPosition, ranks: Ranks) -> RankFile:
+    """Write this rank's file of the checkpoint of `state` and `position` under `root`.
+
+    Raises CheckpointError if the write fails (existing checkpoints are then unchanged) or the version already has a
+    checkpoint.
+    """
+    with _explained(root, position):
+        if _is_complete(root / str(position.version)):
+            raise CheckpointError(f"{root} already has a checkpoint of version {position.version}")
+        unfinished = _unfinished(root, position)
+        unfinished.mkdir(parents=True, exist_ok=True)
+        return write_rank_file(unfinished, state, ranks)
+
+
+def complete_checkpoint(
+    root: StorageFolder,
+    state: LearnerState,
+    position: TrainerPosition,
+    files: Sequence[RankFile],
+    *,
+    keep: int = 2,
+    keep_every: int = 0,
+) -> StorageFolder:
+    """Make the `files` of all ranks, in rank order, a checkpoint, and return its folder.
 
     The newest `keep` ≥ 1 checkpoints are kept, and those whose version is a multiple of `keep_every` (0: none). Raises
-    CheckpointError if the write fails (existing checkpoints are then unchanged) or the version already has a
-    checkpoint, ValueError for a `keep` below 1.
+    CheckpointError if the write fails, ValueError for a `keep` below 1.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
     folder = root / str(position.version)
-    try:
-        if _is_complete(folder):
-            raise CheckpointError(f"{root} already has a checkpoint of version {position.version}")
-        if isinstance(root, Path):
-            _write_to_disk(root, state, position)
-        else:
-            _upload(root / str(position.version), state, position)
-    except (OSError, SafetensorError) as error:
-        existing = _existing(root)
-        newest = f"the newest is still {existing[-1].name}" if existing else "there are no others"
-        space = f"; {describe_free_space(root)}" if isinstance(root, Path) and is_out_of_space(error) else ""
-        reason = f"cannot write checkpoint {position.version} to {_absolute(root)} ({newest}): {error}{space}"
-        raise CheckpointError(reason) from error
+    with _explained(root, position):
+        _finish(root, folder, _unfinished(root, position), state, position, files)
     _prune(root, keep, keep_every)
     return folder
+
+
+def _finish(
+    root: StorageFolder,
+    folder: StorageFolder,
+    unfinished: StorageFolder,
+    state: LearnerState,
+    position: TrainerPosition,
+    files: Sequence[RankFile],
+) -> None:
+    write_manifest(unfinished, state, position, files)
+    if isinstance(root, Path) and isinstance(unfinished, Path):
+        sync_path(unfinished)
+        unfinished.rename(str(folder))
+        sync_path(root)
+        for leftover in root.glob(f"{_UNFINISHED}*"):  # from processes killed while writing; a run has one trainer
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def copy_checkpoint(source: StorageFolder, target: Path) -> None:
+    """Copy the checkpoint `source` to the new folder `target` atomically. Raises CheckpointError."""
+    position = manifest_position(manifest := read_manifest(source))
+    with _explained(target.parent, position):
+        unfinished = target.parent / f"{_UNFINISHED}{target.name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        for name in file_names(manifest):
+            if isinstance(source, Path):
+                shutil.copyfile(source / name, unfinished / name)
+            else:
+                (source / name).download(unfinished / name)
+        unfinished.rename(target)
+        sync_path(target.parent)
 
 
 def check_writable(root: StorageFolder) -> None:
@@ -103,44 +147,56 @@ def check_writable(root: StorageFolder) -> None:
         raise CheckpointError(f"checkpoints cannot be written to {_absolute(root)}: {error}") from error
 
 
+def read_position(folder: StorageFolder) -> TrainerPosition:
+    """The position in `folder`; tensors are not read. Raises CheckpointError as `StoredState` does."""
+    try:
+        return manifest_position(read_manifest(folder))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"cannot read the checkpoint {folder}: {error!r}") from error
+
+
+def list_checkpoints(root: StorageFolder) -> list[StorageFolder]:
+    """The complete checkpoints under `root`, oldest first; none if `root` does not exist.
+
+    Raises OSError if `root` cannot be read.
+    """
+    if isinstance(root, Path) and not root.is_dir():
+        return []
+    return [root / name for name in _versions(folder.name for folder in root.iterdir()) if _is_complete(root / name)]
+
+
+@contextmanager
+def _explained(root: StorageFolder, position: TrainerPosition) -> Iterator[None]:
+    """Raise CheckpointError for a failed write under `root`, with what remains there."""
+    try:
+        yield
+    except OSError as error:
+        existing = _existing(root)
+        newest = f"the newest is still {existing[-1].name}" if existing else "there are no others"
+        space = f"; {describe_free_space(root)}" if isinstance(root, Path) and is_out_of_space(error) else ""
+        reason = f"cannot write checkpoint {position.version} to {_absolute(root)} ({newest}): {error}{space}"
+        raise CheckpointError(reason) from error
+
+
+def _unfinished(root: StorageFolder, position: TrainerPosition) -> StorageFolder:
+    """The folder in which the checkpoint is written: in an object store, which cannot rename one, its final folder."""
+    return root / (f"{_UNFINISHED}{position.version}" if isinstance(root, Path) else str(position.version))
+
+
 def _absolute(root: StorageFolder) -> StorageFolder:
     """`root` as an absolute path or URI."""
     return root.absolute() if isinstance(root, Path) else root
 
 
 def _is_complete(folder: StorageFolder) -> bool:
-    return (folder / _SCALARS).exists() if isinstance(folder, RemotePath) else folder.exists()
-
-
-def _write_to_disk(root: Path, state: LearnerState, position: TrainerPosition) -> None:
-    """Write the folder under a temporary name, then rename it."""
-    unfinished = root / f"{_UNFINISHED}{position.version}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        for leftover in root.glob(f"{_UNFINISHED}*"):  # from a process killed while writing; a run has one trainer
-            shutil.rmtree(leftover, ignore_errors=leftover != unfinished)
-        unfinished.mkdir()
-        _write_files(unfinished, state, position)
-        unfinished.rename(root / str(position.version))
-        sync_path(root)
-    except (OSError, SafetensorError):
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-
-
-def _upload(folder: RemotePath, state: LearnerState, position: TrainerPosition) -> None:
-    """Upload the files one by one; the last one completes the checkpoint."""
-    with TemporaryDirectory(prefix="laminar-checkpoint-") as scratch:
-        _write_files(Path(scratch), state, position)
-        for name in _FILES:
-            (folder / name).upload(Path(scratch) / name)
+    return (folder / MANIFEST).exists() if isinstance(folder, RemotePath) else folder.exists()
 
 
 def _remove(folder: StorageFolder) -> None:
     if isinstance(folder, Path):
         shutil.rmtree(folder)
     else:
-        (folder / _SCALARS).unlink()  # the folder no longer counts as a checkpoint
+        (folder / MANIFEST).unlink()  # the folder no longer counts as a checkpoint
         folder.remove_tree()
 
 
@@ -161,51 +217,6 @@ def _existing(root: StorageFolder) -> list[StorageFolder]:
         return []
 
 
-def read_checkpoint(folder: StorageFolder) -> tuple[LearnerState, TrainerPosition]:
-    """The state and position in `folder`.
-
-    Raises CheckpointError if something is missing, damaged or of another format.
-    """
-    try:
-        scalars = _read_scalars(folder)
-        with local_copy(folder, (_WEIGHTS, _TRAINER)) as local:
-            for name in (_WEIGHTS, _TRAINER):
-                if _digest(local / name) != scalars["blake3"][name]:
-                    raise CheckpointError(f"{folder / name} is damaged: its BLAKE3 differs from the recorded one")
-            tensors = load_file(local / _TRAINER)
-            state = LearnerState(
-                weights=load_file(local / _WEIGHTS),
-                moments=_with_prefix("moments.", tensors),
-                random_state=tensors["random_state"],
-                updates=scalars["updates"],
-                skipped_updates=scalars["skipped_updates"],
-                critic_weights=_with_prefix("critic.weights.", tensors),
-                critic_moments=_with_prefix("critic.moments.", tensors),
-                adapters=_with_prefix("adapters.", tensors),
-            )
-        return state, _position(scalars)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"cannot read the checkpoint {folder}: {error!r}") from error
-
-
-def read_position(folder: StorageFolder) -> TrainerPosition:
-    """The position in `folder`; tensors are not read. Raises CheckpointError as `read_checkpoint` does."""
-    try:
-        return _position(_read_scalars(folder))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"cannot read the checkpoint {folder}: {error!r}") from error
-
-
-def list_checkpoints(root: StorageFolder) -> list[StorageFolder]:
-    """The complete checkpoints under `root`, oldest first; none if `root` does not exist.
-
-    Raises OSError if `root` cannot be read.
-    """
-    if isinstance(root, Path) and not root.is_dir():
-        return []
-    return [root / name for name in _versions(folder.name for folder in root.iterdir()) if _is_complete(root / name)]
-
-
 def _versions(names: Iterable[str]) -> list[str]:
     """The `names` that are policy versions, in the order of versions."""
     found = []
@@ -215,52 +226,3 @@ def _versions(names: Iterable[str]) -> list[str]:
         except ValueError:
             continue
     return [name for _, name in sorted(found)]
-
-
-def _write_files(folder: Path, state: LearnerState, position: TrainerPosition) -> None:
-    save_file(_on_host("", state.weights), folder / _WEIGHTS, metadata={"format": "pt"})
-    tensors = {
-        **_on_host("moments.", state.moments),
-        **_on_host("critic.weights.", state.critic_weights),
-        **_on_host("critic.moments.", state.critic_moments),
-        **_on_host("adapters.", state.adapters),
-        "random_state": state.random_state,
-    }
-    save_file(tensors, folder / _TRAINER)
-    scalars = {
-        "format": _FORMAT,
-        "version": str(position.version),
-        "batch_offsets": position.batch_offsets,
-        "trajectories_trained": position.trajectories_trained,
-        "updates": state.updates,
-        "skipped_updates": state.skipped_updates,
-        "blake3": {name: _digest(folder / name) for name in (_WEIGHTS, _TRAINER)},
-    }
-    (folder / _SCALARS).write_text(json.dumps(scalars, indent=2) + "\n")
-    for name in (_WEIGHTS, _TRAINER, _SCALARS):
-        sync_path(folder / name)
-    sync_path(folder)
-
-
-def _on_host(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {prefix + name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _read_scalars(folder: StorageFolder) -> dict[str, Any]:
-    scalars = json.loads((folder / _SCALARS).read_bytes())
-    if scalars["format"] != _FORMAT:
-        raise CheckpointError(f"{folder} has checkpoint format {scalars['format']!r}, not {_FORMAT}")
-    return dict(scalars)
-
-
-def _position(scalars: Mapping[str, Any]) -> TrainerPosition:
-    version = PolicyVersion.parse(scalars["version"])
-    return TrainerPosition(version, tuple(scalars["batch_offsets"]), scalars["trajectories_trained"])
-
-
-def _digest(path: Path) -> str:
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()

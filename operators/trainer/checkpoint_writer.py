@@ -1,53 +1,115 @@
-"""Writes a run's checkpoints and its final model, with retries."""
+"""Writes a run's checkpoints in the background, with retries: each rank its file, rank 0 the manifest.
+
+Weights and moments change only in an optimizer step, so nothing is copied: a thread writes the learner's own tensors
+while the learner waits for the next batch and computes its gradients, and the step waits for the thread.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 
-from safetensors import SafetensorError
-
-from infra.models.checkpoint_folder import load_tokenizer, save_folder
+from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
-from operators.trainer.checkpoint import list_checkpoints, write_checkpoint
+from operators.trainer.checkpoint import complete_checkpoint, list_checkpoints, write_checkpoint, write_part
+from operators.trainer.checkpoint_files import RankFile, TrainerPosition
+from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import PolicyVersion
 
+_POLL_S = 0.02
 
-@dataclass(frozen=True)
+
 class CheckpointWriter:
-    """Writes checkpoints of `training` to `checkpoints`, and the final model with `model`'s tokenizer to `result`.
+    """Writes checkpoints of `training` to `checkpoints`; every rank has one.
 
-    All methods that write raise CheckpointError after `trainer.checkpoint_tries` attempts.
+    All methods that wait raise CheckpointError if a write has failed after `trainer.checkpoint_tries` attempts.
     """
 
-    config: TrainingConfig
-    training: RankTraining
-    model: Path
-    checkpoints: StorageFolder
-    result: Path
+    def __init__(self, config: TrainingConfig, training: RankTraining, checkpoints: StorageFolder) -> None:
+        self._config, self._training, self._checkpoints = config, training, checkpoints
+        self._thread = ThreadPoolExecutor(1, "write checkpoint")
+        self._closed = threading.Event()
+        self._part: Future[RankFile] | None = None
+        self._whole: Future[None] | None = None
+        self._completed = False
+        training.before_change(self.wait_for_own_part)
 
     def kept(self) -> list[PolicyVersion]:
         """The versions of the newest `checkpoints_kept` checkpoints, oldest first."""
-        newest = list_checkpoints(self.checkpoints)[-self.config.checkpoints_kept :]
+        newest = list_checkpoints(self._checkpoints)[-self._config.checkpoints_kept :]
         return [PolicyVersion.parse(folder.name) for folder in newest]
 
-    def write(self) -> None:
-        """Write a checkpoint of the current version, which is due."""
-        state, position = self.training.state, self.training.position
-        assert state is not None  # a checkpoint is due
-        keep = {"keep": self.config.checkpoints_kept, "keep_every": self.config.keep_every}
-        persist(lambda: write_checkpoint(self.checkpoints, state, position, **keep), self.config.checkpoint_tries)
+    def begin(self) -> None:
+        """Begin a checkpoint of the current version, which is due; an earlier one must be complete first."""
+        self.finish()
+        state, position = self._training.state(), self._training.position
+        if self._training.ranks.count == 1:
+            self._part = None
+            self._whole = self._thread.submit(self._write_alone, state, position)
+            return
+        self._part = self._thread.submit(self._write_part, state, position)
+        if self._training.ranks.rank == 0:
+            self._whole = self._thread.submit(self._complete, self._part, state, position)
 
-    def write_result(self) -> None:
-        """Write the final model, unless an earlier epoch has: weights are a function of the log."""
-        if not self.result.exists():
-            persist(self._save_result, self.config.checkpoint_tries)
+    def wait_for_own_part(self) -> None:
+        """Wait until the weights and moments may change."""
+        part = self._whole if self._training.ranks.count == 1 else self._part
+        if part is not None:
+            part.result()
 
-    def _save_result(self) -> None:
-        try:
-            save_folder(self.training.plain_model(), load_tokenizer(self.model), self.result)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"cannot write the final model to {self.result.absolute()}: {error}") from error
+    def finished(self) -> bool:
+        """Whether a checkpoint has been completed since the last call. Does not wait."""
+        if self._whole is not None and self._whole.done():
+            self.finish()
+        completed, self._completed = self._completed, False
+        return completed
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that was begun is complete; on ranks other than 0, until their part of it is."""
+        self.wait_for_own_part()
+        whole, self._whole, self._part = self._whole, None, None
+        if whole is not None:
+            whole.result()
+            self._completed = True
+
+    def close(self) -> None:
+        """Stop waiting for other ranks; a checkpoint that is not complete stays so."""
+        self._closed.set()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _persist(self, write: Callable[[], object]) -> None:
+        persist(write, self._config.checkpoint_tries)
+
+    def _keep(self) -> dict[str, int]:
+        return {"keep": self._config.checkpoints_kept, "keep_every": self._config.keep_every}
+
+    def _write_alone(self, state: LearnerState, position: TrainerPosition) -> None:
+        self._persist(lambda: write_checkpoint(self._checkpoints, state, position, **self._keep()))
+
+    def _write_part(self, state: LearnerState, position: TrainerPosition) -> RankFile:
+        ranks, files = self._training.ranks, list[RankFile]()
+        self._persist(lambda: files.append(write_part(self._checkpoints, state, position, ranks)))
+        self._training.rendezvous.post(_note(position, ranks.rank), json.dumps(asdict(files[0])))
+        return files[0]
+
+    def _complete(self, own: Future[RankFile], state: LearnerState, position: TrainerPosition) -> None:
+        """Wait for the parts of all ranks, then write the manifest."""
+        files = [own.result()]
+        for rank in range(1, self._training.ranks.count):
+            while (note := self._training.rendezvous.posted(_note(position, rank))) is None:
+                if self._closed.wait(_POLL_S) or STOPPING.is_set():
+                    raise CheckpointError(
+                        f"checkpoint {position.version} lacks the part of rank {rank}: this rank stops"
+                    )
+            files.append(RankFile(**json.loads(note)))
+        self._persist(lambda: complete_checkpoint(self._checkpoints, state, position, files, **self._keep()))
+
+
+def _note(position: TrainerPosition, rank: int) -> str:
+    return f"checkpoint {position.version} rank {rank}"

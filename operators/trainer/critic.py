@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from operators.trainer.config import Precision
+from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import PackedTokens
-from operators.trainer.policy import activations, hidden_states, load_policy
+from operators.trainer.policy import activations, hidden_states, place, trainable_model
+from operators.trainer.ranks import ALONE, Ranks
 
 
 class Critic(nn.Module):
@@ -25,11 +27,15 @@ class Critic(nn.Module):
         *,
         gradient_checkpointing: bool = False,
         precision: Precision = "float32",
+        ranks: Ranks = ALONE,
     ) -> None:
         super().__init__()
         self._precision = precision
-        self.policy = load_policy(folder, device, gradient_checkpointing=gradient_checkpointing).base_model
-        self.value = nn.Linear(self.policy.config.hidden_size, 1, device=device)
+        model = trainable_model(folder, gradient_checkpointing=gradient_checkpointing)
+        model.set_attn_implementation(PACKED)
+        self.policy = model.base_model
+        self.value = nn.Linear(self.policy.config.hidden_size, 1, device="meta")
+        place(self, model, folder, device, ranks, precision)
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infra.models.checkpoint_folder import load_model
-from infra.models.weights import weight_tensors
 from operators.trainer.advantages import Rewards, value_targets
 from operators.trainer.algorithms import AGGREGATIONS, clip_can_bind, resolve, unused_clip_warning
 from operators.trainer.batch import TrainingBatch, join_parts, reject_unknown_tokens
@@ -28,37 +25,21 @@ from operators.trainer.config import LearnerConfig
 from operators.trainer.critic import Critic
 from operators.trainer.device_sharing import DeviceTurns, Move
 from operators.trainer.global_batch_metadata import GlobalBatchMetadata, gather_metadata
-from operators.trainer.lora import adapters, add_adapters, merged_weights
+from operators.trainer.learner_state import RANDOM_STATE, LearnerState, StateSource, check_shapes, read_into
+from operators.trainer.lora import add_adapters
 from operators.trainer.losses import kl_penalty
 from operators.trainer.metrics import TokenMetrics, batch_metrics
 from operators.trainer.mismatch import Mismatch, MismatchAlarm
 from operators.trainer.optimizer import learning_rate
 from operators.trainer.packing import TrainingMicroBatch, micro_batches, mini_batches
 from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, score_tokens
-from operators.trainer.policy import Policy, layers_of, load_policy
-from operators.trainer.ranks import ALONE, Ranks, full_tensor
-from operators.trainer.trained_model import TrainedModel, check_state, copy_into
+from operators.trainer.policy import Policy, load_policy
+from operators.trainer.published_weights import PublishedWeights
+from operators.trainer.ranks import ALONE, Ranks
+from operators.trainer.trained_model import TrainedModel
 from schemas.records import MicroBatch
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LearnerState:
-    """The learner's whole state: weights and optimizer moments by name, of the policy and of the critic if any, torch's
-    random state, and the number of batches taken. With LoRA the policy's weights include the `adapters`.
-
-    Tensors are the learner's own, not copies: write or copy them before the next update.
-    """
-
-    weights: Mapping[str, Tensor]
-    moments: Mapping[str, Tensor]
-    random_state: Tensor
-    updates: int
-    skipped_updates: int
-    critic_weights: Mapping[str, Tensor] = field(default_factory=dict)
-    critic_moments: Mapping[str, Tensor] = field(default_factory=dict)
-    adapters: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Learner:
@@ -73,29 +54,30 @@ class Learner:
         self._algorithm = resolve(config.algorithm)
         home_device = torch.device("cpu") if config.share_device else self._device
         again, chunk, precision = config.gradient_checkpointing, config.logits_chunk_tokens, config.precision
-        self._model = load_policy(model_folder, home_device, gradient_checkpointing=again)
+        if config.lora.rank and ranks.count > 1:
+            raise ValueError(f"lora.rank must be 0 with {ranks.count} ranks: only one rank can train adapters")
+        self._policy = load_policy(
+            model_folder, home_device, gradient_checkpointing=again, chunk=chunk, precision=precision, ranks=ranks
+        )
+        self._model = self._policy.model
         if config.lora.rank:
-            if ranks.count > 1:
-                raise ValueError(f"lora.rank must be 0 with {ranks.count} ranks: only one rank can train adapters")
             add_adapters(self._model, config.lora)
-        self._model_folder = model_folder
-        if ranks.count > 1 and any(".experts." in name for name, _ in self._model.named_parameters()):
-            raise ValueError(
-                f"trainer.ranks must be 1, not {ranks.count}: only one rank can train a mixture of experts"
-            )
-        self._policy = Policy(self._model, chunk, precision)
-        ranks.shard(self._policy, layers_of(self._model), home_device)
-        self._actor = TrainedModel(self._policy, config)
+        self.before_change: Callable[[], None] = lambda: None
+        """Called before weights and moments change; it returns once nobody reads them any more."""
+        self._actor = TrainedModel(self._policy, config, lambda: self.before_change())
         models: dict[str, Move] = {"actor": self._actor.move}
         self._critic: Critic | None = None
         if self._algorithm.critic:
-            self._critic = Critic(model_folder, home_device, gradient_checkpointing=again, precision=precision)
-            ranks.shard(self._critic, layers_of(self._critic), home_device)
-            self._critic_trained = TrainedModel(self._critic, config)
+            self._critic = Critic(
+                model_folder, home_device, gradient_checkpointing=again, precision=precision, ranks=ranks
+            )
+            self._critic_trained = TrainedModel(self._critic, config, lambda: self.before_change())
             models["critic"] = self._critic_trained.move
         self._reference: Policy | None = None
         if config.algorithm.kl_coefficient:
-            self._reference = Policy(load_policy(model_folder, home_device), chunk, precision)
+            self._reference = load_policy(
+                model_folder, home_device, chunk=chunk, precision=precision, ranks=ranks, trained=False
+            )
             models["reference"] = self._reference.to
         self._device_turns = DeviceTurns(self._device, models, share=config.share_device)
         self._updates = 0
@@ -119,17 +101,9 @@ class Learner:
         """The policy; `update` changes its weights in place."""
         return self._model
 
-    def weights(self) -> dict[str, Tensor]:
-        """The policy's full weights, as rollouts load them. A collective: every rank must call it."""
-        return {name: full_tensor(tensor) for name, tensor in merged_weights(self._model).items()}
-
-    def plain_model(self, weights: Mapping[str, Tensor]) -> PreTrainedModel:
-        """The policy as a plain model with `weights`, which `weights()` returned; the policy itself if it is plain."""
-        if self._ranks.count == 1 and not adapters(self._model):
-            return self._model
-        plain = load_model(self._model_folder)
-        copy_into(weight_tensors(plain), weights)
-        return plain
+    def weights(self, dtype: torch.dtype | None = None) -> PublishedWeights:
+        """The policy's full weights, as rollouts load them, one at a time."""
+        return PublishedWeights(self._model, dtype)
 
     def update(self, rows: Sequence[MicroBatch]) -> dict[str, float]:
         """Train one global batch, whose parts on this rank are `rows`, and return metrics.
@@ -160,34 +134,44 @@ class Learner:
         return metrics
 
     def state(self) -> LearnerState:
-        """The full state, as `restore` takes it. A collective: every rank must call it."""
-        critic = {} if self._critic is None else self._critic.state_dict()
+        """The state, as `restore` takes it: this rank's part."""
+        critic = None if self._critic is None else self._critic_trained
         return LearnerState(
-            self.weights(),
-            self._actor.moments(),
-            torch.get_rng_state(),
-            self._updates,
-            self._skipped_updates,
-            {name: full_tensor(tensor) for name, tensor in critic.items()},
-            self._critic_trained.moments() if critic else {},
-            adapters(self._model),
+            weights=self._actor.weights(),
+            moments=self._actor.moments(),
+            random_state=torch.get_rng_state(),
+            updates=self._updates,
+            skipped_updates=self._skipped_updates,
+            critic_weights={} if critic is None else critic.weights(),
+            critic_moments={} if critic is None else critic.moments(),
         )
 
-    def restore(self, state: LearnerState) -> None:
-        """Restore `state`. Raises ValueError if names or shapes are not this model's; nothing has changed then."""
-        own, own_adapters = merged_weights(self._model), adapters(self._model)
-        own_critic = {} if self._critic is None else dict(self._critic.state_dict())
-        check_state(own, state.weights, "model")
-        check_state(own_critic, state.critic_weights, "critic")
-        check_state(own_adapters, state.adapters, "adapters")
-        self._actor.restore_moments(state.moments)
-        if own_critic:
-            self._critic_trained.restore_moments(state.critic_moments)
-        copy_into(own_adapters or own, state.adapters or state.weights)
-        copy_into(own_critic, state.critic_weights)
-        torch.set_rng_state(state.random_state)
-        self._updates = state.updates
-        self._skipped_updates = state.skipped_updates
+    def restore(self, source: StateSource) -> None:
+        """Restore the state `source`, of which each rank reads its part.
+
+        Raises ValueError if names or shapes are not this model's; nothing has changed then.
+        """
+        trained = {"": self._actor} if self._critic is None else {"": self._actor, "critic.": self._critic_trained}
+        whose = {"": "adapters" if self.config.lora.rank else "model", "critic.": "critic"}
+        own = self.state().shapes
+        check_shapes(own, source.shapes, "critic.weights.", "critic")
+        restored = {}
+        for prefix, model in trained.items():
+            check_shapes(own, source.shapes, f"{prefix}weights.", whose[prefix])
+            expected = model.moment_shapes(f"{prefix}moments.")
+            if begun := any(name.startswith(f"{prefix}moments.") for name in source.shapes):
+                check_shapes(expected, source.shapes, f"{prefix}moments.", whose[prefix])
+            restored[prefix] = begun
+        for prefix, model in trained.items():
+            model.clear_moments()
+            moments = model.allocate_moments() if restored[prefix] else {}
+            tensors = {f"{prefix}weights.{name}": tensor for name, tensor in model.weights().items()}
+            read_into(source, tensors | {f"{prefix}moments.{name}": tensor for name, tensor in moments.items()})
+        random_state = torch.get_rng_state()
+        read_into(source, {RANDOM_STATE: random_state})
+        torch.set_rng_state(random_state)
+        self._updates = source.updates
+        self._skipped_updates = source.skipped_updates
 
     def _join(self, rows: Sequence[MicroBatch]) -> TrainingBatch:
         """This rank's part of the batch. Raises ValueError on every rank if any rank's part cannot be trained."""

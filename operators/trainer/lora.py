@@ -7,10 +7,9 @@ checkpoint holds the adapters themselves.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from infra.models.weights import weight_tensors
 from operators.trainer.config import LoraConfig
 
 _ADAPTER = "default"
@@ -31,23 +30,18 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
         peft.inject_adapter_in_model(settings, model, _ADAPTER)
 
 
-def adapters(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The adapters of `model` by name, not copied; empty if it has none."""
-    return {name: tensor for name, tensor in weight_tensors(model).items() if _TRAINED in name}
+def is_adapter(name: str) -> bool:
+    """Whether the tensor `name` belongs to an adapter."""
+    return _TRAINED in name
+
+
+def plain_name(name: str) -> str:
+    """The name of the tensor `name` in a model without adapters."""
+    return name.replace(_FROZEN, ".")
 
 
 @torch.no_grad()
-def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The weights of the equivalent plain model, under its names and in its order.
-
-    Tensors are not copied, except for layers with an adapter: W + BA·α/r.
-    """
-    weights = weight_tensors(model)
-    plain = {name.replace(_FROZEN, "."): tensor for name, tensor in weights.items() if _TRAINED not in name}
-    for name, layer in _adapted(model):
-        plain[f"{name}.weight"] = plain[f"{name}.weight"] + layer.get_delta_weight(_ADAPTER)  # type: ignore[operator]
-    return plain
-
-
-def _adapted(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [(name, module) for name, module in model.named_modules() if hasattr(module, "get_delta_weight")]
+def delta_of(model: PreTrainedModel, name: str) -> Tensor | None:
+    """BA·α/r, which the adapter of the weight `name` adds to it; None if it has none."""
+    layer, frozen, _ = name.partition(_FROZEN + "weight")
+    return model.get_submodule(layer).get_delta_weight(_ADAPTER) if frozen else None

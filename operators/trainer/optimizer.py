@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from operators.trainer.config import LearnerConfig
-from operators.trainer.ranks import shard_like
 
 
 def learning_rate(update: int, config: LearnerConfig) -> float:
@@ -59,19 +58,12 @@ def moments(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]
     }
 
 
-def restore_moments(
-    optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]
-) -> None:
-    """Restore the tensors of `moments`. Raises ValueError if names or shapes are not those of `parameters`."""
-    expected = {f"{kind}.{name}" for name in parameters for kind in ("exp_avg", "exp_avg_sq", "step")}
-    mismatched = set(state) ^ expected if state else set()
-    for name, parameter in parameters.items() if state and not mismatched else ():
-        mismatched |= {k for k in (f"exp_avg.{name}", f"exp_avg_sq.{name}") if state[k].shape != parameter.shape}
-    if mismatched:
-        raise ValueError(f"the optimizer's state does not match the model: {', '.join(sorted(mismatched)[:3])}")
-    optimizer.state.clear()
-    for name, parameter in parameters.items() if state else ():
-        optimizer.state[parameter] = {
-            "step": state[f"step.{name}"].clone().to(parameter.device),
-            **{kind: shard_like(state[f"{kind}.{name}"].clone(), parameter) for kind in ("exp_avg", "exp_avg_sq")},
-        }
+def allocate_moments(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Allocate the state of every parameter that has none, as the first step would: zeros."""
+    for parameter in parameters.values():
+        if parameter not in optimizer.state:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }

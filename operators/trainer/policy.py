@@ -6,42 +6,85 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from infra.models.checkpoint_folder import load_model
+from infra.models.empty_model import allocate, empty_model, read_weights
 from operators.trainer.config import Precision
 from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import PackedTokens
-from operators.trainer.policy_check import PlainForward
+from operators.trainer.policy_check import check_packed, contexts, packed_contexts, target_logprobs
+from operators.trainer.ranks import ALONE, Ranks
 
 
-def load_policy(folder: Path, device: torch.device, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
-    """Load the causal language model in `folder`, float32, in evaluation mode (no dropout: π must be the rollout's
-    distribution).
+def trainable_model(folder: Path, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
+    """The causal language model in `folder`, float32, without weights (see `infra/models/empty_model.py`), in
+    evaluation mode (no dropout: π must be the rollout's distribution).
 
-    Raises ValueError for a model whose packed logprobs differ from its own forward's (sliding-window layers, attention
-    with a soft cap, scaled logits), and for one that does not support `gradient_checkpointing` if it is set.
+    Raises ValueError for a model with sliding-window layers, and for one that does not support
+    `gradient_checkpointing` if it is set.
     """
-    model = load_model(folder)
+    model = empty_model(folder)
     other = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
     if other:
         raise ValueError(
             f"the model in {folder} has {', '.join(sorted(other))} layers: only full attention can be trained"
         )
-    expected = PlainForward(model)
-    model.set_attn_implementation(PACKED)
-    try:
-        with torch.inference_mode():
-            expected.check(token_logprobs(model, expected.packed, len(expected.packed.targets))[0])
-    except (ValueError, TypeError) as error:  # TypeError: a forward without attention keywords
-        raise ValueError(f"the model in {folder} cannot be trained: {error}") from error
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
         for layer in layers_of(model):
             layer.training = True  # the layer only: its submodules, dropout included, stay in evaluation mode
-    return model.to(device)
+    return model
+
+
+def load_policy(
+    folder: Path,
+    device: torch.device,
+    *,
+    gradient_checkpointing: bool = False,
+    chunk: int = 1 << 30,
+    precision: Precision = "float32",
+    ranks: Ranks = ALONE,
+    trained: bool = True,
+) -> Policy:
+    """The policy with the weights in `folder`, sharded over `ranks`. A collective: every rank must call it.
+
+    `trained` False: a reference, whose weights have no gradient. Raises ValueError as `trainable_model`, and for a
+    model whose packed logprobs differ from its own forward's (attention with a soft cap, scaled logits).
+    """
+    model = trainable_model(folder, gradient_checkpointing=gradient_checkpointing)
+    if not trained:
+        model.requires_grad_(False)
+    policy = Policy(model, chunk, precision)
+    place(policy, model, folder, device, ranks, precision)
+    if not trained:
+        model.set_attn_implementation(PACKED)
+        return policy
+    register_fsdp_forward_method(policy, "plain_logprobs")
+    try:
+        expected = policy.plain_logprobs(device)
+        model.set_attn_implementation(PACKED)
+        with torch.no_grad():
+            check_packed(policy(packed_contexts(model, device))[0], expected, precision)
+    except (ValueError, TypeError) as error:  # TypeError: a forward without attention keywords
+        raise ValueError(f"the model in {folder} cannot be trained: {error}") from error
+    return policy
+
+
+def place(
+    module: nn.Module, model: PreTrainedModel, folder: Path, device: torch.device, ranks: Ranks, precision: Precision
+) -> None:
+    """Shard `module`, whose parameters are on the meta device, allocate this rank's part and read it from `folder`.
+
+    `model` is in `module`, or has its transformer there.
+    """
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    separate = [] if output is None or output.weight is embedding.weight else [embedding]
+    ranks.shard(module, [*layers_of(module), *separate], device, precision)
+    allocate(module, device)
+    read_weights(model, folder)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
@@ -102,6 +145,15 @@ class Policy(nn.Module):
         with activations(packed, self._precision):
             logprobs, entropies = token_logprobs(self.model, packed, self._chunk, with_entropy=with_entropy)
         return logprobs.clone(), entropies  # FSDP's hooks do not accept a view
+
+    @torch.no_grad()
+    def plain_logprobs(self, device: torch.device) -> Tensor:
+        """The logprobs of `policy_check.contexts` by the model's own forward, before its attention is replaced."""
+        each = [context.to(device) for context in contexts(self.model)]
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
+            return torch.cat(
+                [target_logprobs(self.model(input_ids=ids[None], use_cache=False).logits[0], ids) for ids in each]
+            )
 
 
 def _score(

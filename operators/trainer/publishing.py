@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.kafka.properties import ClientProperties
 from infra.store.announce import ManifestLog
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
-from infra.store.publisher import Publisher, PublishFailed
+from infra.store.publisher import Publisher, PublishFailed, Tensors
 from infra.store.weight_store import WeightStore
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
@@ -76,7 +74,7 @@ class Publishing:
             resources.callback(self._close_publisher)
             self._closing = resources.pop_all()
 
-    def restore_version(self, weights: Mapping[str, Tensor], manifest: WeightVersion) -> None:
+    def restore_version(self, weights: Tensors, manifest: WeightVersion) -> None:
         """Restore `manifest`'s version, with its `weights`, to the store if it is missing. Raises StoreError."""
         if self.publisher.restore_version(weights, manifest):
             self._pusher.announce(manifest)

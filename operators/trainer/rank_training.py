@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, KeysView
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +16,14 @@ from transformers import PreTrainedModel
 from infra.storage import StorageFolder
 from operators.io.elements import PartitionKey
 from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch, empty_reason
-from operators.trainer.checkpoint import TrainerPosition, list_checkpoints, read_checkpoint
-from operators.trainer.learner import Learner, LearnerState
+from operators.trainer.checkpoint import list_checkpoints
+from operators.trainer.checkpoint_files import StoredState, TrainerPosition
+from operators.trainer.device_memory import check_device_memory
+from operators.trainer.joint_actions import JointActions
+from operators.trainer.learner import Learner
+from operators.trainer.learner_state import LearnerState
+from operators.trainer.persist import CheckpointError
+from operators.trainer.published_weights import PublishedWeights
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import Rendezvous, join_process_group
 from operators.trainer.training_config import TrainingConfig
@@ -29,16 +35,17 @@ log = logging.getLogger(__name__)
 
 class RankTraining:
     """Trains `model` on whole batches in order, from the newest of `checkpoints` on, as one rank of `rendezvous`.
-    `shards` is the number of buffer shards that write the batches.
+    `shards` is the number of buffer shards that write the batches, `dtype` the name of the data type of `weights`.
 
     Ranks need no coordinator: a batch is whole for all ranks or for none, and each rank's actions are a function of its
-    batches, so all ranks call the same collectives in the same order.
+    batches, so all ranks call the same collectives in the same order. Between batches rank 0 decides when the weights
+    are gathered (`joint_actions.py`).
     """
 
-    weights: Mapping[str, Tensor]
-    """The policy's full weights after the last update."""
-    state: LearnerState | None
-    """The learner's full state after the last update if a checkpoint is due, else None."""
+    weights: RankWeights
+    """The policy's full weights, rounded to the rollouts' data type."""
+    full_weights: RankWeights
+    """The policy's full weights as they are trained."""
 
     def __init__(
         self,
@@ -48,16 +55,27 @@ class RankTraining:
         epoch: int,
         rendezvous: Rendezvous | None = None,
         shards: int = 1,
+        dtype: str = "float32",
     ) -> None:
-        self._config, self._epoch, self._rendezvous = config, epoch, rendezvous or Rendezvous()
-        ranks = self._rendezvous.ranks
-        self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
+        self._config, self._epoch, self.rendezvous = config, epoch, rendezvous or Rendezvous()
+        ranks = self.ranks = self.rendezvous.ranks
+        device = config.device_of(ranks.rank)
+        check_device_memory(model, ranks.count, device, config.learner)
+        self._learner = Learner(config.learner, model, device, ranks)
+        rounded, full = self._learner.weights(getattr(torch, dtype)), self._learner.weights()
+        self._joint = JointActions(self.rendezvous, rounded, full)
+        self.weights, self.full_weights = RankWeights(rounded, self._joint), RankWeights(full, self._joint, full=True)
         self._partitions = batch_partitions(ranks.rank, shards)
         self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count * shards, 0)
         self.resumed_from: PolicyVersion | None = None
         if found := list_checkpoints(checkpoints):
-            state, self.position = read_checkpoint(found[-1])
-            self._learner.restore(state)
+            self.position = self._restore(found[-1])
+            if (count := len(self.position.batch_offsets)) != ranks.count * shards:
+                raise ValueError(
+                    f"checkpoint {found[-1]} is of a run with {count} partitions of batches, but trainer.ranks = "
+                    f"{ranks.count} and experience.shards = {shards} make {ranks.count * shards}: they are fixed for a "
+                    "run. To train on with other ranks, begin a new run with the final model of this one"
+                )
             self.resumed_from = self.position.version
             log.info("resumed from checkpoint %s as epoch %d", self.resumed_from, epoch)
         position, own = self.position, self._partitions
@@ -74,7 +92,6 @@ class RankTraining:
         """The consecutive last batches whose gradient was not finite."""
         resumed = self.resumed_from or PolicyVersion(0, 0)
         self._exchange("begin with the same checkpoint", [resumed.epoch, resumed.number])
-        self._snapshot()
 
     @property
     def trained(self) -> int:
@@ -122,6 +139,7 @@ class RankTraining:
         Raises ValueError if the batch cannot be trained: its version then has the weights of the one before.
         """
         self._missing_since = None
+        self._joint.before_training()
         batch = self._complete.popleft()
         rows = sum(len(part.trajectory_ids) for part in batch.parts)
         gathered = self._exchange("train the same batch", [batch.number], [*batch.next_offsets, rows])
@@ -130,18 +148,12 @@ class RankTraining:
             self.position, version=version, batch_offsets=tuple(gathered[:, :-1].flatten().tolist())
         )
         if not (total_rows := int(gathered[:, -1].sum())):
-            self._snapshot()
             raise ValueError(empty_reason(batch.parts))
         skipped = self._learner.skipped_updates
-        try:
-            values = self._learner.update(batch.parts)
-        except ValueError:
-            self._snapshot()
-            raise
+        values = self._learner.update(batch.parts)
         self._check_gradient(batch, finite=self._learner.skipped_updates == skipped)
         trained = self.position.trajectories_trained + total_rows
         self.position = replace(self.position, trajectories_trained=trained)
-        self._snapshot()
         return values
 
     def _check_gradient(self, batch: WholeBatch, *, finite: bool) -> None:
@@ -163,7 +175,8 @@ class RankTraining:
         Raises RankLost if another rank has failed: all ranks then restart and rendezvous again. Raises MissingBatch if
         the next batch stays missing in the log for `missing_batch_wait_s`.
         """
-        self._rendezvous.check()
+        self.rendezvous.check()
+        self._joint.while_idle()
         missing = self._assembly.missing()
         if missing is None:
             self._missing_since = None
@@ -174,20 +187,65 @@ class RankTraining:
         if time.monotonic() - self._missing_since >= self._config.missing_batch_wait_s:
             raise missing
 
-    def plain_model(self) -> PreTrainedModel:
-        """The policy as a plain Hugging Face model."""
-        return self._learner.plain_model(self.weights)
+    def join_after_training(self) -> None:
+        """After each batch: wait, on ranks other than 0, until rank 0 has gathered the weights or calls `proceed`."""
+        self._joint.after_training()
+
+    def proceed(self) -> None:
+        """Let the other ranks continue if the weights were not gathered after the last batch. Only rank 0 calls it."""
+        self._joint.proceed()
+
+    def state(self) -> LearnerState:
+        """The learner's state: this rank's part."""
+        return self._learner.state()
+
+    def before_change(self, wait: Callable[[], None]) -> None:
+        """Call `wait` before weights and moments change."""
+        self._learner.before_change = wait
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The policy, of which this rank has a part."""
+        return self._learner.model
+
+    def _restore(self, folder: StorageFolder) -> TrainerPosition:
+        """Restore the checkpoint in `folder`. Raises CheckpointError on every rank if its files are damaged."""
+        reason: CheckpointError | None = None
+        with StoredState(folder) as stored:
+            try:
+                stored.verify(self.ranks)
+            except CheckpointError as error:
+                reason = error
+            if self.ranks.maximum(reason is not None):
+                raise reason or CheckpointError(f"the checkpoint {folder} is damaged: see the log of the other ranks")
+            self._learner.restore(stored)
+            return stored.position
 
     def _exchange(self, action: str, shared: list[int], own: list[int] | None = None) -> Tensor:
         """Gather each rank's `own`, int64[ranks, n]. Raises RuntimeError if `shared` differs between ranks."""
-        gathered = torch.cat(self._rendezvous.ranks.gather(torch.tensor([[*shared, *(own or [])]])))
+        gathered = torch.cat(self.rendezvous.ranks.gather(torch.tensor([[*shared, *(own or [])]])))
         if (gathered[:, : len(shared)] != gathered[0, : len(shared)]).any():
             raise RuntimeError(f"ranks do not {action}: {gathered.tolist()}")
         return gathered[:, len(shared) :]
 
-    def _snapshot(self) -> None:
-        self.weights = self._learner.weights()
-        self.state = self._learner.state() if self.checkpoint_due else None
+
+class RankWeights:
+    """The policy's full weights, gathered from all ranks when they are taken. Only rank 0 takes them."""
+
+    def __init__(self, weights: PublishedWeights, joint: JointActions, *, full: bool = False) -> None:
+        self._weights, self._joint, self._full = weights, joint, full
+
+    def specs(self) -> dict[str, Tensor]:
+        """Names, dtypes and shapes of the weights."""
+        return self._weights.specs()
+
+    def keys(self) -> KeysView[str]:
+        """The names of the weights."""
+        return self._weights.specs().keys()
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """Each of the weights with its name, one at a time."""
+        return self._joint.gather(full=self._full)
 
 
 def start_rank_training(
@@ -198,6 +256,7 @@ def start_rank_training(
     epoch: int,
     shards: int,
     rendezvous_file: Path | None,
+    dtype: str = "float32",
 ) -> RankTraining:
     """Wait for all ranks, then return the training of `rank`; every rank begins with the newest checkpoint.
 
@@ -208,7 +267,7 @@ def start_rank_training(
         rendezvous_file = checkpoints / "ranks.json"
     ranks = Ranks(rank, config.ranks)
     rendezvous = join_process_group(rendezvous_file, ranks, config.rank_0_host, config.device_of(rank))
-    return RankTraining(config, model, checkpoints, epoch, rendezvous, shards)
+    return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype)
 
 
 def _offsets(batch: WholeBatch) -> str:

@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from operators.trainer.config import Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +51,24 @@ class Ranks:
         """The largest `number` of all ranks."""
         return number if self.count == 1 else float(max(map(float, self.gather(torch.tensor([number]).double()))))
 
-    def shard(self, module: nn.Module, layers: Sequence[nn.Module], device: torch.device) -> None:
+    def shard(
+        self, module: nn.Module, layers: Sequence[nn.Module], device: torch.device, precision: Precision = "float32"
+    ) -> None:
         """Shard the parameters of `module` over the ranks; each of `layers` is gathered separately when it is used.
 
-        Afterwards `module` must be called as one module. Gradients are the mean over ranks.
+        Afterwards `module` must be called as one module. Gradients are the mean over ranks. With bfloat16 parameters
+        are gathered and used in bfloat16; the shards, which the optimizer updates, and sums of gradients are float32.
         """
         if self.count == 1:
             return
         mesh = init_device_mesh(device.type, (self.count,))
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if precision == "bfloat16" else None, reduce_dtype=torch.float32
+        )
         for layer in layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(module, mesh=mesh)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        # Without it the outermost group, with the embedding, stays whole after a forward pass without a backward pass.
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
 
 
 ALONE = Ranks()
@@ -68,9 +77,3 @@ ALONE = Ranks()
 def full_tensor(tensor: Tensor) -> Tensor:
     """`tensor` with the shards of all ranks. A collective: every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """This rank's shard of the full `value`, placed and sharded as `like`. A collective."""
-    value = value.to(like.device)
-    return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value

@@ -55,6 +55,16 @@ class Rendezvous:
         if rejoins:
             raise RankLost("another rank has restarted and registered again")
 
+    def post(self, key: str, note: str) -> None:
+        """Post `note` for the other ranks."""
+        if self.store is not None:
+            self.store.set(f"note {key}", note)
+
+    def posted(self, key: str) -> str | None:
+        """The note that a rank has posted under `key`, None if there is none yet."""
+        name = f"note {key}"
+        return self.store.get(name).decode() if self.store is not None and self.store.check([name]) else None
+
 
 def join_process_group(file: Path, ranks: Ranks, host: str = "127.0.0.1", device: str = "cpu") -> Rendezvous:
     """Wait for all of `ranks` and join torch's default process group, for a model on `device`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from infra.models.checkpoint_folder import load_model, load_tokenizer, save_folder
-from infra.models.weights import weight_tensors, weights_digest
+from infra.models.checkpoint_folder import load_model, load_tokenizer
+from infra.models.model_writer import write_model
+from infra.models.weights import WeightsDigest, weight_tensors, weights_digest
 from operators.trainer.assembly import BatchAssembly, WholeBatch, empty_reason
-from operators.trainer.checkpoint import read_checkpoint
+from operators.trainer.checkpoint_files import StoredState
 from operators.trainer.learner import Learner
 from operators.trainer.ranks import ALONE, Ranks
 from operators.trainer.rendezvous import join_process_group
@@ -59,8 +60,10 @@ class Replay:
         self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
         self._batches_taken, self._starts = 0, dict.fromkeys(self._partitions, 0)
         if checkpoint is not None:
-            state, position = read_checkpoint(checkpoint)
-            self._learner.restore(state)
+            with StoredState(checkpoint) as stored:
+                stored.verify(ALONE)
+                self._learner.restore(stored)
+            position = stored.position
             self._batches_taken = position.version.number
             self._starts = {partition: position.batch_offsets[partition] for partition in self._partitions}
         self.rejected = 0
@@ -89,11 +92,21 @@ class Replay:
 
     def weights(self) -> dict[str, Tensor]:
         """The current full weights. A collective: every rank must call it."""
-        return self._learner.weights()
+        return dict(self._learner.weights().items())
 
-    def save(self, weights: Mapping[str, Tensor], folder: Path) -> None:
-        """Write the model with `weights` to the new folder `folder`. Raises FileExistsError if it exists."""
-        save_folder(self._learner.plain_model(weights), load_tokenizer(self._model), folder)
+    def save(self, folder: Path) -> str:
+        """Write the model to the new folder `folder`, on rank 0, and return the `weights_digest` of its weights.
+
+        A collective: every rank must call it. Raises FileExistsError if `folder` exists.
+        """
+        weights, digest = self._learner.weights(), WeightsDigest()
+        tensors = digest.added(weights.items())
+        if self._ranks.rank == 0:
+            write_model(self._learner.model, load_tokenizer(self._model), weights.specs(), tensors, folder)
+        else:
+            for _ in tensors:
+                pass
+        return digest.hexdigest()
 
     def _complete_batches(
         self, assembly: BatchAssembly, parts: Iterable[tuple[MicroBatch, int, int]]

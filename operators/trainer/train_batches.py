@@ -1,8 +1,8 @@
 """TrainBatches: consumes global batches, publishes weight versions; a function of the log (invariant 6).
 
 Each batch is assembled from its parts, trained, published as a version, and checkpointed if one is due. With several
-ranks, rank 0 runs `TrainBatches`: it publishes, and its checkpoint has the whole model. Every other rank runs
-`TrainFollower`.
+ranks, rank 0 runs `TrainBatches`: it publishes, and completes the checkpoints, of which every rank writes its part.
+Every other rank runs `TrainFollower`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from operators.trainer.assembly import RejectedMicroBatch, WholeBatch
 from operators.trainer.checkpoint import CheckpointPositions, check_writable
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.dead_letters import dead_letters
+from operators.trainer.final_model import FinalModel
 from operators.trainer.manifest_history import ManifestOffsets, PublishedBatches
 from operators.trainer.publishing import Publishing, PublishSettings
 from operators.trainer.rank_training import start_rank_training
@@ -43,7 +44,7 @@ class TrainBatches:
 
     The final model is also written as a Hugging Face folder to `result`. `shards` is the number of buffer shards that
     write the batches. `rendezvous_file` is the file by which several ranks find each other; if it is None, the file is
-    beside the checkpoints.
+    beside the checkpoints. Weights are published in `dtype`, that of the rollouts.
     """
 
     config: TrainingConfig
@@ -56,6 +57,7 @@ class TrainBatches:
     publish: PublishSettings = PublishSettings()  # noqa: RUF009 - frozen
     shards: int = 1
     rendezvous_file: Path | None = None
+    dtype: str = "float32"
 
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
@@ -81,13 +83,14 @@ class _Training:
     ) -> None:
         self._step, self._now = step, now
         self._training = start_rank_training(
-            step.config, step.model, step.checkpoints, 0, epoch, step.shards, step.rendezvous_file
+            step.config, step.model, step.checkpoints, 0, epoch, step.shards, step.rendezvous_file, step.dtype
         )
-        self._checkpoints = CheckpointWriter(step.config, self._training, step.model, step.checkpoints, step.result)
+        self._checkpoints = CheckpointWriter(step.config, self._training, step.checkpoints)
+        self._result = FinalModel(self._training, step.model, step.result, step.config.checkpoint_tries)
         self._published = PublishedBatches(epoch, published)
         self._manifests = ManifestOffsets(self._checkpoints.kept())
         shard, parent = step.shard, self._training.resumed_from
-        specs = tensor_specs(self._training.weights)
+        specs = tensor_specs(self._training.weights.specs())
         self._publishing = Publishing(
             step.store, step.keep_versions, shard.client, shard.run, specs, parent, step.publish
         )
@@ -99,6 +102,8 @@ class _Training:
     def fold(self, polled: Polled) -> list[Output]:
         with phase("assemble batches"):
             outputs = self._assemble(polled)
+        if self._checkpoints.finished():
+            self._manifests.keep(self._checkpoints.kept())
         if not polled.caught_up:
             return outputs
         if not self._started:
@@ -121,6 +126,7 @@ class _Training:
         return self._training.next_batch is not None
 
     def close(self) -> None:
+        self._checkpoints.close()
         self._publishing.close()
 
     def _assemble(self, polled: Polled) -> list[Output]:
@@ -146,7 +152,7 @@ class _Training:
         self._versions.restore_resumed()
         if not self._training.done:
             return []
-        self._checkpoints.write_result()
+        self._result.write()
         # The earlier start may not have committed the metric of the last step.
         return [self._metric({"trajectories": float(self._training.position.trajectories_trained)})]
 
@@ -159,6 +165,7 @@ class _Training:
         # Versions that an earlier epoch has published are not published again, except the last of them.
         if batch.number >= self._published.last_before_epoch or self._training.done:
             self._publish()
+        self._training.proceed()
         self._idle_since = time.perf_counter()
         synced = self._idle_since - started
         values |= {
@@ -188,6 +195,7 @@ class _Training:
             if batch.parts:
                 rejected = RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))
                 outputs += dead_letters([rejected], self._step.shard.run, self._now())
+        self._training.join_after_training()
         self._model_seconds += time.thread_time() - started
         self._versions.add_batch(batch.number, trained="batches/untrained" not in values)
         return values, outputs
@@ -196,15 +204,16 @@ class _Training:
         """Publish the current version, and write its checkpoint if one is due.
 
         Only published versions are checkpointed: the next epoch's first manifest names the checkpoint's version as its
-        parent. Raises CheckpointError if the checkpoint cannot be written.
+        parent. Raises CheckpointError if the last checkpoint of the run, or an earlier one, cannot be written.
         """
         due = self._training.checkpoint_due
         with phase("publish"):
             if self._versions.publish(wait_for_previous=wait_for_previous, wait=due) and due:
-                self._checkpoints.write()
-                self._manifests.keep(self._checkpoints.kept())
+                self._checkpoints.begin()
                 if self._training.done:
-                    self._checkpoints.write_result()
+                    self._checkpoints.finish()
+                    self._manifests.keep(self._checkpoints.kept())
+                    self._result.write()
 
     def _metric(self, values: dict[str, float]) -> Output:
         return Output(METRICS, "trainer", Metric("trainer", self._training.trained, values, self._now()))

@@ -15,6 +15,7 @@ from infra.storage import StorageFolder
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.trainer.checkpoint import CheckpointPositions
+from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.dead_letters import dead_letters
 from operators.trainer.rank_training import RankTraining, start_rank_training
 from operators.trainer.training_config import TrainingConfig
@@ -35,6 +36,7 @@ class TrainFollower:
     rank: int
     shards: int = 1
     rendezvous_file: Path | None = None
+    dtype: str = "float32"
 
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
@@ -44,16 +46,16 @@ class TrainFollower:
     def restore(self, restored: Restored) -> _FollowerTraining:
         torch.set_num_threads(self.config.threads)
         training = start_rank_training(
-            self.config, self.model, self.checkpoints, self.rank, 0, self.shards, self.rendezvous_file
+            self.config, self.model, self.checkpoints, self.rank, 0, self.shards, self.rendezvous_file, self.dtype
         )
-        return _FollowerTraining(training, self.shard.run)
+        return _FollowerTraining(training, CheckpointWriter(self.config, training, self.checkpoints), self.shard.run)
 
 
 class _FollowerTraining:
     """One update per fold, as on rank 0."""
 
-    def __init__(self, training: RankTraining, run: str) -> None:
-        self._training, self._run = training, run
+    def __init__(self, training: RankTraining, checkpoints: CheckpointWriter, run: str) -> None:
+        self._training, self._checkpoints, self._run = training, checkpoints, run
 
     def fold(self, polled: Polled) -> list[Output]:
         with phase("assemble batches"):
@@ -71,6 +73,9 @@ class _FollowerTraining:
                 self._training.train()
         except ValueError as error:
             log.error("a batch cannot be trained: %s", error)  # rank 0 writes the dead letter
+        self._training.join_after_training()
+        if self._training.checkpoint_due:
+            self._checkpoints.begin()
         return outputs
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
@@ -80,4 +85,4 @@ class _FollowerTraining:
         return self._training.next_batch is not None
 
     def close(self) -> None:
-        pass
+        self._checkpoints.close()

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from operators.trainer.config import LearnerConfig
-from operators.trainer.optimizer import build_optimizer, moments, restore_moments
-from operators.trainer.ranks import full_tensor, shard_like
+from operators.trainer.optimizer import allocate_moments, build_optimizer, moments
+from operators.trainer.ranks import full_tensor
 
 
 class TrainedModel:
-    """`module` with its optimizer. The caller accumulates gradients, then calls `step`."""
+    """`module` with its optimizer. The caller accumulates gradients, then calls `step`.
 
-    def __init__(self, module: nn.Module, config: LearnerConfig) -> None:
-        self._module = module
+    `before_change` is called before weights and moments change: it waits until nobody reads them.
+    """
+
+    def __init__(self, module: nn.Module, config: LearnerConfig, before_change: Callable[[], None]) -> None:
+        self._module, self._before_change = module, before_change
         # Trained parameters, tied weights once, under the names of the model's weights.
         self._parameters = {name.removeprefix("model."): p for name, p in module.named_parameters() if p.requires_grad}
         self._optimizer = build_optimizer(self._parameters, config)
@@ -39,6 +42,7 @@ class TrainedModel:
         if math.isfinite(norm):
             for group in self._optimizer.param_groups:
                 group["lr"] = rate * group["factor"]
+            self._before_change()
             self._optimizer.step()
         return norm
 
@@ -50,25 +54,25 @@ class TrainedModel:
                 if isinstance(value, Tensor):
                     state[name] = value.to(device)
 
+    def weights(self) -> dict[str, Tensor]:
+        """The trained parameters by name, detached; of a sharded one this rank's part."""
+        return {name: parameter.detach() for name, parameter in self._parameters.items()}
+
     def moments(self) -> dict[str, Tensor]:
-        """The optimizer's full state by name; not copied if this is the only rank. A collective."""
-        return {name: full_tensor(tensor) for name, tensor in moments(self._optimizer, self._parameters).items()}
+        """The optimizer's state by name, not copied; empty before the first step."""
+        return moments(self._optimizer, self._parameters)
 
-    def restore_moments(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the tensors of `moments`. Raises ValueError if names or shapes are not this model's."""
-        restore_moments(self._optimizer, self._parameters, state)
+    def allocate_moments(self) -> dict[str, Tensor]:
+        """`moments`, allocated if there were none."""
+        allocate_moments(self._optimizer, self._parameters)
+        return self.moments()
 
+    def moment_shapes(self, prefix: str) -> dict[str, tuple[int, ...]]:
+        """The full shapes of the moments after a step, by their names with `prefix`."""
+        shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
+        kinds = {f"{prefix}{kind}.{name}": s for name, s in shapes.items() for kind in ("exp_avg", "exp_avg_sq")}
+        return kinds | {f"{prefix}step.{name}": () for name in shapes}
 
-def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor], whose: str) -> None:
-    """Raise ValueError if the names or shapes of `state` are not those of `own`."""
-    mismatched = set(state) ^ set(own)
-    mismatched |= {name for name in set(own) - mismatched if state[name].shape != own[name].shape}
-    if mismatched:
-        raise ValueError(f"the state's weights do not match the {whose}: {', '.join(sorted(mismatched)[:3])}")
-
-
-@torch.no_grad()
-def copy_into(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Copy each tensor of `state` into the tensor of `own` with the same name."""
-    for name, tensor in own.items():
-        tensor.copy_(shard_like(state[name], tensor))
+    def clear_moments(self) -> None:
+        """Return to the state before the first step."""
+        self._optimizer.state.clear()

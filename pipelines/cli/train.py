@@ -1,4 +1,4 @@
-"""`laminar train`: replay the training of a run from its batches topic."""
+"""`laminar train`: replay the training of a run from its batches topic, and plan its memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Brokers, JsonOption, connect
+from pipelines.cli.train_memory import memory
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.inspect.run_folders import RUNS, folder_of
 from pipelines.present.output import Report, table
@@ -30,13 +31,17 @@ SECTION = "trainer."
 
 @app.callback()
 def train() -> None:
-    """Replay the training of a run.
+    """Replay the training of a run, or compute the memory that training needs.
 
     \b
     Examples:
       laminar train replay latest
       laminar train replay first --set trainer.learner.algorithm.name=cispo
+      laminar train memory
     """
+
+
+app.command()(memory)
 
 
 @app.command()
@@ -70,7 +75,6 @@ def replay(
       laminar train replay first --set trainer.learner.algorithm.name=cispo --set trainer.learner.learning_rate=1e-4
       laminar train replay first --out /tmp/again --json | jq .weights
     """
-    from infra.models.weights import weights_digest
     from operators.trainer.ranks import Ranks
     from operators.trainer.replay import Replay, folder_digest, forked_ranks
     from pipelines.inspect.audit.trim_points import newest_trim_point
@@ -91,10 +95,7 @@ def replay(
         log = _Log(connection.client, task.config.run.name)
         updates = list(log_updates(replayed.train(log.parts(), task.steps)))
         skipped_records[ranks.rank] = log.undecodable + replayed.rejected
-        weights = replayed.weights()
-        if ranks.rank == 0:
-            replayed.save(weights, task.out / "model")
-        return updates, weights_digest(weights)
+        return updates, replayed.save(task.out / "model")
 
     with TemporaryDirectory() as meeting, forked_ranks(task.config.trainer, train, Path(meeting)) as first:
         updates, weights = train(first, lambda found: _logged(found, task))

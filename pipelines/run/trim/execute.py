@@ -15,8 +15,6 @@ from schemas.codec import encode
 from schemas.topics import TRIM_POINTS, run_prefix
 
 _DELIVER_S = 60.0
-_ALL = 1 << 30
-"""Keep the checkpoints of all trim points."""
 
 
 def execute(client: ClientProperties, plan: TrimPlan, folder: Path) -> None:
@@ -43,8 +41,7 @@ def execute(client: ClientProperties, plan: TrimPlan, folder: Path) -> None:
 
 def copy_checkpoint(source: StorageFolder, target: Path) -> None:
     """Copy the checkpoint `source` to `target` atomically. Raises CheckpointError."""
-    from operators.trainer.checkpoint import read_checkpoint, write_checkpoint  # deferred: imports torch
+    from operators.trainer import checkpoint  # deferred: imports torch
 
     if not target.exists():
-        state, position = read_checkpoint(source)
-        write_checkpoint(target.parent, state, position, keep=_ALL)
+        checkpoint.copy_checkpoint(source, target)

@@ -55,10 +55,9 @@ def train(folder: Path, config: TrainingConfig, epoch: int, kill_after: int) -> 
     while training.next_batch is not None:
         training.train()
         if training.checkpoint_due:
-            assert training.state is not None
-            write_checkpoint(checkpoints, training.state, training.position)
+            write_checkpoint(checkpoints, training.state(), training.position)
     digest = hashlib.sha256()
-    state = asdict(training.state)  # type: ignore[call-overload]
+    state = asdict(training.state())
     for kind in ("weights", "moments", "critic_weights", "critic_moments"):
         for name, tensor in sorted(state[kind].items()):
             digest.update(f"{kind} {name}".encode() + tensor.contiguous().numpy().tobytes())

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
-from infra.models.checkpoint_folder import load_model, load_tokenizer, save_folder
+from infra.models.checkpoint_folder import load_model, load_tokenizer
+from infra.models.model_writer import write_model
 from infra.models.weights import weight_tensors
 from operators.trainer.batch import join_parts
-from operators.trainer.checkpoint import TrainerPosition, read_checkpoint, write_checkpoint
+from operators.trainer.checkpoint import write_checkpoint
+from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import LearnerConfig, LoraConfig
 from operators.trainer.learner import Learner
 from operators.trainer.packing import micro_batches
@@ -33,22 +36,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_merged_weights_make_the_same_policy(folder: Path, tmp_path: Path) -> None:
     before = weight_tensors(load_model(folder))
     learner = Learner(CONFIG, folder)
-    start = learner.state().weights
+    start = dict(learner.weights().items())
     assert list(start) == list(before)
     assert all(torch.equal(start[name], before[name]) for name in before)
     for number in range(3):
         learner.update(make_batch(seed=number, number=number))
-    after = learner.state().weights
+    after = dict(learner.weights().items())
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if name.endswith("_proj.weight")}
-    save_folder(learner.plain_model(learner.weights()), load_tokenizer(folder), tmp_path / "plain")
-    plain = load_policy(tmp_path / "plain", CPU)
+    weights = learner.weights()
+    write_model(learner.model, load_tokenizer(folder), weights.specs(), weights.items(), tmp_path / "plain")
+    plain = load_policy(tmp_path / "plain", CPU).model
     assert all(torch.equal(tensor, after[name]) for name, tensor in weight_tensors(plain).items())
     batch = join_parts(make_batch())
     (part,) = micro_batches(batch, torch.arange(len(batch)).numpy(), 10**6, CPU)
     with torch.no_grad():
         ours, first = (
-            token_logprobs(model, part.packed, 10**6)[0] for model in (learner.model, load_policy(folder, CPU))
+            token_logprobs(model, part.packed, 10**6)[0] for model in (learner.model, load_policy(folder, CPU).model)
         )
         torch.testing.assert_close(token_logprobs(plain, part.packed, 10**6)[0], ours, atol=1e-4, rtol=1e-4)
     assert (ours - first).abs().max() > 0.1
@@ -60,7 +64,7 @@ def test_lora_trains_only_adapters_with_fixed_initial_values(folder: Path) -> No
     drawn = torch.get_rng_state()
     other = Learner(CONFIG, folder)
     assert torch.equal(torch.get_rng_state(), drawn)
-    ours, theirs = one.state().adapters, other.state().adapters
+    ours, theirs = one.state().weights, other.state().weights
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert {tensor.shape[0] for name, tensor in ours.items() if "lora_A" in name} == {4}
     one.update(make_batch())
@@ -76,7 +80,7 @@ def test_lora_checkpoint_resumes_bit_identically(folder: Path, tmp_path: Path) -
     for each in (learner, resumed):
         each.update(make_batch(seed=1, number=1))
     one, other = learner.state(), resumed.state()
-    for kind in ("weights", "adapters", "moments"):
+    for kind in ("weights", "moments"):
         ours, theirs = getattr(one, kind), getattr(other, kind)
         assert set(ours) == set(theirs)
         assert all(torch.equal(ours[name], theirs[name]) for name in ours), kind

@@ -34,7 +34,7 @@ FULL = {"layer_types": ["full_attention"] * 2}
 def test_packed_logprobs_and_gradient_match_plain_forward(tmp_path: Path, family: str) -> None:
     plain = tiny_model(family)
     plain.save_pretrained(tmp_path)
-    policy = load_policy(tmp_path, CPU)
+    policy = load_policy(tmp_path, CPU).model
     source = np.random.default_rng(1)
     lengths, temperatures = np.array([9, 40, 2, 23, 22]), np.array([1.5, 1.0, 1.0, 0.7, 1.0], np.float32)
     rows = [torch.from_numpy(source.integers(0, VOCABULARY, length)) for length in lengths]

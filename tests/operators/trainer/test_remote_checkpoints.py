@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from object_store import ObjectStore, object_store
+from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
 from infra.storage import RemotePath
 from operators.trainer.checkpoint import (
-    CheckpointError,
     CheckpointPositions,
-    TrainerPosition,
     check_writable,
     list_checkpoints,
-    read_checkpoint,
     read_position,
     write_checkpoint,
 )
+from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
+from operators.trainer.persist import CheckpointError
 from schemas.records import PolicyVersion
 
 
@@ -71,23 +70,23 @@ def test_remote_checkpoints_are_pruned(store: ObjectStore, learner: Learner) -> 
     assert names(root) == ["1.4", "1.8", "1.10"]
 
 
-@pytest.mark.parametrize("uploaded", [0, 1, 2])
+@pytest.mark.parametrize("uploaded", [0, 1])
 def test_interrupted_upload_is_not_a_checkpoint(
     store: ObjectStore, learner: Learner, uploaded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = RemotePath(store.bucket(f"cut-{uploaded}"))
     write_checkpoint(root, learner.state(), position(2))
-    upload, left = RemotePath.upload, uploaded
+    open_output, left = RemotePath.open_output, uploaded
 
-    def cut(self: RemotePath, file: Path) -> None:
+    def cut(self: RemotePath) -> object:
         nonlocal left
         if not left:
             raise OSError("the connection was reset")
         left -= 1
-        upload(self, file)
+        return open_output(self)
 
     with monkeypatch.context() as cutting:
-        cutting.setattr(RemotePath, "upload", cut)
+        cutting.setattr(RemotePath, "open_output", cut)
         with pytest.raises(CheckpointError, match=r"cannot write checkpoint 1\.4 to s3://cut-.* still 1\.2\): .*reset"):
             write_checkpoint(root, learner.state(), position(4))
     assert names(root) == ["1.2"]
@@ -98,11 +97,11 @@ def test_interrupted_upload_is_not_a_checkpoint(
 def test_damaged_remote_checkpoint_is_named(store: ObjectStore, learner: Learner) -> None:
     root = RemotePath(store.bucket("damaged"))
     folder = write_checkpoint(root, learner.state(), position(2))
-    data = bytearray((folder / "weights.safetensors").read_bytes())
+    data = bytearray((folder / "rank-0-of-1.safetensors").read_bytes())
     data[-1] ^= 1
     assert isinstance(folder, RemotePath)
-    (folder / "weights.safetensors").write_bytes(bytes(data))
-    with pytest.raises(CheckpointError, match=r"s3://damaged/folder/1\.2/weights\.safetensors is damaged"):
+    (folder / "rank-0-of-1.safetensors").write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match=r"s3://damaged/folder/1\.2/rank-0-of-1\.safetensors is damaged"):
         read_checkpoint(folder)
 
 

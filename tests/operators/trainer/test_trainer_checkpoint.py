@@ -12,20 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
-from infra.models.checkpoint_folder import load_model
-from infra.models.weights import load_weights, weight_tensors
-from operators.trainer.checkpoint import (
-    CheckpointError,
-    TrainerPosition,
-    list_checkpoints,
-    read_checkpoint,
-    read_position,
-    write_checkpoint,
-)
+from operators.trainer.checkpoint import list_checkpoints, read_position, write_checkpoint
+from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import AlgorithmConfig, LearnerConfig
-from operators.trainer.learner import Learner, LearnerState
+from operators.trainer.learner import Learner
+from operators.trainer.learner_state import LearnerState
+from operators.trainer.persist import CheckpointError
 from schemas.records import PolicyVersion
 
 CONFIG = LearnerConfig(
@@ -89,14 +84,6 @@ def test_restore_copies_the_state(tmp_path: Path, learner: Learner) -> None:
     learner.restore(state)
     learner.update(make_batch(seed=1))
     assert same(state, kept)
-
-
-def test_checkpoint_weights_are_loadable_by_rollouts(tmp_path: Path, learner: Learner) -> None:
-    folder = write_checkpoint(tmp_path / "checkpoints", learner.state(), position(1))
-    model = load_model(tmp_path / "model")
-    load_weights(model, folder / "weights.safetensors")
-    trained = weight_tensors(learner.model)
-    assert all(torch.equal(tensor, trained[name]) for name, tensor in weight_tensors(model).items())
 
 
 def test_newest_checkpoints_are_kept_by_version(tmp_path: Path, learner: Learner) -> None:
@@ -166,7 +153,7 @@ def test_version_has_at_most_one_checkpoint(tmp_path: Path, learner: Learner) ->
     assert [folder.name for folder in list_checkpoints(tmp_path)] == ["1.1"]
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "trainer.safetensors", "checkpoint.json"])
+@pytest.mark.parametrize("name", ["rank-0-of-1.safetensors", "checkpoint.json"])
 def test_read_checkpoint_rejects_damage(tmp_path: Path, learner: Learner, name: str) -> None:
     folder = write_checkpoint(tmp_path / "checkpoints", learner.state(), position(1))
     content = bytearray((folder / name).read_bytes())
@@ -182,9 +169,9 @@ def test_read_checkpoint_rejects_damage(tmp_path: Path, learner: Learner, name: 
 def test_read_checkpoint_rejects_another_format(tmp_path: Path, learner: Learner) -> None:
     folder = write_checkpoint(tmp_path / "checkpoints", learner.state(), position(1))
     scalars = json.loads((folder / "checkpoint.json").read_text())
-    (folder / "checkpoint.json").write_text(json.dumps({**scalars, "format": 2}))
+    (folder / "checkpoint.json").write_text(json.dumps({**scalars, "format": 1}))
     for read in (read_checkpoint, read_position):
-        with pytest.raises(CheckpointError, match="format 2"):
+        with pytest.raises(CheckpointError, match="format 1, not 2"):
             read(folder)
 
 

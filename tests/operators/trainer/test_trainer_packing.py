@@ -38,7 +38,7 @@ def test_plan_micro_batches(lengths: list[int], rows: list[int], budget: int, pl
 def test_packed_logprobs_match_single_sequences(tmp_path: Path) -> None:
     batch = join_parts(make_batch(parts=2))
     folder = save_tiny_model(tmp_path)
-    plain, policy = load_model(folder), load_policy(folder, CPU)
+    plain, policy = load_model(folder), load_policy(folder, CPU).model
     rows = np.array([7, 0, 3, 12])
     part = pack(batch, rows, CPU)
     found, entropies = token_logprobs(policy, part.packed, 1000, with_entropy=True)
@@ -78,7 +78,7 @@ def test_layout_groups_sequences_of_similar_length(lengths: list[int], blocks: t
 
 
 def test_sequences_do_not_attend_to_each_other(tmp_path: Path) -> None:
-    policy = load_policy(save_tiny_model(tmp_path), CPU)
+    policy = load_policy(save_tiny_model(tmp_path), CPU).model
     ids, mask, lengths = np.arange(2, 20), np.tile(np.arange(6) > 1, 3), np.array([6, 6, 6])
     changed = np.r_[ids[:6] + 40, ids[6:12], ids[12:] + 60]
     one, _ = token_logprobs(policy, pack_tokens(ids, mask, lengths, CPU), 1000)
@@ -89,21 +89,21 @@ def test_sequences_do_not_attend_to_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("budget", [1, 40, 130])
 def test_gradient_is_independent_of_the_split(tmp_path: Path, budget: int) -> None:
-    policy = load_policy(save_tiny_model(tmp_path), CPU).double()
+    policy = load_policy(save_tiny_model(tmp_path), CPU).model.double()
     whole, split = (gradient_of(policy, tokens) for tokens in (10**6, budget))
     assert (whole - split).norm() <= 1e-12 * whole.norm()
     assert whole.norm() > 1e-3
 
 
 def test_split_keeps_accuracy_in_float32(tmp_path: Path) -> None:
-    policy = load_policy(save_tiny_model(tmp_path), CPU)
+    policy = load_policy(save_tiny_model(tmp_path), CPU).model
     whole, split = (gradient_of(policy, tokens) for tokens in (10**6, 60))
     assert (whole - split).norm() <= 1e-5 * whole.norm()
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 60])
 def test_chunked_logits_keep_the_gradient(tmp_path: Path, chunk: int) -> None:
-    policy = load_policy(save_tiny_model(tmp_path), CPU).double()
+    policy = load_policy(save_tiny_model(tmp_path), CPU).model.double()
     whole, chunked = (gradient_of(policy, 10**6, chunk=tokens) for tokens in (10**6, chunk))
     assert (whole - chunked).norm() <= 1e-12 * whole.norm()
 

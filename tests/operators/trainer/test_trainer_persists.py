@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from safetensors import SafetensorError
 from small_disk import fill, small_disk
 from trainer_batches import save_tiny_model
 from trainer_on_a_log import Producer, Trainer
 
-from operators.trainer import checkpoint_writer, persist, publishing
+from operators.trainer import checkpoint_writer, final_model, persist, publishing
 from operators.trainer.persist import CheckpointError
 
 
@@ -85,11 +84,11 @@ def test_checkpoint_written_by_a_retry_is_valid(
 
 
 def test_final_model_on_a_full_disk_is_an_error(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(model: object, tokenizer: object, path: Path) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(persist, "PAUSE_S", 0.0)
-    monkeypatch.setattr(checkpoint_writer, "save_folder", full)
+    monkeypatch.setattr(final_model, "write_model", full)
     trainer.start()
     trainer.run()
     trainer.feed(*range(6))

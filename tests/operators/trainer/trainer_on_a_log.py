@@ -90,6 +90,7 @@ class Trainer:
         while publisher._pending is not None and not publisher._pending.done():
             assert time.monotonic() < deadline
             time.sleep(0.001)
+        self.shard.fold._checkpoints.finish()  # type: ignore[union-attr]
 
     def manifests(self) -> list[tuple[str, str | None, tuple[int, ...]]]:
         records: list[WeightVersion] = self.log.rows(RELAY)

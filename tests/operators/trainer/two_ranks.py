@@ -57,7 +57,7 @@ def train(learner: Learner, batches: list[list[MicroBatch]]) -> tuple[dict[str, 
             tensors[f"gradient.{number}.{name}"] = full_tensor(parameter.grad).clone()
     state = learner.state()
     for kind in ("weights", "moments", "critic_weights", "critic_moments"):
-        tensors |= {f"{kind}.{name}": tensor.detach().clone() for name, tensor in getattr(state, kind).items()}
+        tensors |= {f"{kind}.{name}": full_tensor(each).clone() for name, each in getattr(state, kind).items()}
     return tensors, metrics
 
 
@@ -90,7 +90,7 @@ def write_result(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) ->
     for each in (learner, resumed):
         each.update(parts(0)[ranks.rank])
     pairs = zip(learner.state().weights.values(), resumed.state().weights.values(), strict=True)
-    same = all(torch.equal(one, other) for one, other in pairs)
+    same = all(torch.equal(full_tensor(one), full_tensor(other)) for one, other in pairs)
     save_file(tensors, out, {"metrics": json.dumps(metrics), "resumed": json.dumps(same)})
 
 

@@ -17,7 +17,8 @@ from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
-from operators.trainer.checkpoint import TrainerPosition, write_checkpoint
+from operators.trainer.checkpoint import write_checkpoint
+from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.replay import Replay
 from pipelines.cli.main import main
 from pipelines.config import load_config
@@ -58,7 +59,7 @@ def runs(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
     produce(broker, [*parts[:4], *invalid, *parts[4:]])
     trained = Replay(load_config(run / "config.toml").trainer, model)
     assert len(list(trained.train([(part, 0, offset) for offset, part in enumerate(parts)], 4))) == 4
-    trained.save(trained.weights(), run / "model")
+    trained.save(run / "model")
     return folder
 
 

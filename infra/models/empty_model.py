@@ -1,0 +1,131 @@
+"""Models without memory for their weights, which are read later, by each rank the part that it holds.
+
+A model is built with its parameters on the meta device; its buffers (such as rotary frequencies) are computed as usual.
+Whoever uses it shards it if there are several ranks, then calls `allocate` and `read_weights`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from infra.models.checkpoint_folder import require_weights
+from infra.models.checkpoint_names import checkpoint_tensors
+from infra.models.local_part import local_part
+from infra.models.stored_tensors import StoredTensors, model_tensors
+from infra.models.weights import distinct_tensors
+
+
+def empty_model(folder: Path) -> PreTrainedModel:
+    """The causal language model of folder `folder`, float32, in evaluation mode, with parameters on the meta device.
+
+    Raises FileNotFoundError naming the missing file, ValueError if the config is not one of a causal language model.
+    """
+    require_weights(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with _parameters_on_meta():
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"the model in {folder} cannot be loaded as a causal language model: {error}") from error
+    return model.eval()
+
+
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Allocate memory on `device` for the parameters of `module` that have none, and move its buffers there.
+
+    Tied parameters stay tied. Values are not initialised.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for each in module.modules():
+        for name, parameter in each.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.is_meta:
+                if id(parameter) not in made:
+                    memory = torch.empty_like(parameter, device=device)
+                    made[id(parameter)] = nn.Parameter(memory, requires_grad=parameter.requires_grad)
+                setattr(each, name, made[id(parameter)])
+        for name, buffer in each.named_buffers(recurse=False):
+            each._buffers[name] = buffer.to(device)
+
+
+def read_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Read this rank's part of each tensor of `model` from the weight files of `folder`; meta tensors are left out.
+
+    Raises FileNotFoundError, ValueError naming tensors that the files lack or have in another shape.
+    """
+    with model_tensors(folder) as stored:
+        problems: list[str] = []
+        found = [
+            (name, view, tensor)
+            for names, tensor in distinct_tensors(model)
+            if not tensor.is_meta
+            for name, view in _places(model, names, tensor, stored, problems)
+        ]
+        if problems:
+            more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+            raise ValueError(
+                f"the weights in {folder} do not fit their config.json: {'; '.join(problems[:5])}{more}. Save the "
+                "model again with transformers' save_pretrained"
+            )
+        _reject_untied_output(model, folder, stored)
+        for name, view, tensor in found:
+            first, part = int(view.storage_offset()), local_part(tensor)
+            begin, end = max(first, part.begin), min(first + view.numel(), part.end)
+            if begin < end:
+                stored.read(name, begin - first, part.elements[begin - part.begin : end - part.begin])
+
+
+def _places(
+    model: PreTrainedModel, names: list[str], tensor: Tensor, stored: StoredTensors, problems: list[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """The stored tensors that make up `tensor`, each with its view of a tensor of this shape on the meta device."""
+    kind, prefix = getattr(model.config, "model_type", ""), f"{model.base_model_prefix}."
+    for aliases, view in checkpoint_tensors(kind, names, torch.empty(tensor.shape, device="meta")):
+        known = [each for alias in aliases for each in (alias, alias.removeprefix(prefix)) if each in stored.shapes]
+        if not known:
+            problems.append(f"{aliases[0]} is missing")
+        elif stored.shapes[known[0]] != tuple(view.shape):
+            problems.append(f"{known[0]} has shape {list(stored.shapes[known[0]])}, the model {list(view.shape)}")
+        else:
+            yield known[0], view
+
+
+def _reject_untied_output(model: PreTrainedModel, folder: Path, stored: StoredTensors) -> None:
+    """Raise ValueError if the config ties the output weights to the embedding but the file has other output weights."""
+    for names, tensor in distinct_tensors(model):
+        known = [name for name in names if name in stored.shapes]
+        part = local_part(tensor) if len(known) > 1 and not tensor.is_meta else None
+        if part is None:
+            continue
+        for piece in part.elements.split(1 << 22):
+            one, other = torch.empty_like(piece, device="cpu"), torch.empty_like(piece, device="cpu")
+            begin = part.begin + piece.storage_offset() - part.elements.storage_offset()
+            for name, into in ((known[0], one), (known[1], other)):
+                stored.read(name, begin, into)
+            if not torch.equal(one, other):
+                raise ValueError(
+                    f"the model in {folder} has separate output weights, but its config.json ties them to the "
+                    "embedding: set tie_word_embeddings to false there, or remove the output weights from the file"
+                )
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """In this context every module registers its parameters on the meta device; buffers keep their values."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]

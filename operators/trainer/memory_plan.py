@@ -1,0 +1,136 @@
+"""The memory that a rank needs to train a model, computed from the model's shape before anything is loaded.
+
+All figures are bytes of one rank; `docs/training.md` has them for the target set-ups.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from infra.store.weight_files import folder_tensors
+from operators.trainer.algorithms import ALGORITHMS
+from operators.trainer.config import LearnerConfig
+
+GIB = 1 << 30
+_LAYER = re.compile(r"\.(\d+)\.")
+_MASTER, _GRADIENT, _MOMENTS = 4, 4, 8
+_LAYER_ACTIVATIONS = 16
+"""Values that a layer keeps for its backward pass, per token, in units of its width; the MLP's come in addition."""
+_MLP_ACTIVATIONS = 4
+"""Values per token that an MLP keeps, in units of its width."""
+_LOGIT_COPIES = 3
+"""Float32 tensors of the size of the logits that exist at once: logits, log-softmax, gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Numbers of parameters (all; of the largest layer; of the largest tensor outside of layers: the embedding),
+    and the sizes of activations.
+    """
+
+    parameters: int
+    largest_layer: int
+    embedding: int
+    layers: int
+    width: int
+    mlp_width: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of one rank, by purpose."""
+
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def plan_memory(shape: ModelShape, ranks: int, config: LearnerConfig) -> MemoryPlan:
+    """The memory of a rank of `ranks` that trains a model of `shape`."""
+    used = 2 if config.precision == "bfloat16" else 4
+    share = -(-shape.parameters // ranks)
+    tokens = config.micro_batch_tokens
+    of_layer = tokens * (_LAYER_ACTIVATIONS * shape.width + _MLP_ACTIVATIONS * shape.mlp_width) * used
+    kept = tokens * shape.width * used if config.gradient_checkpointing else of_layer
+    gathered = 0
+    if ranks > 1:
+        # A layer, its gradient and its float32 sum; the next layer, with its buffer; the output layer stays gathered.
+        of_one = 2 * used + _GRADIENT
+        gathered = max(shape.embedding * of_one, shape.embedding * used + shape.largest_layer * (of_one + 2 * used))
+    elif config.precision == "bfloat16":
+        gathered = shape.parameters * used  # autocast's rounded copy
+    parts = {
+        "weights": share * _MASTER,
+        "gradients": share * _GRADIENT,
+        "moments": share * _MOMENTS,
+        "critic": share * (_MASTER + _GRADIENT + _MOMENTS) if ALGORITHMS[config.algorithm.name].critic else 0,
+        "reference": share * _MASTER if config.algorithm.kl_coefficient else 0,
+        "gathered layers": gathered,
+        "activations": shape.layers * kept + of_layer,
+        "logits": min(tokens, config.logits_chunk_tokens) * shape.vocabulary * 4 * _LOGIT_COPIES,
+    }
+    return MemoryPlan(parts)
+
+
+def check_memory(plan: MemoryPlan, available: int, where: str, ranks: int) -> None:
+    """Raise ValueError if `plan` needs more than the `available` bytes of `where`, with the settings that help."""
+    if plan.total <= available:
+        return
+    largest = sorted(plan.parts.items(), key=lambda part: -part[1])[:4]
+    described = ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in largest)
+    raise ValueError(
+        f"a rank needs {plan.total / GIB:.2f} GiB ({described}), but {where} has {available / GIB:.2f} GiB free: raise "
+        f"trainer.ranks (now {ranks}), set trainer.learner.gradient_checkpointing, or lower "
+        "trainer.learner.micro_batch_tokens and logits_chunk_tokens (see `laminar train memory`)"
+    )
+
+
+def shape_of(folder: Path) -> ModelShape:
+    """The shape of the model in `folder`, from its config and the headers of its weight files.
+
+    Raises FileNotFoundError, ValueError for an invalid file, KeyError if the config lacks a size.
+    """
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    layers: dict[str, int] = defaultdict(int)
+    outside = [0]
+    for name, (spec, _) in folder_tensors(folder).items():
+        if found := _LAYER.search(name):
+            layers[found[1]] += prod(spec.shape)
+        else:
+            outside.append(prod(spec.shape))
+    if not layers:
+        raise ValueError(f"the weights in {folder} have no layers: no name has a number, as in model.layers.0")
+    sizes = (sum(outside) + sum(layers.values()), max(layers.values()), max(outside), len(layers))
+    return ModelShape(*sizes, *_widths(config))
+
+
+def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
+    """The shape of a Qwen or Llama model with this config.json, dense or with experts; weights are not needed."""
+    width, _, vocabulary = _widths(config)
+    heads, head = config["num_attention_heads"], config.get("head_dim") or width // config["num_attention_heads"]
+    attention = width * head * (2 * heads + 2 * config["num_key_value_heads"])
+    experts = config.get("num_experts", 0)
+    mlp = 3 * width * config["moe_intermediate_size" if experts else "intermediate_size"] * max(1, experts)
+    layer = attention + mlp + width * experts + 2 * width
+    outside = vocabulary * width * (1 if config.get("tie_word_embeddings") else 2) + width
+    layers = config["num_hidden_layers"]
+    return ModelShape(layers * layer + outside, layer, vocabulary * width, layers, *_widths(config))
+
+
+def _widths(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Hidden size, the width of the MLPs that a token passes, and the vocabulary."""
+    width = int(config.get("hidden_size") or config["n_embd"])
+    mlp = config.get("intermediate_size") or config.get("n_inner") or 4 * width
+    if config.get("num_experts"):
+        mlp = config["moe_intermediate_size"] * config.get("num_experts_per_tok", 1)
+    return width, int(mlp), int(config["vocab_size"])
