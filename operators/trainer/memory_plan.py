@@ -119,7 +119,7 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
     width, _, vocabulary = _widths(config)
     heads, head = config["num_attention_heads"], config.get("head_dim") or width // config["num_attention_heads"]
     attention = width * head * (2 * heads + 2 * config["num_key_value_heads"])
-    experts = config.get("num_experts", 0)
+    experts = _experts(config)
     mlp = 3 * width * config["moe_intermediate_size" if experts else "intermediate_size"] * max(1, experts)
     layer = attention + mlp + width * experts + 2 * width
     outside = vocabulary * width * (1 if config.get("tie_word_embeddings") else 2) + width
@@ -127,10 +127,15 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
     return ModelShape(layers * layer + outside, layer, vocabulary * width, layers, *_widths(config))
 
 
+def _experts(config: Mapping[str, Any]) -> int:
+    """The experts of a layer; 0 without a mixture. transformers saves them under either name."""
+    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
+
+
 def _widths(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """Hidden size, the width of the MLPs that a token passes, and the vocabulary."""
     width = int(config.get("hidden_size") or config["n_embd"])
     mlp = config.get("intermediate_size") or config.get("n_inner") or 4 * width
-    if config.get("num_experts"):
+    if _experts(config):
         mlp = config["moe_intermediate_size"] * config.get("num_experts_per_tok", 1)
     return width, int(mlp), int(config["vocab_size"])

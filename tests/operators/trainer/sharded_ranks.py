@@ -2,8 +2,8 @@
 
     python sharded_ranks.py FOLDER NAME RANKS
 
-FOLDER has the model; rank R writes FOLDER/NAME-R.json, and the checkpoint is under FOLDER/NAME. Peaks are of resident
-memory in bytes, beyond that of the process without a model.
+FOLDER has the model; rank R writes FOLDER/NAME-R.json, and the checkpoint is under FOLDER/NAME. Peaks are of
+resident anonymous memory in bytes, beyond that of the process without a model.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ LEARNER = LearnerConfig(warmup_steps=0, micro_batch_tokens=64, gradient_checkpoi
 
 
 class Memory:
-    """Peaks of this process's resident memory."""
+    """Peaks of this process's anonymous memory."""
 
     def __init__(self) -> None:
         self.peaks: dict[str, int] = {}
-        self._before = _status("VmRSS")
+        self._before = _status("RssAnon")
 
     def peak(self, name: str, work: Callable[..., Any], *args: object) -> Any:
         """Do `work` and record its peak as `name`."""
         Path("/proc/self/clear_refs").write_text("5")  # the peak restarts at the present size
         result = work(*args)
-        self.peaks[name] = _status("VmHWM") - self._before
+        # The peak has no other measure; libraries' pages, of which a fork maps more and more, are left out.
+        self.peaks[name] = _status("VmHWM") - _status("RssFile") - _status("RssShmem") - self._before
         return result
 
 
@@ -96,6 +97,7 @@ def run(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:
     initial = digest(training.state().weights.items())
     memory.peak("update", train, training, 0)
     published = memory.peak("publication", publish, training)
+    again = publish_while_idle(training)
     memory.peak("checkpoint", checkpoint, training)
     ranks.maximum(0)  # rank 0 has completed the checkpoint
     saved = digest(training.state().tensors().items())
@@ -107,10 +109,27 @@ def run(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:
         "peaks": memory.peaks,
         "initial": initial,
         "published": published,
+        "published_again": again,
         "saved": saved,
         "restored": restored,
         "files": sorted(file.name for file in list_checkpoints(checkpoints)[-1].iterdir()),  # type: ignore[union-attr]
     }
+
+
+def publish_while_idle(training: RankTraining) -> list[str]:
+    """The digests of two gatherings that rank 0 begins: while the others are idle, and while they have a batch."""
+    digests = []
+    for number in range(2):
+        if training.ranks.rank == 0:
+            digests.append(digest(training.weights.items()))
+        while training.ranks.rank and training._joint._joined < 2 + number:
+            if number == 0:
+                training.check()
+            else:
+                training._joint.before_training()
+    if training.ranks.rank == 0:
+        training._joint.before_training()
+    return digests
 
 
 def reshard(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:

@@ -95,6 +95,12 @@ def test_checkpoint_resumes_bit_identically_with_the_same_ranks(
     assert runs[ranks][0]["files"] == ["checkpoint.json", *(f"rank-{n}-of-{ranks}.safetensors" for n in range(ranks))]
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_idle_and_busy_ranks_join_a_gathering_of_rank_0(runs: dict[int, list[dict[str, Any]]], ranks: int) -> None:
+    first = runs[ranks][0]
+    assert first["published_again"] == [first["published"]] * 2
+
+
 def test_checkpoint_of_four_ranks_is_restored_by_two(folder: Path, runs: dict[int, list[dict[str, Any]]]) -> None:
     for result in run_ranks(folder, "reshard", 2, "run-4"):
         assert result["restored"] == runs[4][0]["saved"]

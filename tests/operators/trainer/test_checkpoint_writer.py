@@ -1,0 +1,82 @@
+"""Checkpoints are written in the background from live memory; the next optimizer step waits for them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from stored_states import read_checkpoint
+from trainer_batches import make_batch, save_tiny_model
+
+from operators.trainer import checkpoint_writer
+from operators.trainer.checkpoint import list_checkpoints, write_checkpoint
+from operators.trainer.checkpoint_files import TrainerPosition
+from operators.trainer.checkpoint_writer import CheckpointWriter
+from operators.trainer.config import LearnerConfig
+from operators.trainer.persist import CheckpointError
+from operators.trainer.rank_training import RankTraining
+from operators.trainer.training_config import TrainingConfig
+from schemas.records import PolicyVersion
+
+CONFIG = TrainingConfig(learner=LearnerConfig(warmup_steps=0, micro_batch_tokens=64), checkpoint_tries=1)
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> RankTraining:
+    """A training with two batches, of which one is trained."""
+    made = RankTraining(CONFIG, save_tiny_model(tmp_path / "model"), tmp_path / "checkpoints", 1)
+    for number in range(2):
+        (part,) = make_batch(number, number=number)
+        made.add_part(part, 0, number)
+    made.train()
+    return made
+
+
+def test_optimizer_step_waits_until_the_checkpoint_is_written(
+    tmp_path: Path, training: RankTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {name: tensor.clone() for name, tensor in training.state().weights.items()}
+    step_reached = threading.Event()
+
+    def write_late(*args: object, **options: object) -> None:
+        assert step_reached.wait(30)
+        write_checkpoint(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write_late)
+    writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
+
+    def reach_step() -> None:
+        assert not writer.finished()
+        step_reached.set()
+        writer.wait_for_own_part()
+
+    training.before_change(reach_step)
+    writer.begin()
+    training.train()
+    assert writer.finished()
+    assert not writer.finished()
+    (folder,) = list_checkpoints(tmp_path / "checkpoints")
+    saved, _ = read_checkpoint(folder)
+    assert all(torch.equal(saved.weights[name], before[name]) for name in before)
+    assert not all(torch.equal(tensor, before[name]) for name, tensor in training.state().weights.items())
+    writer.close()
+
+
+def test_failed_checkpoint_fails_the_next_optimizer_step(tmp_path: Path, training: RankTraining) -> None:
+    (tmp_path / "checkpoints").touch()
+    writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
+    before = {name: tensor.clone() for name, tensor in training.state().weights.items()}
+    writer.begin()
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint 1\.1"):
+        training.train()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in training.state().weights.items())
+    writer.close()
+
+
+def test_checkpoint_of_other_partitions_is_rejected(tmp_path: Path, training: RankTraining) -> None:
+    position = TrainerPosition(PolicyVersion(1, 1), (3, 4), 8)
+    write_checkpoint(tmp_path / "checkpoints", training.state(), position)
+    with pytest.raises(ValueError, match=r"1\.1 is of a run with 2 partitions .* trainer.ranks = 1 .* fixed for a run"):
+        RankTraining(CONFIG, tmp_path / "model", tmp_path / "checkpoints", 2)

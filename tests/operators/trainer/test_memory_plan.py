@@ -1,0 +1,97 @@
+"""The memory of a rank: computed from a model's files, documented for the target set-ups, checked before loading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from trainer_batches import save_tiny_model
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from infra.models.checkpoint_folder import load_model
+from operators.trainer.config import AlgorithmConfig, LearnerConfig
+from operators.trainer.memory_plan import ModelShape, check_memory, plan_memory, shape_of, shape_of_config
+from operators.trainer.rank_training import RankTraining
+from operators.trainer.target_models import GPU_BYTES, TARGETS
+from operators.trainer.training_config import TrainingConfig
+
+SHAPE = ModelShape(10**9, 10**8, 10**7, 9, 1024, 4096, 10_000)
+DENSE = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+DOCUMENT = Path(__file__).parents[3] / "docs" / "training.md"
+
+
+def test_shape_of_a_folder_counts_its_parameters(tmp_path: Path) -> None:
+    shape = shape_of(save_tiny_model(tmp_path))
+    model = load_model(tmp_path)
+    assert shape.parameters == sum(each.numel() for each in model.parameters())
+    assert shape.largest_layer == sum(each.numel() for each in model.model.layers[0].parameters())
+    assert shape.embedding == model.get_input_embeddings().weight.numel()
+    assert shape.layers == 2
+
+
+def test_shape_of_a_config_counts_the_model_it_describes() -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}
+    dense = Qwen2Config(**DENSE, intermediate_size=96, vocab_size=200, tie_word_embeddings=False)
+    mixture = Qwen3MoeConfig(**DENSE, **experts, vocab_size=200, tie_word_embeddings=True)
+    for config, kind in ((dense, Qwen2ForCausalLM), (mixture, Qwen3MoeForCausalLM)):
+        with torch.device("meta"):
+            counted = sum(each.numel() for each in kind(config).parameters())
+        # Biases and the norms of heads are left out.
+        assert shape_of_config(config.to_dict()).parameters == pytest.approx(counted, rel=0.01)
+
+
+def test_plan_divides_the_state_by_the_ranks() -> None:
+    alone, four = (plan_memory(SHAPE, ranks, LearnerConfig()).parts for ranks in (1, 4))
+    for part in ("weights", "gradients", "moments"):
+        assert alone[part] == 4 * four[part]
+    assert alone["weights"] + alone["gradients"] + alone["moments"] == 16 * SHAPE.parameters
+    assert alone["gathered layers"] == 0 < four["gathered layers"]
+
+
+@pytest.mark.parametrize(
+    ("config", "part", "expected"),
+    [
+        (LearnerConfig(algorithm=AlgorithmConfig(name="ppo")), "critic", 16 * 10**9),
+        (LearnerConfig(algorithm=AlgorithmConfig(kl_coefficient=0.1)), "reference", 4 * 10**9),
+        (LearnerConfig(precision="bfloat16"), "gathered layers", 2 * 10**9),
+        (LearnerConfig(micro_batch_tokens=100), "logits", 100 * 10_000 * 12),
+        (LearnerConfig(micro_batch_tokens=100, logits_chunk_tokens=10), "logits", 10 * 10_000 * 12),
+    ],
+)
+def test_plan_counts_what_the_configuration_adds(config: LearnerConfig, part: str, expected: int) -> None:
+    assert plan_memory(SHAPE, 1, config).parts[part] == expected
+
+
+def test_gradient_checkpointing_lowers_the_plan() -> None:
+    kept, recomputed = (
+        plan_memory(SHAPE, 1, LearnerConfig(gradient_checkpointing=again)).parts["activations"]
+        for again in (False, True)
+    )
+    assert recomputed < kept / 4
+
+
+def test_documented_set_ups_fit_their_gpus_and_match_the_document() -> None:
+    rows = DOCUMENT.read_text().splitlines()
+    for target in TARGETS:
+        plan = target.plan()
+        assert plan.total < 0.85 * GPU_BYTES, target.model
+        numbers = [f"{size / 10**9:.1f}" for name, size in plan.parts.items() if name not in ("critic", "reference")]
+        cells = [target.model, str(target.nodes), str(target.ranks), *numbers, f"{plan.total / 10**9:.1f}"]
+        assert f"| {' | '.join(cells)} |" in rows
+
+
+def test_too_little_memory_is_an_error_with_numbers_and_settings() -> None:
+    plan = plan_memory(SHAPE, 2, LearnerConfig())
+    check_memory(plan, plan.total, "cpu", 2)
+    with pytest.raises(ValueError, match=r"needs \d+\.\d+ GiB \(moments 3\.73 GiB.*cpu has 1\.00 GiB.*ranks \(now 2\)"):
+        check_memory(plan, 1 << 30, "cpu", 2)
+
+
+def test_training_rejects_a_model_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    with pytest.raises(ValueError, match="a rank needs .* but cpu has 0.00 GiB free"):
+        RankTraining(TrainingConfig(), model, tmp_path / "checkpoints", 1)
