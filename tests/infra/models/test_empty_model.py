@@ -83,7 +83,7 @@ def test_read_weights_rejects_untied_output_weights(folder: Path) -> None:
     loaded(folder)
     output[-1, -1] += 1
     change(folder, {"lm_head.weight": output})
-    with pytest.raises(ValueError, match="has separate output weights, but its config.json ties them"):
+    with pytest.raises(ValueError, match=r"has separate output weights, but its config\.json ties them"):
         loaded(folder)
 
 

@@ -59,5 +59,5 @@ def test_stored_tensors_reject_parts_of_another_manifest(
 def test_stored_tensors_reject_a_damaged_file(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "a.safetensors"
     file.write_bytes(content)
-    with pytest.raises(ValueError, match="a.safetensors"):
+    with pytest.raises(ValueError, match=r"a\.safetensors"):
         StoredTensors([file])

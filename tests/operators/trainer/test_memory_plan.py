@@ -93,5 +93,5 @@ def test_too_little_memory_is_an_error_with_numbers_and_settings() -> None:
 def test_training_rejects_a_model_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save_tiny_model(tmp_path / "model")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
-    with pytest.raises(ValueError, match="a rank needs .* but cpu has 0.00 GiB free"):
+    with pytest.raises(ValueError, match=r"a rank needs .* but cpu has 0\.00 GiB free"):
         RankTraining(TrainingConfig(), model, tmp_path / "checkpoints", 1)

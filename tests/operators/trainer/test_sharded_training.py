@@ -15,6 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from infra.models.demo import build_demo_tokenizer
 
+pytestmark = pytest.mark.timeout(900)  # several processes share the machine's cores
 BYTES = 16
 """Of a parameter: weight, gradient and two moments in float32."""
 LAYERS = 3
@@ -69,38 +70,45 @@ def sizes(folder: Path) -> tuple[int, int]:
     return save_model(folder / "model", SMALL)
 
 
+class Runs(dict[int, list[dict[str, Any]]]):
+    """The results by number of ranks; each number is run once, when it is needed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, ranks: int) -> list[dict[str, Any]]:
+        self[ranks] = run_ranks(self._folder, f"run-{ranks}", ranks)
+        return self[ranks]
+
+
 @pytest.fixture(scope="module")
-def runs(folder: Path, sizes: tuple[int, int]) -> dict[int, list[dict[str, Any]]]:
-    """The results by number of ranks."""
-    return {ranks: run_ranks(folder, f"run-{ranks}", ranks) for ranks in (1, 2, 4)}
+def runs(folder: Path, sizes: tuple[int, int]) -> Runs:
+    return Runs(folder)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_ranks_hold_only_their_share_of_the_model(
-    runs: dict[int, list[dict[str, Any]]], sizes: tuple[int, int], ranks: int
-) -> None:
+def test_ranks_hold_only_their_share_of_the_model(runs: Runs, sizes: tuple[int, int], ranks: int) -> None:
     check_peaks(runs[ranks], *sizes)
 
 
-def test_ranks_read_the_same_model(runs: dict[int, list[dict[str, Any]]]) -> None:
-    assert len({result["initial"] for results in runs.values() for result in results}) == 1
+def test_ranks_read_the_same_model(runs: Runs) -> None:
+    assert len({result["initial"] for ranks in (1, 2, 4) for result in runs[ranks]}) == 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_checkpoint_resumes_bit_identically_with_the_same_ranks(
-    runs: dict[int, list[dict[str, Any]]], ranks: int
-) -> None:
+def test_checkpoint_resumes_bit_identically_with_the_same_ranks(runs: Runs, ranks: int) -> None:
     found = {result[key] for result in runs[ranks] for key in ("saved", "restored")}
     assert len(found) == 1
     assert runs[ranks][0]["files"] == ["checkpoint.json", *(f"rank-{n}-of-{ranks}.safetensors" for n in range(ranks))]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_idle_and_busy_ranks_join_a_gathering_of_rank_0(runs: dict[int, list[dict[str, Any]]], ranks: int) -> None:
+def test_idle_and_busy_ranks_join_a_gathering_of_rank_0(runs: Runs, ranks: int) -> None:
     first = runs[ranks][0]
     assert first["published_again"] == [first["published"]] * 2
 
 
-def test_checkpoint_of_four_ranks_is_restored_by_two(folder: Path, runs: dict[int, list[dict[str, Any]]]) -> None:
+def test_checkpoint_of_four_ranks_is_restored_by_two(folder: Path, runs: Runs) -> None:
     for result in run_ranks(folder, "reshard", 2, "run-4"):
         assert result["restored"] == runs[4][0]["saved"]
