@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from infra.gpus import visible_gpus
 from infra.storage import open_storage
 from operators.trainer.config import LearnerConfig
 from operators.trainer.emulation import TrainerEmulation
@@ -31,7 +32,8 @@ class TrainingConfig:
     threads: int = 1
     """CPU threads of the model code. Weights are bit-identical only between runs with the same number of threads."""
     device: str = "cpu"
-    """A torch device. With `cuda` and several ranks, rank n uses `cuda:n`."""
+    """A torch device. With `cuda` and several ranks, each uses one of the GPUs that its machine makes visible: with 8 a
+    machine, rank 11 uses `cuda:3`. `CUDA_VISIBLE_DEVICES` divides a machine between the trainer and rollouts."""
     ranks: int = 1
     """Processes that shard the model, each with its part of every batch. Fixed for a run."""
     rank_0_host: str = "127.0.0.1"
@@ -59,5 +61,7 @@ class TrainingConfig:
             raise ValueError(f"ranks must be 1 with lora.rank, not {self.ranks}: only one rank can train adapters")
 
     def device_of(self, rank: int) -> str:
-        """The device of `rank`."""
-        return f"cuda:{rank}" if self.device == "cuda" and self.ranks > 1 else self.device
+        """The device of `rank` on this machine."""
+        if self.device != "cuda" or self.ranks == 1:
+            return self.device
+        return f"cuda:{rank % max(1, len(visible_gpus()))}"

@@ -1,0 +1,26 @@
+"""A model of 200 M parameters on 1 to 8 ranks: no rank holds more than its share and a few layers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "operators" / "trainer"))
+
+from test_sharded_training import check_peaks, run_ranks, save_model
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+SHAPE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 21, "vocab_size": 16_384}
+
+
+def test_ranks_hold_only_their_share_of_200_million_parameters(tmp_path: Path) -> None:
+    sizes = save_model(tmp_path / "model", SHAPE)
+    assert sizes[0] == pytest.approx(200e6, rel=0.05)
+    runs = {ranks: run_ranks(tmp_path, f"run-{ranks}", ranks) for ranks in (1, 2, 4, 8)}
+    for results in runs.values():
+        check_peaks(results, *sizes)
+    for ranks in (2, 8):
+        for result in run_ranks(tmp_path, f"reshard-{ranks}", ranks, "run-4"):
+            assert result["restored"] == runs[4][0]["saved"]
