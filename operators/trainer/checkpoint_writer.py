@@ -99,7 +99,7 @@ class CheckpointWriter:
         return files[0]
 
     def _complete(self, own: Future[RankFile], state: LearnerState, position: TrainerPosition) -> None:
-        """Wait for the parts of all ranks, then write the manifest."""
+        """Wait for the parts of all ranks, then write the manifest. Raises RankLost if one of them has ended."""
         files = [own.result()]
         for rank in range(1, self._training.ranks.count):
             while (note := self._training.rendezvous.posted(_note(position, rank))) is None:
@@ -107,6 +107,7 @@ class CheckpointWriter:
                     raise CheckpointError(
                         f"checkpoint {position.version} lacks the part of rank {rank}: this rank stops"
                     )
+                self._training.rendezvous.check()
             files.append(RankFile(**json.loads(note)))
         self._persist(lambda: complete_checkpoint(self._checkpoints, state, position, files, **self._keep()))
 

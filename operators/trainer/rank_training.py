@@ -57,8 +57,9 @@ class RankTraining:
         shards: int = 1,
         dtype: str = "float32",
     ) -> None:
-        self._config, self._epoch, self.rendezvous = config, epoch, rendezvous or Rendezvous()
+        self._config, self.rendezvous = config, rendezvous or Rendezvous()
         ranks = self.ranks = self.rendezvous.ranks
+        epoch = self._epoch = int(ranks.gather(torch.tensor([epoch]))[0])  # a version is the same on all ranks
         device = config.device_of(ranks.rank)
         check_device_memory(model, ranks.count, device, config.learner)
         self._learner = Learner(config.learner, model, device, ranks)

@@ -75,7 +75,8 @@ def run(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:
     config = TrainingConfig(ranks=ranks.count, checkpoint_every=1, learner=LEARNER)
 
     def start() -> RankTraining:
-        return RankTraining(config, folder / "model", checkpoints, 1, rendezvous)
+        epoch = 0 if ranks.rank else 1  # as in a run: rank 0's counts
+        return RankTraining(config, folder / "model", checkpoints, epoch, rendezvous)
 
     def train(training: RankTraining, number: int) -> None:
         part = make_batch(seed=number, number=number, groups=2, parts=ranks.count)[ranks.rank]
