@@ -10,6 +10,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Protocol
@@ -87,12 +88,12 @@ def _release(group: str) -> None:
 class _FoldFn(beam.DoFn):
     def __init__(self, step: FoldStep, phases: Phases | None = None, dead_letters: bool = True) -> None:
         self._step = step
-        self._phases = phases or Phases(())
+        self._phases = phases
         self._dead_letters = dead_letters
         self._counters = StepCounters()
 
     def display_data(self) -> dict[str, str]:
-        return {"step": type(self._step).__name__, "phases": ", ".join(self._phases.names)}
+        return {"step": type(self._step).__name__, "phases": ", ".join(self._phases.names if self._phases else ())}
 
     def process(self, element: Restored | Polled) -> Iterator[Emission]:
         if isinstance(element, Restored):
@@ -112,7 +113,8 @@ class _FoldFn(beam.DoFn):
                 outputs += invalid
             for topic, count in Counter(map(_TOPIC, element.records)).items():
                 self._counters.add(f"read_{topic}", count)
-            with LIVENESS.step(element.group, "fold"), self._phases.measured():
+            phases = nullcontext() if self._phases is None else self._phases.measured()
+            with LIVENESS.step(element.group, "fold"), phases:
                 outputs += running.fold.fold(element)
                 checkpoint = running.fold.checkpoint(element.positions)
             emission = Emission(element.group, element.start, running.emissions, tuple(outputs), checkpoint)

@@ -10,13 +10,16 @@ import importlib
 import logging
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from infra.kafka.session import SessionLost
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.evaluate_versions import EvaluateVersions
+from operators.evaluation.report_rounds import ask_questions, report_rounds
 from operators.io.config import ShardConfig
 from operators.io.fold_records import FoldRecords, FoldStep, _FoldFn, is_busy
+from operators.io.map_outputs import MapOutputs, OutputFunction, map_emission, map_outputs
 from operators.io.read_topics import ReadTopics
 from operators.io.shards import close_shards
 from operators.io.sink import SinkBroken, drop_sink
@@ -47,8 +50,8 @@ class _Graph:
 class RoleThread:
     """One role, running until it is closed."""
 
-    def __init__(self, name: str, source: ShardConfig, step: FoldStep) -> None:
-        self.name, self.config, self._step = name, source, step
+    def __init__(self, name: str, source: ShardConfig, step: FoldStep, *maps: OutputFunction) -> None:
+        self.name, self.config, self._step, self._maps = name, source, step, maps
         self.starts = 0
         self.error: BaseException | None = None
         self._closed = threading.Event()
@@ -61,10 +64,11 @@ class RoleThread:
         graph = _Graph()
         where = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
         importlib.import_module(f"pipelines.{role.pipeline}").build(graph, config=config, **where)
-        read, fold, _ = graph.transforms
+        read, fold, *maps, _ = graph.transforms
         assert isinstance(read, ReadTopics)
         assert isinstance(fold, FoldRecords)
-        return cls(role.name, read.shards[0], fold._step)
+        assert all(isinstance(each, MapOutputs) for each in maps)
+        return cls(role.name, read.shards[0], fold.step, *(each.function for each in maps))
 
     def close(self) -> None:
         """Stop after the current poll."""
@@ -93,7 +97,7 @@ class RoleThread:
         while not self._closed.is_set():
             element = source.next(wait=not is_busy(self.config.group))
             for emission in fold.process(element):
-                commit.process(emission)
+                commit.process(map_emission(emission, partial(map_outputs, functions=self._maps)))
 
 
 def start_roles(config: Config, names: Sequence[str] = ()) -> list[RoleThread]:
@@ -104,7 +108,7 @@ def start_roles(config: Config, names: Sequence[str] = ()) -> list[RoleThread]:
     experiences, versions = topic_input(config, EXPERIENCES, keys=("e",)), topic_input(config, RELAY, start="earliest")
     source = shard_config(config, "evaluation", experiences, versions)
     evaluate = EvaluateVersions(EvaluationConfig(every=1, periodic_questions=QUESTIONS), _questions)
-    return [*roles, RoleThread("evaluation", source, evaluate)]
+    return [*roles, RoleThread("evaluation", source, evaluate, ask_questions, report_rounds)]
 
 
 def close_roles(roles: Sequence[RoleThread]) -> None:
