@@ -115,8 +115,8 @@ def resume_command(
     found = find_run_to_resume(folder, run)
     if found.reached and not changes:
         nothing = {"run": found.run, "resumed": {}}
-        more = f"{found.goal or 0:,} optimizer steps; to extend it: --set trainer.optimizer_steps=NUMBER"
-        return Report(nothing, lambda: f"nothing to resume: run {found.run} has reached its goal of {more}", json)
+        text = f"run {found.run} has reached its goal; to extend it: --set trainer.optimizer_steps=NUMBER"
+        return Report(nothing, lambda: f"nothing to resume: {text}", as_json=json)
     stopped = found.supervised and found.status != "running"
     if changes and not stopped:
         raise typer.BadParameter("settings change only when a stopped run of `laminar run` resumes", param_hint="--set")

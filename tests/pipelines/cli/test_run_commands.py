@@ -96,7 +96,9 @@ def test_runs_list_prints_csv_json_and_table(runs: Runs) -> None:
 
 def test_runs_resume_skips_finished_and_running_runs(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "first" / "report.html").touch()
-    assert runs("resume", "--run", "first")[:2] == (0, "nothing to resume: run first has reached its goal\n")
+    code, out, _ = runs("resume", "--run", "first")
+    assert (code, out.partition(";")[0]) == (0, "nothing to resume: run first has reached its goal")
+    assert "--set trainer.optimizer_steps=NUMBER" in out
     code, _, err = runs("resume", "--run", "second")
     assert code == 1
     assert "run second ended before its topics were created" in err
