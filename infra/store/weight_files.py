@@ -30,11 +30,11 @@ def tensor_places(data: memoryview) -> dict[str, TensorPlace]:
 
     Raises ValueError if it is not a safetensors file.
     """
-    length = header_length(data[:8], len(data))
+    length = header_length(bytes(data[:8]), len(data))  # a view would outlive its mapping in an error
     return places_in_header(bytes(data[8 : 8 + length]), len(data))
 
 
-def header_length(first: bytes | memoryview, size: int) -> int:
+def header_length(first: bytes, size: int) -> int:
     """The length of the header of a safetensors file of `size` bytes, which begins with `first`, 8 bytes.
 
     Raises ValueError if it is not a safetensors file.
