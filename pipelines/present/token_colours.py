@@ -61,7 +61,7 @@ def token_pieces(tokens: Tokens, by: str) -> list[tuple[str, Style]]:
     for at, token in enumerate(tokens.ids):
         colour = OTHER_COLOUR
         if tokens.from_policy[at]:
-            colour = _of_logprob(tokens.logprobs[at])
+            colour = SCALE[level(tokens.logprobs[at])][1]
             if by == "version":
                 colour = VERSION_COLOURS[known.index(tokens.versions[at]) % len(VERSION_COLOURS)]
         text = f"{token} " if tokens.texts is None else escape_control_characters(tokens.texts[at])
@@ -69,8 +69,9 @@ def token_pieces(tokens: Tokens, by: str) -> list[tuple[str, Style]]:
     return pieces
 
 
-def _of_logprob(logprob: float) -> int:
-    return next(colour for lowest, colour in SCALE if logprob >= lowest)
+def level(logprob: float) -> int:
+    """The index in SCALE; the last one for NaN too."""
+    return next((at for at, (lowest, _) in enumerate(SCALE) if logprob >= lowest), len(SCALE) - 1)
 
 
 def legend(by: str, versions: list[str]) -> Text:

@@ -19,6 +19,7 @@ from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.log.rows import rows_of
 from pipelines.inspect.metrics_file import LAG, PHASE, MetricsFile
 from pipelines.inspect.run_files import CONFIG_FILE, LOGS, METRICS_FILE, SAMPLES_FILE
+from pipelines.inspect.run_folders import run_argument
 from pipelines.inspect.run_state.events import RoleState as ObservedRole
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.present.report.samples import report_samples
@@ -257,8 +258,10 @@ class Supervisor:
             return
         client, run = self.config.kafka.client(), self.config.run.name
         with self._stops.interruptible():
-            lines = first_error_lines(rows_of(client, run, EXPERIENCES, COLUMNS), self._started_at)
-        raise RunFailing(failing_message(recent, run), lines)
+            lines = self._kafka.retry(
+                lambda: first_error_lines(rows_of(client, run, EXPERIENCES, COLUMNS), self._started_at)
+            )
+        raise RunFailing(failing_message(recent, run_argument(self.folder)), lines)
 
     def _roles(self) -> Mapping[str, ObservedRole]:
         return {

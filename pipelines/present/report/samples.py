@@ -12,7 +12,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from pipelines.inspect.log.samples import SampleFilter, SampleGroup, find_groups, groups_at
 from pipelines.present.sample_text import MAX_CHARS, groups_json, shortened
-from pipelines.present.token_colours import SCALE, tokens_of
+from pipelines.present.token_colours import SCALE, level, tokens_of
 
 PER_GROUP = 4
 
@@ -94,5 +94,4 @@ def _piece(text: str, logprob: float | None) -> str:
     shown = escape(escape_control_characters(text))
     if logprob is None:
         return shown
-    level = next((at for at, (lowest, _) in enumerate(SCALE) if logprob >= lowest), len(SCALE) - 1)  # the last: NaN
-    return f'<span class="p{level}">{shown}</span>'
+    return f'<span class="p{level(logprob)}">{shown}</span>'

@@ -15,7 +15,7 @@ from infra.kafka.properties import ClientProperties
 from infra.models.demo import build_demo_tokenizer
 from infra.models.token_texts import token_texts
 from pipelines.inspect.log.history import _prompt_number
-from pipelines.present.token_colours import Tokens, coloured
+from pipelines.present.token_colours import SCALE, Tokens, coloured, level
 from schemas.topics import PROMPTS, run_prefix
 
 RUN = "example-run"
@@ -103,6 +103,10 @@ def test_token_texts_join_to_the_text(tmp_path: Path) -> None:
     assert texts[0] == "the answer is"
     with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
         token_texts(tmp_path / "nowhere", ids)
+
+
+def test_level_of_a_logprob_that_is_no_number_is_the_last() -> None:
+    assert [level(logprob) for logprob in (0.0, -100.0, float("nan"))] == [0, len(SCALE) - 1, len(SCALE) - 1]
 
 
 def test_coloured_tokens_by_logprob_or_version() -> None:
