@@ -42,7 +42,7 @@ def test_end_failed_reports_a_full_disk_in_state_json(tmp_path: Path) -> None:
         run = read_run(folder)
         assert run.status == "failed"
         assert f"0 of 262,144 bytes are free on the disk of {folder}" in str(run.state["error"])
-        assert raised.value.__notes__[-1].endswith("runs resume --run first`")
+        assert raised.value.__notes__[-1].endswith(f"runs resume --run {folder}`")
 
 
 def test_run_kafka_does_not_restart_a_broker_on_a_full_disk(tmp_path: Path) -> None:
@@ -117,5 +117,5 @@ def test_run_kafka_fails_when_broker_data_is_deleted(tmp_path: Path) -> None:
 def test_read_run_names_the_remedy_for_damaged_state_json(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / STATE_FILE).write_text("{")
-    with pytest.raises(ValueError, match=r"state\.json is not JSON: .*`laminar runs resume --run bad`"):
+    with pytest.raises(ValueError, match=rf"state\.json is not JSON: .*`laminar runs resume --run {tmp_path}/bad`"):
         read_run(tmp_path / "bad")

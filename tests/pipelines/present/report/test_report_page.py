@@ -109,7 +109,8 @@ def test_report_shows_run(tmp_path: Path) -> None:
     for expected in (
         "sums", "reached its goal", "0.42 → 0.89", "0.24 → 0.86", "best supervised checkpoint, greedy: 0.94",
         "below the best supervised checkpoint (0.94)", "audit FAILED", "0 lost, 1 trained twice",
-        "10,800", "warm start 0:12", "training 1:36", "lr = 2e-4", "laminar runs audit --run sums", "2:11", "seed 3",
+        "10,800", "warm start 0:12", "training 1:36", "lr = 2e-4", f"laminar runs audit --run {tmp_path}",
+        "2:11", "seed 3",
     ):  # fmt: skip
         assert expected in text, expected
     assert "broker 0:00" not in text
