@@ -41,14 +41,14 @@ class ConfigError(ValueError):
 
 
 class ConfigProblems(ConfigError):
-    """Several reasons why a run cannot start; `details` has them, one a line, with tracebacks below them."""
+    """Several reasons why a run cannot start; `detail_lines` have them, one a line, with tracebacks below them."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         one = len(problems) == 1
         text = problems[0].partition("\n")[0] if one else f"the run cannot start: {len(problems)} problems"
         super().__init__(text)
         lines = [line for problem in problems for line in problem.split("\n")]
-        self.details = tuple(lines[1:] if one else lines)
+        self.detail_lines = tuple(lines[1:] if one else lines)
 
 
 TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]

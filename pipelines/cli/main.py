@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:  # every error becomes one line on stderr, with its details below
         if debug:
             raise
-        details = "".join(f"  {escape_control_characters(line)}\n" for line in getattr(error, "details", ()))
+        details = "".join(f"  {escape_control_characters(line)}\n" for line in getattr(error, "detail_lines", ()))
         sys.stderr.write(f"laminar: {escape_to_one_line(_one_line(error))}\n{details}")
         sys.exit(1)
 

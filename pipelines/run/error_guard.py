@@ -17,11 +17,11 @@ COLUMNS = ("trajectory_id", ERROR, "scored_at")
 
 
 class RunFailing(RuntimeError):
-    """Too many of the newest trajectories have an error. `details` has the first error with its traceback."""
+    """Too many of the newest trajectories have an error. `detail_lines` have the first error with its traceback."""
 
     def __init__(self, message: str, details: Iterable[str] = ()) -> None:
         super().__init__(message)
-        self.details = tuple(details)
+        self.detail_lines = tuple(details)
 
 
 class ErrorGuard:

@@ -125,7 +125,7 @@ def _end_failed(state: RunStateFile, error: BaseException) -> None:
     """Write to state.json why the run failed, and add to `error` how to resume it."""
     if is_out_of_space(error) or is_full(state.folder):
         error.add_note(f"the disk is full: {describe_free_space(state.folder)}")
-    notes = [*getattr(error, "details", ())[:MAX_DETAILS], *getattr(error, "__notes__", [])]
+    notes = [*getattr(error, "detail_lines", ())[:MAX_DETAILS], *getattr(error, "__notes__", [])]
     reason = "; ".join([f"{type(error).__name__}: {error}", *notes])
     try:
         state.end(reason)

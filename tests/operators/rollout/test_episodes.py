@@ -17,6 +17,7 @@ from tiny_engines import engine, plain_logprobs
 from tiny_models import VOCABULARY, tiny_model
 
 from infra.models.chat import MessageFrame
+from operators.io.repartition import Placed, assignment_of
 from operators.rollout.engine import KV, Completion, PartialResponse, Request
 from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.pool import EnvironmentPool
@@ -308,10 +309,11 @@ def all_of(
             leaving = rng.sample(here, rng.randint(0, len(here)))
             order = Release("1-1.1", tuple(leaving), (lease,) * len(leaving), 1 - source, 1, source, 1)
             for event in replicas[source].hand_over(order):
-                if isinstance(event, Assignment):
-                    replicas[1 - source].accept(event)
-                    owners[event.trajectory_id] = event
-                    elsewhere[_turns(event)] += 1
+                if isinstance(event, Placed):
+                    given = assignment_of(event)
+                    replicas[1 - source].accept(given)
+                    owners[event.trajectory_id] = given
+                    elsewhere[_turns(given)] += 1
         for event in replicas[source].report_progress() if kills and rng.random() < 0.3 else ():
             assert isinstance(event, Progress)
             before = reported.get(event.trajectory_id)

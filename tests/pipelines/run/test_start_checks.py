@@ -70,7 +70,7 @@ def test_host_checks_name_a_used_port() -> None:
 
 def test_config_problems_are_one_line_or_a_list() -> None:
     one = ConfigProblems(["reward: KeyError\n  File a"])
-    assert (str(one), one.details) == ("reward: KeyError", ("  File a",))
+    assert (str(one), one.detail_lines) == ("reward: KeyError", ("  File a",))
     two = ConfigProblems(["reward: KeyError\n  File a", "heldout"])
     assert str(two) == "the run cannot start: 2 problems"
-    assert two.details == ("reward: KeyError", "  File a", "heldout")
+    assert two.detail_lines == ("reward: KeyError", "  File a", "heldout")
