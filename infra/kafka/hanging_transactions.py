@@ -69,7 +69,7 @@ def _end(client: ClientProperties, admin: Any, sleep: Callable[[float], None], e
         before = hanging
         sleep(CHECK_INTERVAL_S)  # a coordinator that has just loaded may know more at the next check
     ending = decided(client, hanging & before)
-    present = {replace(each, committed=False) for each in open_transactions(admin, topics)}
+    present = set(open_transactions(admin, topics))
     for each in ending:
         if replace(each, committed=False) not in present:  # it has ended by itself since
             continue

@@ -47,7 +47,7 @@ def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin:
     """
     key, last = group.encode(), None
     undecided: dict[int, tuple[bytes, Any]] = {}
-    for found in _read_to_end(observer, place, begin):
+    for found in read_to_end(observer, place, begin):
         if isinstance(found, Marker):
             ended = undecided.pop(found.producer_id, None)
             last = ended if ended is not None and found.committed else last
@@ -65,7 +65,7 @@ def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin:
     return None if last is None else Note.decode(decode(*last)[0].note)
 
 
-def _read_to_end(observer: KafkaConsumer, place: TopicPartition, begin: int | None) -> Iterator[Any]:
+def read_to_end(observer: KafkaConsumer, place: TopicPartition, begin: int | None) -> Iterator[Any]:
     """The batches and markers of a partition, to its present end."""
     if place.partition not in (observer.partitions_for_topic(place.topic) or ()):
         raise UnknownTopicOrPartitionError(f"there is no topic {place.topic}, which has the commit notes of a run")

@@ -111,13 +111,12 @@ def describe(transactions: Iterable[OpenTransaction], now_ms: int) -> list[str]:
 
 
 def _opened(place: TopicPartition, producer: Any, name: str | None, known: Any) -> OpenTransaction:
-    epoch = producer.producer_epoch
     return OpenTransaction(
         topic=place.topic,
         partition=place.partition,
         first=producer.current_transaction_start_offset,
         producer_id=producer.producer_id,
-        epoch=epoch,
+        epoch=producer.producer_epoch,
         coordinator_epoch=producer.coordinator_epoch,
         wrote_at=producer.last_timestamp,
         transactional_id=name,

@@ -10,20 +10,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 
 from kafka import TopicPartition
-from kafka.errors import KafkaTimeoutError
 
-from infra.kafka.notes import uncommitted_consumer
+from infra.kafka.notes import read_to_end, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import RecordBatch
 
 LOG = "__transaction_state"
 MAX_PARTITIONS = 100_000
 """Maximum partitions of one transaction; a larger number is a damaged record."""
-POLL_MS = 100
-MAX_IDLE_POLLS = 300
 _ONGOING, _PREPARE_COMMIT, _PREPARE_ABORT, _PREPARE_EPOCH_FENCE = 1, 2, 3, 7
 _UNDER_WAY = (_ONGOING, _PREPARE_COMMIT, _PREPARE_ABORT, _PREPARE_EPOCH_FENCE)
 _FLEXIBLE_VERSION = 1
@@ -67,8 +65,8 @@ def logged_producers(client: ClientProperties, producer_ids: Collection[int]) ->
     observer = uncommitted_consumer(client)
     try:
         places = [TopicPartition(LOG, number) for number in sorted(observer.partitions_for_topic(LOG) or ())]
-        for batch in _batches(observer, places):
-            for value in batch.values:
+        for batch in chain.from_iterable(read_to_end(observer, place, None) for place in places):
+            for value in batch.values if isinstance(batch, RecordBatch) else ():
                 if value is not None and (decision := parse_decision(value)).producer_id in producer_ids:
                     found.setdefault(decision.producer_id, LoggedProducer()).add(decision)
     finally:
@@ -134,21 +132,3 @@ class _Fields:
             if byte < 128:
                 return number
         raise DamagedTransactionLog(f"a number of more than five bytes in a record of {LOG}")
-
-
-def _batches(observer: Any, places: list[TopicPartition]) -> Iterator[RecordBatch]:
-    """The batches of `places` to their present ends. Raises KafkaTimeoutError."""
-    if not places:
-        return
-    ends = observer.end_offsets(places)
-    begins = observer.beginning_offsets(places)
-    observer.assign(places)
-    for place in places:
-        observer.seek(place, begins[place])
-    idle = 0
-    while any(observer.position(place) < end for place, end in ends.items()):
-        polled = [record.value for records in observer.poll(timeout_ms=POLL_MS).values() for record in records]
-        idle = 0 if polled else idle + 1
-        if idle > MAX_IDLE_POLLS:
-            raise KafkaTimeoutError(f"{LOG} cannot be read to its end")
-        yield from (value for value in polled if isinstance(value, RecordBatch))

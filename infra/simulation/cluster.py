@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Transaction:
-    """What the coordinator knows of a transactional.id."""
+    """The coordinator's state of a transactional.id."""
 
     producer_id: int
     epoch: int

@@ -36,7 +36,7 @@ class StoredBatch:
 
 @dataclass(slots=True)
 class _Producer:
-    """What the leader knows of a producer: its newest epoch, its last batches, its open transaction."""
+    """The leader's state of a producer: its newest epoch, its last batches, its open transaction."""
 
     epoch: int
     batches: list[tuple[int, int, int]] = field(default_factory=list)

@@ -53,7 +53,7 @@ class ErrorGuard:
 
 
 def failing_message(recent: ErrorCounts, run: str) -> str:
-    """What is wrong and where to look further."""
+    """The message of a run that is stopped: the error share, the settings, and the command that lists the errors."""
     return (
         f"the run was stopped, because it cannot learn: errors in {errors_text(recent)} of the newest "
         f"(run.stop_error_share, run.stop_error_window). Each error: `laminar topics find experiences --run {run} "
