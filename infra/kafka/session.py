@@ -12,13 +12,11 @@ interruption a note never covers more than its outputs, and a start relies on th
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
+from kafka import OffsetAndMetadata, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import (
     InvalidProducerEpochError,
@@ -28,21 +26,14 @@ from kafka.errors import (
     ProducerFencedError,
 )
 
+from infra.kafka.clients import KafkaClients, SessionClients
 from infra.kafka.log_gaps import check_position, log_truncated, note_missing
 from infra.kafka.note import Note
-from infra.kafka.notes import last_note, uncommitted_consumer
-from infra.kafka.readiness import connection_problem
+from infra.kafka.notes import last_note
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
-from infra.kafka.transactions import TransactionalProducer
-from infra.kafka.unended import check_own_transactions, end_own_transactions
 from schemas.codec import encode
 from schemas.records import CommitNote
 
-MAX_POLL_RECORDS = 2000
-RETRY_BACKOFF_MS = 3
-"""A transaction that begins before the markers of the last one are written must retry: soon, not after 100 ms."""
-RECONNECT = {"reconnect_backoff_max_ms": 500}
-"""Reconnect to a restarted broker within half a second (default 30 s), unless the client properties set it."""
 LEDGER_POLL_MS = 20
 """Short, since a topic ends with a transaction marker, which no poll returns."""
 VERIFY_COMMITS = 1000
@@ -90,11 +81,12 @@ class Session:
     ends: dict[Partition, int]
     """The end of each input at this start, open transactions included."""
 
-    def __init__(self, config: SessionConfig) -> None:
+    def __init__(self, config: SessionConfig, clients: SessionClients | None = None) -> None:
         self.config = config
+        self._clients = clients or KafkaClients(config.client)
         self.lost: SessionLost | None = None
         self.commits = 0
-        self._committing = threading.Lock()
+        self._committing = self._clients.lock()
         self._offsets: dict[str, int] = {}
         self._begins: dict[Partition, int] = {}
         self._verified = 0
@@ -114,35 +106,11 @@ class Session:
 
     def _open(self) -> None:
         # Check first: without a broker a client takes 30 s to fail, and leaves its sockets open.
-        if (reason := connection_problem(self.config.client.admin(), timeout_s=2.0)) is not None:
+        if (reason := self._clients.problem()) is not None:
             raise SessionLost(f"{self.config.group}: {reason}")
-        self._producer = TransactionalProducer(
-            **RECONNECT
-            | self.config.client.producer(
-                transactional_id=self.config.group,
-                transaction_timeout_ms=int(self.config.transaction_timeout_s * 1000),
-                acks="all",
-                linger_ms=0,
-                retry_backoff_ms=RETRY_BACKOFF_MS,
-                batch_size=1 << 20,
-                metrics_enabled=False,
-                max_request_size=16 * 1024 * 1024,
-            )
-        )
+        self._producer = self._clients.producer(self.config.group, self.config.transaction_timeout_s)
         self._producer.init_transactions()
-        # Without a group: in a group each poll checks the coordinator in another thread, half the cost of a poll.
-        self._consumer = KafkaConsumer(
-            **RECONNECT
-            | self.config.client.consumer(
-                group_id=None,
-                enable_auto_commit=False,
-                isolation_level="read_committed",
-                auto_offset_reset="none",  # a position outside the log is an error, never skipped
-                max_poll_records=MAX_POLL_RECORDS,
-                fetch_max_wait_ms=500,
-                metrics_enabled=False,
-            )
-        )
+        self._consumer = self._clients.consumer()
         self._restore()
 
     def poll(self, timeout_s: float) -> list[ConsumerRecord]:
@@ -151,7 +119,7 @@ class Session:
         Raises SessionLost, and LogTruncated if the log no longer has the next one.
         """
         if not self._assigned:
-            time.sleep(timeout_s)
+            self._clients.sleep(timeout_s)
             return []
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
@@ -205,7 +173,7 @@ class Session:
             try:
                 if self._producer.reconnected():
                     own = self.config.group, self._producer.producer_id
-                    check_own_transactions(self.config.client, *own, self._output_places())
+                    self._clients.check_own_transactions(*own, self._output_places())
                 first = self._write(list(outputs), offsets, note, sent)
             except KafkaError as error:
                 raise self._give_up(error, *(f.exception for f in sent if f.is_done)) from error
@@ -228,7 +196,7 @@ class Session:
             first.setdefault(place, written.offset)
             last[place] = written.offset
         self._outputs.update(last)
-        record = CommitNote(config.group, replace(note, written=last).encode(), time.time_ns() // 10**6)
+        record = CommitNote(config.group, replace(note, written=last).encode(), self._clients.unix_ms())
         value, headers = encode(record)
         noted = producer.send(
             config.restore.topic, value, config.group.encode(), list(headers), config.restore.partition
@@ -253,7 +221,7 @@ class Session:
         if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
             return
         self._verified = self.commits
-        observer = uncommitted_consumer(self.config.client)
+        observer = self._clients.observer()
         try:
             note = last_note(observer, TopicPartition(*self.config.restore), self.config.group, self._note_at)
         except KafkaError as error:
@@ -288,7 +256,7 @@ class Session:
     def _restore(self) -> None:
         config, consumer, assigned = self.config, self._consumer, self._assigned
         ledger = [TopicPartition(*p) for p in config.ledger]
-        observer = uncommitted_consumer(config.client)
+        observer = self._clients.observer()
         try:
             note = last_note(observer, TopicPartition(*config.restore), config.group)
             places = list(dict.fromkeys([*ledger, *assigned, *(TopicPartition(*p) for p in config.owned)]))
@@ -300,7 +268,7 @@ class Session:
         if note is None:
             self._check_nothing_written(begins, ends)
         self._outputs.update(note.written if note is not None else ())
-        end_own_transactions(config.client, config.group, self._producer.producer_id, self._output_places())
+        self._clients.end_own_transactions(config.group, self._producer.producer_id, self._output_places())
         self.note = note or Note()
         self.start = self.note.start + 1
         known = {_named(tp): tp for tp in places}
@@ -351,13 +319,13 @@ class Session:
         for tp, offset in begins.items():
             consumer.seek(tp, offset)
         records: list[ConsumerRecord] = []
-        before, moved_at = -1, time.monotonic()
+        before, moved_at = -1, self._clients.monotonic()
         while any(self._position(tp) < end for tp, end in ends.items()):
             for polled in consumer.poll(timeout_ms=LEDGER_POLL_MS).values():
                 records.extend(polled)
             if (now := sum(map(self._position, ends))) != before:
-                before, moved_at = now, time.monotonic()
-            elif time.monotonic() - moved_at > CATCH_UP_S + self.config.transaction_timeout_s:
+                before, moved_at = now, self._clients.monotonic()
+            elif self._clients.monotonic() - moved_at > CATCH_UP_S + self.config.transaction_timeout_s:
                 raise KafkaTimeoutError(f"{self.config.group}: its own output cannot be read to {ends}")
         return records
 
@@ -371,16 +339,20 @@ def _place(name: str) -> TopicPartition:
     return TopicPartition(topic, int(partition))
 
 
-class _Sessions:
-    """The sessions of this process, by group. The source opens one, the sink of the same shard uses it."""
+class Sessions:
+    """The sessions of one process, by group. The source opens one, the sink of the same shard uses it.
 
-    def __init__(self) -> None:
+    `clients` makes what a session connects with; by default it connects to Kafka.
+    """
+
+    def __init__(self, clients: Callable[[SessionConfig], SessionClients] | None = None) -> None:
         self._open: dict[str, Session] = {}
+        self._clients = clients
 
     def open(self, config: SessionConfig) -> Session:
         """Open a session for `config.group`, after closing the last one. Raises SessionLost if Kafka is unavailable."""
         self.close(config.group, patience_s=config.transaction_timeout_s)
-        session = self._open[config.group] = Session(config)
+        session = self._open[config.group] = Session(config, None if self._clients is None else self._clients(config))
         return session
 
     def get(self, group: str) -> Session | None:
@@ -394,4 +366,5 @@ class _Sessions:
             session.close(patience_s)
 
 
-SESSIONS = _Sessions()
+SESSIONS = Sessions()
+"""The sessions of this process."""

@@ -1,1 +1,1 @@
-"""A Kafka cluster in memory, to try many histories of failures in little time."""
+"""A Kafka cluster, a network, processes and clocks in memory, to try many histories of failures in little time."""

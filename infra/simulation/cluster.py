@@ -7,9 +7,9 @@ transaction's end is complete, markers included, when the request returns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from infra.simulation.errors import (
     InvalidProducerEpoch,
@@ -47,6 +47,8 @@ class SimulatedCluster:
 
     def __init__(self, topics: Mapping[str, int]) -> None:
         self.now = 0.0
+        self.committed: Callable[[Place], None] = lambda place: None
+        """Called for each partition when the records that a read_committed consumer sees in it may have changed."""
         self._logs = {
             Place(topic, number): PartitionLog() for topic, count in topics.items() for number in range(count)
         }
@@ -60,6 +62,10 @@ class SimulatedCluster:
     def log(self, place: Place) -> PartitionLog:
         """The log of a partition. Raises KeyError for an unknown one."""
         return self._logs[place]
+
+    def partitions_of(self, topic: str) -> list[int]:
+        """The partitions of a topic; empty for an unknown one."""
+        return sorted(place.partition for place in self._logs if place.topic == topic)
 
     def init_producer_id(self, transactional_id: str, timeout_s: float = 60.0) -> ProducerKey:
         """Fence the earlier producers of an id, abort their open transaction, and return the new producer."""
@@ -84,7 +90,7 @@ class SimulatedCluster:
         self._begin(transactional_id, producer).groups.add(group)
 
     def produce(
-        self, place: Place, values: Sequence[bytes], producer: ProducerKey, transactional_id: str, sequence: int
+        self, place: Place, values: Sequence[Any], producer: ProducerKey, transactional_id: str, sequence: int
     ) -> int:
         """Append transactional records; return the offset of the first.
 
@@ -98,9 +104,11 @@ class SimulatedCluster:
                 raise InvalidTransactionState(f"{place} is not in a transaction of {transactional_id}")
         return log.append(values, producer, sequence)
 
-    def send(self, place: Place, values: Sequence[bytes]) -> int:
+    def send(self, place: Place, values: Sequence[Any]) -> int:
         """Append records of a plain producer; return the offset of the first."""
-        return self._logs[place].append(values)
+        offset = self._logs[place].append(values)
+        self.committed(place)
+        return offset
 
     def commit_offsets(
         self, transactional_id: str, group: str, producer: ProducerKey, offsets: Mapping[Place, int]
@@ -170,6 +178,7 @@ class SimulatedCluster:
         marker = ProducerKey(found.producer_id, found.epoch)
         for place in sorted(found.places):
             self._logs[place].end_transaction(marker, commit=commit)
+            self.committed(place)
         for group in sorted(found.groups):
             pending = self._pending.pop((group, producer), {})
             if commit:

@@ -29,3 +29,7 @@ class OutOfOrderSequence(BrokerError):
 
 class OffsetOutOfRange(BrokerError):
     """The log does not have the offset."""
+
+
+class ConnectionLost(Exception):
+    """The connection broke while a request was in flight; whether it was executed is unknown."""

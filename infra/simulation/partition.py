@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from infra.simulation.errors import InvalidProducerEpoch, OffsetOutOfRange, OutOfOrderSequence
 
+_BASE = attrgetter("base")
 REMEMBERED_BATCHES = 5
 """The number of batches per producer whose repetition the broker recognises."""
 
@@ -24,7 +27,7 @@ class StoredBatch:
     """The records of one request, from offset `base` on. A marker is one record, and `commits` says what it does."""
 
     base: int
-    values: tuple[bytes, ...]
+    values: tuple[Any, ...]
     producer: ProducerKey | None = None
     commits: bool | None = None
 
@@ -83,7 +86,7 @@ class PartitionLog:
             lowest = min(lowest, sequence) if producer.epoch == epoch else sequence
             self._attempts[producer.producer_id] = producer.epoch, lowest
 
-    def append(self, values: Sequence[bytes], producer: ProducerKey | None = None, sequence: int = 0) -> int:
+    def append(self, values: Sequence[Any], producer: ProducerKey | None = None, sequence: int = 0) -> int:
         """Append records, transactional ones if there is a `producer`; return the offset of the first.
 
         A repetition of a remembered batch returns the offset of the original. Raises InvalidProducerEpoch, and
@@ -118,18 +121,28 @@ class PartitionLog:
         self._attempts.pop(producer.producer_id, None)
         self._store(StoredBatch(self.end, (), producer, commit))
 
-    def fetch(self, offset: int, *, committed: bool) -> list[tuple[int, bytes]]:
+    def fetch(self, offset: int, *, committed: bool) -> list[tuple[int, Any]]:
         """The offsets and values from `offset` on: to the end, or only `committed` ones. Raises OffsetOutOfRange."""
-        last = self.stable_end if committed else self.end
-        if not self.begin <= offset <= self.end:
-            raise OffsetOutOfRange(f"{offset} is not in {self.begin} to {self.end}")
         return [
             (batch.base + index, value)
-            for batch in self._batches
-            if batch.base < last and batch.commits is None and not (committed and self._is_aborted(batch))
+            for batch in self.batches(offset, committed=committed)
+            if batch.commits is None
             for index, value in enumerate(batch.values)
             if batch.base + index >= offset
         ]
+
+    def batches(self, offset: int, *, committed: bool) -> Iterator[StoredBatch]:
+        """The batches and markers from the one with `offset` on, without aborted ones if `committed`.
+
+        Raises OffsetOutOfRange.
+        """
+        if not self.begin <= offset <= self.end:
+            raise OffsetOutOfRange(f"{offset} is not in {self.begin} to {self.end}")
+        last = self.stable_end if committed else self.end
+        first = max(0, bisect_right(self._batches, offset, key=_BASE) - 1)
+        for batch in self._batches[first : bisect_left(self._batches, last, key=_BASE)]:
+            if batch.end > offset and not (committed and self._is_aborted(batch)):
+                yield batch
 
     def delete_before(self, offset: int) -> None:
         """Delete the records before `offset`. Raises OffsetOutOfRange beyond the end."""
@@ -144,9 +157,13 @@ class PartitionLog:
         return batch.base
 
     def _is_aborted(self, batch: StoredBatch) -> bool:
-        return batch.producer is not None and any(
-            number == batch.producer.producer_id and first <= batch.base < marker
-            for number, first, marker in self._aborted
+        return (
+            batch.producer is not None
+            and batch.commits is None
+            and any(
+                number == batch.producer.producer_id and first <= batch.base < marker
+                for number, first, marker in self._aborted
+            )
         )
 
 

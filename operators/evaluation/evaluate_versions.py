@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from infra.runners.step_metrics import phase
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.report_rounds import NAME, ClosedRound, OpenedRound
 from operators.evaluation.rounds import AnnouncedVersion, Mode, Round, modes_due, open_round, round_name
+from operators.io.clocks import wall_ms
 from operators.io.elements import Checkpoint, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.pending import PendingOffsets
 from schemas.records import Experience, Metric, PolicyVersion, Prompt, WeightVersion
@@ -23,8 +23,8 @@ class EvaluateVersions:
     config: EvaluationConfig
     questions: Callable[[], Sequence[Prompt]]
 
-    def restore(self, restored: Restored) -> EvaluationFold:
-        return EvaluationFold(self.config, self.questions(), restored)
+    def restore(self, restored: Restored, now: Callable[[], int] = wall_ms) -> EvaluationFold:
+        return EvaluationFold(self.config, self.questions(), restored, now)
 
 
 class EvaluationFold:
@@ -38,7 +38,7 @@ class EvaluationFold:
         config: EvaluationConfig,
         questions: Sequence[Prompt],
         restored: Restored,
-        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+        now: Callable[[], int] = wall_ms,
     ) -> None:
         self._config, self._questions, self._now = config, questions, now
         self._number, self._last, final, self._lost = restored.state.get("evaluated", (0, None, None, False))

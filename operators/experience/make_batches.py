@@ -22,6 +22,7 @@ from operators.experience.prompt_order import PromptOrder
 from operators.experience.settlements import SettlementLedger
 from operators.experience.shard_coordination import ShardCoordinator
 from operators.experience.trainable import ANY_TOKEN, Untrainable, untrainable
+from operators.io.clocks import wall_ms
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.pending import PendingOffsets
@@ -70,11 +71,16 @@ class MakeBatches:
     vocabulary: int | None = None
     shard: int = 0
 
-    def restore(self, restored: Restored) -> _Buffering:
+    def restore(
+        self,
+        restored: Restored,
+        now: Callable[[], int] = wall_ms,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> _Buffering:
         """The state at a start: from the commit note and the Settled records read back."""
         settlements = SettlementLedger.restored(restored, self.partitions, self.shard, self.config.shards)
         curricula = Curricula(self.levels, restored.state.get("curriculum"))
-        return _Buffering(self, settlements, curricula, restored.state)
+        return _Buffering(self, settlements, curricula, restored.state, now, clock)
 
 
 class _Buffering:
@@ -86,7 +92,7 @@ class _Buffering:
         settlements: SettlementLedger,
         curricula: Curricula,
         state: Mapping[str, Any],
-        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+        now: Callable[[], int] = wall_ms,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._ranks = step.config, step.ranks

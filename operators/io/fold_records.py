@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from operator import attrgetter
@@ -52,35 +52,70 @@ class FoldStep(Protocol):
         """The state with which a start begins."""
 
 
-class _RunningFold:
-    __slots__ = ("emissions", "fold", "manifests", "start")
+class FoldRunner:
+    """Runs a step over the elements of one shard: a fold for each start, dead letters for what cannot be folded."""
 
-    def __init__(self, start: int, fold: ShardFold) -> None:
-        self.start = start
-        self.fold = fold
-        self.emissions = 0
-        self.manifests = ManifestOrder()
+    def __init__(
+        self,
+        step: FoldStep,
+        *,
+        dead_letters: bool = True,
+        phases: Phases | None = None,
+        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+    ) -> None:
+        self._step, self._dead_letters, self._phases, self._now = step, dead_letters, phases, now
+        self._start, self._emissions = 0, 0
+        self._manifests = ManifestOrder()
+        self.fold: ShardFold | None = None
+        """The fold of the present start; None before the first."""
+
+    def restore(self, restored: Restored) -> None:
+        """Create the fold of a start, after `close`."""
+        with LIVENESS.step(restored.group, "restore"):
+            self.fold = self._step.restore(drop_invalid(restored) if self._dead_letters else restored)
+        self._start, self._emissions, self._manifests = restored.start, 0, ManifestOrder()
+
+    def apply(self, polled: Polled) -> Emission | None:
+        """Fold `polled`; None if it is of another start."""
+        if self.fold is None or polled.start != self._start:
+            return None
+        self._emissions += 1
+        undecodable = polled.rejected if self._dead_letters else ()
+        outputs: list[Any] = [Output(DEAD_LETTERS, letter.topic, letter) for letter in undecodable]
+        if self._dead_letters:
+            polled, invalid = reject_invalid(polled, self._manifests, self._now())
+            outputs += invalid
+        with LIVENESS.step(polled.group, "fold"), nullcontext() if self._phases is None else self._phases.measured():
+            outputs += self.fold.fold(polled)
+            checkpoint = self.fold.checkpoint(polled.positions)
+        return Emission(polled.group, polled.start, self._emissions, tuple(outputs), checkpoint)
+
+    def close(self) -> None:
+        """Close the fold and free it."""
+        if self.fold is not None:
+            self.fold.close()
+            self.fold = None
 
 
-_RUNNING: dict[str, _RunningFold] = {}
+_RUNNING: dict[str, FoldRunner] = {}
 
 
 def is_busy(group: str) -> bool:
     """Whether the step of `group` has work without new input."""
     running = _RUNNING.get(group)
-    return running is not None and running.fold.busy()
+    return running is not None and running.fold is not None and running.fold.busy()
 
 
 def close_folds() -> None:
     """Close every fold of this process."""
     while _RUNNING:
-        _RUNNING.popitem()[1].fold.close()
+        _RUNNING.popitem()[1].close()
 
 
 def _release(group: str) -> None:
     """Close and free the fold of `group`: memory would not suffice for its model and the next one's."""
     if (running := _RUNNING.pop(group, None)) is not None:
-        running.fold.close()
+        running.close()
         del running
         gc.collect()  # models and optimizers contain reference cycles, which are collected rarely
 
@@ -98,32 +133,20 @@ class _FoldFn(beam.DoFn):
     def process(self, element: Restored | Polled) -> Iterator[Emission]:
         if isinstance(element, Restored):
             _release(element.group)
-            if self._dead_letters:
-                element = drop_invalid(element)
-            with LIVENESS.step(element.group, "restore"):
-                _RUNNING[element.group] = _RunningFold(element.start, self._step.restore(element))
+            runner = FoldRunner(self._step, dead_letters=self._dead_letters, phases=self._phases)
+            runner.restore(element)
+            _RUNNING[element.group] = runner
             return
         running = _RUNNING.get(element.group)
-        if running is not None and running.start == element.start:
-            running.emissions += 1
-            undecodable = element.rejected if self._dead_letters else ()
-            outputs: list[Any] = [Output(DEAD_LETTERS, letter.topic, letter) for letter in undecodable]
-            if self._dead_letters:
-                element, invalid = reject_invalid(element, running.manifests)
-                outputs += invalid
+        if running is not None and (emission := running.apply(element)) is not None:
             for topic, count in Counter(map(_TOPIC, element.records)).items():
                 self._counters.add(f"read_{topic}", count)
-            phases = nullcontext() if self._phases is None else self._phases.measured()
-            with LIVENESS.step(element.group, "fold"), phases:
-                outputs += running.fold.fold(element)
-                checkpoint = running.fold.checkpoint(element.positions)
-            emission = Emission(element.group, element.start, running.emissions, tuple(outputs), checkpoint)
-            del running, outputs, checkpoint  # this frame is suspended at the yield: it must not keep them alive
+            del running, element  # this frame is suspended at the yield: it must not keep them alive
             yield emission
 
 
-def reject_invalid(polled: Polled, manifests: ManifestOrder) -> tuple[Polled, list[Output]]:
-    """`polled` without its invalid records (see `validation`), and their dead letters."""
+def reject_invalid(polled: Polled, manifests: ManifestOrder, now: int) -> tuple[Polled, list[Output]]:
+    """`polled` without its invalid records (see `validation`), and their dead letters at `now` in Unix milliseconds."""
     reasons: dict[int, str] = {}
     rows: dict[int, list[int]] = {}
     for at, (_, _, _, record, _) in enumerate(polled.records):
@@ -138,7 +161,6 @@ def reject_invalid(polled: Polled, manifests: ManifestOrder) -> tuple[Polled, li
             reasons[at] = reason
     if not reasons and not rows:
         return polled, []
-    now = time.time_ns() // 10**6
     letters = []
     for at, reason in reasons.items():
         received = polled.records[at]

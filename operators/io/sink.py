@@ -1,8 +1,7 @@
 """A shard's sink, with group commit: emissions that arrive during one transaction are committed together in the next.
 
-The step never waits for Kafka, and a busy shard makes few, large transactions. A transaction holds whole emissions, in
-order, with the checkpoint of the last one, so outputs and low-water mark move together. Emissions that together exceed
-MAX_TRANSACTION_BYTES are split over several transactions; one emission is never split.
+The step never waits for Kafka, and a busy shard makes few, large transactions. This file has the queue and its thread;
+`commits.py` has the transactions.
 """
 
 from __future__ import annotations
@@ -10,15 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
 
-from infra.kafka.session import SESSIONS, Partition, Session, SessionLost
+from infra.kafka.session import SESSIONS, SessionLost
 from infra.runners.liveness import LIVENESS
-from operators.io.coalesce import coalesce
+from operators.io.commits import ShardCommits
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Emission
-from operators.io.ledger_floors import LedgerFloors
-from schemas.topics import Topic
+from operators.io.elements import Emission
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +22,6 @@ MAX_EMISSIONS = 64
 """Emissions that may wait for a transaction; beyond it the step blocks."""
 MAX_OUTPUTS = 1024
 """Outputs that may wait for a transaction; beyond it the step blocks."""
-MAX_TRANSACTION_BYTES = 32 * 1024 * 1024
-"""Encoded size limit of several emissions in one transaction."""
 STUCK_S = 180.0
 """Added to the transaction time-out; a transaction that has not ended by then counts as stuck."""
 
@@ -47,14 +41,8 @@ class ShardSink:
         self._changed = threading.Condition()
         self._idle = True
         self._closed = False
-        self._session: Session | None = None
-        self._taken = 0
-        self._bytes = 0
+        self._commits = ShardCommits(config, SESSIONS)
         self._bytes_taken = 0
-        self._floors = LedgerFloors({}, {})
-        self._committed: tuple[object, ...] = ()
-        self._committed_at = 0.0
-        self._names: dict[str, str] = {}
         self._stuck_s = STUCK_S + config.transaction_timeout_s
         LIVENESS.start_thread(f"sink {config.group}", self._run)
 
@@ -71,7 +59,7 @@ class ShardSink:
 
     def take_bytes(self) -> int:
         """Bytes of the records committed since the last call."""
-        written, before = self._bytes, self._bytes_taken
+        written, before = self._commits.bytes_committed, self._bytes_taken
         self._bytes_taken = written
         return written - before
 
@@ -114,7 +102,7 @@ class ShardSink:
                 self._idle = False
                 self._changed.notify_all()
             try:
-                self._commit(emissions)
+                self._commits.commit(emissions)
             except SessionLost as lost:
                 log.warning("%s", lost)  # the source detects it and opens a new session
             except BaseException as error:
@@ -124,71 +112,6 @@ class ShardSink:
             with self._changed:
                 self._idle = True
                 self._changed.notify_all()
-
-    def _commit(self, emissions: Sequence[Emission]) -> None:
-        session = SESSIONS.get(self.config.group)
-        if session is None or session.lost is not None:
-            return
-        if session is not self._session:
-            self._session, self._taken, self._committed = session, 0, ()
-            self._floors = LedgerFloors(session.note.ledger, session.ledger_ends)
-        emissions = self._fresh(session, emissions)
-        if not emissions:
-            return
-        if not any(emission.outputs for emission in emissions) and not self._is_due(emissions[-1].checkpoint):
-            return
-        self._write(session, emissions)
-        session.verify()
-
-    def _write(self, session: Session, emissions: Sequence[Emission]) -> None:
-        """Commit `emissions` in one transaction, or in several where it would be too large."""
-        records = coalesce([output for emission in emissions for output in emission.outputs], self._name)
-        if len(emissions) > 1 and sum(len(record.value) for record in records) > MAX_TRANSACTION_BYTES:
-            middle = len(emissions) // 2
-            self._write(session, emissions[:middle])
-            self._write(session, emissions[middle:])
-            return
-        checkpoint = emissions[-1].checkpoint
-        for emission in emissions:
-            if emission.outputs:
-                self._floors.emit(emission.number)
-        low_water = {Partition(self._full_name(p.topic), p.partition): o for p, o in checkpoint.low_water.items()}
-        ledger = self._floors.offsets(checkpoint.ledger_from)
-        self._bytes += sum(len(record.value) for record in records)
-        self._floors.written(session.commit(records, low_water, ledger, checkpoint.state))
-        self._committed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.state)
-        self._committed_at = time.monotonic()
-
-    def _fresh(self, session: Session, emissions: Sequence[Emission]) -> list[Emission]:
-        """Emissions of this start that are new. A runner may repeat emissions; a missing one ends the session."""
-        fresh = []
-        for emission in emissions:
-            if emission.start != session.start or emission.number <= self._taken:
-                continue
-            if emission.number != self._taken + 1:
-                session.lost = SessionLost(
-                    f"{self.config.group}: emission {emission.number} came after {self._taken}; those between are lost"
-                )
-                raise session.lost
-            self._taken = emission.number
-            fresh.append(emission)
-        return fresh
-
-    def _is_due(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint without outputs has changed, and the last commit is `commit_s` ago."""
-        changed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.state) != self._committed
-        return changed and time.monotonic() - self._committed_at >= self.config.commit_s
-
-    def _name(self, topic: Topic) -> str:
-        name = self._names.get(topic.short_name)
-        if name is None:
-            name = self._names[topic.short_name] = topic.name(self.config.run)
-        return name
-
-    def _full_name(self, short_name: str) -> str:
-        if short_name not in self._names:
-            self._names |= {r.topic.short_name: r.topic.name(self.config.run) for r in self.config.inputs}
-        return self._names[short_name]
 
 
 _SINKS: dict[str, ShardSink] = {}

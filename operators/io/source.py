@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost
+from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost, Sessions
 from infra.kafka.stall_watch import StallWatch, describe_blocking_transactions
 from infra.runners.liveness import LIVENESS
 from infra.runners.stopping import STOPPING
@@ -35,16 +35,22 @@ MAX_PAYLOAD_BYTES = MAX_VALUE_BYTES - 64 * 1024
 
 
 class ShardSource:
-    """Returns `Restored` after it opened a session, else one `Polled` per call. There is one per process and shard."""
+    """Returns `Restored` after it opened a session, else one `Polled` per call. There is one per process and shard.
+
+    `wait` pauses between two attempts to open a session, and returns True when the process has to stop.
+    """
 
     def __init__(
         self,
         config: ShardConfig,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         clock: Callable[[], float] = time.monotonic,
+        sessions: Sessions | None = None,
+        wait: Callable[[float], bool] = STOPPING.wait,
     ) -> None:
         self.config = config
-        self._clock = clock
+        self._clock, self._wait = clock, wait
+        self._sessions = sessions or SESSIONS
         self._wall_ms = wall_ms
         read = [r.topic for r in config.inputs] + [topic for topic, _ in config.ledger]
         self._short_names = {topic.name(config.run): topic.short_name for topic in read}
@@ -91,7 +97,7 @@ class ShardSource:
         """
         self._polls += 1
         session = self._session
-        if session is None or session.lost is not None or SESSIONS.get(self.config.group) is not session:
+        if session is None or session.lost is not None or self._sessions.get(self.config.group) is not session:
             return self._open(session)
         if not wait and self._clock() < self._repoll_at:
             return Polled(self.config.group, session.start, (), (), self._positions, self._caught_up)
@@ -108,7 +114,7 @@ class ShardSource:
     def final_poll(self) -> Polled | None:
         """The last element of this start, without records; None if there is no session to commit in."""
         session = self._session
-        if session is None or session.lost is not None or SESSIONS.get(self.config.group) is not session:
+        if session is None or session.lost is not None or self._sessions.get(self.config.group) is not session:
             return None
         self._polls += 1
         return Polled(self.config.group, session.start, (), (), self._positions, self._caught_up, last=True)
@@ -134,7 +140,7 @@ class ShardSource:
         """Close the session; the next call opens another."""
         if self._session is not None:
             self._session = None
-            SESSIONS.close(self.config.group)
+            self._sessions.close(self.config.group)
 
     def _update_positions(self, session: Session, idle: bool) -> None:
         """Read the positions. Between records only transaction markers move them, so a late update is safe."""
@@ -169,17 +175,17 @@ class ShardSource:
             lost = before.lost or SessionLost(f"{self.config.group}: closed")
             has_committed = before.commits > 1  # the first commit of a session records its start
             self._sessions_without_commit = 0 if has_committed else self._sessions_without_commit + 1
-        deadline = time.monotonic() + (FIRST_SESSION_TIMEOUT_S if before is None else SESSION_TIMEOUT_S)
+        deadline = self._clock() + (FIRST_SESSION_TIMEOUT_S if before is None else SESSION_TIMEOUT_S)
         pause = 0.05 * 2**self._sessions_without_commit
         while not isinstance(lost, Fenced) and self._sessions_without_commit <= MAX_SESSIONS_WITHOUT_COMMIT:
             if lost is not None:
                 log.warning("opening a new session in %.1f s: %s", pause, lost)
-                if STOPPING.wait(pause):
+                if self._wait(pause):
                     break
             try:
-                return SESSIONS.open(self.config.session())
+                return self._sessions.open(self.config.session())
             except SessionLost as error:
-                if time.monotonic() > deadline:
+                if self._clock() > deadline:
                     raise
                 lost, pause = error, min(2 * pause, MAX_PAUSE_S)
         assert lost is not None  # `before` was lost, or an attempt failed

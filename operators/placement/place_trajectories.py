@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from infra.kafka.fencing import CannotFence, fence
 from infra.runners.step_metrics import phase
+from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.repartition import LiveReplicas, Moved, Placed
@@ -66,11 +67,20 @@ class PlaceTrajectories:
     relay_schedule: str = "chain"
     goal: int = 0
 
-    def restore(self, restored: Restored) -> PlacementFold:
-        return PlacementFold(self, restored, self._fence)
+    def restore(
+        self,
+        restored: Restored,
+        fence_holder: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], int] = wall_ms,
+    ) -> PlacementFold:
+        """The state of a start; `fence_holder` fences the holder of a transactional.id (default: through Kafka)."""
+        fence_group = fence_holder or (lambda group: fence(self.shard.client, group))
 
-    def _fence(self, process: int) -> None:
-        fence(self.shard.client, group_name(self.shard.run, "rollout", process))
+        def fence_process(process: int) -> None:
+            fence_group(group_name(self.shard.run, "rollout", process))
+
+        return PlacementFold(self, restored, fence_process, clock, now)
 
 
 class PlacementFold:
@@ -80,7 +90,7 @@ class PlacementFold:
         restored: Restored,
         fence_process: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+        now: Callable[[], int] = wall_ms,
     ) -> None:
         self._step, self._fence, self._clock, config = step, fence_process, clock, step.config
         self._now = now

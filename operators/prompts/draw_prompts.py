@@ -12,6 +12,7 @@ from typing import Any
 
 from infra.kafka.backlog import Backlog
 from infra.runners.step_metrics import phase
+from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.prompts.config import PromptsConfig, TaskConfig
@@ -44,9 +45,17 @@ class DrawPrompts:
     context: int
     lead: int
 
-    def restore(self, restored: Restored) -> PromptFold:
-        backlog = Backlog(self.shard.client, group_name(self.shard.run, "placement"), PROMPTS.name(self.shard.run))
-        return PromptFold(self, self._tasks(), backlog, restored.state)
+    def restore(
+        self,
+        restored: Restored,
+        backlog: Backlog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], int] = wall_ms,
+    ) -> PromptFold:
+        if backlog is None:
+            backlog = Backlog(self.shard.client, group_name(self.shard.run, "placement"), PROMPTS.name(self.shard.run))
+        return PromptFold(self, self._tasks(), backlog, restored.state, clock, sleep, now)
 
     def _tasks(self) -> list[_Task]:
         tasks, sources = self.config.mixture, open_tasks(self.config)
@@ -106,7 +115,9 @@ class PromptFold:
         state: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], int] = wall_ms,
     ) -> None:
+        self._now = now
         self._step, self._tasks, self._backlog = step, tasks, backlog
         self._number = state.get("number", 0)
         for task, (cursors, level) in zip(tasks, state.get("tasks", ()), strict=False):
@@ -131,7 +142,7 @@ class PromptFold:
         for task in self._tasks:
             if request.task in ("", task.config.task_name):
                 task.level = min(max(request.level, 0), len(task.sources) - 1)
-                replies.append(LevelReply(request.task, task.level, self._number, time.time_ns() // 10**6))
+                replies.append(LevelReply(request.task, task.level, self._number, self._now()))
         return [Output(CURRICULUM, LEVEL_REPLY, each) for each in replies]
 
     def _draw_ahead(self) -> list[Output]:
@@ -141,7 +152,7 @@ class PromptFold:
             return []
         self._next_poll_at = now + POLL_EVERY_S
         bad_rows, self._bad_rows = self._bad_rows, []
-        outputs = [_dead_letter(task, row.reason, row.line, b"") for task, row in bad_rows]
+        outputs = [self._dead_letter(task, row.reason, row.line, b"") for task, row in bad_rows]
         if (backlog := self._backlog.records()) is None:
             return outputs
         for _ in range(self._step.lead - backlog):
@@ -159,7 +170,7 @@ class PromptFold:
             scanned.update(task.source.refused_rows)
         values = {"prompts": float(self._number), "rows": float(sum(task.source.row_count for task in self._tasks))}
         values |= {f"refused/{kind}": float(count) for kind, count in (scanned + self._refused).items()}
-        return [Output(METRICS, "prompts", Metric("prompts", self._number, values, time.time_ns() // 10**6))]
+        return [Output(METRICS, "prompts", Metric("prompts", self._number, values, self._now()))]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         tasks = [[task.cursors[:], task.level] for task in self._tasks]
@@ -192,18 +203,17 @@ class PromptFold:
                 question = task.source[cursor]
         except UnusableRow as error:
             self._refused[error.kind] += 1
-            return [_dead_letter(task, str(error), cursor, b"")]
+            return [self._dead_letter(task, str(error), cursor, b"")]
         try:
             with phase("render prompts"):
                 prompt = render(question, self._number, task.config, task.tokenizer, step.context)
         except ValueError as error:
             self._refused[refusal_kind(error)] += 1
-            return [_dead_letter(task, str(error), cursor, question.text.encode())]
+            return [self._dead_letter(task, str(error), cursor, question.text.encode())]
         self._number += 1
         return [Output(PROMPTS, prompt.prompt_id, prompt)]
 
-
-def _dead_letter(task: _Task, reason: str, number: int, payload: bytes) -> Output:
-    origin = task.config.path or task.config.task
-    letter = DeadLetter("draw prompts", reason, origin, 0, number, payload, time.time_ns() // 10**6)
-    return Output(DEAD_LETTERS, "", letter)
+    def _dead_letter(self, task: _Task, reason: str, number: int, payload: bytes) -> Output:
+        origin = task.config.path or task.config.task
+        letter = DeadLetter("draw prompts", reason, origin, 0, number, payload, self._now())
+        return Output(DEAD_LETTERS, "", letter)

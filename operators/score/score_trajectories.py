@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from infra.runners.step_metrics import phase
+from operators.io.clocks import wall_ms
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.io.ledger import TrajectoryLedger
 from operators.score.config import ScoreConfig
@@ -29,12 +29,12 @@ class ScoreTrajectories:
     config: ScoreConfig
     partitions: int
 
-    def restore(self, restored: Restored) -> _Scoring:
+    def restore(self, restored: Restored, now: Callable[[], int] = wall_ms) -> _Scoring:
         ledger = TrajectoryLedger(self.partitions, restored.state.get("scored"))
         for trajectory in (received.record.trajectory for received in restored.ledger):
             if is_trajectory_id(trajectory.trajectory_id):
                 ledger.add(parse_trajectory_id(trajectory.trajectory_id), trajectory.prompt.samples, 0)
-        return _Scoring(Scorer(self.config), ledger, ErrorCounts(restored.state.get("counts")))
+        return _Scoring(Scorer(self.config), ledger, ErrorCounts(restored.state.get("counts")), now)
 
 
 class _Scoring:
@@ -43,7 +43,7 @@ class _Scoring:
         scorer: Scorer,
         scored: TrajectoryLedger,
         counts: ErrorCounts,
-        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+        now: Callable[[], int] = wall_ms,
     ) -> None:
         self._scorer, self._scored, self._counts, self._now = scorer, scored, counts, now
         self._emissions = 0

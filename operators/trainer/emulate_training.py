@@ -17,6 +17,7 @@ from typing import Any
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.runners.step_metrics import phase
 from infra.store.announce import ManifestLog
+from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch
@@ -45,11 +46,16 @@ class EmulateTraining:
     stride: int = 1
     shards: int = 1
 
-    def restore(self, restored: Restored) -> _EmulatedTraining:
-        producer = BoundedProducer(self.shard.client)
-        return _EmulatedTraining(
-            self, restored, ManifestLog(producer, self.shard.run), lambda: _close_manifest_producer(producer)
-        )
+    def restore(
+        self,
+        restored: Restored,
+        producer: BoundedProducer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], int] = wall_ms,
+    ) -> _EmulatedTraining:
+        manifests = producer or BoundedProducer(self.shard.client)
+        announce = ManifestLog(manifests, self.shard.run)
+        return _EmulatedTraining(self, restored, announce, lambda: _close_manifest_producer(manifests), clock, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ class _EmulatedTraining:
         announce: Callable[[WeightVersion], None],
         close_producer: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+        now: Callable[[], int] = wall_ms,
     ) -> None:
         self._step, self._epoch, self._announce = step, restored.start, announce
         self._close_producer, self._clock, self._now = close_producer, clock, now

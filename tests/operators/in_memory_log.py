@@ -189,7 +189,7 @@ class Shard:
         positions = dict(self._positions)
         polled = Polled(self.config.group, self.restored.start, tuple(received), (), positions, caught_up)
         self._emissions += 1
-        polled, letters = reject_invalid(polled, self._manifests) if self.validates else (polled, [])
+        polled, letters = reject_invalid(polled, self._manifests, 0) if self.validates else (polled, [])
         outputs = tuple(map_outputs((*letters, *self.fold.fold(polled)), self._maps))
         checkpoint = self.fold.checkpoint(positions)
         self._waiting.append(Emission(self.config.group, self.restored.start, self._emissions, outputs, checkpoint))

@@ -80,7 +80,7 @@ def test_sink_splits_large_transactions_between_emissions(
     sessions: ScriptedSessions, sink: ShardSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = sessions.current = ScriptedSession(1)
-    monkeypatch.setattr("operators.io.sink.MAX_TRANSACTION_BYTES", 3 * len(encode(metric(1))[0]))
+    monkeypatch.setattr("operators.io.commits.MAX_TRANSACTION_BYTES", 3 * len(encode(metric(1))[0]))
     under_way, release, commit = threading.Event(), threading.Event(), session.commit
 
     def slow(*arguments: object) -> dict[str, int]:

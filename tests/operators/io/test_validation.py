@@ -76,6 +76,6 @@ def test_reject_invalid_replaces_records_and_rows_by_dead_letters() -> None:
         ReceivedRecord("settled", 0, 8, replace(SAMPLES[r.Settled], group_size=0)),  # type: ignore[type-var]
         ReceivedRecord("settled", 0, 9, SAMPLES[r.Settled]),
     )
-    polled, letters = reject_invalid(Polled("g", 1, records, (), {}, True), ManifestOrder())
+    polled, letters = reject_invalid(Polled("g", 1, records, (), {}, True), ManifestOrder(), 0)
     assert [(each.offset, len(each.record) if each.offset == 7 else 1) for each in polled.records] == [(7, 2), (9, 1)]
     assert [(letter.record.topic, letter.record.offset) for letter in letters] == [("settled", 8), ("trajectories", 7)]

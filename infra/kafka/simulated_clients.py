@@ -1,0 +1,87 @@
+"""The clients of a simulated process, with which a real Session runs on a cluster in memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from kafka import TopicPartition
+from kafka.errors import KafkaTimeoutError
+
+from infra.kafka.clients import Lock
+from infra.kafka.fencing import CannotFence
+from infra.kafka.simulated_consumer import CommitSignals, SimulatedConsumer, SimulatedObserver
+from infra.kafka.simulated_producer import SimulatedPlainProducer, SimulatedProducer, resend
+from infra.simulation.cluster import Place, SimulatedCluster
+from infra.simulation.network import Connection
+
+
+@dataclass(frozen=True)
+class SimulatedClients:
+    """The `SessionClients` of the process at the end of `connection`."""
+
+    cluster: SimulatedCluster
+    connection: Connection
+    signals: CommitSignals
+    draws: random.Random
+
+    def problem(self) -> str | None:
+        process = self.connection.process
+        return "no broker responds" if self.connection.network.is_cut(process.name) else None
+
+    def producer(self, transactional_id: str, transaction_timeout_s: float) -> SimulatedProducer:
+        return SimulatedProducer(self.cluster, self.connection, transactional_id, transaction_timeout_s)
+
+    def plain_producer(self) -> SimulatedPlainProducer:
+        """A producer without transactions."""
+        return SimulatedPlainProducer(self.cluster, self.connection)
+
+    def consumer(self) -> SimulatedConsumer:
+        return SimulatedConsumer(self.cluster, self.connection, self.signals, self.draws)
+
+    def observer(self) -> SimulatedObserver:
+        return SimulatedObserver(self.cluster, self.connection, self.signals, self.draws)
+
+    def check_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
+        asked = [Place(*place) for place in places]
+        found = resend(
+            self.connection,
+            "DescribeProducers",
+            lambda: [place for place in asked if producer_id in self.cluster.log(place).open_producers()],
+        )
+        if found:
+            raise KafkaTimeoutError(f"an earlier transaction of {group} is still open in {found}")
+
+    def end_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
+        self.check_own_transactions(group, producer_id, places)  # a simulated cluster loses no markers
+
+    def fence(self, transactional_id: str) -> None:
+        """Fence the holder of a transactional.id, see `fencing.fence`. Raises CannotFence."""
+        if (reason := self.problem()) is not None:
+            raise CannotFence(reason)
+        producer = self.producer(transactional_id, 60.0)
+        try:
+            producer.init_transactions()
+        except KafkaTimeoutError as error:
+            raise CannotFence(repr(error)) from error
+
+    def backlog(self, group: str, topic: str) -> int | None:
+        """The records of `topic` that `group` has not committed, see `backlog.Backlog`."""
+        if self.problem() is not None:
+            return None
+        committed = self.cluster.committed_offsets(group)
+        places = [Place(topic, partition) for partition in self.cluster.partitions_of(topic)]
+        return sum(self.cluster.log(place).stable_end - committed.get(place, 0) for place in places)
+
+    def lock(self) -> Lock:
+        return self.connection.process.lock()
+
+    def monotonic(self) -> float:
+        return self.connection.process.monotonic()
+
+    def unix_ms(self) -> int:
+        return self.connection.process.unix_ms()
+
+    def sleep(self, seconds: float) -> None:
+        self.connection.process.sleep(seconds)

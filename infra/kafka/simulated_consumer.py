@@ -1,0 +1,168 @@
+"""Consumers of a simulated cluster, with the methods of kafka-python's that sessions use."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from kafka import TopicPartition
+from kafka.errors import OffsetOutOfRangeError
+
+from infra.kafka.record_batches import Marker, RecordBatch
+from infra.kafka.simulated_producer import Message, resend
+from infra.simulation.cluster import Place, SimulatedCluster
+from infra.simulation.network import Connection
+from infra.simulation.scheduler import Scheduler, Signal
+
+
+class ReceivedMessage(NamedTuple):
+    """A record with the attributes of kafka-python's ConsumerRecord."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+
+
+class CommitSignals:
+    """Wakes the consumers of partitions whose committed records have changed."""
+
+    def __init__(self, cluster: SimulatedCluster, scheduler: Scheduler) -> None:
+        self._signals: dict[Place, Signal] = {}
+        self._scheduler = scheduler
+        cluster.committed = self._committed
+
+    def of(self, place: Place) -> Signal:
+        """The signal of a partition."""
+        return self._signals.setdefault(place, Signal())
+
+    def _committed(self, place: Place) -> None:
+        if place in self._signals:
+            self._scheduler.notify(self._signals[place])
+
+
+class SimulatedConsumer:
+    """A consumer without a group. Some polls return only a part of what is committed, as real ones do."""
+
+    committed = True
+
+    def __init__(
+        self, cluster: SimulatedCluster, connection: Connection, signals: CommitSignals, draws: random.Random
+    ) -> None:
+        self._cluster, self._connection, self._signals, self._draws = cluster, connection, signals, draws
+        self._positions: dict[Place, int] = {}
+        self._highwater: dict[Place, int] = {}
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        return set(self._cluster.partitions_of(topic)) or None
+
+    def assign(self, places: Iterable[TopicPartition]) -> None:
+        self._positions = {Place(*place): self._positions.get(Place(*place), 0) for place in places}
+
+    def seek(self, place: TopicPartition, offset: int) -> None:
+        self._positions[Place(*place)] = offset
+
+    def seek_to_beginning(self, place: TopicPartition) -> None:
+        self.seek(place, self.beginning_offsets([place])[place])
+
+    def seek_to_end(self, place: TopicPartition) -> None:
+        log = self._cluster.log(Place(*place))
+        self.seek(place, self._ask("ListOffsets", lambda: log.stable_end if self.committed else log.end))
+
+    def position(self, place: TopicPartition, timeout_ms: int | None = None) -> int:
+        return self._positions[Place(*place)]
+
+    def highwater(self, place: TopicPartition) -> int | None:
+        return self._highwater.get(Place(*place))
+
+    def beginning_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        asked = list(places)
+        return self._ask("ListOffsets", lambda: {tp: self._cluster.log(Place(*tp)).begin for tp in asked})
+
+    def end_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        asked = list(places)
+        return self._ask("ListOffsets", lambda: {tp: self._cluster.log(Place(*tp)).end for tp in asked})
+
+    def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[Any]]:
+        """The next records; empty after `timeout_ms`. Raises OffsetOutOfRangeError."""
+        scheduler, process = self._connection.network.scheduler, self._connection.process
+        deadline = scheduler.now + timeout_ms / 1000
+        while True:
+            if not self._connection.network.is_cut(process.name) and (found := self._fetch()):
+                process.sleep(self._connection.latency())
+                return found
+            if (left := deadline - scheduler.now) <= 0:
+                return {}
+            scheduler.wait([self._signals.of(place) for place in self._positions], left)
+
+    def close(self, autocommit: bool = True, timeout_ms: int | None = None) -> None:
+        """Close it."""
+
+    def _fetch(self) -> dict[TopicPartition, list[Any]]:
+        found: dict[TopicPartition, list[Any]] = {}
+        places = [place for place in self._positions if self._positions[place] < self._end(place)]
+        partial = len(places) > 0 and self._draws.random() < 0.25
+        if partial:
+            places = self._draws.sample(places, self._draws.randint(1, len(places)))
+        for place in places:
+            most = self._draws.choice((1, 2, 5)) if partial else 2000
+            if records := list(self._records(place, most)):
+                found[TopicPartition(*place)] = records
+        return found
+
+    def _end(self, place: Place) -> int:
+        log = self._cluster.log(place)
+        if not log.begin <= self._positions[place] <= log.end:
+            raise OffsetOutOfRangeError(f"{place} at {self._positions[place]}: it has {log.begin} to {log.end}")
+        self._highwater[place] = log.end
+        return log.stable_end if self.committed else log.end
+
+    def _records(self, place: Place, most: int) -> Iterator[Any]:
+        """The next records, at most about `most`; moves the position past them and the markers after them."""
+        position, count = self._positions[place], 0
+        for batch in self._cluster.log(place).batches(position, committed=self.committed):
+            if count >= most:
+                self._positions[place] = batch.base
+                return
+            for index, message in enumerate(batch.values if batch.commits is None else ()):
+                if batch.base + index >= position:
+                    count += 1
+                    yield ReceivedMessage(
+                        *place, batch.base + index, message.timestamp, message.key, message.value, message.headers
+                    )
+        self._positions[place] = self._end(place)
+
+    def _ask(self, request: str, execute: Any) -> Any:
+        return resend(self._connection, request, execute)
+
+
+class SimulatedObserver(SimulatedConsumer):
+    """A consumer of batches and markers that reads open transactions too."""
+
+    committed = False
+
+    def _records(self, place: Place, most: int) -> Iterator[Any]:
+        for batch in self._cluster.log(place).batches(self._positions[place], committed=False):
+            producer_id = -1 if batch.producer is None else batch.producer.producer_id
+            if batch.commits is not None:
+                yield _Held(Marker(producer_id, batch.commits))
+                continue
+            messages: tuple[Message, ...] = batch.values
+            columns = list(zip(*messages, strict=True))
+            offsets = tuple(range(batch.base, batch.end))
+            yield _Held(
+                RecordBatch(
+                    place.partition, offsets, columns[3], columns[0], columns[1], columns[2], producer_id=producer_id
+                )
+            )
+        self._positions[place] = self._end(place)
+
+
+class _Held(NamedTuple):
+    """A batch or marker as `read_to_end` receives it."""
+
+    value: RecordBatch | Marker

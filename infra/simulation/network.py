@@ -1,0 +1,117 @@
+"""The connection of a process to the cluster: latency, and requests with faults.
+
+A fault affects the requests of a process during a time. The request may be lost, its response may be lost, or it may
+reach the cluster long after its sender has given it up. The sender sees the same in each case: a broken connection.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
+
+from infra.simulation.errors import BrokerError, ConnectionLost
+from infra.simulation.process import SimulatedProcess
+from infra.simulation.scheduler import Scheduler, Signal
+
+RequestFault = Literal["lost", "unanswered", "late", "slow", "repeated"]
+REQUEST_FAULTS: tuple[RequestFault, ...] = ("lost", "unanswered", "late", "slow", "repeated")
+"""`lost`: it never arrives. `unanswered`: it is executed, but its response is lost. `late`: its sender gives it up, and
+it is executed later. `slow`: it takes long. `repeated`: it arrives twice, the second time late, if that is harmless."""
+LATEST_S = 12.0
+"""How late a request may be executed, at most."""
+_Result = TypeVar("_Result")
+
+
+@dataclass
+class RequestFaults:
+    """The faults of the requests of process `name` from `begin` to `end`; each has one with probability `share`."""
+
+    name: str
+    begin: float
+    end: float
+    kinds: tuple[RequestFault, ...]
+    share: float
+    draws: random.Random = field(repr=False)
+
+    def affects(self, name: str, now: float) -> bool:
+        """Whether a request of process `name` may have this fault now."""
+        return self.name == name and self.begin <= now < self.end
+
+
+class Network:
+    """All connections of a simulation."""
+
+    def __init__(self, scheduler: Scheduler, draws: random.Random) -> None:
+        self.scheduler, self.draws = scheduler, draws
+        self.faults: list[RequestFaults] = []
+        self.requests = 0
+        """Requests sent so far."""
+        self.trace: Callable[[str, str, str], None] | None = None
+        """Called with process, request and fault of each request that has a fault."""
+
+    def fault_of(self, name: str) -> RequestFault | None:
+        """The fault of the next request of process `name`."""
+        for fault in self.faults:
+            if fault.affects(name, self.scheduler.now) and fault.draws.random() < fault.share:
+                return fault.draws.choice(fault.kinds)
+        return None
+
+    def is_cut(self, name: str) -> bool:
+        """Whether all requests of process `name` are lost now."""
+        now = self.scheduler.now
+        return any(
+            f.name == name and f.begin <= now < f.end and f.share >= 1 and "lost" in f.kinds for f in self.faults
+        )
+
+
+class Connection:
+    """The connection of one process. `breaks` counts how often it broke."""
+
+    def __init__(self, network: Network, process: SimulatedProcess) -> None:
+        self.network, self.process = network, process
+        self.breaks = 0
+
+    def latency(self) -> float:
+        """Seconds for one way."""
+        draws = self.network.draws
+        return 0.0005 + 0.004 * draws.random() ** 3
+
+    def call(self, request: str, execute: Callable[[], _Result], *, idempotent: bool = False) -> _Result:
+        """Send a request and wait for the response. Raises ConnectionLost, and the BrokerError of the response."""
+        network, scheduler = self.network, self.network.scheduler
+        network.requests += 1
+        fault = network.fault_of(self.process.name)
+        if fault == "repeated" and not idempotent:
+            fault = "unanswered"
+        if fault is not None and network.trace is not None:
+            network.trace(self.process.name, request, fault)
+        arrived, outcome = Signal(), list[Any]()
+
+        def deliver(answered: bool) -> None:
+            try:
+                found: Any = execute()
+            except BrokerError as error:
+                found = error
+            if answered:
+                outcome.append(found)
+                scheduler.notify(arrived, self.latency())
+
+        there = self.latency()
+        if fault == "slow":
+            there += 3.0 * network.draws.random()
+        if fault in ("late", "repeated"):
+            scheduler.after(there + LATEST_S * network.draws.random() ** 2, lambda: deliver(False))
+        if fault in (None, "slow", "repeated"):
+            scheduler.after(there, lambda: deliver(True))
+            scheduler.wait([arrived])
+            (found,) = outcome
+            if isinstance(found, BrokerError):
+                raise found
+            return cast(_Result, found)
+        if fault == "unanswered":
+            scheduler.after(there, lambda: deliver(False))
+        scheduler.sleep(there + 0.2 * network.draws.random())
+        self.breaks += 1
+        raise ConnectionLost(f"{request} of {self.process.name}: the connection broke")

@@ -1,0 +1,218 @@
+"""A deterministic scheduler: events by virtual time, and fibers, which are functions that may wait.
+
+A fiber has a thread, so that any code can wait in it, but only one fiber runs at a time and only the scheduler decides
+which. The order of events depends on their times and on the order in which they were planned, and on nothing else.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+class FiberKilled(BaseException):
+    """Ends a fiber at the place where it waits. Not an Exception: no code of the product may catch it."""
+
+
+class Signal:
+    """Something that fibers wait for."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: dict[Fiber, int] = {}
+
+
+class _Thread(threading.Thread):
+    """A thread that runs one fiber after the other; they are reused, because starting one takes long."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.go = threading.Lock()
+        self.go.acquire()
+        self.job: Callable[[], None] | None = None
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            self.go.acquire()
+            job, self.job = self.job, None
+            if job is None:
+                return
+            job()
+
+
+_IDLE: list[_Thread] = []
+
+
+class Fiber:
+    """A function that may wait. `ended` is called with its error, or None, when it ends by itself."""
+
+    def __init__(
+        self, scheduler: Scheduler, name: str, body: Callable[[], None], ended: Callable[[Exception | None], None]
+    ) -> None:
+        self.name = name
+        self.alive = True
+        self.paused_until = 0.0
+        """The fiber does not run before this time."""
+        self._scheduler, self._body, self._ended = scheduler, body, ended
+        self._thread: _Thread | None = None
+        self._killed = False
+        self._token = 0
+        self._value: Any = None
+
+    def wake(self, token: int, value: Any) -> None:
+        """Continue the fiber if it still waits with `token`; its `wait` returns `value`."""
+        if token != self._token or not self.alive:
+            return
+        if self.paused_until > self._scheduler.now:
+            self._scheduler.at(self.paused_until, lambda: self.wake(token, value))
+            return
+        self._token += 1
+        self._value = value
+        self._run()
+
+    def kill(self) -> None:
+        """End the fiber where it waits. It may be called from another fiber or from an event."""
+        if not self.alive:
+            return
+        self._killed = True
+        if self._thread is None:
+            self.alive = False
+        elif self._scheduler.current is not self:
+            self._token += 1
+            self._run()
+
+    def suspend(self) -> Any:
+        """Wait until `wake` is called with `token`. Only the fiber itself may call it."""
+        if not self._killed:
+            thread = self._thread
+            assert thread is not None
+            self._scheduler.baton.release()
+            thread.go.acquire()
+        if self._killed:
+            raise FiberKilled(self.name)
+        return self._value
+
+    @property
+    def token(self) -> int:
+        """Identifies the present wait."""
+        return self._token
+
+    def _run(self) -> None:
+        scheduler = self._scheduler
+        if self._thread is None:
+            self._thread = _IDLE.pop() if _IDLE else _Thread()
+            self._thread.job = self._main
+        before, scheduler.current = scheduler.current, self
+        if before is None:
+            self._thread.go.release()
+            scheduler.baton.acquire()
+        else:  # a fiber that kills another waits until that one has ended
+            outer, scheduler.baton = scheduler.baton, threading.Lock()
+            scheduler.baton.acquire()
+            self._thread.go.release()
+            scheduler.baton.acquire()
+            scheduler.baton = outer
+        scheduler.current = before
+
+    def _main(self) -> None:
+        error: Exception | None = None
+        killed = False
+        try:
+            self._body()
+        except FiberKilled:
+            killed = True
+        except Exception as raised:  # noqa: BLE001 - whatever ends a process is for its supervisor
+            error = raised
+        self.alive = False
+        thread, self._thread = self._thread, None
+        assert thread is not None
+        if not (killed or self._killed):
+            self._scheduler.at(self._scheduler.now, lambda: self._ended(error))
+        _IDLE.append(thread)
+        self._scheduler.baton.release()
+
+
+class Scheduler:
+    """Runs events in the order of their times. `now` is the virtual time in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.current: Fiber | None = None
+        self.baton = threading.Lock()
+        """Held by the scheduler's thread while no fiber runs."""
+        self.baton.acquire()
+        self.stopped = False
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._planned = 0
+        self._fibers: list[Fiber] = []
+
+    def at(self, time: float, call: Callable[[], None]) -> None:
+        """Call `call` at `time`."""
+        self._planned += 1
+        heapq.heappush(self._events, (max(time, self.now), self._planned, call))
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call `call` in `seconds`."""
+        self.at(self.now + seconds, call)
+
+    def start(
+        self, name: str, body: Callable[[], None], ended: Callable[[Exception | None], None] = lambda error: None
+    ) -> Fiber:
+        """Start a fiber now."""
+        fiber = Fiber(self, name, body, ended)
+        self._fibers = [each for each in self._fibers if each.alive]
+        self._fibers.append(fiber)
+        token = fiber.token
+        self.at(self.now, lambda: fiber.wake(token, None))
+        return fiber
+
+    def run(self, until: float = math.inf) -> None:
+        """Run all events up to time `until`, or until `stop`."""
+        while self._events and not self.stopped and self._events[0][0] <= until:
+            self.now, _, call = heapq.heappop(self._events)
+            call()
+        if not self.stopped and until < math.inf:
+            self.now = max(self.now, until)
+
+    def stop(self) -> None:
+        """End `run` after the present event."""
+        self.stopped = True
+
+    def close(self) -> None:
+        """Kill all fibers and forget all events."""
+        for fiber in self._fibers:
+            fiber.kill()
+        self._fibers, self._events = [], []
+
+    def sleep(self, seconds: float) -> None:
+        """Let the present fiber wait for `seconds`."""
+        fiber = self._present()
+        token = fiber.token
+        self.at(self.now + seconds, lambda: fiber.wake(token, None))
+        fiber.suspend()
+
+    def wait(self, signals: Iterable[Signal], seconds: float = math.inf) -> bool:
+        """Let the present fiber wait for any of `signals`, at most `seconds`; False if none came."""
+        fiber = self._present()
+        token = fiber.token
+        for signal in signals:
+            signal.waiting[fiber] = token
+        if seconds < math.inf:
+            self.at(self.now + seconds, lambda: fiber.wake(token, False))
+        return bool(fiber.suspend())
+
+    def notify(self, signal: Signal, delay: float = 0.0) -> None:
+        """Wake the fibers that wait for `signal`, in `delay` seconds."""
+        waiting, signal.waiting = signal.waiting, {}
+        for fiber, token in waiting.items():
+            if token == fiber.token:
+                self.at(self.now + delay, lambda fiber=fiber, token=token: fiber.wake(token, True))  # type: ignore[misc]
+
+    def _present(self) -> Fiber:
+        assert self.current is not None, "only a fiber can wait"
+        return self.current
