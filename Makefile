@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Keep bytecode, whatever the shell says: without it every process compiles Beam and torch, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help check docs run test lint types pytest prism flink-test soak requirements sbom clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test verl-env verl-requirements verl-vectors benchmark-end-to-end
+.PHONY: help check docs run test lint types pytest prism flink-test soak requirements sbom clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test verl-env verl-requirements verl-vectors benchmark-end-to-end gpu-check
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-24s %s\n", $$1, $$2 }'
@@ -170,6 +170,10 @@ verl-vectors: verl-env
 
 benchmark-end-to-end: trl-env | $(READY)  ## the comparison with TRL
 	$(BIN)/python -m benchmarks.end_to_end $(ARGS)
+
+# In 8 minutes at most. `python -m benchmarks.gpu` does the same where only torch and transformers are installed.
+gpu-check: $(READY)  ## figures of one GPU: engine, learner, publication; ARGS="--device cpu" tests the command
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 # The site of docs/, with every link checked.
 DOCS_VENV := .venv-docs

@@ -17,11 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
-from operators.rollout.emulation_config import EngineEmulation, LengthsConfig
 from operators.rollout.engine import Engine, Request
-from operators.rollout.response_lengths import open_lengths
-from operators.rollout.roofline import Roofline
 from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import Sampling
 
@@ -180,6 +176,11 @@ def bare_vllm(folder: Path, slots: int, *, seeded: bool = False) -> Side:
 
 def emulated(slots: int) -> Side:
     """The emulated engine on a clock that advances to the next event: it measures the cost of an emulated token."""
+    from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
+    from operators.rollout.emulation_config import EngineEmulation, LengthsConfig
+    from operators.rollout.response_lengths import open_lengths
+    from operators.rollout.roofline import Roofline
+
     now = [0.0]
     emulation = EngineEmulation()
     engine = EmulatedEngine(

@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
 _MAGIC = b"LMD4"
 _HEAD = struct.Struct("!4sI")
@@ -286,11 +285,15 @@ def _check_row(row: Any) -> tuple[int, int, str, int, int, int]:
 
 
 def _pack(data: np.ndarray) -> bytes:
+    import pyarrow as pa  # on first use: readers of full versions need no codec
+
     packed: bytes = pa.Codec(_CODEC, compression_level=_LEVEL).compress(data, asbytes=True)
     return packed
 
 
 def _unpack(packed: bytes | memoryview, size: int) -> np.ndarray:
+    import pyarrow as pa
+
     try:
         return np.frombuffer(pa.Codec(_CODEC).decompress(packed, decompressed_size=size), np.uint8)
     except (OSError, pa.ArrowException) as error:

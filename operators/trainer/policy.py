@@ -33,7 +33,9 @@ def trainable_model(folder: Path, *, gradient_checkpointing: bool = False) -> Pr
             f"the model in {folder} has {', '.join(sorted(other))} layers: only full attention can be trained"
         )
     if gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        # Releases of transformers before the name was changed have the other one, which later ones deprecate.
+        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+        next(getattr(model, name) for name in names if hasattr(model, name))({"use_reentrant": False})
         for layer in layers_of(model):
             layer.training = True  # the layer only: its submodules, dropout included, stay in evaluation mode
     return model

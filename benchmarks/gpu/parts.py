@@ -1,0 +1,126 @@
+"""The parts of the check, each run in a process of its own with a limit of time."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.gpu.figures import Figure, figure_of
+from benchmarks.gpu.settings import Settings, Shape
+
+
+class Part(NamedTuple):
+    """The function `call`, of the module of that name, takes the settings and the model's folder; `limit` is in s."""
+
+    name: str
+    module: str
+    call: str
+    limit: float
+
+
+PARTS = (
+    Part("roofs", "device", "roofs", 60),
+    Part("model", "device", "make_model", 90),
+    Part("equality", "equality", "equality", 90),
+    Part("engine, CUDA graphs", "engine", "graphs", 90),
+    Part("learner, bfloat16", "learner", "learner_bfloat16", 90),
+    Part("publication", "weights", "publication", 90),
+    Part("load", "weights", "load", 90),
+    Part("engine, eager", "engine", "eager", 60),
+    Part("engine, generate", "engine", "generate", 90),
+    Part("plain loop, bfloat16", "learner", "plain_bfloat16", 60),
+    Part("refreshes", "engine", "refreshes", 100),
+    Part("draws", "engine", "draws", 45),
+    Part("attention", "attention", "attention", 60),
+    Part("learner, checkpointing", "learner", "learner_checkpointing", 60),
+    Part("learner, float32", "learner", "learner_float32", 90),
+    Part("plain loop, float32", "learner", "plain_float32", 60),
+)
+"""In order of importance: what does not fit into the time is left out."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The figures of a part, or why there are none."""
+
+    figures: list[Figure] = field(default_factory=list)
+    error: str = ""
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """The outcome for the JSON file."""
+        return {
+            "seconds": round(self.seconds, 1),
+            "error": self.error,
+            "figures": [each.as_json() for each in self.figures],
+        }
+
+
+def run_part(part: Part, settings: Settings, model: Path, limit: float) -> Outcome:
+    """Run `part` in a process that is killed after `limit` seconds."""
+    result, seconds = _in_process(["--part", part.name, "--model", str(model)], asdict(settings), limit)
+    if isinstance(result, str):
+        return Outcome(error=result, seconds=seconds)
+    return Outcome([figure_of(entry) for entry in result["figures"]], seconds=seconds)
+
+
+def describe_device(device: str, limit: float) -> dict[str, Any]:
+    """What `machine.describe` finds, in a process of its own. Raises RuntimeError with the reason if that fails."""
+    result, _ = _in_process(["--part", "describe"], {"device": device}, limit)
+    if isinstance(result, str):
+        raise RuntimeError(result)
+    return dict(result)
+
+
+def measure(name: str, given: dict[str, Any], model: Path | None) -> dict[str, Any]:
+    """Measure part `name` in this process."""
+    if name == "describe":
+        from benchmarks.gpu.machine import describe
+
+        return describe(given["device"])
+    assert model is not None
+    part = next(part for part in PARTS if part.name == name)
+    settings = Settings(**{**given, "shape": Shape(**given["shape"])})
+    call = getattr(importlib.import_module(f"benchmarks.gpu.{part.module}"), part.call)
+    return {"figures": [figure.as_json() for figure in call(settings, model)]}
+
+
+def write_result(name: str, given: dict[str, Any], model: Path | None, out: Path) -> None:
+    """Measure part `name` and write its result, or its error, as JSON to `out`."""
+    try:
+        result = measure(name, given, model)
+    except Exception as error:  # noqa: BLE001 - whatever fails is this part's result
+        traceback.print_exc()
+        result = {"error": f"{type(error).__name__}: {error}"[:500]}
+    out.write_text(json.dumps(result), "utf-8")
+
+
+def _in_process(arguments: Sequence[str], settings: dict[str, Any], limit: float) -> tuple[Any, float]:
+    """The result of a process, or the reason why there is none; and the seconds it took."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        given, out = Path(scratch) / "settings.json", Path(scratch) / "result.json"
+        given.write_text(json.dumps(settings), "utf-8")
+        command = [sys.executable, "-m", "benchmarks.gpu", *arguments, "--settings", str(given), "--out", str(out)]
+        root = str(Path(__file__).resolve().parents[2])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+        try:
+            done = subprocess.run(command, env=environment, timeout=max(1.0, limit), check=False, stdout=sys.stderr)
+        except subprocess.TimeoutExpired:
+            return f"stopped after {limit:.0f} s", time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        if not out.exists():
+            return f"its process ended with exit code {done.returncode}", seconds
+        result = json.loads(out.read_text("utf-8"))
+        return result.get("error") or result, seconds

@@ -1,0 +1,100 @@
+"""The way of weights: from the learner to the machine's store, and from the store to the engine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import KeysView
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from benchmarks.engine_weights import VERSIONS, load_version, two_versions
+from benchmarks.gpu.engine import open_engine
+from benchmarks.gpu.figures import Figure, seconds, synchronize
+from benchmarks.gpu.learner import learner_config
+from benchmarks.gpu.settings import Settings
+from infra.store.names import default_root
+from infra.store.publisher import Publisher
+from infra.store.weight_store import WeightStore
+from operators.trainer.learner import Learner
+from operators.trainer.published_weights import PublishedWeights
+from operators.trainer.tensor_bytes import copy_tensor, tensor_specs
+from schemas.records import PolicyVersion
+
+
+def publication(settings: Settings, model: Path) -> list[Figure]:
+    """How long a publication stalls the trainer, and when its version is complete in the store."""
+    learner = Learner(learner_config(settings, "bfloat16"), model, settings.device)
+    weights = learner.weights(torch.bfloat16)
+    specs = tensor_specs(weights.specs())
+    stalls, completions = [], []
+    with WeightStore(default_root("gpu-check-publication"), keep=2) as store:
+        try:
+            with closing(Publisher(store, lambda _: None, specs, None, copy_tensor)) as publisher:
+                for number in range(1, settings.repetitions + 3):
+                    synchronize(settings.device)
+                    began = time.perf_counter()
+                    publisher.publish(
+                        _Named(weights),
+                        PolicyVersion(1, number),
+                        step=number,
+                        batches=[number],
+                        batch_offsets=[number],
+                        trajectories_trained=number,
+                    )
+                    stalls.append(time.perf_counter() - began)
+                    publisher.flush()
+                    completions.append(time.perf_counter() - began)
+            newest = store.newest()
+            assert newest is not None
+            size = store.path(newest).stat().st_size
+        finally:
+            store.destroy()
+    stall, copy = statistics.median(stalls[2:]), _copy_to_pinned(settings, size)
+    return [
+        Figure("bytes of a version", size / 1e9, "GB"),
+        Figure("stall of a publication", 1e3 * stall, "ms", note=f"{size / stall / 1e9:.1f} GB/s"),
+        Figure("version complete after", 1e3 * statistics.median(completions[2:]), "ms"),
+        Figure("one copy to pinned memory", 1e3 * copy, "ms", note=f"{size / copy / 1e9:.1f} GB/s"),
+        Figure("stall over that copy", stall / copy, "", ("<=", 3.0)),
+    ]
+
+
+def load(settings: Settings, model: Path) -> list[Figure]:
+    """How long an engine needs to load a version from the store, beside one copy of its bytes to the device."""
+    engine = open_engine(settings, model)
+    with two_versions(model) as store:
+        size = store.path(VERSIONS[0]).stat().st_size
+        numbers = iter(range(1 << 20))
+        took = seconds(
+            settings.device,
+            lambda: load_version(engine, store, VERSIONS[next(numbers) % 2]),
+            settings.repetitions,
+        )
+    source = torch.zeros(size, dtype=torch.uint8, pin_memory=settings.device != "cpu")
+    target = torch.zeros(size, dtype=torch.uint8, device=settings.device)
+    copy = seconds(settings.device, lambda: target.copy_(source), settings.repetitions)
+    return [
+        Figure("load of a version", 1e3 * took, "ms", note=f"{size / took / 1e9:.1f} GB/s"),
+        Figure("one copy from pinned memory", 1e3 * copy, "ms", note=f"{size / copy / 1e9:.1f} GB/s"),
+        Figure("load over that copy", took / copy, "", ("<=", 5.0)),
+    ]
+
+
+class _Named:
+    """The learner's weights as the publisher takes them."""
+
+    def __init__(self, weights: PublishedWeights) -> None:
+        self.items, self._names = weights.items, weights.specs().keys()
+
+    def keys(self) -> KeysView[str]:
+        """The names of the tensors."""
+        return self._names
+
+
+def _copy_to_pinned(settings: Settings, size: int) -> float:
+    source = torch.zeros(size, dtype=torch.uint8, device=settings.device)
+    target = torch.zeros(size, dtype=torch.uint8, pin_memory=settings.device != "cpu")
+    return seconds(settings.device, lambda: target.copy_(source), settings.repetitions)

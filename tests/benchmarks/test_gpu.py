@@ -1,0 +1,103 @@
+"""The GPU check on a CPU, with a tiny model: every part gives figures, and what fails costs no other part."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import parts, stand_ins, table
+from benchmarks.gpu.figures import Figure, figure_of
+from benchmarks.gpu.parts import PARTS, Outcome, measure, run_part, write_result
+from benchmarks.gpu.settings import GIB, SHAPES, settings_for
+
+SETTINGS = settings_for("cpu", 0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model's folder, made as on a GPU machine."""
+    folder = tmp_path_factory.mktemp("gpu-check") / "model"
+    measure("model", asdict(SETTINGS), folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore")  # torch explains with warnings why a kernel was not taken
+@pytest.mark.parametrize("name", [part.name for part in PARTS if part.name != "model"])
+def test_gpu_check_part_gives_figures_on_a_cpu(name: str, model: Path) -> None:
+    figures = [figure_of(entry) for entry in measure(name, asdict(SETTINGS), model)["figures"]]
+    assert figures
+    known = [figure for figure in figures if not math.isnan(figure.value)]
+    assert len(known) == len(figures) or name == "attention"
+    assert all(figure.value >= 0 for figure in known)
+    if name == "equality":
+        assert all(figure.passed for figure in figures), figures
+
+
+def test_gpu_check_reports_a_part_that_fails(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    write_result("load", asdict(SETTINGS), tmp_path / "absent", out)
+    assert "there is no model folder" in json.loads(out.read_text("utf-8"))["error"]
+
+
+def test_gpu_check_describes_the_device_in_a_process_of_its_own() -> None:
+    assert parts.describe_device("cpu", limit=120)["name"] == "cpu"
+
+
+def test_gpu_check_stops_a_part_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts.subprocess, "run", _never_ends)
+    assert run_part(PARTS[0], SETTINGS, tmp_path, limit=7).error == "stopped after 7 s"
+
+
+def test_stand_ins_replace_only_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stand_ins.install_missing() == []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for name in ("blake3", "crc32c", "psutil"):
+        monkeypatch.setitem(sys.modules, name, sys.modules.get(name))
+    assert stand_ins.install_missing() == ["blake3", "crc32c", "psutil"]
+    import blake3
+    import crc32c
+    import psutil
+
+    one, other = blake3.blake3(), blake3.blake3(b"ab")
+    one.update(b"a")
+    one.update(b"b")
+    assert one.hexdigest() == other.hexdigest()
+    assert crc32c.crc32c(b"a") != crc32c.crc32c(b"b")
+    assert psutil.virtual_memory().available > 0
+    assert psutil.Process().create_time() > 0
+
+
+def test_gpu_check_takes_the_largest_model_that_fits() -> None:
+    assert settings_for("cuda", 139 * GIB).shape is SHAPES[0]
+    assert settings_for("cuda", 31 * GIB).shape is SHAPES[1]
+    assert settings_for("cuda", 1 * GIB).shape is SHAPES[-1]
+
+
+def test_table_compares_parts_and_names_missed_goals() -> None:
+    outcomes = {
+        "roofs": Outcome([Figure("matrix product, bfloat16", 700.0, "TFLOP/s")]),
+        "model": Outcome([Figure("parameters", 1500.0, "M")]),
+        "engine, CUDA graphs": Outcome([Figure("tokens", 900.0, "tokens/s")]),
+        "engine, eager": Outcome([Figure("tokens", 1000.0, "tokens/s")]),
+        "learner, bfloat16": Outcome([Figure("trained", 35_000.0, "tokens/s")]),
+        "load": Outcome(error="out of memory"),
+        "attention": Outcome([Figure("float32, flash", math.nan, "ms", note="no kernel")]),
+    }
+    compared = {figure.name: figure for figure in table.comparisons(outcomes)}
+    assert compared["CUDA graphs over eager"].passed is False
+    assert compared["MFU, learner, bfloat16"].value == pytest.approx(45.0)
+    text = table.render(outcomes | {"comparisons": Outcome(list(compared.values()))})
+    assert "goals not reached: comparisons: CUDA graphs over eager" in text
+    assert "not measured: out of memory" in text
+    written = json.dumps([each.as_json() for outcome in outcomes.values() for each in outcome.figures])
+    assert "NaN" not in written
+
+
+def _never_ends(command: list[str], **arguments: float) -> None:
+    raise parts.subprocess.TimeoutExpired(command, arguments["timeout"])
