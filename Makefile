@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Keep bytecode, whatever the shell says: without it every process compiles Beam and torch, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help check docs run test lint types pytest prism flink-test soak requirements sbom clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test verl-env verl-requirements verl-vectors benchmark-end-to-end gpu-check
+.PHONY: help check docs run test lint types pytest prism flink-test soak requirements sbom clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test verl-env verl-requirements verl-vectors benchmark-end-to-end gpu-check image
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-24s %s\n", $$1, $$2 }'
@@ -67,6 +67,10 @@ $(READY): requirements.txt requirements-uv.txt pyproject.toml
 requirements:  ## compile the pinned requirements
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header --generate-hashes pyproject.toml -o requirements.txt
 	echo uv | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes - -o requirements-uv.txt
+
+IMAGE ?= laminar:latest
+image:  ## build the image of all roles with docker: IMAGE=name, ARGS="--build-arg ..."
+	docker build -t $(IMAGE) $(ARGS) .
 
 sbom: $(READY)  ## software bill of materials (CycloneDX) and NOTICE with every licence
 	$(BIN)/python -m infra.bill_of_materials $(ARGS)

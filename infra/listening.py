@@ -17,6 +17,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_unspecified(host: str) -> bool:
+    """Whether `host` stands for all addresses of a machine (0.0.0.0, ::): one can listen there, not connect."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
+
+
 def host_of(address: str) -> str:
     """The host in `address`: "host:port", a URL, or only a host."""
     rest = address.partition("://")[2] or address
@@ -32,12 +40,17 @@ def listening_socket(host: str) -> socket.socket:
     return socket.create_server((host, 0), family=family)
 
 
-def interface_towards(host: str) -> str | None:
-    """The network interface by which this machine reaches `host`; None if no interface has the source address."""
+def own_address_towards(host: str) -> str:
+    """This machine's address on the way to `host`. Raises OSError if `host` is unknown or there is no route."""
     family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing
-        own = probe.getsockname()[0]
+        return str(probe.getsockname()[0])
+
+
+def interface_towards(host: str) -> str | None:
+    """The network interface by which this machine reaches `host`; None if no interface has the source address."""
+    own = own_address_towards(host)
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address.partition("%")[0] == own for each in addresses):
             return name

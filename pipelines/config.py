@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
+from infra.deploy.config import DeployConfig
 from infra.kafka.properties import ClientProperties
 from infra.models.sizes import context_length, vocabulary_size
 from infra.name_lookup import suggest_name
@@ -168,6 +169,7 @@ class Config:
     experience: ExperienceConfig = field(default_factory=ExperienceConfig)
     trainer: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    deploy: DeployConfig = field(default_factory=DeployConfig)
 
     def __post_init__(self) -> None:
         mixture = self.prompts.mixture

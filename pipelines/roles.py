@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import logging
 from collections.abc import Callable, Sequence
@@ -48,6 +49,15 @@ class Role:
         if self.pipeline in ("experience", "trainer") and not self.index:
             return self.pipeline  # most runs have only one
         return f"{self.pipeline}-{self.index}" if self.pipeline in SHARDED else self.pipeline
+
+
+def relay_of(machine: str) -> int:
+    """The number of the relay of machine `machine`: 31 bits of a hash of its name, so no one has to assign numbers.
+
+    Of 1,000 machines two have the same number with a probability of 1 in 4,000; the later relay would then fence the
+    earlier one again and again, and both log it.
+    """
+    return int.from_bytes(hashlib.sha256(machine.encode()).digest()[:4], "big") >> 1
 
 
 def roles_of(config: Config) -> list[Role]:

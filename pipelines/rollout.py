@@ -35,7 +35,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         source,
         _backend(config, process),
         process,
-        replace(config.relay.endpoint(), port=0),
+        replace(config.relay.endpoint(source.client.bootstrap_servers), port=0),
         interrupts=config.placement.rules.refresh == "interrupt",
         frames=_frames(config),
     )

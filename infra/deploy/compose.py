@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.deploy.units import ALIVE, CONFIG, SECRETS, SILENT_MIN, DeploymentPlan, Unit
+from infra.deploy.plan import ALIVE, CONFIG, SECRETS, SILENT_MIN, DeploymentPlan, Unit
+from infra.machine import VARIABLE as MACHINE
 from infra.yaml_text import as_yaml
 
+MACHINE_NAME = "compose"
+"""All containers share one machine's memory."""
 KAFKA = "apache/kafka:4.1.1"
 FLINK = "flink:1.19"
 
@@ -15,24 +18,41 @@ def compose_file(plan: DeploymentPlan) -> str:
     """The compose file of `plan`; its configuration is run.toml in the same folder."""
     services: dict[str, Any] = {"kafka": _kafka()}
     for unit in plan.units:
-        for index in range(unit.first, unit.first + unit.count):
-            services[f"{unit.name}-{index}" if unit.indexed else unit.name] = _service(plan, unit, index)
+        for index in range(unit.count):
+            name = f"{unit.name}-{index}" if unit.placement == "indexed" else unit.name
+            services[name] = _service(plan, unit, index)
     services |= _flink()
-    return as_yaml({"name": f"laminar-{plan.run}", "services": services, "volumes": {"kafka": {}}})
+    return as_yaml({"name": plan.name, "services": services, "volumes": {"kafka": {}, "laminar": {}}})
 
 
 def _service(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
+    mode = {"none": [], "read": [":ro"], "write": [""]}[unit.volume]
     return {
-        "image": plan.image,
+        "image": plan.deploy.image,
         "command": unit.command(str(index)),
-        "environment": {"LAMINAR_ALIVE_FILE": ALIVE},
-        "volumes": [f"./run.toml:{CONFIG}:ro", f"./secrets:{SECRETS}:ro"],
-        "ipc": "host",  # weights are in shared memory
+        "environment": {
+            "LAMINAR_ALIVE_FILE": ALIVE,
+            "HOME": "/tmp",
+            **({MACHINE: MACHINE_NAME} if unit.weights else {}),
+        },
+        "volumes": [
+            f"./run.toml:{CONFIG}:ro",
+            f"./secrets:{SECRETS}:ro",
+            *(f"laminar:{plan.deploy.volume_path}{suffix}" for suffix in mode),
+            *([f"{plan.deploy.shared_memory}:/dev/shm"] if unit.weights else []),
+        ],
+        "read_only": True,
+        "tmpfs": ["/tmp"],
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
         "depends_on": {"kafka": {"condition": "service_healthy"}},
         "restart": "on-failure",
         "stop_grace_period": "60s",
         "healthcheck": {
-            "test": ["CMD-SHELL", f'test -n "$$(find {ALIVE} -mmin -{SILENT_MIN})"'],
+            "test": [
+                "CMD-SHELL",
+                f"test $$(find /tmp -maxdepth 1 -name 'laminar-alive*' -mmin -{SILENT_MIN} | wc -l) -ge {unit.group}",
+            ],
             "interval": "30s",
             "start_period": "600s",
         },

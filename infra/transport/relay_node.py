@@ -48,7 +48,10 @@ MAX_CORRUPT_ARRIVALS = 3
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a relay: it listens at `host`:`port` (0: any free port), others connect to `advertised`."""
+    """The address of a relay: it listens at `host`:`port` (0: any free port), others connect to `advertised`.
+
+    An advertised port of 0 stands for the port at which the relay listens.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -60,6 +63,10 @@ class Endpoint:
         """The advertised address of a server of this host that listens at `port`."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.advertised.rpartition(':')[0] or host}:{port}"
+
+    def relay_address(self, port: int) -> str:
+        """The advertised address of the relay itself, which listens at `port`."""
+        return self.address_at(int(self.advertised.rpartition(":")[2] or 0) or port)
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ class RelayNode:
             tls=endpoint.tls,
         )
         self._server = server
-        self.address = endpoint.advertised or endpoint.address_at(self._server.port)
+        self.address = endpoint.relay_address(self._server.port)
         self._thread = LIVENESS.start_thread("relay", self._fetch_loop)
 
     @property

@@ -7,9 +7,9 @@ memory. Otherwise the pusher offers the newest version, and the master pulls it 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 
+from infra.machine import machine_name
 from infra.runners.liveness import LIVENESS
 from infra.store.weight_store import WeightStore
 from infra.transport.chunk_registry import ChunkRegistry
@@ -41,7 +41,7 @@ class WeightPusher:
         tls: Tls | None = None,
     ) -> None:
         self._store, self._run, self._token, self._tls = store, run, token, tls
-        self._host = os.uname().nodename if host is None else host
+        self._host = machine_name() if host is None else host
         self._link = link or Link()
         self._registry = ChunkRegistry(store_lookup(store))
         self._chain: RelayChain | None = None

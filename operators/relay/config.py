@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from infra.listening import is_loopback
+from infra.listening import host_of, is_loopback, is_unspecified, own_address_towards
 from infra.store.chunks import MAX_CHUNK_BYTES
 from infra.transport.relay_node import Endpoint
 from infra.transport.throttle import Link
@@ -35,7 +35,8 @@ class RelayConfig:
     port: int = 0
     """Port to listen at; 0: any free port, which the heartbeats report."""
     advertise: str = ""
-    """host:port at which other machines reach this relay, if it differs from listen and port."""
+    """host:port at which other machines reach this relay. Empty: the port it listens at, with the address in `listen`,
+    or for 0.0.0.0 with this machine's address on the way to Kafka."""
     token_file: str = ""
     """A file whose first line is a secret (at least 16 characters) shared by relays and trainer; it is never sent."""
     certificate_file: str = ""
@@ -105,9 +106,26 @@ class RelayConfig:
         files.check()
         return files
 
-    def endpoint(self) -> Endpoint:
-        """The address, token and TLS files of the relay. Raises ValueError as `token` and `tls`."""
-        return Endpoint(self.listen, self.port, self.advertise, self.token(), self.tls())
+    def endpoint(self, brokers: str) -> Endpoint:
+        """The address, token and TLS files of the relay, on a machine that reaches Kafka at `brokers`.
+
+        Raises ValueError as `token` and `tls`, and for an address that other machines cannot reach.
+        """
+        kafka = host_of(brokers.partition(",")[0])
+        advertised = self.advertise
+        if not advertised and is_unspecified(self.listen):
+            try:
+                own = own_address_towards(kafka)
+            except OSError as error:
+                raise ValueError(
+                    f"listen = {self.listen!r}: this machine's own address is unknown, because there is no way to "
+                    f"Kafka at {kafka} ({error.strerror}); set relay.advertise"
+                ) from error
+            advertised = f"[{own}]:{self.port}" if ":" in own else f"{own}:{self.port}"
+        host = host_of(advertised or self.listen)
+        if is_unspecified(host) or (is_loopback(host) and not is_loopback(self.listen) and not is_loopback(kafka)):
+            raise ValueError(f"advertise = {advertised!r} is no address that other machines can reach")
+        return Endpoint(self.listen, self.port, advertised, self.token(), self.tls())
 
     def link(self) -> Link:
         """One direction of the relay's network link."""

@@ -87,7 +87,8 @@ class RelayStep:
         """Return a relay without manifests; reading resumes at the oldest manifest that it needs."""
         config = self.config
         store = WeightStore(Path(config.store), config.keep_versions)
-        node = RelayNode(store, self.run, config.relay, config.endpoint(), config.link(), config.link())
+        endpoint = config.endpoint(self.client.bootstrap_servers)
+        node = RelayNode(store, self.run, config.relay, endpoint, config.link(), config.link())
         fold = RelayFold(config, store, node, restored.state)
         try:
             producer = BoundedProducer(self.client)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from infra.machine import machine_name
 from infra.transport.relay_node import RelayNode
 from schemas.records import PolicyVersion, RelayStatus
 
@@ -28,7 +29,7 @@ class StatusMaker:
             relay=node.relay,
             versions=tuple(map(str, held)),
             bytes=size,
-            host=os.uname().nodename,
+            host=machine_name(),
             pid=os.getpid(),
             sent_at=wall_ms,
             address=node.address,

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
+from infra.machine import machine_name
 from infra.runners.liveness import LIVENESS
 from operators.rollout.engine import EngineStatus
 from operators.rollout.replica import Replica
@@ -183,7 +183,7 @@ def replica_status(
         kv_capacity=load.kv_capacity,
         tokens_generated=load.tokens_generated,
         step_seconds=step_seconds,
-        host=socket.gethostname(),
+        host=machine_name(),
         pid=os.getpid(),
         sent_at=time.time_ns() // 10**6,
         run=run,

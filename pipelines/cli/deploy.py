@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.options import JsonOption
-from pipelines.cli.run import ConfigArgument
+from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.present.output import Report
 
 app = typer.Typer()
@@ -18,28 +18,31 @@ app = typer.Typer()
 def deploy(
     config: ConfigArgument,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the files.")],
+    changes: SetOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Write a run's deployment files from CONFIG: a compose file and Kubernetes manifests.
 
-    Roles, replicas and indices come from CONFIG; the same CONFIG always gives the same files. infra/deploy/files holds
-    the files of examples/deployed.toml.
+    Roles, replicas and resources come from CONFIG, images, storage and machines from its section [deploy]; the same
+    CONFIG always gives the same files. infra/deploy/files holds the files of examples/deployed.toml. --set changes
+    only the files of the cluster, so it takes keys of [deploy] alone.
 
     \b
     Examples:
       laminar deploy examples/deployed.toml infra/deploy/files
-      kubectl apply -f infra/deploy/files/kubernetes.yaml
+      laminar deploy run.toml cluster --set deploy.image=registry.example/laminar:1 --set deploy.namespace=rl
+      sh cluster/kubernetes/secrets.sh DIR && kubectl apply -k cluster/kubernetes
     """
-    from pipelines.config import ConfigError
-    from pipelines.run.deployment import files_of, plan_of
+    from pipelines.run.deployment import files_of, missing_model, plan_of
 
-    plan = plan_of(config)
-    if not plan.run:
-        raise ConfigError(f"{config}: run.name is not set; it names the run whose topics the roles read and write")
+    if other := [each for each in changes or () if not each.startswith("deploy.")]:
+        raise typer.BadParameter(f"{other[0]}: set it in {config}, which the pods read", param_hint="--set")
+    plan = plan_of(config, tuple(changes or ()))
+    if note := missing_model(config, tuple(changes or ())):
+        typer.echo(note, err=True)
     files = files_of(plan)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    return Report(
-        {"run": plan.run, "files": list(files)}, lambda: "\n".join(str(folder / name) for name in files), json
-    )
+    data = {"run": plan.run, "files": list(files)}
+    return Report(data, lambda: "\n".join(str(folder / name) for name in files), json)

@@ -51,6 +51,8 @@ COMMANDS: dict[str, CommandModule] = {
 READ_ONLY = {"topics", "samples", "trajectory", "lineage", "watch", "metrics", "trace", "relays", "replicas", "plans"}
 READ_ONLY |= {"weights list", "weights show"}
 """The read-only commands, which start with `light_imports`."""
+FULL_IMPORTS = {"topics create"}
+"""Commands of a read-only group that need the whole configuration."""
 
 app = typer.Typer(
     cls=lazy_group(COMMANDS),
@@ -95,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before_dashes = [word for word in given[:end] if word != "--debug"]
     debug = len(before_dashes) < end
     own_process = arguments is None
-    read_only = own_process and not READ_ONLY.isdisjoint({" ".join(before_dashes[:1]), " ".join(before_dashes[:2])})
+    group, command = (" ".join(before_dashes[:words]) for words in (1, 2))
+    read_only = own_process and command not in FULL_IMPORTS and not READ_ONLY.isdisjoint({group, command})
     try:
         if own_process:
             keep_files_private()

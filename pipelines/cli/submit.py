@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +11,7 @@ import typer
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.present.output import Report
-from pipelines.roles import PIPELINES, Role
+from pipelines.roles import PIPELINES, SHARDED, Role, relay_of
 
 if TYPE_CHECKING:
     from infra.runners.options import Runner
@@ -35,6 +36,14 @@ def submit(
         int | None,
         typer.Option("--replica", min=0, help="Run the rollout process that hosts this replica (instead of --index)."),
     ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option("--machine", metavar="NAME", help="Run the relay of this machine (instead of --index)."),
+    ] = None,
+    group_size: Annotated[
+        int,
+        typer.Option("--group-size", min=1, help="Run this many processes; --index then counts such groups, from 0."),
+    ] = 1,
     runner: Annotated[
         Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
     ] = "embedded",
@@ -54,7 +63,8 @@ def submit(
     CONFIG must set the run's name, the brokers and the model, as runs/NAME/config.toml of a started run does. Pass
     Beam's own options after `--`. With --dry-run, exits with 1 if a requirement is missing. Manage detached pipelines
     with `laminar runs status`, `logs`, `stop`, `drain` and `resume`. More rollout processes may join a running run:
-    --index and --replica go up to placement.max_replicas.
+    --index and --replica go up to placement.max_replicas. A relay's number follows from its machine's name by
+    --machine. A group's processes end together.
 
     \b
     Examples:
@@ -68,11 +78,19 @@ def submit(
         raise typer.BadParameter(f"{pipeline!r} is not a pipeline; choose one of {', '.join(PIPELINES)}")
     if replica is not None and (pipeline != "rollout" or index):
         raise typer.BadParameter("--replica is only for rollout, and excludes --index", param_hint="--replica")
+    if group_size > 1 and pipeline not in SHARDED:
+        raise typer.BadParameter(f"{pipeline} has one process only", param_hint="--group-size")
+    if machine is not None and (pipeline != "relay" or index):
+        raise typer.BadParameter("--machine is only for relay, and excludes --index", param_hint="--machine")
     from pipelines.config import load_config
     from pipelines.roles import configure_logging, run_role
     from pipelines.run.submission.standalone import prepare
 
+    if group_size > 1:
+        raise typer.Exit(_group(context, pipeline, config, changes or [], index, group_size, runner))
     loaded = load_config(config, changes or [])
+    if machine is not None:
+        index = relay_of(machine)
     role = Role(pipeline, index if replica is None else replica // loaded.rollout.replicas)
     if dry_run:
         return _outlined(loaded, role, runner, context.args, svg, json)
@@ -85,6 +103,18 @@ def submit(
     except KeyboardInterrupt:  # before the pipeline runs; from then on Ctrl-C drains it
         raise typer.Exit(130) from None
     return None
+
+
+def _group(
+    context: typer.Context, pipeline: str, config: Path, changes: list[str], index: int, size: int, runner: str
+) -> int:
+    from pipelines.run.submission.group import run_group
+
+    numbers = range(index * size, (index + 1) * size)
+    options = [word for change in changes for word in ("--set", change)] + ["--runner", runner, "--", *context.args]
+    laminar = [sys.executable, "-c", "from pipelines.cli.main import main; main()"]
+    commands = [[*laminar, "submit", pipeline, str(config), "--index", str(number), *options] for number in numbers]
+    return run_group(commands, numbers)
 
 
 def _outlined(

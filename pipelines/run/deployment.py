@@ -2,26 +2,62 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from infra.deploy.compose import compose_file
-from infra.deploy.kubernetes import manifests
-from infra.deploy.units import DeploymentPlan, Unit
-from pipelines.config import Config, load_config
-from pipelines.roles import SHARDED, roles_of
+from infra.deploy.kubernetes import kubernetes_files
+from infra.deploy.plan import SECRETS, DeploymentPlan, Unit
+from infra.deploy.role_acls import role_acls
+from pipelines.config import Config, ConfigError, load_config
+from pipelines.roles import PIPELINES, SHARDED, roles_of
+from pipelines.run.deployed_memory import HostMemory, host_memory, model_copy
+from pipelines.run.topics import topic_spec
+from schemas.topics import CATALOGUE
 
 EXAMPLE = Path("examples/deployed.toml")
 """The configuration from which infra/deploy/files is generated."""
-_RESOURCES: Mapping[str, tuple[float, int]] = {"rollout": (4.0, 16), "trainer": (8.0, 32), "relay": (1.0, 8)}
-"""CPUs and memory in GiB; 1 CPU and 2 GiB for all others."""
-_WITH_WEIGHTS = ("rollout", "trainer")
+_CPUS: Mapping[str, float] = {"rollout": 4.0, "trainer": 8.0}
+"""Processors of a container; 1 for all others."""
+_WITH_WEIGHTS = ("rollout", "trainer", "relay")
+_VOLUME: Mapping[str, Literal["none", "read", "write"]] = {"trainer": "write", "placement": "none", "relay": "none"}
+"""The use of the volume: the trainer writes checkpoints, all others read the model, data or code."""
 
 
-def plan_of(file: Path) -> DeploymentPlan:
-    """The deployment of the configuration in `file`, which must set run.name. Raises ConfigError."""
-    config = load_config(file)
-    return DeploymentPlan(config.run.name, file.read_text(encoding="utf-8"), units_of(config))
+def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
+    """The deployment of the configuration in `file`. Raises ConfigError if it cannot be deployed, with all problems."""
+    config = load_config(file, changes)
+    problems = list(_problems(config))
+    if problems:
+        raise ConfigError(f"{file} cannot be deployed: {'; '.join(problems)}")
+    relay = config.relay
+    return DeploymentPlan(
+        run=config.run.name,
+        config=file.read_text(encoding="utf-8"),
+        units=units_of(config),
+        deploy=config.deploy,
+        brokers=config.kafka.bootstrap_servers,
+        authenticated=bool(config.kafka.client_properties),
+        restore_s=config.progress.restore_s,
+        relay_port=relay.port,
+        relay_files=tuple(filter(None, (relay.token_file, relay.certificate_file, relay.authority_file))),
+        topics=[topic_spec(config, topic) for topic in CATALOGUE.values()],
+        acls=role_acls(config.run.name, PIPELINES),
+    )
+
+
+def missing_model(file: Path, changes: tuple[str, ...] = ()) -> str:
+    """A note for the user if the model's files are not on this machine; else empty."""
+    config = load_config(file, changes)
+    if config.emulated or model_copy(config):
+        return ""
+    return (
+        f"the model {config.model.path} is not on this machine, so memory requests are defaults: set "
+        "deploy.model_folder to a copy of it"
+    )
 
 
 def units_of(config: Config) -> list[Unit]:
@@ -29,25 +65,66 @@ def units_of(config: Config) -> list[Unit]:
     counts: dict[str, int] = {}
     for role in roles_of(config):
         counts[role.pipeline] = counts.get(role.pipeline, 0) + 1
-    gpus = 0 if config.emulated else config.rollout.engine == "vllm"
-    units = []
-    for name, count in counts.items():
-        cpus, memory = _RESOURCES.get(name, (1.0, 2))
-        units.append(
-            Unit(
-                name,
-                count,
-                indexed=name in SHARDED,
-                cpus=cpus,
-                memory_gib=memory,
-                gpus=int(gpus) if name in _WITH_WEIGHTS else 0,
-                place="weights" if name in _WITH_WEIGHTS else "",
-                port=config.relay.port if name == "relay" else 0,
-            )
-        )
-    return units
+    memory = host_memory(config)
+    units = [_unit(config, name, count, memory) for name, count in counts.items()]
+    return [_grouped(config, unit) for unit in units]
+
+
+def _unit(config: Config, name: str, count: int, memory: HostMemory) -> Unit:
+    on_gpus = config.trainer.device.startswith("cuda")
+    gpus = {"trainer": int(on_gpus), "rollout": config.rollout.gpus * (on_gpus or config.rollout.engine == "vllm")}
+    return Unit(
+        name,
+        count,
+        placement="machine" if name == "relay" else "indexed" if name in SHARDED else "single",
+        cpus=_CPUS.get(name, 1.0),
+        memory_gib=memory.of(name),
+        gpus=0 if config.emulated else gpus.get(name, 0),
+        weights=name in _WITH_WEIGHTS and not config.emulated,
+        volume=_VOLUME.get(name, "read"),
+    )
+
+
+def _grouped(config: Config, unit: Unit) -> Unit:
+    """The ranks on the GPUs of one machine are processes of one container: only then can the GPUs exchange directly."""
+    group = math.gcd(unit.count, config.deploy.gpus_per_machine) if unit.name == "trainer" and unit.gpus else 1
+    return replace(
+        unit,
+        count=unit.count // group,
+        group=group,
+        cpus=unit.cpus * group,
+        memory_gib=unit.memory_gib * group,
+        gpus=unit.gpus * group,
+    )
+
+
+def _problems(config: Config) -> list[str]:
+    """Why the configuration cannot be deployed, each with the setting to change."""
+    if not config.run.name:
+        return ["run.name is not set: it names the run whose topics the roles read and write"]
+    volume, found = PurePosixPath(config.deploy.volume_path), []
+    if not config.kafka.bootstrap_servers:
+        found.append("kafka.bootstrap_servers is not set: name the brokers as pods reach them")
+    in_volume = {"run.folder": str(config.run.folder)} | ({} if config.emulated else {"model.path": config.model.path})
+    for key, path in in_volume.items():
+        if volume not in (PurePosixPath(path), *PurePosixPath(path).parents):
+            found.append(f"{key} is {path!r}, but must be below deploy.volume_path ({volume}), which all pods mount")
+    if not config.emulated and config.relay.listen == "127.0.0.1":
+        found.append('relay.listen is 127.0.0.1: with "0.0.0.0" the relays of other machines can connect')
+    secrets = {
+        "kafka.client_properties": config.kafka.client_properties,
+        "relay.token_file": config.relay.token_file,
+        "relay.certificate_file": config.relay.certificate_file,
+        "relay.authority_file": config.relay.authority_file,
+    }
+    for key, path in secrets.items():
+        if path and str(PurePosixPath(path).parent) != SECRETS:
+            found.append(f"{key} is {path!r}, but must be in {SECRETS}, where the Secrets are mounted")
+    if (name := PurePosixPath(config.kafka.client_properties).name) not in ("", "{role}.properties"):
+        found.append(f"kafka.client_properties names {name}, but must name {{role}}.properties: each role has a Secret")
+    return found
 
 
 def files_of(plan: DeploymentPlan) -> dict[str, str]:
     """All deployment files of `plan`, by path."""
-    return {"compose.yaml": compose_file(plan), "kubernetes.yaml": manifests(plan), "run.toml": plan.config}
+    return {"compose.yaml": compose_file(plan), "run.toml": plan.config, **kubernetes_files(plan)}

@@ -1,4 +1,4 @@
-"""Three Kafka brokers, each on its own host: replication factor 3, min.insync.replicas 2."""
+"""Kafka brokers, each on its own host; of three: replication factor 3, min.insync.replicas 2."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ class Cluster:
             "auto.create.topics.enable": "false",
             "message.max.bytes": 16 * 1024 * 1024,
             "replica.fetch.max.bytes": 16 * 1024 * 1024,
-            **{f"{topic}.replication.factor": 3 for topic in three},
-            "min.insync.replicas": 2,
-            "transaction.state.log.min.isr": 2,
+            **{f"{topic}.replication.factor": min(3, len(self.names)) for topic in three},
+            "min.insync.replicas": min(2, len(self.names)),
+            "transaction.state.log.min.isr": min(2, len(self.names)),
             "offsets.topic.num.partitions": 4,
             "transaction.state.log.num.partitions": 4,
             "num.network.threads": 2,

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 import yaml
+from deployments import CONFIG_TEXTS, ROOT, deployment, run_file
 
-from infra.deploy.units import ALIVE, CONFIG
-from infra.runners.liveness import VARIABLE
+from infra.deploy.plan import ALIVE, CONFIG
 from pipelines.cli.submit import app
-from pipelines.config import load_config
-from pipelines.roles import PIPELINES, roles_of
-from pipelines.run.deployment import EXAMPLE, files_of, plan_of, units_of
+from pipelines.config import ConfigError, load_config
+from pipelines.roles import PIPELINES, relay_of, roles_of
+from pipelines.run.deployment import EXAMPLE, files_of, plan_of
 
-ROOT = Path(__file__).parents[4]
-PLAN = plan_of(ROOT / EXAMPLE)
-FILES = files_of(PLAN)
-ROLES = sorted(role.name for role in roles_of(load_config(ROOT / EXAMPLE)))
+FILES = files_of(plan_of(ROOT / EXAMPLE))
 
 
-def submitted(command: list[str]) -> str:
-    """The role that a command submits, as parsed by `laminar submit`."""
+def submitted(command: list[str]) -> list[str]:
+    """The roles that a command submits, as parsed by `laminar submit`."""
     assert command[:2] == ["laminar", "submit"], command
     parsed: dict[str, Any] = typer.main.get_command(app).make_context("submit", command[2:]).params
     assert str(parsed["config"]) == CONFIG
     assert parsed["pipeline"] in PIPELINES
-    return f"{parsed['pipeline']}-{parsed['index']}"
+    size = parsed["group_size"]
+    return [f"{parsed['pipeline']}-{index}" for index in range(parsed["index"] * size, (parsed["index"] + 1) * size)]
 
 
 def indexed(name: str) -> str:
@@ -47,55 +44,63 @@ def test_deployment_folder_has_no_other_files() -> None:
     assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) == sorted(FILES)
 
 
-def test_compose_file_has_a_service_for_every_role() -> None:
-    compose = yaml.safe_load(FILES["compose.yaml"])
-    services = {name: each for name, each in compose["services"].items() if "laminar" in str(each.get("command"))}
-    assert sorted(submitted(each["command"]) for each in services.values()) == sorted(map(indexed, ROLES))
+@pytest.mark.parametrize("name", CONFIG_TEXTS)
+def test_compose_file_has_a_service_for_every_role(name: str, tmp_path: Path) -> None:
+    file = run_file(tmp_path, name)
+    compose = yaml.safe_load(files_of(plan_of(file))["compose.yaml"])
+    services = {key: each for key, each in compose["services"].items() if "laminar" in str(each.get("command"))}
+    expected = sorted(indexed(role.name) for role in roles_of(load_config(file)))
+    found = [role for each in services.values() for role in submitted(_without_machine(each["command"]))]
+    assert sorted(found) == expected
     for each in services.values():
         assert each["depends_on"] == {"kafka": {"condition": "service_healthy"}}
-        assert ALIVE in each["healthcheck"]["test"][1]
-        assert each["environment"] == {VARIABLE: ALIVE}
+        assert "laminar-alive" in each["healthcheck"]["test"][1]
+        assert each["environment"]["LAMINAR_ALIVE_FILE"] == ALIVE
     assert compose["services"]["kafka"]["environment"]["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
     assert compose["services"]["flink"]["profiles"] == ["flink"]
 
 
-def test_kubernetes_has_a_workload_with_probes_for_every_role() -> None:
-    documents = list(yaml.safe_load_all(FILES["kubernetes.yaml"]))
-    assert documents[0]["data"]["run.toml"] == (ROOT / EXAMPLE).read_text()
-    workloads = [each for each in documents if each["kind"] in ("Deployment", "StatefulSet")]
-    found = []
-    for each in workloads:
-        spec = each["spec"]
-        assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
-        for container in spec["template"]["spec"]["containers"]:
-            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
-            assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
-            command = container["command"]
-            line = command[2].removeprefix("exec ") if command[0] == "sh" else " ".join(command)
-            found += [submitted(_filled(line, pod)) for pod in range(spec["replicas"])]
-    assert each["kind"] in ("Deployment", "StatefulSet", "Service")
-    relays = [name for name in found if name.startswith("relay")]
-    # One relay on each machine with a rollout or the trainer.
-    assert sorted(relays) == [f"relay-{n}" for n in range(len(relays))]
-    assert len(relays) == 5
-    assert sorted(set(found) - set(relays)) == sorted({indexed(name) for name in ROLES if "relay" not in name})
-    single = {each["metadata"]["labels"]["role"] for each in workloads if each["kind"] == "Deployment"}
-    assert single == {"prompts", "placement", "score", "evaluation"}
+@pytest.mark.parametrize("name", CONFIG_TEXTS)
+def test_kubernetes_has_a_workload_for_every_role(name: str, tmp_path: Path) -> None:
+    file = run_file(tmp_path, name)
+    found: list[str] = []
+    for document in deployment(file):
+        for container in document.get("spec", {}).get("template", {}).get("spec", {}).get("containers", ()):
+            if container["command"][:2] == ["laminar", "submit"]:
+                for pod in range(document["spec"].get("replicas", 1)):
+                    command = [word.replace("$(POD_INDEX)", str(pod)) for word in container["command"]]
+                    found += submitted(_without_machine(command))
+    assert sorted(found) == sorted(indexed(role.name) for role in roles_of(load_config(file)))
 
 
-def _filled(command: str, pod: int) -> list[str]:
-    """`command` with the variables of pod number `pod`."""
-    filled = command.replace("$(POD_INDEX)", str(pod)).replace("${POD_IP}", "10.0.0.1")
-    if "$((" in filled:
-        before, _, rest = filled.partition("$((")
-        expression, _, after = rest.partition("))")
-        first = int(expression.partition("+")[2])
-        filled = f"{before}{pod + first}{after}"
-    return filled.split()
+def _without_machine(command: list[str]) -> list[str]:
+    """The command with number 0 instead of a machine's name."""
+    if "--machine" not in command:
+        return command
+    at = command.index("--machine")
+    return [*command[:at], "--index", "0", *command[at + 2 :]]
 
 
-def test_units_request_gpus_for_vllm_only() -> None:
-    config = load_config(ROOT / EXAMPLE)
-    with_vllm = replace(config, rollout=replace(config.rollout, engine="vllm"))
-    assert {unit.name for unit in units_of(with_vllm) if unit.gpus} == {"rollout", "trainer"}
-    assert not any(unit.gpus for unit in units_of(config))
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("run.name=''", "run.name is not set"),
+        ("kafka.bootstrap_servers=''", "kafka.bootstrap_servers is not set"),
+        ("model.path='/models/base'", "model.path is '/models/base', but must be below deploy.volume_path"),
+        ("run.folder='runs'", "run.folder is 'runs', but must be below deploy.volume_path"),
+        ("relay.listen='127.0.0.1'", "relay.listen is 127.0.0.1"),
+        ("relay.token_file='/root/token'", "relay.token_file is '/root/token', but must be in /etc/laminar-secrets"),
+        ("kafka.client_properties='/etc/laminar-secrets/all.properties'", "must name {role}.properties"),
+    ],
+)
+def test_deploy_rejects_what_pods_cannot_run(change: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(ROOT / EXAMPLE, (change,))
+    assert reason in str(caught.value)
+
+
+def test_relay_numbers_follow_from_machine_names() -> None:
+    numbers = {relay_of(f"node-{n}") for n in range(1000)}
+    assert len(numbers) == 1000
+    assert all(0 <= number < 1 << 31 for number in numbers)
+    assert relay_of("node-1") == relay_of("node-1") == 449547763

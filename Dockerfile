@@ -1,0 +1,43 @@
+# The image of all roles: `docker build -t laminar .`
+#
+# torch's pinned wheels contain CUDA's libraries, so this image runs on CPUs and on NVIDIA GPUs (the driver comes from the
+# machine). Without GPUs `--build-arg EXTRA_INDEX=URL --build-arg TORCH=torch==VERSION+cpu` builds a smaller one.
+# `--build-arg EXTRAS=vllm` adds an extra of pyproject.toml.
+#
+# Pin the base by digest: `--build-arg PYTHON_IMAGE=python@sha256:...`. Without internet: fill the folder wheelhouse/ on a
+# machine that has it (`pip download -d wheelhouse -r requirements.txt -r requirements-uv.txt setuptools`); the build then
+# uses nothing else.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS packages
+ARG EXTRAS=""
+ARG TORCH=""
+ARG EXTRA_INDEX=""
+WORKDIR /build
+COPY requirements-uv.txt requirements.txt pyproject.toml ./
+COPY wheelhous[e] wheelhouse/
+# Packages first: this layer changes only with the requirements. The hashes in requirements.txt are verified.
+RUN set -eu; \
+    offline=""; [ ! -d wheelhouse ] || offline="--no-index --find-links wheelhouse"; \
+    [ -z "$TORCH" ] || sed -i '/^torch==/,/[^\\]$/d' requirements.txt; \
+    python -m venv /opt/laminar; \
+    /opt/laminar/bin/python -m pip install --quiet --no-cache-dir $offline --require-hashes -r requirements-uv.txt; \
+    /opt/laminar/bin/uv pip install --quiet --no-cache --python /opt/laminar/bin/python $offline \
+        ${EXTRA_INDEX:+--extra-index-url "$EXTRA_INDEX"} ${EXTRAS:+--extra "$EXTRAS"} \
+        --constraint requirements.txt --requirements pyproject.toml setuptools $TORCH
+COPY README.md LICENSE NOTICE ./
+COPY schemas schemas
+COPY infra infra
+COPY operators operators
+COPY pipelines pipelines
+RUN /opt/laminar/bin/uv pip install --quiet --no-cache --python /opt/laminar/bin/python --no-deps --no-build-isolation . \
+    && /opt/laminar/bin/python -m compileall -q /opt/laminar/lib
+
+FROM ${PYTHON_IMAGE}
+RUN groupadd --gid 10001 laminar && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp laminar
+COPY --from=packages /opt/laminar /opt/laminar
+ENV PATH=/opt/laminar/bin:$PATH OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+WORKDIR /tmp
+ENTRYPOINT []
+CMD ["laminar", "--help"]

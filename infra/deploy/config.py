@@ -1,0 +1,65 @@
+"""The `[deploy]` section: what deployment files say about the cluster that will run the roles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Literal
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class DeployConfig:
+    """Images, storage and machines of a deployment. Raises ValueError naming the invalid field."""
+
+    image: str = "laminar:latest"
+    """The image of all roles, see the Dockerfile."""
+    image_pull_secret: str = ""
+    """The Secret with the image registry's password; empty: none."""
+    namespace: str = "laminar"
+    """The Kubernetes namespace."""
+    volume: Literal["claim", "claimed"] = "claim"
+    """The volume for the model, checkpoints and exports: `claim` creates a PersistentVolumeClaim, `claimed` uses an
+    existing one of the same name."""
+    volume_path: str = "/laminar"
+    """Where that volume is mounted in every container; model.path and run.folder are folders below it."""
+    volume_gib: int = 200
+    """Size of the claim."""
+    volume_access: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
+    """`ReadWriteOnce` only if all pods run on one machine."""
+    storage_class: str = ""
+    """Storage class of the claim; empty: the cluster's default."""
+    shared_memory: str = "/dev/shm"
+    """A machine's folder in memory, in which its relay, rollouts and trainer ranks share weights."""
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the machines for relays, rollouts and trainer ranks; each of these machines gets a relay."""
+    tolerations: tuple[str, ...] = ("nvidia.com/gpu",)
+    """Taints of these machines that their pods tolerate."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """The resource by which containers request GPUs."""
+    gpus_per_machine: int = 8
+    """The ranks of a trainer with GPUs run in pods of up to this many, one pod a machine."""
+    model_folder: str = ""
+    """A copy of the model on this machine, whose sizes the memory requests are computed from; empty: model.path."""
+    network_policies: bool = True
+    """Whether pods may connect only to those that they need."""
+    prometheus: bool = False
+    """Write a ServiceMonitor for the Prometheus operator."""
+    strimzi_cluster: str = ""
+    """Write a KafkaTopic for each topic and a KafkaUser for each role, for this cluster of the Strimzi operator."""
+
+    def __post_init__(self) -> None:
+        for name in ("volume_gib", "gpus_per_machine"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not _LABEL.fullmatch(self.namespace):
+            raise ValueError(f"namespace must be 1-63 lower-case letters, digits or '-', not {self.namespace!r}")
+        for name in ("volume_path", "shared_memory"):
+            path = PurePosixPath(getattr(self, name))
+            if not path.is_absolute() or path == PurePosixPath("/"):
+                raise ValueError(f"{name} must be an absolute path of a folder, not {getattr(self, name)!r}")
+        if not self.image:
+            raise ValueError("image must name an image")

@@ -1,0 +1,22 @@
+"""Names, labels and the common head of manifests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.deploy.plan import DeploymentPlan
+
+RUN, ROLE, WEIGHTS = "laminar/run", "laminar/role", "laminar/weights"
+"""Labels: the run, the role, and whether a pod maps its machine's weights."""
+
+
+def labels_of(plan: DeploymentPlan, role: str) -> dict[str, str]:
+    """The labels that select the pods of `role`."""
+    return {RUN: plan.run, ROLE: role}
+
+
+def manifest(plan: DeploymentPlan, api: str, kind: str, name: str, role: str = "", **rest: Any) -> dict[str, Any]:
+    """A manifest in the run's namespace with the run's labels."""
+    labels = {"app.kubernetes.io/name": "laminar", RUN: plan.run, **({ROLE: role} if role else {})}
+    head = {"name": name, "namespace": plan.deploy.namespace, "labels": labels}
+    return {"apiVersion": api, "kind": kind, "metadata": head, **rest}

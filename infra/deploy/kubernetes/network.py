@@ -1,0 +1,55 @@
+"""Services, and policies by which a pod may be reached only by those that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from infra.deploy.kubernetes.names import RUN, WEIGHTS, labels_of, manifest
+from infra.deploy.plan import METRICS_PORT, DeploymentPlan
+
+_DNS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
+
+
+def resources(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
+    """The Services of a run, and its NetworkPolicies if they are wanted."""
+    for unit in plan.units:
+        if unit.placement == "indexed":  # headless: gives the pods their names
+            spec: dict[str, Any] = {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": labels_of(plan, unit.name),
+            }
+            yield manifest(plan, "v1", "Service", plan.resource_name(unit.name), unit.name, spec=spec)
+    port = {"name": "metrics", "port": METRICS_PORT, "targetPort": "metrics"}
+    spec = {"selector": labels_of(plan, "metrics"), "ports": [port]}
+    yield manifest(plan, "v1", "Service", plan.resource_name("metrics"), "metrics", spec=spec)
+    if plan.deploy.network_policies:
+        yield from _policies(plan)
+
+
+def _policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
+    """All pods: nothing but names and Kafka. Pods with weights: each other, at any port (KV transfers, collectives)."""
+    everyone = {"matchLabels": {RUN: plan.run}}
+    brokers = sorted({int(each.rpartition(":")[2]) for each in plan.brokers.split(",")})
+    kafka = [{"protocol": "TCP", "port": port} for port in brokers]
+    egress: list[dict[str, Any]] = [{"ports": _DNS}, {"ports": kafka}]
+    rules = {"podSelector": everyone, "policyTypes": ["Ingress", "Egress"], "ingress": [], "egress": egress}
+    yield _policy(plan, "all", rules)
+    with_weights = {"matchLabels": {RUN: plan.run, WEIGHTS: "true"}}
+    storage = {"ports": [{"protocol": "TCP", "port": 443}]}  # object stores
+    peers = [{"podSelector": with_weights}]
+    rules = {
+        "podSelector": with_weights,
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": peers}],
+        "egress": [{"to": peers}, storage],
+    }
+    yield _policy(plan, "weights", rules)
+    scraped = {"ports": [{"protocol": "TCP", "port": METRICS_PORT}]}
+    selector = {"matchLabels": labels_of(plan, "metrics")}
+    yield _policy(plan, "metrics", {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [scraped]})
+
+
+def _policy(plan: DeploymentPlan, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return manifest(plan, "networking.k8s.io/v1", "NetworkPolicy", plan.resource_name(name), spec=spec)

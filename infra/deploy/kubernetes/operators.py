@@ -1,0 +1,58 @@
+"""Custom resources for operators that a cluster may have: Prometheus, and Strimzi for Kafka."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from infra.deploy.kubernetes.names import labels_of, manifest
+from infra.deploy.plan import DeploymentPlan
+from infra.kafka.acls import Acl
+
+_RESOURCES = {"topic": "topic", "group": "group", "transactional-id": "transactionalId"}
+
+
+def monitoring(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
+    """The ServiceMonitor of the run's metrics."""
+    if plan.deploy.prometheus:
+        spec = {
+            "selector": {"matchLabels": labels_of(plan, "metrics")},
+            "endpoints": [{"port": "metrics", "interval": "15s"}],
+        }
+        yield manifest(
+            plan, "monitoring.coreos.com/v1", "ServiceMonitor", plan.resource_name("metrics"), "metrics", spec=spec
+        )
+
+
+def strimzi(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
+    """A KafkaTopic for each topic; with authentication a KafkaUser for each user, with its ACLs."""
+    cluster = plan.deploy.strimzi_cluster
+    if not cluster:
+        return
+    for topic in plan.topics:
+        spec: dict[str, Any] = {"topicName": topic.name, "partitions": topic.partitions, "config": dict(topic.config)}
+        if topic.replication_factor > 0:
+            spec["replicas"] = topic.replication_factor
+        name = topic.name.lower().replace("_", "-")
+        yield _of_cluster(cluster, manifest(plan, "kafka.strimzi.io/v1", "KafkaTopic", name, spec=spec))
+    users: dict[str, list[Acl]] = defaultdict(list)
+    for acl in plan.acls if plan.authenticated else ():
+        users[acl.user].append(acl)
+    for user, acls in users.items():
+        spec = {
+            "authentication": {"type": "scram-sha-512"},
+            "authorization": {"type": "simple", "acls": [_rule(acl) for acl in acls]},
+        }
+        yield _of_cluster(cluster, manifest(plan, "kafka.strimzi.io/v1", "KafkaUser", user, spec=spec))
+
+
+def _of_cluster(cluster: str, made: dict[str, Any]) -> dict[str, Any]:
+    made["metadata"]["labels"]["strimzi.io/cluster"] = cluster
+    return made
+
+
+def _rule(acl: Acl) -> dict[str, Any]:
+    pattern = "prefix" if acl.prefixed else "literal"
+    resource = {"type": _RESOURCES[acl.resource], "name": acl.name, "patternType": pattern}
+    return {"resource": resource, "operations": list(acl.operations), "type": "allow", "host": "*"}

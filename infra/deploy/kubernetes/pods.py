@@ -1,0 +1,164 @@
+"""The pods of roles: containers with probes, mounts, limits and as few rights as possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from infra.deploy.kubernetes.names import WEIGHTS, labels_of
+from infra.deploy.kubernetes.secrets import secrets_of
+from infra.deploy.plan import ALIVE, CONFIG, SECRETS, SILENT_MIN, DeploymentPlan, Unit
+from infra.machine import VARIABLE as MACHINE
+
+USER = 10001
+"""The user id of the image; no container runs as root."""
+GRACE_S = 60
+"""Time to drain after SIGTERM."""
+_PROBE_S = 10
+_NODE = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+_INDEX = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
+
+
+def role_pod(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
+    """The pod template of `unit`."""
+    variable = {"single": "", "indexed": "$(POD_INDEX)", "machine": f"$({MACHINE})"}[unit.placement]
+    container = {
+        "name": unit.name,
+        "image": plan.deploy.image,
+        "command": unit.command(variable),
+        "env": list(_environment(unit)),
+        "resources": _resources(plan, unit),
+        **_probes(plan, unit),
+        "securityContext": _container_rights(),
+        "volumeMounts": _mounts(plan, unit),
+    }
+    spec: dict[str, Any] = {"containers": [container], "volumes": _volumes(plan, unit)}
+    if unit.weights:
+        spec |= _machines(plan, unit)
+    return template(plan, unit.name, spec, weights=unit.weights)
+
+
+def template(plan: DeploymentPlan, role: str, spec: dict[str, Any], *, weights: bool = False) -> dict[str, Any]:
+    """A pod template with the project's rights; `spec` has containers and volumes."""
+    labels = labels_of(plan, role) | ({WEIGHTS: "true"} if weights else {})
+    pull = [{"name": plan.deploy.image_pull_secret}] if plan.deploy.image_pull_secret else []
+    rights = {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    whole = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_S,
+        "securityContext": rights,
+        **({"imagePullSecrets": pull} if pull else {}),
+        **spec,
+    }
+    return {"metadata": {"labels": labels}, "spec": whole}
+
+
+def command_pod(plan: DeploymentPlan, name: str, command: Sequence[str], user: str) -> dict[str, Any]:
+    """The pod of a command that needs only Kafka, as Kafka's user `user`."""
+    unit = Unit(name)
+    container = {
+        "name": name,
+        "image": plan.deploy.image,
+        "command": list(command),
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "resources": _resources(plan, unit),
+        "securityContext": _container_rights(),
+        "volumeMounts": _mounts(plan, unit),
+    }
+    return template(plan, name, {"containers": [container], "volumes": _volumes(plan, unit, user)})
+
+
+def _environment(unit: Unit) -> Iterator[dict[str, Any]]:
+    yield {"name": "LAMINAR_ALIVE_FILE", "value": f"{ALIVE}-{unit.name}"}
+    yield {"name": "HOME", "value": "/tmp"}  # libraries write caches; the image is read-only
+    if unit.weights:
+        yield {"name": MACHINE, "valueFrom": _NODE}
+    if unit.placement == "indexed":
+        yield {"name": "POD_INDEX", "valueFrom": _INDEX}
+
+
+def _resources(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
+    limits: dict[str, Any] = {"memory": f"{unit.memory_gib}Gi"}
+    if unit.gpus:
+        limits[plan.deploy.gpu_resource] = unit.gpus
+    return {"requests": {"cpu": f"{unit.cpus:g}", **limits}, "limits": limits}
+
+
+def _probes(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
+    """Alive: all processes report. Ready: the steps of all have been restored."""
+    files = f"'{ALIVE}-{unit.name}*'"
+
+    def all_of(lines: str) -> dict[str, Any]:
+        return {"exec": {"command": ["sh", "-c", f'test "$({lines} | wc -l)" -ge {unit.group}']}}
+
+    folder, _, pattern = files.strip("'").rpartition("/")
+    found = f"find {folder} -maxdepth 1 -name '{pattern}'"
+    start = {"periodSeconds": _PROBE_S, "failureThreshold": math.ceil(plan.restore_s / _PROBE_S)}
+    ready = all_of(f"""{found} -exec grep -l '"ready": true' {{}} +""")
+    return {
+        "startupProbe": {**all_of(found), **start},
+        "readinessProbe": {**ready, "periodSeconds": _PROBE_S},
+        "livenessProbe": {**all_of(f"{found} -mmin -{SILENT_MIN}"), "periodSeconds": 30},
+    }
+
+
+def _container_rights() -> dict[str, Any]:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _mounts(plan: DeploymentPlan, unit: Unit) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [
+        {"name": "config", "mountPath": CONFIG.rpartition("/")[0], "readOnly": True},
+        {"name": "temporary", "mountPath": "/tmp"},
+        {"name": "secrets", "mountPath": SECRETS, "readOnly": True},
+    ]
+    if unit.volume != "none":
+        read_only = {"readOnly": True} if unit.volume == "read" else {}
+        mounts.append({"name": "volume", "mountPath": plan.deploy.volume_path, **read_only})
+    if unit.weights:
+        mounts.append({"name": "weights", "mountPath": "/dev/shm"})
+    return mounts
+
+
+def _volumes(plan: DeploymentPlan, unit: Unit, user: str = "") -> list[dict[str, Any]]:
+    sources = [{"secret": {"name": name}} for name in secrets_of(plan, user or unit.name, weights=unit.weights)]
+    volumes: list[dict[str, Any]] = [
+        {"name": "config", "configMap": {"name": plan.name}},
+        {"name": "temporary", "emptyDir": {"sizeLimit": "8Gi"}},
+        {"name": "secrets", "projected": {"sources": sources, "defaultMode": 0o440}},
+    ]
+    if unit.volume != "none":
+        volumes.append({"name": "volume", "persistentVolumeClaim": {"claimName": plan.name}})
+    if unit.weights:
+        volumes.append({"name": "weights", "hostPath": {"path": plan.deploy.shared_memory, "type": "Directory"}})
+    return volumes
+
+
+def _machines(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
+    """The machines for pods with weights: selected by labels, ranks on different ones, rollouts spread."""
+    found: dict[str, Any] = {}
+    if plan.deploy.node_labels:
+        found["nodeSelector"] = dict(plan.deploy.node_labels)
+    if plan.deploy.tolerations:
+        found["tolerations"] = [{"key": key, "operator": "Exists"} for key in plan.deploy.tolerations]
+    selector = {"matchLabels": labels_of(plan, unit.name)}
+    if unit.name == "rollout":
+        spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+        found["topologySpreadConstraints"] = [{**spread, "labelSelector": selector}]
+    elif unit.gpus:
+        apart = [{"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}]
+        found["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart}}
+    return found

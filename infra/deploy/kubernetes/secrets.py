@@ -1,0 +1,36 @@
+"""The Secrets of a run: which files each role needs, and the commands that create them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import PurePosixPath
+
+from infra.deploy.plan import DeploymentPlan
+
+RELAY = "relay-files"
+ADMIN = "admin"
+
+
+def secrets_of(plan: DeploymentPlan, user: str, *, weights: bool) -> list[str]:
+    """The names of the Secrets that a pod of Kafka's user `user` mounts."""
+    names = [plan.resource_name(f"kafka-{user}")] if plan.authenticated else []
+    return [*names, *([plan.resource_name(RELAY)] if weights and plan.relay_files else [])]
+
+
+def script(plan: DeploymentPlan) -> str:
+    """A shell script that creates the Secrets from the files of the folder in its first argument."""
+    users = sorted({*(unit.name for unit in plan.units), "people", ADMIN}) if plan.authenticated else []
+    files = {plan.resource_name(f"kafka-{user}"): [f"{user}.properties"] for user in users}
+    if plan.relay_files:
+        files[plan.resource_name(RELAY)] = [PurePosixPath(file).name for file in plan.relay_files]
+    lines = [
+        "#!/bin/sh",
+        "# Creates the Secrets of this run: secrets.sh FOLDER [kubectl options]",
+        "# FOLDER has the relays' files (python -m infra.certificates FOLDER); with authentication also each Kafka",
+        "# user's USER.properties.",
+        'set -eu\nfolder=${1:?the folder of the files}\nshift\ncd "$folder"',
+    ]
+    for name, wanted in files.items():
+        words = ["kubectl", "create", "secret", "generic", name, "--namespace", plan.deploy.namespace]
+        lines.append(shlex.join([*words, *(f"--from-file={file}" for file in wanted)]) + ' "$@"')
+    return "\n".join(lines) + "\n"

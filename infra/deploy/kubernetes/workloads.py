@@ -1,0 +1,92 @@
+"""The workloads of a run: a Deployment for each single role, a StatefulSet for indexed ones, a DaemonSet of relays.
+
+The DaemonSet is the node agent: one relay a machine owns the machine's weight store, which its rollouts and trainer
+ranks map. The index of a process is its pod's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from infra.deploy.kubernetes.names import labels_of, manifest
+from infra.deploy.kubernetes.pods import command_pod, role_pod
+from infra.deploy.kubernetes.secrets import ADMIN
+from infra.deploy.plan import CONFIG, METRICS_PORT, SECRETS, DeploymentPlan, Unit
+
+PEOPLE = "people"
+_KINDS = {"single": "Deployment", "indexed": "StatefulSet", "machine": "DaemonSet"}
+
+
+def storage(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
+    """The claim of the volume with the model, checkpoints and exports."""
+    deploy = plan.deploy
+    if deploy.volume == "claimed" or all(unit.volume == "none" for unit in plan.units):
+        return
+    spec = {
+        "accessModes": [deploy.volume_access],
+        "resources": {"requests": {"storage": f"{deploy.volume_gib}Gi"}},
+        **({"storageClassName": deploy.storage_class} if deploy.storage_class else {}),
+    }
+    yield manifest(plan, "v1", "PersistentVolumeClaim", plan.name, spec=spec)
+
+
+def roles(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
+    """The workloads of all roles, and what protects them while machines are drained."""
+    for unit in plan.units:
+        yield _workload(plan, unit)
+        if unit.count > 1:
+            spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels_of(plan, unit.name)}}
+            name = plan.resource_name(unit.name)
+            yield manifest(plan, "policy/v1", "PodDisruptionBudget", name, unit.name, spec=spec)
+    yield _metrics(plan)
+
+
+def jobs(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
+    """Create the topics, and with authentication first the users' ACLs. Both may run again."""
+    if plan.authenticated:
+        yield _job(plan, "acls", ["laminar", "acls", plan.run, "--apply", *_as_user(plan, ADMIN)])
+    yield _job(plan, "topics", ["laminar", "topics", "create", CONFIG])
+
+
+def _workload(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
+    name = plan.resource_name(unit.name)
+    spec: dict[str, Any] = {
+        "selector": {"matchLabels": labels_of(plan, unit.name)},
+        "template": role_pod(plan, unit),
+    }
+    match unit.placement:
+        case "single":
+            # Recreate: a second process would fence the first.
+            spec = {"replicas": 1, "revisionHistoryLimit": 3, "strategy": {"type": "Recreate"}, **spec}
+        case "indexed":
+            spec = {"replicas": unit.count, "serviceName": name, "podManagementPolicy": "Parallel", **spec}
+        case "machine":
+            spec = {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}, **spec}
+    return manifest(plan, "apps/v1", _KINDS[unit.placement], name, unit.name, spec=spec)
+
+
+def _metrics(plan: DeploymentPlan) -> dict[str, Any]:
+    """The exporter of the run's metrics to Prometheus."""
+    serve = ["laminar", "metrics", "serve", "--run", plan.run, "--host", "0.0.0.0", "--port", str(METRICS_PORT)]
+    pod = command_pod(plan, "metrics", [*serve, *_as_user(plan, PEOPLE)], PEOPLE)
+    ready = {"httpGet": {"path": "/metrics", "port": METRICS_PORT}, "timeoutSeconds": 5}
+    pod["spec"]["containers"][0] |= {
+        "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
+        "readinessProbe": ready,
+        "livenessProbe": {**ready, "initialDelaySeconds": 60, "periodSeconds": 30, "failureThreshold": 6},
+    }
+    spec = {"replicas": 1, "selector": {"matchLabels": labels_of(plan, "metrics")}, "template": pod}
+    return manifest(plan, "apps/v1", "Deployment", plan.resource_name("metrics"), "metrics", spec=spec)
+
+
+def _job(plan: DeploymentPlan, name: str, command: list[str]) -> dict[str, Any]:
+    pod = command_pod(plan, name, command, ADMIN)
+    pod["spec"]["restartPolicy"] = "OnFailure"
+    spec = {"backoffLimit": 10, "ttlSecondsAfterFinished": 86400, "template": pod}
+    return manifest(plan, "batch/v1", "Job", plan.resource_name(name), name, spec=spec)
+
+
+def _as_user(plan: DeploymentPlan, user: str) -> list[str]:
+    """The options of a command that connects as Kafka's user `user`."""
+    return ["-b", plan.brokers, *(["-F", f"{SECRETS}/{user}.properties"] if plan.authenticated else [])]

@@ -1,0 +1,79 @@
+"""The processes of a run as plain values, from which all kinds of deployment files are generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from infra.deploy.config import DeployConfig
+from infra.kafka.acls import Acl
+from infra.kafka.admin import TopicSpec
+
+CONFIG = "/etc/laminar/run.toml"
+"""Path of the run's configuration in a container."""
+SECRETS = "/etc/laminar-secrets"
+"""Folder of tokens and passwords."""
+ALIVE = "/tmp/laminar-alive"
+"""Path of a role's liveness file, see `infra.runners.liveness`; the files of a group have a number in addition."""
+SILENT_MIN = 5
+"""Minutes without a report after which a role is restarted. Steps have their own budgets, see `[progress]`."""
+METRICS_PORT = 9464
+
+Placement = Literal["single", "indexed", "machine"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A role. `placement`: one process, `count` containers with indices, or one process on each machine with weights.
+
+    A container runs `group` processes. Resources are per container: processors, memory in GiB, GPUs. With `weights` it
+    maps its machine's weight store; `volume` is its use of the run's volume.
+    """
+
+    name: str
+    count: int = 1
+    placement: Placement = "single"
+    group: int = 1
+    cpus: float = 1.0
+    memory_gib: int = 2
+    gpus: int = 0
+    weights: bool = False
+    volume: Literal["none", "read", "write"] = "none"
+
+    def command(self, index: str = "0") -> list[str]:
+        """The command line; `index` (of the container, or the machine's name) may be a deployment tool's variable."""
+        where = {"single": [], "indexed": ["--index", index], "machine": ["--machine", index]}[self.placement]
+        group = ["--group-size", str(self.group)] if self.group > 1 else []
+        return ["laminar", "submit", self.name, CONFIG, *where, *group]
+
+
+@dataclass(frozen=True)
+class DeploymentPlan:
+    """The units of a run, and other values in its deployment files."""
+
+    run: str
+    config: str
+    """The text of its configuration."""
+    units: Sequence[Unit]
+    deploy: DeployConfig = field(default_factory=DeployConfig)
+    brokers: str = "kafka:9092"
+    authenticated: bool = False
+    """Whether each role has a client.properties file, named after the role, among the secrets."""
+    restore_s: float = 3600.0
+    """How long a role may take before its first step."""
+    relay_port: int = 0
+    """The relays' port; 0: relays accept no other machine."""
+    relay_files: Sequence[str] = ()
+    """Paths of the relays' token and certificates, below SECRETS."""
+    topics: Sequence[TopicSpec] = ()
+    acls: Sequence[Acl] = ()
+
+    @property
+    def name(self) -> str:
+        """The prefix of all names in the cluster: lower-case letters, digits and '-'."""
+        return f"laminar-{self.run}".lower().replace("_", "-").rstrip("-")
+
+    def resource_name(self, unit: str) -> str:
+        """The name of the resources of the unit or job `unit`."""
+        return f"{self.name}-{unit}"

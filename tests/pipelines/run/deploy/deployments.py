@@ -1,0 +1,74 @@
+"""Configurations to deploy: the example, and a run on GPUs with a secured Kafka, operators and eight ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipelines.run.deployment import EXAMPLE, files_of, plan_of
+
+ROOT = Path(__file__).parents[4]
+_SECURED = """
+[run]
+name = "Big_run"
+folder = "/volume/runs"
+[kafka]
+bootstrap_servers = "one:9093,two:9094"
+client_properties = "/etc/laminar-secrets/{role}.properties"
+replication_factor = 3
+[model]
+path = "/volume/model"
+[rollout]
+engine = "vllm"
+processes = 4
+gpus = 2
+[relay]
+listen = "0.0.0.0"
+port = 7400
+token_file = "/etc/laminar-secrets/relay-token"
+certificate_file = "/etc/laminar-secrets/relay.pem"
+authority_file = "/etc/laminar-secrets/ca.pem"
+[trainer]
+ranks = 16
+device = "cuda"
+[trainer.learner]
+precision = "bfloat16"
+[deploy]
+volume = "claimed"
+volume_path = "/volume"
+namespace = "rl"
+image = "images.example/laminar:0.3"
+image_pull_secret = "images"
+node_labels = { "nvidia.com/gpu.present" = "true" }
+strimzi_cluster = "kafka"
+prometheus = true
+"""
+_EMULATED = """
+[run]
+name = "emulated"
+folder = "/laminar/runs"
+[kafka]
+bootstrap_servers = "kafka:9092"
+[rollout]
+engine = "emulated"
+processes = 8
+[deploy]
+network_policies = false
+"""
+CONFIG_TEXTS = {"example": (ROOT / EXAMPLE).read_text(), "secured": _SECURED, "emulated": _EMULATED}
+
+
+def run_file(folder: Path, name: str) -> Path:
+    """The configuration `name` as a file."""
+    file = folder / "run.toml"
+    file.write_text(CONFIG_TEXTS[name])
+    return file
+
+
+def deployment(file: Path) -> list[dict[str, Any]]:
+    """All Kubernetes documents of the configuration in `file`, but for the kustomization."""
+    files = files_of(plan_of(file))
+    texts = [text for name, text in files.items() if name.startswith("kubernetes/") and name.endswith(".yaml")]
+    return [each for text in texts for each in yaml.safe_load_all(text) if each["kind"] != "Kustomization"]

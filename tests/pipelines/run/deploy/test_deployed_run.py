@@ -1,0 +1,184 @@
+"""The example's manifests, executed: each container as a process with exactly the network, mounts, rights and
+environment that its manifest gives it, to a passed audit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import yaml
+from end_to_end.small_runs import SMALL, make_model
+from faults.cluster import Cluster as Brokers
+from faults.network import Network, NoNetwork, within
+from pods import ROOT, Cluster, Container, Pod, until_all
+
+from infra.certificates import write_relay_files
+from infra.kafka.topic_reader import read_topic
+from infra.store.names import default_root
+from pipelines.run.deployment import EXAMPLE, files_of, plan_of
+from schemas.records import RelayStatus, WeightVersion
+from schemas.topics import RELAY, REPLICAS
+
+STEPS = 3
+NODES = ("n1", "n2")
+START_S = 400.0
+SETTINGS: dict[str, Any] = {
+    **SMALL,
+    "trainer": {"optimizer_steps": STEPS, "checkpoint_every": 2},
+    "evaluation": {"every": 1},
+}
+
+
+class Deployed:
+    """The pods of the example on a cluster of two nodes, with a Kafka that they reach as kafka:9092."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._folder = folder
+        self._documents = self._deploy()
+        pods = [name for document in self._documents for name in _pods_of(document)]
+        hosts = {name: f"p{number}" for number, name in enumerate(pods)}
+        self._network = stack.enter_context(Network(("kafka", *hosts.values())))
+        self._brokers = Brokers(self._network, ("kafka",), folder / "brokers")
+        stack.callback(self._brokers.stop)
+        self._brokers.start()
+        nodes = {}
+        for node in NODES:
+            nodes[node] = Path("/dev/shm") / f"{folder.name}-{os.getpid()}-{node}"
+            nodes[node].mkdir()
+            nodes[node].chmod(0o1777)
+            stack.callback(shutil.rmtree, nodes[node], ignore_errors=True)
+        (folder / "pods").mkdir()
+        name = f"laminar-{self.run}"
+        self._cluster = Cluster(
+            self._network,
+            folder / "pods",
+            config_maps={name: self._config_map(name)},
+            secrets={f"{name}-relay-files": self._relay_files()},
+            claims={name: self._volume()},
+            nodes=nodes,
+            names={"kafka": self._network.hosts["kafka"].address},
+        )
+        self.pods: list[Pod] = []
+        for document in self._documents:
+            for index, pod in enumerate(_pods_of(document)):
+                template, node = document["spec"]["template"], NODES[index % len(NODES)]
+                host = self._network.hosts[hosts[pod]]
+                self.pods.append(Pod(self._cluster, pod, template, index, node, host))
+        stack.callback(lambda: [each.kill() for each in self.containers()])
+
+    @property
+    def run(self) -> str:
+        return self._plan.run
+
+    def containers(self, kind: str = "") -> list[Container]:
+        """The containers of the pods whose name contains `kind`."""
+        return [each for pod in self.pods if kind in pod.name for each in pod.containers]
+
+    def rows(self, topic: Any) -> list[Any]:
+        """All rows of a topic."""
+        client, host = self._brokers.client, self._network.hosts["kafka"]
+        return within(host, lambda: [row for each in read_topic(client, topic.name(self.run)) for row in each.rows])
+
+    def laminar(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `laminar` on Kafka's machine."""
+        address = f"{self._network.hosts['kafka'].address}:9092"
+        command = self._network.command("kafka", str(Path(sys.executable).parent / "laminar"), *words, "-b", address)
+        return subprocess.run(command, capture_output=True, text=True, cwd=self._folder, timeout=200, check=False)
+
+    def _deploy(self) -> list[dict[str, Any]]:
+        table = tomllib.loads((ROOT / EXAMPLE).read_text())
+        for section, values in SETTINGS.items():
+            table[section] = {**table.get(section, {}), **values}
+        table["rollout"]["processes"] = 2
+        file = self._folder / "run.toml"
+        file.write_text(tomli_w.dumps(table))
+        self._plan = plan_of(file)
+        files = files_of(self._plan)
+        texts = [text for name, text in files.items() if name.startswith("kubernetes/") and name.endswith(".yaml")]
+        documents = [each for text in texts for each in yaml.safe_load_all(text)]
+        return [each for each in documents if "template" in each.get("spec", {})]
+
+    def _config_map(self, name: str) -> Path:
+        folder = self._folder / name
+        folder.mkdir()
+        shutil.copy(self._folder / "run.toml", folder)
+        folder.chmod(0o755)
+        (folder / "run.toml").chmod(0o644)
+        return folder
+
+    def _relay_files(self) -> Path:
+        write_relay_files(self._folder / "relay")
+        (self._folder / "relay" / "ca.key").unlink()
+        return self._folder / "relay"
+
+    def _volume(self) -> Path:
+        volume = self._folder / "volume"
+        make_model(volume / "model", layers=1)
+        user = self._documents[0]["spec"]["template"]["spec"]["securityContext"]["runAsUser"]
+        for path in (volume, *volume.rglob("*")):
+            os.chown(path, user, user)
+        return volume
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    with ExitStack() as stack:
+        try:
+            yield Deployed(stack, tmp_path_factory.mktemp("deployed"))
+        except NoNetwork as reason:
+            pytest.skip(str(reason))
+
+
+def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
+    (topics,) = deployed.containers("-topics")
+    topics.start()
+    assert topics.wait(START_S) == 0, topics.log.read_text()
+
+    roles = [each for each in deployed.containers() if each is not topics and "metrics" not in each.name]
+    for each in roles:
+        each.start()
+    until_all(roles, "readinessProbe", START_S)
+    assert all(each.passes("startupProbe") and each.passes("livenessProbe") for each in roles)
+
+    deadline = time.monotonic() + START_S
+    while len({row.version for row in deployed.rows(RELAY) if isinstance(row, WeightVersion)}) <= STEPS:
+        assert all(each.running for each in roles)
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    _check_the_tier(deployed)
+
+    for each in roles:
+        each.send(signal.SIGTERM)
+    for each in roles:
+        assert each.wait(90) == 0, f"{each.name}:\n{each.log.read_text()[-3000:]}"
+    audit = deployed.laminar("runs", "audit", "--run", deployed.run)
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+
+
+def _check_the_tier(deployed: Deployed) -> None:
+    """Both machines have a relay that others reach by its pod's address; its store is in the machine's memory."""
+    statuses = {row.relay: row for row in deployed.rows(REPLICAS) if isinstance(row, RelayStatus)}
+    assert {row.host for row in statuses.values()} == set(NODES)
+    addresses = {f"{pod.host.address}:7400" for pod in deployed.pods if "-relay" in pod.name}
+    assert {row.address for row in statuses.values()} == addresses
+    for folder in deployed._cluster.nodes.values():
+        assert list((folder / default_root(deployed.run).name).iterdir())
+
+
+def _pods_of(document: dict[str, Any]) -> list[str]:
+    name, spec = document["metadata"]["name"], document["spec"]
+    if document["kind"] == "DaemonSet":
+        return [f"{name}-{node}" for node in NODES]
+    return [f"{name}-{index}" for index in range(spec.get("replicas", 1))]

@@ -1,0 +1,203 @@
+"""Kubernetes manifests: valid by Kubernetes' schemas, and safe by the rules that linters of manifests check."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from deployments import CONFIG_TEXTS, deployment, run_file
+
+from infra.kafka.properties import ClientProperties
+from pipelines.run.deployment import files_of, missing_model, plan_of, units_of
+from schemas.topics import CATALOGUE
+
+VERSIONS = ("1.29", "1.34")
+CUSTOM = {"ServiceMonitor", "KafkaTopic", "KafkaUser"}
+KUBECTL = shutil.which("kubectl")
+
+
+@pytest.fixture(params=CONFIG_TEXTS)
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return run_file(tmp_path, request.param)
+
+
+def pods(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each workload and the specification of its pods."""
+    return ((each, each["spec"]["template"]["spec"]) for each in documents if "template" in each.get("spec", {}))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_manifests_are_valid_by_kubernetes_schemas(file: Path, version: str) -> None:
+    for document in deployment(file):
+        if document["kind"] not in CUSTOM:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_manifests_have_unique_names_in_one_namespace(file: Path) -> None:
+    documents = deployment(file)
+    names = [(each["kind"], each["metadata"]["name"]) for each in documents]
+    assert len(set(names)) == len(names)
+    assert len({each["metadata"]["namespace"] for each in documents}) == 1
+
+
+def test_containers_have_no_rights_beyond_their_work(file: Path) -> None:
+    for workload, pod in pods(deployment(file)):
+        assert pod["securityContext"]["runAsNonRoot"], workload["metadata"]["name"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not pod["automountServiceAccountToken"]
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        for container in pod["containers"]:
+            rights = container["securityContext"]
+            assert rights["capabilities"] == {"drop": ["ALL"]}
+            assert rights["readOnlyRootFilesystem"]
+            assert not rights["allowPrivilegeEscalation"]
+
+
+def test_containers_have_requests_limits_and_probes(file: Path) -> None:
+    for workload, pod in pods(deployment(file)):
+        for container in pod["containers"]:
+            resources = container["resources"]
+            assert {"cpu", "memory"} <= resources["requests"].keys()
+            assert resources["limits"]["memory"] == resources["requests"]["memory"]
+            if workload["kind"] != "Job":
+                assert {"readinessProbe", "livenessProbe"} <= container.keys()
+                assert container["readinessProbe"] != container["livenessProbe"]
+
+
+def test_pods_mount_only_volumes_that_exist(file: Path) -> None:
+    documents = deployment(file)
+    plan = plan_of(file)
+    claims = {each["metadata"]["name"] for each in documents if each["kind"] == "PersistentVolumeClaim"}
+    assert claims == (set() if plan.deploy.volume == "claimed" else {plan.name})
+    for _, pod in pods(documents):
+        volumes = {each["name"]: each for each in pod["volumes"]}
+        for container in pod["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys()
+        if "volume" in volumes:
+            assert volumes["volume"]["persistentVolumeClaim"]["claimName"] == plan.name
+
+
+def test_only_the_trainer_writes_to_the_volume(file: Path) -> None:
+    writers = {
+        workload["metadata"]["labels"]["laminar/role"]
+        for workload, pod in pods(deployment(file))
+        for container in pod["containers"]
+        for mount in container["volumeMounts"]
+        if mount["name"] == "volume" and not mount.get("readOnly")
+    }
+    assert writers == {"trainer"}
+
+
+def test_labels_of_services_and_policies_select_pods(file: Path) -> None:
+    documents = deployment(file)
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each, _ in pods(documents)]
+    for document in documents:
+        spec = document.get("spec", {})
+        selector = spec.get("podSelector") or spec.get("selector") or {}
+        wanted = selector.get("matchLabels", selector)
+        if document["kind"] in ("Service", "NetworkPolicy", "PodDisruptionBudget"):
+            selects_weights = "laminar/weights" in wanted and plan_of(file).run == "emulated"
+            assert selects_weights or any(wanted.items() <= each.items() for each in labels), document["metadata"]
+
+
+def test_ranks_of_one_machine_share_a_container(tmp_path: Path) -> None:
+    plan = plan_of(run_file(tmp_path, "secured"))
+    trainer = next(unit for unit in plan.units if unit.name == "trainer")
+    assert (trainer.count, trainer.group, trainer.gpus) == (2, 8, 8)
+    assert trainer.command("1")[-4:] == ["--index", "1", "--group-size", "8"]
+    rollout = next(unit for unit in plan.units if unit.name == "rollout")
+    assert (rollout.count, rollout.group, rollout.gpus) == (4, 1, 2)
+
+
+def test_gpus_are_requested_only_by_runs_on_gpus(tmp_path: Path) -> None:
+    from pipelines.config import load_config
+
+    units = units_of(load_config(run_file(tmp_path, "example")))
+    assert not any(unit.gpus for unit in units)
+    assert {unit.name for unit in units if unit.weights} == {"rollout", "trainer", "relay"}
+    assert not any(unit.weights for unit in units_of(load_config(run_file(tmp_path, "emulated"))))
+
+
+def test_memory_requests_follow_from_the_model(tmp_path: Path) -> None:
+    from end_to_end.small_runs import make_model
+
+    from pipelines.config import load_config
+    from pipelines.run.deployed_memory import PROCESS_GIB
+
+    file = run_file(tmp_path, "example")
+    assert "set deploy.model_folder" in missing_model(file)
+    change = f"deploy.model_folder='{make_model(tmp_path / 'model', layers=1)}'"
+    assert missing_model(file, (change,)) == ""
+    small = {unit.name: unit.memory_gib for unit in units_of(load_config(file, [change]))}
+    assert small["relay"] == PROCESS_GIB + 1
+    assert small["rollout"] >= PROCESS_GIB + 1
+    assert all(unit.memory_gib >= small[unit.name] for unit in units_of(load_config(file)))
+
+
+def test_each_role_has_its_own_secret_and_kafka_user(tmp_path: Path) -> None:
+    documents = deployment(run_file(tmp_path, "secured"))
+    for workload, pod in pods(documents):
+        secrets = next(each for each in pod["volumes"] if each["name"] == "secrets")["projected"]["sources"]
+        kafka = [each["secret"]["name"] for each in secrets if "-kafka-" in each["secret"]["name"]]
+        role = workload["metadata"]["labels"]["laminar/role"]
+        user = {"topics": "admin", "acls": "admin", "metrics": "people"}.get(role, role)
+        assert kafka == [f"laminar-big-run-kafka-{user}"]
+    users = {each["metadata"]["name"]: each for each in documents if each["kind"] == "KafkaUser"}
+    topics = [each["spec"]["topicName"] for each in documents if each["kind"] == "KafkaTopic"]
+    assert sorted(topics) == sorted(topic.name("Big_run") for topic in CATALOGUE.values())
+    assert {"score", "trainer", "people"} <= users.keys()
+    assert all(rule["operations"] for rule in users["score"]["spec"]["authorization"]["acls"])
+
+
+def test_restoring_roles_have_their_time_before_they_are_alive(file: Path) -> None:
+    for workload, pod in pods(deployment(file)):
+        for container in pod["containers"]:
+            if probe := container.get("startupProbe"):
+                assert probe["periodSeconds"] * probe["failureThreshold"] >= 3600, workload["metadata"]["name"]
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
+def test_kustomization_and_secrets_are_accepted_by_kubectl(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    for name, text in files_of(plan_of(file)).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    built = _kubectl("kustomize", str(folder / "kubernetes"))
+    assert len(list(yaml.safe_load_all(built))) == len(deployment(file)) + 1  # the ConfigMap
+    names = {each["metadata"]["name"] for each in yaml.safe_load_all(built) if each["kind"] == "ConfigMap"}
+    assert all(f"name: {name}\n" in built for name in names)
+
+    script, files = (folder / "kubernetes" / "secrets.sh"), tmp_path / "secrets"
+    files.mkdir()
+    for word in script.read_text().split():
+        if word.startswith("--from-file="):
+            (files / word.removeprefix("--from-file=")).write_text("x")
+    done = subprocess.run(
+        ["sh", str(script), str(files), "--dry-run=client", "-o", "name"], capture_output=True, text=True, check=True
+    )
+    mounted = {
+        source["secret"]["name"]
+        for _, pod in pods(deployment(file))
+        for each in pod["volumes"]
+        for source in each.get("projected", {}).get("sources", ())
+    }
+    assert {line.removeprefix("secret/") for line in done.stdout.splitlines()} == mounted
+
+
+def _kubectl(*words: str) -> str:
+    assert KUBECTL is not None
+    return subprocess.run([KUBECTL, *words], capture_output=True, text=True, check=True).stdout
+
+
+def test_brokers_of_the_policies_are_those_of_the_run(tmp_path: Path) -> None:
+    documents = deployment(run_file(tmp_path, "secured"))
+    policy = next(each for each in documents if each["metadata"]["name"] == "laminar-big-run-all")
+    ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+    servers = ClientProperties.at("one:9093,two:9094").bootstrap_servers
+    assert ports == {53, *(int(each.rpartition(":")[2]) for each in servers.split(","))}

@@ -1,0 +1,73 @@
+"""A group of processes: each reports its liveness in its own file; they end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from infra.runners.liveness import VARIABLE
+from pipelines.run.submission.group import run_group
+
+
+def shell(*lines: str) -> list[list[str]]:
+    return [["sh", "-c", line] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (("exit 0", "exit 0"), 0),
+        (("exit 3", "exit 0"), 3),
+        (("exit 2", "exec sleep 1000", "exec sleep 1000"), 2),  # the others are stopped
+    ],
+)
+def test_group_ends_with_the_first_failure(lines: tuple[str, ...], code: int) -> None:
+    assert run_group(shell(*lines), range(len(lines))) == code
+
+
+def test_group_has_a_liveness_file_for_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "alive"))
+    assert run_group(shell(*2 * [f'touch "${VARIABLE}"']), (8, 9)) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alive-8", "alive-9"]
+
+
+def test_group_passes_signals_on(tmp_path: Path) -> None:
+    started, drained = tmp_path / "started", tmp_path / "drained"
+    os.mkfifo(started)
+    script = f"trap 'echo drained >> {drained}; exit 0' TERM; echo up > {started}; while :; do sleep 0.05; done"
+    before = signal.getsignal(signal.SIGTERM)
+
+    def stop() -> None:
+        for _ in range(2):
+            started.read_text()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    waiting = threading.Thread(target=stop)
+    waiting.start()
+    assert run_group(shell(script, f"sleep 0.2; {script}"), (0, 1)) == 0
+    waiting.join()
+    assert drained.read_text() == "drained\n" * 2
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["score", "--group-size", "2"], "score has one process only"),
+        (["rollout", "--machine", "node-1"], "--machine is only for relay"),
+        (["relay", "--machine", "node-1", "--index", "1"], "excludes --index"),
+    ],
+)
+def test_submit_rejects_a_group_or_machine_of_other_roles(options: list[str], reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("")
+    command = [str(Path(sys.executable).with_name("laminar")), "submit", options[0], str(file), *options[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert reason in " ".join(done.stderr.replace("│", " ").split())
