@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -14,6 +15,12 @@ def gpu_names() -> tuple[str, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
+
+
+def check_gpu_list(name: str, gpus: Sequence[int]) -> None:
+    """Raise ValueError, naming the setting `name`, unless `gpus` are different numbers of GPUs."""
+    if len(set(gpus)) < len(gpus) or any(gpu < 0 for gpu in gpus):
+        raise ValueError(f"{name} must be different numbers of GPUs, from 0 on, not {list(gpus)}")
 
 
 def visible_gpus() -> tuple[str, ...]:

@@ -184,6 +184,14 @@ class Config:
             )
         if self.emulated and self.trainer.ranks > 1:
             raise ValueError(f"trainer.ranks must be 1 for an emulated trainer, not {self.trainer.ranks}")
+        if self.rollout.dtype is None:
+            dtype: Literal["float32", "bfloat16"] = "float32" if self.trainer.device == "cpu" else "bfloat16"
+            object.__setattr__(self, "rollout", dataclasses.replace(self.rollout, dtype=dtype))
+        if shared := self.trainer.named_gpus & set(self.rollout.gpus):
+            raise ValueError(
+                f"trainer.gpus and rollout.gpus share {sorted(shared)}: the trainer uses "
+                f"{sorted(self.trainer.named_gpus)}, rollouts {sorted(self.rollout.gpus)}. Give each its own"
+            )
         if self.experience.over_age == "wait":
             self._check_staleness_bound()
 

@@ -35,7 +35,7 @@ def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldS
             rank=rank,
             shards=config.experience.shards,
             rendezvous_file=rendezvous_file,
-            dtype=config.rollout.dtype,
+            dtype=config.rollout.weights_dtype,
         )
         return follower, follower.resumed()
     train = TrainBatches(
@@ -55,6 +55,6 @@ def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldS
         ),
         shards=config.experience.shards,
         rendezvous_file=rendezvous_file,
-        dtype=config.rollout.dtype,
+        dtype=config.rollout.weights_dtype,
     )
     return train, train.resumed()

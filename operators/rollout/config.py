@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from infra.gpus import check_gpu_list
 from infra.name_lookup import suggest_name
 from operators.rollout.emulation_config import EngineEmulation
 from operators.rollout.environments.config import EnvironmentSpec
@@ -28,8 +29,9 @@ class RolloutConfig:
     """Maximum tokens of prompt and response together; None: the model's maximum position."""
     kv_capacity: int | None = None
     """KV capacity of a replica in tokens; None: slots × context, or with vLLM on a GPU what fits its memory."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The data type of the replicas' computation; the trainer's float32 weights are rounded to it."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The data type of the replicas' computation, to which the trainer's float32 weights are rounded. None: bfloat16 if
+    `trainer.device` is a GPU, else float32."""
     threads: int = 1
     """CPU threads of the model code in each process."""
     step_s: float = 0.03
@@ -38,9 +40,12 @@ class RolloutConfig:
     """How long a finished trajectory may wait for others in the same transaction, in seconds."""
     heartbeat_s: float = 1.0
     """Time between heartbeats of a replica."""
-    gpus: int = 1
-    """GPUs per replica (tensor parallelism); more than one requires vLLM. The processes of a machine take its GPUs in
-    order: process n takes the n-th group of so many."""
+    tensor_parallel: int = 1
+    """GPUs per replica; more than one requires vLLM. The processes of a machine take its GPUs in order: process n takes
+    the n-th group of so many."""
+    gpus: tuple[int, ...] = ()
+    """The numbers of the GPUs of a machine that rollouts use, the same on every machine; empty: all that are
+    visible."""
     vllm: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Additional engine arguments of vLLM, by name."""
     emulation: EngineEmulation = field(default_factory=EngineEmulation)
@@ -60,13 +65,18 @@ class RolloutConfig:
     """The environments of multi-turn episodes; prompts name them."""
 
     def __post_init__(self) -> None:
-        for name in ("processes", "replicas", "slots", "threads", "progress_tokens", "gpus"):
+        for name in ("processes", "replicas", "slots", "threads", "progress_tokens", "tensor_parallel"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_gpu_list("gpus", self.gpus)
+        if self.gpus and len(self.gpus) % self.tensor_parallel:
+            raise ValueError(
+                f"gpus must be a multiple of tensor_parallel = {self.tensor_parallel} GPUs, not {list(self.gpus)}"
+            )
         if self.kv_megabytes < 0:
             raise ValueError(f"kv_megabytes must not be negative, not {self.kv_megabytes}")
-        if self.engine != "vllm" and (self.vllm or self.gpus > 1):
-            raise ValueError(f"gpus > 1 and vllm require engine 'vllm', not {self.engine!r}")
+        if self.engine != "vllm" and (self.vllm or self.tensor_parallel > 1):
+            raise ValueError(f"tensor_parallel > 1 and vllm require engine 'vllm', not {self.engine!r}")
         if self.engine == "emulated" and self.environments:
             raise ValueError("environments require an engine that generates text, not 'emulated'")
         names = [spec.resolved_name for spec in self.environments]
@@ -83,6 +93,11 @@ class RolloutConfig:
             raise ValueError(f"there is no environment {name!r} in rollout.environments{suggest_name(name, names)}")
 
     @property
+    def weights_dtype(self) -> str:
+        """`dtype`, or float32 where no configuration of a run has decided it."""
+        return self.dtype or "float32"
+
+    @property
     def total_replicas(self) -> int:
         """The number of replicas of the run."""
         return self.processes * self.replicas
@@ -93,17 +108,22 @@ class RolloutConfig:
         If a machine has too few for all processes, the other processes run on other machines. Raises ValueError if
         there are too few for one replica, or if several replicas would share them.
         """
-        if not visible and self.gpus == 1:
+        if not visible and self.tensor_parallel == 1 and not self.gpus:
             return ()
-        if len(visible) < self.gpus:
-            raise ValueError(f"rollout.gpus = {self.gpus}, but this machine has {len(visible)} GPUs")
+        if absent := [gpu for gpu in self.gpus if gpu >= len(visible)]:
+            raise ValueError(f"rollout.gpus has {absent[0]}, but this machine has {len(visible)} GPUs, numbered from 0")
+        visible = [visible[gpu] for gpu in self.gpus] or visible
+        if len(visible) < self.tensor_parallel:
+            raise ValueError(
+                f"rollout.tensor_parallel = {self.tensor_parallel}, but this machine has {len(visible)} GPUs"
+            )
         if self.replicas > 1:
             raise ValueError(
                 f"rollout.replicas = {self.replicas}: on GPUs each replica needs its own process; set "
                 f"rollout.processes = {self.total_replicas} and rollout.replicas = 1"
             )
-        first = process % (len(visible) // self.gpus) * self.gpus
-        return tuple(visible[first : first + self.gpus])
+        first = process % (len(visible) // self.tensor_parallel) * self.tensor_parallel
+        return tuple(visible[first : first + self.tensor_parallel])
 
     def hosted(self, process: int) -> range:
         """Indices of the replicas that process `process` hosts."""

@@ -16,7 +16,7 @@ class TransformersBackend(ModelBackend):
     def engine(self) -> Engine:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return TransformersEngine(
-            load_model(self.model, getattr(torch, self.config.dtype)).to(device),
+            load_model(self.model, getattr(torch, self.config.weights_dtype)).to(device),
             slots=self.config.slots,
             context=self.config.context,
             kv_capacity=self.config.kv_capacity,

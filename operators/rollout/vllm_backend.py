@@ -21,8 +21,8 @@ class VllmBackend(ModelBackend):
             slots=config.slots,
             context=config.context or context_length(self.model),
             kv_capacity=config.kv_capacity,
-            dtype=config.dtype,
-            gpus=config.gpus,
+            dtype=config.weights_dtype,
+            gpus=config.tensor_parallel,
             **options,
         )
         return VllmEngine(vllm)

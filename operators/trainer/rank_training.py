@@ -267,7 +267,9 @@ def start_rank_training(
         assert isinstance(checkpoints, Path)  # an object store cannot hold the rendezvous file
         rendezvous_file = checkpoints / "ranks.json"
     ranks = Ranks(rank, config.ranks)
-    rendezvous = join_process_group(rendezvous_file, ranks, config.rank_0_host, config.device_of(rank))
+    rendezvous = join_process_group(
+        rendezvous_file, ranks, config.rank_0_host, config.device_of(rank), config.collective_timeout_s
+    )
     return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype)
 
 

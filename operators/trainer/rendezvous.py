@@ -13,10 +13,13 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from infra.files import write_atomically
@@ -26,11 +29,13 @@ from operators.trainer.ranks import ALONE, Ranks
 
 log = logging.getLogger(__name__)
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""Timeout of a collective within a step. A process that exits is detected at once; this detects one that hangs."""
+COLLECTIVE_TIMEOUT_S = 600.0
+"""Default timeout of a collective. A process that exits is detected at once; this detects one that hangs."""
 STORE_TIMEOUT = timedelta(seconds=10)
 """Timeout of a request to the store."""
 _POLL_S = 0.02
+_COLLECTIVE_FAILURES = ("gloo/", "Gloo", "NCCL")
+"""What the messages of failed collectives contain, which have no class of their own."""
 
 
 class RankLost(RuntimeError):
@@ -66,12 +71,46 @@ class Rendezvous:
         return self.store.get(name).decode() if self.store is not None and self.store.check([name]) else None
 
 
-def join_process_group(file: Path, ranks: Ranks, host: str = "127.0.0.1", device: str = "cpu") -> Rendezvous:
+@contextmanager
+def lost_ranks() -> Iterator[None]:
+    """Raise RankLost for a collective that fails in this context: another rank has ended, or hangs.
+
+    Failures of NCCL that no call reports end the process instead (TORCH_NCCL_ASYNC_ERROR_HANDLING), with the same
+    effect: its successor registers again.
+    """
+    try:
+        yield
+    except dist.DistError as error:
+        raise RankLost(_describe_failure(error)) from error
+    except RuntimeError as error:
+        if not any(mark in str(error) for mark in _COLLECTIVE_FAILURES):
+            raise
+        raise RankLost(_describe_failure(error)) from error
+
+
+def _describe_failure(error: RuntimeError) -> str:
+    reason = str(error).strip().partition("\n")[0]
+    return (
+        f"another rank has ended, or has not answered within trainer.collective_timeout_s: {reason}. All ranks start "
+        "again from the newest checkpoint"
+    )
+
+
+def join_process_group(
+    file: Path,
+    ranks: Ranks,
+    host: str = "127.0.0.1",
+    device: str = "cpu",
+    timeout_s: float = COLLECTIVE_TIMEOUT_S,
+) -> Rendezvous:
     """Wait for all of `ranks` and join torch's default process group, for a model on `device`.
 
-    Rank 0 writes its address to `file`, which all ranks can read; `host` is the address of its machine. Raises RankLost
-    if this process has joined a process group before, or is stopped while it waits.
+    Rank 0 writes its address to `file`, which all ranks can read; `host` is the address of its machine. A collective
+    fails after `timeout_s` seconds (see `lost_ranks`). Raises RankLost if this process has joined a process group
+    before, or is stopped while it waits.
     """
+    if device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(device))  # NCCL, and all that names no device, uses the current one
     if ranks.count == 1:
         return Rendezvous()
     if dist.is_initialized():
@@ -84,7 +123,7 @@ def join_process_group(file: Path, ranks: Ranks, host: str = "127.0.0.1", device
         store=dist.PrefixStore("group", rendezvous.store),
         rank=ranks.rank,
         world_size=ranks.count,
-        timeout=COLLECTIVE_TIMEOUT,
+        timeout=timedelta(seconds=timeout_s),
     )
     log.info("rank %d of %d has joined the process group", ranks.rank, ranks.count)
     return rendezvous

@@ -27,6 +27,7 @@ from operators.trainer.final_model import FinalModel
 from operators.trainer.manifest_history import ManifestOffsets, PublishedBatches
 from operators.trainer.publishing import Publishing, PublishSettings
 from operators.trainer.rank_training import start_rank_training
+from operators.trainer.rendezvous import lost_ranks
 from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.version_publisher import VersionPublisher
@@ -100,6 +101,10 @@ class _Training:
         self._idle_since = time.perf_counter()
 
     def fold(self, polled: Polled) -> list[Output]:
+        with lost_ranks():
+            return self._fold(polled)
+
+    def _fold(self, polled: Polled) -> list[Output]:
         with phase("assemble batches"):
             outputs = self._assemble(polled)
         if self._checkpoints.finished():

@@ -18,6 +18,7 @@ from operators.trainer.checkpoint import CheckpointPositions
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.dead_letters import dead_letters
 from operators.trainer.rank_training import RankTraining, start_rank_training
+from operators.trainer.rendezvous import lost_ranks
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch
 from schemas.topics import batch_partitions
@@ -58,6 +59,10 @@ class _FollowerTraining:
         self._training, self._checkpoints, self._run = training, checkpoints, run
 
     def fold(self, polled: Polled) -> list[Output]:
+        with lost_ranks():
+            return self._fold(polled)
+
+    def _fold(self, polled: Polled) -> list[Output]:
         with phase("assemble batches"):
             for received in polled.records:
                 if isinstance(received.record, MicroBatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from infra.gpus import visible_gpus
+from infra.gpus import check_gpu_list, visible_gpus
 from infra.storage import open_storage
 from operators.trainer.config import LearnerConfig
 from operators.trainer.emulation import TrainerEmulation
@@ -32,12 +32,17 @@ class TrainingConfig:
     threads: int = 1
     """CPU threads of the model code. Weights are bit-identical only between runs with the same number of threads."""
     device: str = "cpu"
-    """A torch device. With `cuda` and several ranks, each uses one of the GPUs that its machine makes visible: with 8 a
-    machine, rank 11 uses `cuda:3`. `CUDA_VISIBLE_DEVICES` divides a machine between the trainer and rollouts."""
+    """A torch device. With `cuda` each rank uses one of the `gpus` of its machine."""
+    gpus: tuple[int, ...] = ()
+    """The numbers of the GPUs of a machine that the ranks use, the same on every machine; empty: all that are visible.
+    With 4 of them, rank 6 uses the third one of the second machine."""
     ranks: int = 1
     """Processes that shard the model, each with its part of every batch. Fixed for a run."""
     rank_0_host: str = "127.0.0.1"
     """Address of rank 0's machine, to which the other ranks connect."""
+    collective_timeout_s: float = 600.0
+    """A rank that waits so long for another one within an update ends; all ranks then start again from the newest
+    checkpoint. It must exceed the time by which one rank's part of a batch can take longer than another's."""
     lost_batches: tuple[int, ...] = ()
     """Numbers of global batches that the log has lost: training continues without them."""
     missing_batch_wait_s: float = 60.0
@@ -49,9 +54,14 @@ class TrainingConfig:
         for name in ("optimizer_steps", "checkpoint_every", "checkpoints_kept", "checkpoint_tries", "threads", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_gpu_list("gpus", self.gpus)
+        if self.gpus and self.device != "cuda":
+            raise ValueError(f"gpus needs device = 'cuda', not {self.device!r}")
         open_storage(self.checkpoint_folder)
         if any(number < 0 for number in self.lost_batches):
             raise ValueError(f"lost_batches must be batch numbers from 0 on, not {list(self.lost_batches)}")
+        if not self.collective_timeout_s > 0:
+            raise ValueError(f"collective_timeout_s must be positive, not {self.collective_timeout_s}")
         if not self.missing_batch_wait_s >= 0:
             raise ValueError(f"missing_batch_wait_s must not be negative, not {self.missing_batch_wait_s}")
         if self.keep_every < 0 or self.keep_every % self.checkpoint_every:
@@ -62,6 +72,13 @@ class TrainingConfig:
 
     def device_of(self, rank: int) -> str:
         """The device of `rank` on this machine."""
-        if self.device != "cuda" or self.ranks == 1:
+        if self.device != "cuda" or (self.ranks == 1 and not self.gpus):
             return self.device
-        return f"cuda:{rank % max(1, len(visible_gpus()))}"
+        gpus = self.gpus or range(max(1, len(visible_gpus())))
+        return f"cuda:{gpus[rank % len(gpus)]}"
+
+    @property
+    def named_gpus(self) -> frozenset[int]:
+        """The GPUs of a machine that the configuration names for the trainer; empty if it names none."""
+        kind, _, number = self.device.partition(":")
+        return frozenset([int(number)]) if kind == "cuda" and number.isdecimal() else frozenset(self.gpus)

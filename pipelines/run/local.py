@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
+from infra.gpus import visible_gpus
 from pipelines.config import Config, ConfigError, ConfigProblems, flattened, load_config
 from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, LOGS, REPORT_FILE, STATE_FILE, SUMMARY_FILE
 from pipelines.inspect.run_folders import RunFolder, run_argument
@@ -20,6 +21,7 @@ from pipelines.present.report.summary import summarise
 from pipelines.present.report.verdict import is_failing
 from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
+from pipelines.run.gpu_map import gpu_problems
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.preflight import missing_requirements
 from pipelines.run.state import RunStateFile, link_latest
@@ -184,5 +186,5 @@ def check(config: Config) -> None:
 
 def check_ready(config: Config, *, new: bool = True) -> None:
     """Raise ConfigProblems with all requirements of a new or resumed run that this machine does not meet."""
-    if problems := list(missing_requirements(config, new=new)):
+    if problems := [*missing_requirements(config, new=new), *gpu_problems(config, visible_gpus())]:
         raise ConfigProblems(problems)

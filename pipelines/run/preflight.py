@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from infra.gpus import visible_gpus
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
 from pipelines.run.host_checks import host_problems
@@ -35,8 +34,8 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
     missing = {key: path for key, path in files_read(config) if not path.exists()}
     yield from (f"{key}: {path} does not exist" for key, path in missing.items())
     yield from _secrets(config, missing)
-    if config.rollout.engine == "vllm":
-        yield from _vllm(config)
+    if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        yield f"rollout.engine is 'vllm', which is not installed: {install_extra('vllm')}"
     if config.rollout.total_replicas > config.placement.max_replicas:
         yield (
             f"rollout.processes × rollout.replicas = {config.rollout.total_replicas} replicas, "
@@ -65,15 +64,6 @@ def _secrets(config: Config, missing: Collection[str]) -> Iterator[str]:
             config.relay.token()
     except ValueError as error:
         yield f"relay: {error}"
-
-
-def _vllm(config: Config) -> Iterator[str]:
-    if importlib.util.find_spec("vllm") is None:
-        yield f"rollout.engine is 'vllm', which is not installed: {install_extra('vllm')}"
-    try:
-        config.rollout.gpus_of(0, visible_gpus())
-    except ValueError as error:
-        yield str(error)
 
 
 def _emulation(config: Config) -> Iterator[str]:

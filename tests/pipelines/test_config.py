@@ -114,6 +114,20 @@ def test_parse_config_rejects_values_of_wrong_types(table: dict[str, Any], messa
         ({"kafka": {"replication_factor": 0}}, "kafka: replication_factor must be at least 1, or -1"),
         ({"kafka": {"outage_timeout_s": 0.0}}, "kafka: outage_timeout_s must be positive"),
         ({"run": {"name": "a run"}}, "run: run name 'a run' must be"),
+        (
+            {"trainer": {"device": "cuda", "gpus": [1, 1]}},
+            "gpus must be different numbers of GPUs, from 0 on, not [1, 1]",
+        ),
+        ({"trainer": {"gpus": [0]}}, "gpus needs device = 'cuda', not 'cpu'"),
+        (
+            {"rollout": {"engine": "vllm", "gpus": [0, 1, 2], "tensor_parallel": 2}},
+            "gpus must be a multiple of tensor_parallel = 2 GPUs, not [0, 1, 2]",
+        ),
+        (
+            {"trainer": {"device": "cuda", "gpus": [0, 1]}, "rollout": {"gpus": [1, 2]}},
+            "trainer.gpus and rollout.gpus share [1]: the trainer uses [0, 1], rollouts [1, 2]. Give each its own",
+        ),
+        ({"trainer": {"device": "cuda:2"}, "rollout": {"gpus": [2]}}, "trainer.gpus and rollout.gpus share [2]"),
     ],
 )
 def test_parse_config_rejects_values_out_of_range(table: dict[str, Any], message: str) -> None:
@@ -308,3 +322,15 @@ def test_model_folder_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         missing.model_folder()
     assert parse_config({"model": {"path": str(tmp_path)}}, "my.toml").model_folder() == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("table", "dtype"),
+    [
+        ({}, "float32"),
+        ({"trainer": {"device": "cuda"}}, "bfloat16"),
+        ({"trainer": {"device": "cuda:1"}, "rollout": {"dtype": "float32"}}, "float32"),
+    ],
+)
+def test_rollout_dtype_follows_the_device_of_the_trainer(table: dict[str, Any], dtype: str) -> None:
+    assert parse_config(table, "my.toml").rollout.dtype == dtype

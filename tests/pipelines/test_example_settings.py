@@ -29,7 +29,7 @@ def settings(example: Path) -> dict[str, Any]:
     algorithm = resolve(learner.algorithm)
     return {
         "engine": rollout.engine,
-        "rollout": f"{rollout.processes} x {rollout.gpus} GPUs, {rollout.dtype}",
+        "rollout": f"{rollout.processes} x {rollout.tensor_parallel} GPUs, {rollout.dtype}",
         "trainer": f"{trainer.ranks} x {trainer.device}, {learner.precision}",
         "algorithm": f"{learner.algorithm.name}, {algorithm.aggregation}, cap {algorithm.correction.cap:g}",
         "rate": f"{learner.learning_rate:g} after {learner.warmup_steps} batches, {learner.schedule}",

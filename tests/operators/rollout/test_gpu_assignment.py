@@ -11,7 +11,7 @@ from operators.rollout.config import RolloutConfig
 
 
 def config(gpus: int, processes: int = 1, replicas: int = 1) -> RolloutConfig:
-    return RolloutConfig(engine="vllm", gpus=gpus, processes=processes, replicas=replicas)
+    return RolloutConfig(engine="vllm", tensor_parallel=gpus, processes=processes, replicas=replicas)
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,19 @@ def test_gpus_of_assigns_gpus_in_order(gpus: int, process: int, visible: str, ta
 @pytest.mark.parametrize(
     ("of", "visible", "says"),
     [
-        (config(2), "", "rollout.gpus = 2, but this machine has 0 GPUs"),
-        (config(4), "012", "rollout.gpus = 4, but this machine has 3 GPUs"),
+        (config(2), "", "rollout.tensor_parallel = 2, but this machine has 0 GPUs"),
+        (config(4), "012", "rollout.tensor_parallel = 4, but this machine has 3 GPUs"),
         (config(1, 2, 3), "01", "set rollout.processes = 6 and rollout.replicas = 1"),
     ],
 )
 def test_gpus_of_rejects_too_few_gpus(of: RolloutConfig, visible: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         of.gpus_of(0, visible)
+
+
+def test_gpus_of_assigns_only_gpus_of_the_list() -> None:
+    of = RolloutConfig(engine="vllm", tensor_parallel=2, processes=2, gpus=(1, 3, 5, 7))
+    assert [of.gpus_of(process, "abcdefgh") for process in range(2)] == [("b", "d"), ("f", "h")]
 
 
 def test_replicas_of_a_process_share_the_cpu() -> None:

@@ -25,3 +25,12 @@ def test_rank_uses_a_gpu_of_its_machine(
 ) -> None:
     monkeypatch.setattr(training_config, "visible_gpus", lambda: tuple(map(str, range(visible))))
     assert TrainingConfig(device=device, ranks=ranks).device_of(rank) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "rank", "expected"), [(1, (6,), 0, "cuda:6"), (8, (0, 1, 4, 5), 6, "cuda:4")]
+)
+def test_rank_uses_one_of_the_gpus_named_for_the_trainer(
+    ranks: int, gpus: tuple[int, ...], rank: int, expected: str
+) -> None:
+    assert TrainingConfig(device="cuda", ranks=ranks, gpus=gpus).device_of(rank) == expected

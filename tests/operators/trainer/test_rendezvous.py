@@ -6,17 +6,19 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
 from infra.listening import listening_sockets
 from infra.runners.stopping import STOPPING
 from operators.trainer.ranks import Ranks
-from operators.trainer.rendezvous import RankLost, Rendezvous, _bind_collectives, wait_for_ranks
+from operators.trainer.rendezvous import RankLost, Rendezvous, _bind_collectives, lost_ranks, wait_for_ranks
 
 TWO = [Ranks(rank, 2) for rank in range(2)]
 
@@ -90,6 +92,28 @@ def test_shutdown_ends_the_wait_for_ranks(ranks: RankThreads) -> None:
     STOPPING.set()
     with pytest.raises(RankLost, match="is stopping"):
         waiting[0].result(20)
+
+
+@pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "ends"])
+def test_rank_is_lost_if_another_one_does_not_join_a_collective(hangs: bool) -> None:
+    store, timeout = dist.HashStore(), timedelta(seconds=1 if hangs else 60)
+
+    def group(rank: int) -> dist.ProcessGroupGloo:
+        return dist.ProcessGroupGloo(dist.PrefixStore("group", store), rank, 2, timeout=timeout)
+
+    with ThreadPoolExecutor() as threads:
+        groups = list(threads.map(group, range(2)))
+    if not hangs:
+        del groups[1]
+    with pytest.raises(RankLost, match=r"trainer\.collective_timeout_s: .*gloo"), lost_ranks():
+        groups[0].allreduce([torch.zeros(1)]).wait()
+
+
+def test_rank_is_lost_if_nccl_fails_and_other_errors_pass() -> None:
+    with pytest.raises(RankLost, match="NCCL communicator was aborted"), lost_ranks():
+        raise dist.DistBackendError("NCCL communicator was aborted\nat many lines")
+    with pytest.raises(RuntimeError, match=r"^ranks do not train the same batch$"), lost_ranks():
+        raise RuntimeError("ranks do not train the same batch")
 
 
 def check_forever(rendezvous: Rendezvous) -> NoReturn:

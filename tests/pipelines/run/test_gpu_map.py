@@ -1,0 +1,33 @@
+"""The division of a machine's GPUs between the trainer and the rollouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipelines.config import parse_config
+from pipelines.run.gpu_map import gpu_problems
+
+
+@pytest.mark.parametrize(
+    ("trainer", "rollout", "visible", "says"),
+    [
+        ({}, {}, "", ""),
+        ({}, {}, "01", ""),
+        ({"device": "cuda"}, {}, "", "trainer.device = 'cuda', but this machine has no GPU"),
+        ({"device": "cuda:0"}, {}, "0", ""),  # a machine with one GPU has no other way
+        ({"device": "cuda:0"}, {}, "01", "trainer and rollouts share GPU 0"),
+        ({"device": "cuda", "gpus": [1]}, {"processes": 2}, "01", "trainer and rollouts share GPU 1"),
+        ({"device": "cuda", "gpus": [1]}, {"processes": 2, "gpus": [0]}, "01", ""),
+        ({"device": "cuda", "gpus": [2]}, {}, "01", "the trainer uses GPU 2, but this machine has 2 GPUs"),
+        ({"device": "cuda", "gpus": [0]}, {"gpus": [4]}, "01", "rollout.gpus has 4, but this machine has 2 GPUs"),
+        ({"device": "cuda", "gpus": [3]}, {}, "4567", ""),
+        ({"device": "cuda", "gpus": [0]}, {}, "4567", "trainer and rollouts share GPU 4"),
+        ({}, {"engine": "emulated", "gpus": [9]}, "01", ""),
+    ],
+)
+def test_gpu_problems_of_a_machine(trainer: dict[str, Any], rollout: dict[str, Any], visible: str, says: str) -> None:
+    problems = list(gpu_problems(parse_config({"trainer": trainer, "rollout": rollout}, "my.toml"), tuple(visible)))
+    assert len(problems) == bool(says)
+    assert says in "".join(problems)
