@@ -45,7 +45,7 @@ def host_memory(config: Config) -> HostMemory:
     if folder is None:
         return HostMemory(_WITHOUT_MODEL)
     shape = shape_of(folder)
-    weights = shape.parameters * _BYTES[config.rollout.dtype]
+    weights = shape.parameters * _BYTES[config.rollout.weights_dtype]
     stored = weights * (config.relay.keep_versions + 1)
     on_gpu = config.trainer.device.startswith("cuda")
     rank = (
@@ -55,7 +55,7 @@ def host_memory(config: Config) -> HostMemory:
     )
     capacity = config.rollout.kv_capacity or config.rollout.slots * (config.rollout.context or 4096)
     # Keys and values are at most as wide as the model.
-    kv = 0 if on_gpu else 2 * shape.layers * shape.width * capacity * _BYTES[config.rollout.dtype]
+    kv = 0 if on_gpu else 2 * shape.layers * shape.width * capacity * _BYTES[config.rollout.weights_dtype]
     sizes = {
         "relay": stored,
         "trainer": stored + rank,

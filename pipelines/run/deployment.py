@@ -72,7 +72,7 @@ def units_of(config: Config) -> list[Unit]:
 
 def _unit(config: Config, name: str, count: int, memory: HostMemory) -> Unit:
     on_gpus = config.trainer.device.startswith("cuda")
-    gpus = {"trainer": int(on_gpus), "rollout": config.rollout.gpus * (on_gpus or config.rollout.engine == "vllm")}
+    gpus = {"trainer": int(on_gpus), "rollout": config.rollout.tensor_parallel * (on_gpus or config.rollout.engine == "vllm")}
     return Unit(
         name,
         count,
@@ -111,6 +111,9 @@ def _problems(config: Config) -> list[str]:
             found.append(f"{key} is {path!r}, but must be below deploy.volume_path ({volume}), which all pods mount")
     if not config.emulated and config.relay.listen == "127.0.0.1":
         found.append('relay.listen is 127.0.0.1: with "0.0.0.0" the relays of other machines can connect')
+    for key, gpus in (("trainer.gpus", config.trainer.gpus), ("rollout.gpus", config.rollout.gpus)):
+        if gpus:
+            found.append(f"{key} is {list(gpus)}: a container sees only its own GPUs; remove the setting")
     secrets = {
         "kafka.client_properties": config.kafka.client_properties,
         "relay.token_file": config.relay.token_file,

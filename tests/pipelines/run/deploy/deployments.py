@@ -23,7 +23,7 @@ path = "/volume/model"
 [rollout]
 engine = "vllm"
 processes = 4
-gpus = 2
+tensor_parallel = 2
 [relay]
 listen = "0.0.0.0"
 port = 7400

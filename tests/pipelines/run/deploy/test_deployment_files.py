@@ -90,6 +90,7 @@ def _without_machine(command: list[str]) -> list[str]:
         ("run.folder='runs'", "run.folder is 'runs', but must be below deploy.volume_path"),
         ("relay.listen='127.0.0.1'", "relay.listen is 127.0.0.1"),
         ("relay.token_file='/root/token'", "relay.token_file is '/root/token', but must be in /etc/laminar-secrets"),
+        ("rollout.gpus=[0,1]", "rollout.gpus is [0, 1]: a container sees only its own GPUs"),
         ("kafka.client_properties='/etc/laminar-secrets/all.properties'", "must name {role}.properties"),
     ],
 )
