@@ -72,7 +72,8 @@ def units_of(config: Config) -> list[Unit]:
 
 def _unit(config: Config, name: str, count: int, memory: HostMemory) -> Unit:
     on_gpus = config.trainer.device.startswith("cuda")
-    gpus = {"trainer": int(on_gpus), "rollout": config.rollout.tensor_parallel * (on_gpus or config.rollout.engine == "vllm")}
+    rollouts_too = on_gpus or config.rollout.engine == "vllm"
+    gpus = {"trainer": int(on_gpus), "rollout": config.rollout.tensor_parallel * rollouts_too}
     return Unit(
         name,
         count,
