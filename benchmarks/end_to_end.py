@@ -1,11 +1,14 @@
-"""Seconds per global batch and to a reward, with Laminar and with TRL's GRPOTrainer on the same cores.
+"""Seconds per global batch and to a reward: Laminar, a plain synchronous loop, and TRL's GRPOTrainer.
 
     make benchmark-end-to-end
 
-Both start from the same warm-started model folder, take the same questions in the same order, generate equally many
-responses to each, score them with the same code, and make one update a batch with the same settings, without
-evaluation. They run one after the other. Time counts from the first dispatch (TRL: the first generation); start-up is
-reported separately. Cells in the results file that have the same settings are not measured again.
+The loop (`control`) runs our engine, learner and verifier on one core, and on two. TRL runs with two threads, with one,
+and as two ranks. All start from the same warm-started model folder, take the same questions in the same order, generate
+equally many responses to each, score them with the same code, and make one update a batch with the same settings,
+without evaluation. They run one after the other, every side of a seed before the next seed. Time counts from the first
+dispatch (others: the first generation); start-up is reported separately. CPU time is of all processes of a side; it is
+comparable also where other work shares the machine. Cells in the results file that have the same settings are not
+measured again.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measures import median
+from benchmarks.other_sides import run_control, run_trl
 from benchmarks.processes import OthersWatch
-from benchmarks.sides import Side, Work, run_laminar, run_trl, warm_start
+from benchmarks.sides import Side, Work, run_laminar, warm_start
 from infra.files import write_atomically
 from pipelines.config import Config, load_config
 from pipelines.present.report.machine import describe_machine, package_versions
@@ -38,18 +43,26 @@ NOISE = 0.05
 
 @dataclass(frozen=True)
 class Recipe:
-    """An example, the reward at which the clock stops, and the ratios to TRL's time: (at most, aim)."""
+    """An example, the reward at which the clock stops, and goals: ratios to the time of other sides, (at most, aim)."""
 
     example: Path
     reward: float
-    ratios: tuple[float, float]
+    goals: Mapping[str, tuple[float, float]]
 
 
 RECIPES = {
-    "A": Recipe(Path("examples/chain_sum.toml"), 0.75, (1.0, 0.5)),
-    "B": Recipe(Path("examples/gcd.toml"), 0.85, (0.7, 0.3)),
+    "A": Recipe(Path("examples/chain_sum.toml"), 0.75, {"control-1": (0.65, 0.55), "trl-2": (0.42, 0.36)}),
+    "B": Recipe(Path("examples/gcd.toml"), 0.85, {"control-1": (0.80, 0.80), "trl-2": (0.18, 0.16)}),
 }
-SIDES = {"laminar": run_laminar, "trl": run_trl}
+SIDES: Mapping[str, Callable[[Work, Path], Side]] = {
+    "laminar": run_laminar,
+    "control-1": partial(run_control, threads=1),
+    "control-2": partial(run_control, threads=2),
+    "trl-2": partial(run_trl, threads=2),
+    "trl-1": partial(run_trl, threads=1),
+    "trl-ddp": partial(run_trl, threads=1, ranks=2),
+}
+"""By name; a figure in a name is the number of threads, `trl-ddp` has two ranks of one thread."""
 
 
 def main() -> None:
@@ -73,12 +86,12 @@ def main() -> None:
 def _measure(name: str, seed: int, options: argparse.Namespace, cells: dict[str, Any], console: Console) -> None:
     """Measure the missing cells of one recipe and seed; save each as soon as it is measured."""
     recipe, config = RECIPES[name], _config(RECIPES[name], seed, options)
-    measured_with = {"optimizer_steps": config.trainer.optimizer_steps, "set": options.set, "trl": options.threads}
-    known = {side: cells.get(f"{name}/{seed}/{side}", {}).get("measured_with") for side in SIDES}
-    missing = [side for side in SIDES if known[side] != measured_with]
+    measured_with = {"optimizer_steps": config.trainer.optimizer_steps, "set": options.set}
+    known = {side: cells.get(f"{name}/{seed}/{side}", {}).get("measured_with") for side in options.sides}
+    missing = [side for side in options.sides if known[side] != measured_with]
     if not missing:
         return
-    work = Work(options.folder.absolute(), f"{name.lower()}-{seed}", config, options.threads)
+    work = Work(options.folder.absolute(), f"{name.lower()}-{seed}", config)
     console.print(f"{name}, seed {seed}: warm start")
     model = warm_start(work)
     for side in missing:
@@ -114,62 +127,98 @@ def _cell(side: Side, recipe: Recipe, config: Config) -> dict[str, Any]:
 
 
 def _is_requested(key: str, options: argparse.Namespace) -> bool:
-    name, seed, _ = key.split("/")
-    return name in options.recipes and int(seed) in options.seeds
+    name, seed, side = key.split("/")
+    return name in options.recipes and int(seed) in options.seeds and side in options.sides
 
 
 def _print(cells: Mapping[str, Any], options: argparse.Namespace, console: Console) -> None:
     machine = describe_machine()
     console.print(f"{machine['cpu']}, {options.cores} cores, {machine['system']}, Python {machine['python']}")
     console.print(", ".join(f"{name} {version}" for name, version in package_versions().items()))
-    for side in SIDES:
+    for side in options.sides:
         setups = {(cell["threads"], json.dumps(cell["versions"])) for key, cell in cells.items() if key.endswith(side)}
         for threads, versions in sorted(setups):
             console.print(f"{side}: {threads} threads; {', '.join(map(' '.join, json.loads(versions).items()))}")
-    table = Table(title=f"Median of seeds {', '.join(map(str, options.seeds))}; ratio: Laminar to TRL")
-    for column in ("recipe", "seconds", "laminar", "TRL", "ratio", "at most", "aim"):
-        table.add_column(column, justify="left" if column in ("recipe", "seconds") else "right")
     for name in options.recipes:
-        most, aim = RECIPES[name].ratios
-        for key, label in _ROWS.items():
-            ours, theirs = (_median(cells, name, side, key) for side in SIDES)
-            ratio = f"{ours / theirs:.2f}" if ours and theirs else "-"
-            bounds = ("", "") if key == "start_up_seconds" else (f"{most}", f"{aim}")
-            table.add_row(name, label, _seconds(ours), _seconds(theirs), ratio, *bounds)
-    console.print(table)
+        _print_recipe(name, cells, options, console)
     _print_shares(cells, options, console)
     if noisy := [f"{key} ({cell['others']:.0%})" for key, cell in cells.items() if cell["others"] > NOISE]:
         console.print(f"UNRELIABLE, other processes used the machine meanwhile: {', '.join(noisy)}")
 
 
 _ROWS = {
-    "seconds_per_batch": "per batch, median",
-    "mean_seconds_per_batch": "per batch, mean",
-    "seconds_to_reward": "to the reward",
-    "start_up_seconds": "start-up",
+    "seconds_per_batch": "seconds a batch, median",
+    "mean_seconds_per_batch": "seconds a batch, mean",
+    "cpu_seconds": "CPU seconds a batch",
+    "seconds_to_reward": "seconds to the reward",
+    "start_up_seconds": "start-up, seconds",
 }
 
 
+def _print_recipe(name: str, cells: Mapping[str, Any], options: argparse.Namespace, console: Console) -> None:
+    """Medians of all sides; in brackets, the median over seeds of Laminar's ratio to that side, and its goal."""
+    table = Table(title=f"{name}: median of seeds {', '.join(map(str, options.seeds))} (ratio of Laminar; goal, aim)")
+    for column in ("", *options.sides):
+        table.add_column(column, justify="right" if column else "left")
+    for key, label in _ROWS.items():
+        row = [label]
+        for side in options.sides:
+            text = _seconds(_median(cells, name, side, key))
+            ratio = median(_ratio(cells, name, seed, side, key) for seed in options.seeds)
+            if side != "laminar" and ratio is not None:
+                goals = RECIPES[name].goals.get(side, ()) if "start" not in key and "cpu" not in key else ()
+                text += f" ({ratio:.2f}{''.join(f'; {goal:.2f}' for goal in goals)})"
+            row.append(text)
+        table.add_row(*row)
+    console.print(table)
+    parts = {part: median(_parts(cells, name, "control-1", part)) for part in ("generation", "training")}
+    if found := {part: seconds for part, seconds in parts.items() if seconds is not None}:
+        slower = max(found, key=found.__getitem__)
+        console.print(f"limit of two cores: {found[slower]:.3f} s a batch, the {slower} of the control on one core")
+
+
+def _ratio(cells: Mapping[str, Any], name: str, seed: int, side: str, key: str) -> float | None:
+    """Laminar's figure over that of `side`, with the same seed; None if one is missing."""
+    ours, theirs = (_figure(cells.get(f"{name}/{seed}/{each}", {}), key) for each in ("laminar", side))
+    return ours / theirs if ours and theirs else None
+
+
+def _figure(cell: Mapping[str, Any], key: str) -> float | None:
+    """A figure of a cell; `cpu_seconds` is the sum over its processes or parts."""
+    if key != "cpu_seconds":
+        return cell.get(key)
+    return sum(cell.get("cpu_seconds_per_batch", {}).values()) or None
+
+
 def _print_shares(cells: Mapping[str, Any], options: argparse.Namespace, console: Console) -> None:
-    table = Table(title="CPU ms per global batch, by process; outside: the share outside model code")
-    table.add_column("process")
+    table = Table(title="CPU ms per global batch, by process or part; outside: the share outside model code")
+    table.add_column("side")
+    table.add_column("process or part")
     for name in options.recipes:
         table.add_column(name, justify="right")
         table.add_column("outside", justify="right")
-    ours = {key: cell for key, cell in cells.items() if key.endswith("/laminar")}
-    for role in sorted({role for cell in ours.values() for role in cell["cpu_seconds_per_batch"]}):
-        row = []
-        for name in options.recipes:
-            of = [cell for key, cell in ours.items() if key.startswith(f"{name}/")]
-            used = median(cell["cpu_seconds_per_batch"].get(role) for cell in of)
-            share = median(cell["outside_model"].get(role) for cell in of)
-            row += ["-" if used is None else f"{used * 1000:.0f}", "" if share is None else f"{share:.0%}"]
-        table.add_row(role, *row)
+    for side in options.sides:
+        of_side = {key: cell for key, cell in cells.items() if key.endswith(f"/{side}")}
+        for part in dict.fromkeys(part for cell in of_side.values() for part in cell["cpu_seconds_per_batch"]):
+            row = []
+            for name in options.recipes:
+                used = median(_parts(cells, name, side, part))
+                of = [cell for key, cell in of_side.items() if key.startswith(f"{name}/")]
+                share = median(cell["outside_model"].get(part) for cell in of)
+                row += ["-" if used is None else f"{used * 1000:.0f}", "" if share is None else f"{share:.0%}"]
+            table.add_row(side, part, *row)
     console.print(table)
 
 
+def _parts(cells: Mapping[str, Any], name: str, side: str, part: str) -> list[float | None]:
+    """CPU seconds a batch of `part` of `side`, of every seed."""
+    of = [cell for key, cell in cells.items() if key.split("/")[::2] == [name, side]]
+    return [cell["cpu_seconds_per_batch"].get(part) for cell in of]
+
+
 def _median(cells: Mapping[str, Any], name: str, side: str, key: str) -> float | None:
-    return median(cell[key] for cell_key, cell in cells.items() if cell_key.split("/")[::2] == [name, side])
+    of = [cell for cell_key, cell in cells.items() if cell_key.split("/")[::2] == [name, side]]
+    return median(_figure(cell, key) for cell in of)
 
 
 def _seconds(value: float | None) -> str:
@@ -179,9 +228,9 @@ def _seconds(value: float | None) -> str:
 def _options() -> argparse.Namespace:
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
-    arguments.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    arguments.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    arguments.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     arguments.add_argument("--steps", type=int, help="optimizer steps; by default the recipe's")
-    arguments.add_argument("--threads", type=int, default=2, help="of TRL; the recipe sets Laminar's")
     arguments.add_argument("--cores", type=int, default=2)
     arguments.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change one setting")
     arguments.add_argument("--results", type=Path, default=RESULTS)

@@ -13,7 +13,7 @@ import itertools
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ import torch
 
 from infra.models.checkpoint_folder import load_model, load_tokenizer
 from infra.models.weights import save_weights
+from operators.prompts.config import PromptsConfig
+from operators.prompts.question import Question
 from operators.prompts.sources import heldout_questions, open_source
 from operators.rollout.engine import Completion, Request
 from operators.rollout.transformers_engine import TransformersEngine
@@ -171,8 +173,8 @@ def run_seed(seed: int, config: Config, lag: int, cache: Path) -> Outcome:
 def make_start(config: Config, cache: Path) -> WarmStart:
     """The warm start that a run of `config` makes."""
     assert config.warm_start is not None
-    source = open_source(replace(config.prompts, seed=config.prompts.seed + _WARM_START_SEED))
-    entries = [question.reference for question in itertools.islice(_numbered(source), config.warm_start.examples)]
+    worked = numbered_questions(replace(config.prompts, seed=config.prompts.seed + _WARM_START_SEED))
+    entries = [question.reference for question in itertools.islice(worked, config.warm_start.examples)]
     heldout = [question.reference for question in heldout_questions(config.prompts)]
     return warm_start(config.warm_start, entries, heldout[: config.warm_start.measured], cache)
 
@@ -182,7 +184,7 @@ def reinforce(loop: Loop, seed: int, lag: int) -> tuple[float, ...]:
     config = loop.config
     samples = config.prompts.samples_per_prompt
     prompts = config.experience.global_batch // samples
-    questions = _numbered(open_source(config.prompts))
+    questions = numbered_questions(config.prompts)
     generating = training = 0.0
     steps: list[dict[str, float]] = []
     save_weights(loop.learner.model, loop.weights(0))
@@ -215,7 +217,9 @@ def _means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([metrics[name] for metrics in steps if name in metrics])) for name in names}
 
 
-def _numbered(source: Any) -> Any:
+def numbered_questions(prompts: PromptsConfig) -> Iterator[Question]:
+    """The questions of `prompts` in the order of a run, without end."""
+    source = open_source(prompts)
     return (source[number] for number in itertools.count())
 
 

@@ -1,26 +1,19 @@
-"""The two sides of benchmarks/end_to_end.py: a whole run of Laminar, and the same training with TRL."""
+"""A side of benchmarks/end_to_end.py, and the first: a whole run of Laminar."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from benchmarks.ended_runs import read_ended
 from benchmarks.measures import SETTLED_AFTER, Step, outside, seconds_a_batch, seconds_to
 from benchmarks.processes import CpuWatch
-from infra.models.checkpoint_folder import load_tokenizer
-from operators.prompts.rendering import prompt_text
-from operators.prompts.sources import open_source
-from operators.trainer.algorithms import resolve
 from pipelines.config import Config, save_config
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.machine import package_versions
@@ -29,8 +22,6 @@ from pipelines.run.warm_start import PROGRESS_FILE, make_warm_start
 from schemas.records import Assignment, Metric
 from schemas.topics import INBOX
 
-TRL_PYTHON = Path(".venv-trl/bin/python")
-TRL_MODULE = "benchmarks.trl.grpo"
 LIMIT_S = 1800.0
 MODEL_CPU, PROCESS_CPU = "cpu/model_seconds", "cpu/process_seconds"
 """Metrics of rollout and trainer: CPU time in model code, and of the process, since its start."""
@@ -38,17 +29,16 @@ MODEL_CPU, PROCESS_CPU = "cpu/model_seconds", "cpu/process_seconds"
 
 @dataclass(frozen=True)
 class Work:
-    """One recipe and seed: the folder of its files, its configuration, and TRL's threads."""
+    """One recipe and seed: the folder of its files, and its configuration."""
 
     folder: Path
     name: str
     config: Config
-    trl_threads: int
 
 
 @dataclass(frozen=True)
 class Side:
-    """The result of one side. Shares and CPU seconds per global batch are by process, of the steps after start-up."""
+    """The result of one side. Shares and CPU seconds per global batch are by process or part, after start-up."""
 
     steps: Sequence[Step]
     threads: str
@@ -114,85 +104,9 @@ def run_laminar(work: Work, model: Path) -> Side:
     )
 
 
-def run_trl(work: Work, model: Path) -> Side:
-    """Train with TRL. Raises RuntimeError if it fails."""
-    if not TRL_PYTHON.exists():
-        raise RuntimeError(f"{TRL_PYTHON} does not exist: run `make trl-env`")
-    out = work.folder / f"{work.name}-trl"
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    write_questions(work.config, model, out / "questions.jsonl")
-    files = ["--model", str(model), "--questions", str(out / "questions.jsonl"), "--out", str(out)]
-    command = [str(TRL_PYTHON), "-m", TRL_MODULE, *files, *_trl_settings(work)]
-    environment = os.environ | {"OMP_NUM_THREADS": str(work.trl_threads), "HF_HUB_OFFLINE": "1"}
-    with (out / "log").open("w") as log:
-        started = time.time()
-        subprocess.run(command, stdout=log, stderr=log, env=environment, timeout=LIMIT_S)
-    if not (out / "result.json").exists():
-        raise RuntimeError(f"the training with TRL failed: see {log.name}")
-    result = json.loads((out / "result.json").read_text("utf-8"))
-    batch = work.config.experience.global_batch
-    lines = [json.loads(line) for line in (out / "steps.jsonl").read_text("utf-8").splitlines()]
-    settled = [line for line in lines if line["step"] >= SETTLED_AFTER]
-    spent = [(b["cpu"] - a["cpu"]) for a, b in pairwise(settled)]
-    return Side(
-        steps=[Step(line["step"], line["ended"], line["reward"], line["step"] * batch) for line in lines],
-        threads=str(result["threads"]),
-        versions=result["versions"],
-        start_up_seconds=result["began_at"] - started,
-        cpu_seconds_per_batch={"trl": sum(spent) / len(spent)} if spent else {},
-        outside_model={},
-    )
-
-
-def write_questions(config: Config, model: Path, file: Path) -> None:
-    """Write the questions of the prompts pipeline, in its order, for benchmarks/trl/grpo.py."""
-    count = config.trainer.optimizer_steps * (config.experience.global_batch // config.prompts.samples_per_prompt)
-    tokenizer = load_tokenizer(model)
-    source = open_source(replace(config.prompts, heldout=0))
-    try:
-        with file.open("w") as lines:
-            for question in map(source.__getitem__, range(count)):
-                row = {
-                    "prompt": prompt_text(question, config.prompts, tokenizer),
-                    "task": question.task,
-                    "reference": question.reference,
-                }
-                lines.write(json.dumps(row) + "\n")
-    finally:
-        source.close()
-
-
 def first_dispatch(folder: Path, run: str) -> float:
     """The time of the first assignment (Unix seconds)."""
     return min(assignment.assigned_at for assignment in read_ended(folder, run, INBOX, Assignment)) / 1000
-
-
-def _trl_settings(work: Work) -> list[str]:
-    config, learner = work.config, work.config.trainer.learner
-    algorithm = resolve(learner.algorithm)
-    if learner.algorithm.name != "grpo" or learner.schedule != "constant" or learner.weight_decay:
-        raise RuntimeError(
-            "the comparison with TRL supports only algorithm grpo with a constant learning rate and no weight decay"
-        )
-    prompts = config.experience.global_batch // config.prompts.samples_per_prompt
-    settings: dict[str, Any] = {
-        "steps": config.trainer.optimizer_steps,
-        "prompts": prompts,
-        "samples": config.prompts.samples_per_prompt,
-        "max-new-tokens": config.prompts.max_new_tokens,
-        "temperature": config.prompts.temperature,
-        "answer-marker": config.score.answer_marker,
-        "learning-rate": learner.learning_rate,
-        "warmup-steps": learner.warmup_steps,
-        "clip-low": algorithm.clip.low,
-        "clip-high": algorithm.clip.high,
-        "max-gradient-norm": learner.max_gradient_norm,
-        "seed": config.run.seed,
-        "threads": work.trl_threads,
-    }
-    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    return [*flags, "--betas", *map(str, learner.betas)]
 
 
 def _cpu_a_batch(cpu: CpuWatch, settled: Sequence[Batch], batch: int) -> dict[str, float]:

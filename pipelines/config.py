@@ -28,7 +28,7 @@ from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.progress_config import ProgressConfig
-from pipelines.roles import ADMIN, ROLE
+from pipelines.roles import ADMIN, COMPACT_CORES, ROLE
 from schemas.topics import run_prefix
 
 _TASK_CLASSES: Mapping[str, type] = {"prompts": TaskConfig, "score": Rubric}
@@ -69,6 +69,10 @@ class RunConfig:
     """Emulated seconds per real second, if rollout.engine is emulated."""
     trackers: tuple[TrackerName, ...] = ()
     """Trackers that receive metrics in addition to metrics.jsonl; each needs the package extra of its name."""
+    layout: Literal["auto", "compact", "isolated"] = "auto"
+    """The processes of `laminar run`. `isolated`: one for each role, so a failure of one stops no other. `compact`: the
+    roles without a model (all but rollout and trainer) are branches of one pipeline in one process, which saves memory
+    and start-up. `auto`: compact on up to 4 cores, otherwise isolated."""
     audit_every_s: float = 120.0
     """Seconds between audits while the run is active, more if an audit takes long; 0: one audit, at the end."""
     stop_error_share: float = 1.0
@@ -94,6 +98,10 @@ class RunConfig:
             raise ValueError(f"time_scale must be positive, not {self.time_scale}")
         if self.name:
             run_prefix(self.name)
+
+    def is_compact(self, cores: int) -> bool:
+        """Whether the layout is compact on a machine with `cores` cores."""
+        return cores <= COMPACT_CORES if self.layout == "auto" else self.layout == "compact"
 
 
 @dataclass(frozen=True)

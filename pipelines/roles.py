@@ -1,19 +1,21 @@
-"""The roles of a run. Each role is one pipeline in its own process."""
+"""The roles of a run: each is one pipeline, in a process of its own or as a branch of one pipeline with others."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.escaping import EscapingFormatter
 
 if TYPE_CHECKING:
-    from apache_beam import Pipeline
+    from apache_beam import PCollection, Pipeline
 
     from infra.runners.options import Runner
     from pipelines.config import Config
@@ -37,9 +39,19 @@ SHARDED = {"rollout": "process", "relay": "index", "experience": "shard", "train
 """Pipelines that may have several processes, and the parameter of `build` that takes the index."""
 
 
+LIGHT = "light"
+"""The process of the compact layout that runs the roles without a model as branches of one pipeline."""
+
+WITH_ENGINE = ("rollout", "trainer")
+"""Pipelines that compute with the model. They never share a process with another role."""
+
+COMPACT_CORES = 4
+"""Up to so many cores the layout `auto` is compact: processes compete for cores, and each costs memory."""
+
+
 @dataclass(frozen=True)
 class Role:
-    """One process of a run."""
+    """One shard of a pipeline of a run."""
 
     pipeline: str
     index: int = 0
@@ -60,8 +72,26 @@ def relay_of(machine: str) -> int:
     return int.from_bytes(hashlib.sha256(machine.encode()).digest()[:4], "big") >> 1
 
 
+@dataclass(frozen=True)
+class RoleProcess:
+    """A process of a run on one machine; several `roles` are branches of one pipeline."""
+
+    name: str
+    roles: tuple[Role, ...]
+
+
+def processes_of(config: Config) -> list[RoleProcess]:
+    """The processes of a run on this machine, in drain order."""
+    roles = roles_of(config)
+    if config.run.is_compact(len(os.sched_getaffinity(0))):
+        light = tuple(role for role in roles if role.pipeline not in WITH_ENGINE)
+        others = [RoleProcess(role.name, (role,)) for role in roles if role.pipeline in WITH_ENGINE]
+        return [RoleProcess(LIGHT, light), *others]
+    return [RoleProcess(role.name, (role,)) for role in roles]
+
+
 def roles_of(config: Config) -> list[Role]:
-    """The processes of a run on one machine, in drain order."""
+    """The roles of a run on one machine, in drain order."""
     roles = []
     counts = {
         "rollout": config.rollout.processes,
@@ -77,28 +107,47 @@ def roles_of(config: Config) -> list[Role]:
 
 def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_options: Sequence[str] = ()) -> None:
     """Run `role` until it is stopped or fails. Raises ConfigError, and the exception that made the pipeline fail."""
-    from infra.runners.liveness import LIVENESS, alive_file
-    from infra.runners.run import run_pipeline
-    from operators.io.shards import close_shards
+    _run(config, role.name, partial(build_role, config=config, role=role), runner, beam_options)
+
+
+def run_process(config: Config, process: RoleProcess) -> None:
+    """Run the roles of `process` on the embedded runner, as `run_role`."""
+    if len(process.roles) == 1:
+        run_role(config, process.roles[0])
+        return
+    from pipelines.branches import build_branches
+
+    builds = {role.name: partial(build_role, config=config, role=role) for role in process.roles}
+    _run(config, process.name, partial(build_branches, builds=builds), "embedded", ())
+
+
+def build_role(begin: Pipeline | PCollection, config: Config, role: Role) -> None:
+    """Add the graph of `role` to a pipeline, or to polls that it has read. Raises ConfigError."""
     from pipelines.config import ConfigError
 
     config = replace(config, kafka=config.kafka.for_role(role.pipeline))
     build: Callable[..., None] = importlib.import_module(f"pipelines.{role.pipeline}").build
     index_argument = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
+    try:
+        build(begin, config=config, **index_argument)
+    except (ValueError, OSError) as error:  # nothing runs yet, so the configuration is the cause
+        raise ConfigError(f"{role.name} cannot be built: {error}") from error
 
-    def build_role(pipeline: Pipeline) -> None:
-        try:
-            build(pipeline, config=config, **index_argument)
-        except (ValueError, OSError) as error:  # nothing runs yet, so the configuration is the cause
-            raise ConfigError(f"{role.name} cannot be built: {error}") from error
 
-    logging.getLogger(__name__).info("starting %s", role.name)
-    with LIVENESS.reporting(alive_file(liveness_file(config.run_folder, role.name))):
-        run_pipeline(build_role, runner, beam_options, close_shards)
+def _run(
+    config: Config, name: str, build: Callable[[Pipeline], None], runner: Runner, beam_options: Sequence[str]
+) -> None:
+    from infra.runners.liveness import LIVENESS, alive_file
+    from infra.runners.run import run_pipeline
+    from operators.io.shards import close_shards
+
+    logging.getLogger(__name__).info("starting %s", name)
+    with LIVENESS.reporting(alive_file(liveness_file(config.run_folder, name))):
+        run_pipeline(build, runner, beam_options, close_shards)
 
 
 def liveness_file(run_folder: Path, name: str) -> Path:
-    """The file in which role `name` reports its liveness and progress, see `infra.runners.liveness`."""
+    """The file in which the process `name` reports its liveness and progress, see `infra.runners.liveness`."""
     return run_folder / "alive" / f"{name}.json"
 
 

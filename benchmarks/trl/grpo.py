@@ -4,13 +4,15 @@
     .venv-trl/bin/python -m benchmarks.trl.grpo --model FOLDER --questions FILE --max-new-tokens 48 --out FOLDER
 
 Questions are JSON lines of `prompt`, `task` and `reference`, taken in order. The code that scores
-Laminar's responses scores these. Writes `steps.jsonl`, one line per optimizer step, and `result.json`.
+Laminar's responses scores these. Writes `steps.jsonl`, one line per optimizer step, and `result.json`. Under
+`torch.distributed.run` every rank scores its share of a batch, and rank N writes to the folder `rank-N`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -24,14 +26,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl import __version__ as trl_version
 
-from operators.score.attempt import Attempt, Extraction, extract_answer
-from operators.score.rewards import make_judge
+from benchmarks.scoring import scorer
 
 
 def main() -> None:
     """Train, and write the results."""
     options = _options()
     torch.set_num_threads(options.threads)
+    rank = int(os.environ.get("RANK", 0))
+    if rank:  # the other ranks of torch.distributed.run write beside rank 0
+        options.out /= f"rank-{rank}"
     options.out.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in options.questions.read_text("utf-8").splitlines()]
     if len(rows) < (needed := options.prompts * options.steps):
@@ -60,11 +64,13 @@ def main() -> None:
 def grpo_config(options: argparse.Namespace) -> GRPOConfig:
     """TRL's settings: equal to those of Laminar's trainer, and the fastest on CPU where only speed differs."""
     batch = options.prompts * options.samples
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    rows = min(options.device_batch, batch // ranks)
     return GRPOConfig(
         output_dir=str(options.out / "trl"),
         # One optimizer update a generation batch.
-        per_device_train_batch_size=options.device_batch,
-        gradient_accumulation_steps=batch // options.device_batch,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=batch // (rows * ranks),
         generation_batch_size=batch,
         num_iterations=1,
         max_steps=options.steps,
@@ -105,29 +111,18 @@ def grpo_config(options: argparse.Namespace) -> GRPOConfig:
 
 
 def reward_function(answer_marker: str) -> Any:
-    """A reward function for TRL that calls the verifier `reasoning_gym` of operators/score."""
-    judge = make_judge("reasoning_gym", {})
-    extraction = Extraction("marker", answer_marker)
+    """A reward function for TRL that scores like a run of Laminar."""
+    score = scorer(answer_marker)
 
     def reward(
         completions: Sequence[str], completion_ids: Sequence[Sequence[int]], row: Sequence[str], **_: Any
     ) -> Any:
-        attempts = []
-        for text, ids, question in zip(completions, completion_ids, map(json.loads, row), strict=True):
-            answer = extract_answer(text, extraction)
-            attempts.append(
-                Attempt(text, answer, len(ids), question["prompt"], question["task"], question["reference"])
-            )
-        return [_judge(judge, attempt) for attempt in attempts]
+        return [
+            score(text, len(ids), question["prompt"], question["task"], question["reference"])
+            for text, ids, question in zip(completions, completion_ids, map(json.loads, row), strict=True)
+        ]
 
     return reward
-
-
-def _judge(judge: Any, attempt: Attempt) -> float:
-    try:
-        return float(judge(attempt))
-    except Exception:  # noqa: BLE001 - verifiers raise anything on malformed text; ours counts that as 0 too
-        return 0.0
 
 
 class Watch(TrainerCallback):

@@ -209,3 +209,22 @@ class ShardSource:
             reason = f"{reason} (payload truncated from {len(payload)} to {MAX_PAYLOAD_BYTES} bytes)"
             payload = payload[:MAX_PAYLOAD_BYTES]
         return DeadLetter(step, reason, raw.topic, raw.partition, raw.offset, payload, self._wall_ms())
+
+
+_SOURCES: dict[str, ShardSource] = {}
+
+
+def open_source(config: ShardConfig) -> ShardSource:
+    """The source of `config`'s shard in this process."""
+    source = _SOURCES.get(config.group)
+    if source is None or source.config != config:
+        if source is not None:
+            source.close()
+        source = _SOURCES[config.group] = ShardSource(config)
+    return source
+
+
+def close_sources() -> None:
+    """Close every source of this process, and its session."""
+    while _SOURCES:
+        _SOURCES.popitem()[1].close()

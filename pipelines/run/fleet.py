@@ -11,7 +11,7 @@ from typing import Any
 
 from infra.store.ownership import remove_store
 from pipelines.inspect.run_state.events import RoleStatus
-from pipelines.roles import CANNOT_RUN, Role
+from pipelines.roles import CANNOT_RUN, RoleProcess
 from pipelines.run.restarts import Restarts
 from pipelines.run.zygote_process import CLOSE_S, ZygoteEnded, ZygoteProcess
 
@@ -24,12 +24,12 @@ class RoleFailed(RuntimeError):
 
 @dataclass(slots=True)
 class FleetMember:
-    """The process of a role. `wanted`: not yet stopped; `due`: when to start it next (monotonic seconds).
+    """A process and its state. `wanted`: not yet stopped; `due`: when to start it next (monotonic seconds).
 
     A `job` that ends by itself is done: it is no longer wanted, and `code` is its exit code.
     """
 
-    role: Role
+    process: RoleProcess
     job: bool = False
     pid: int | None = None
     restarts: int = 0
@@ -50,7 +50,7 @@ class FleetMember:
 
 
 class Fleet:
-    """Starts `Role`s from one zygote. `note` receives one-line messages. Call `poll` often.
+    """Starts the processes of roles from one zygote. `note` receives one-line messages. Call `poll` often.
 
     `config` is the resolved configuration file, `logs` the folder of logs, `store` the run's weight store, which is
     removed at the end, `model` the model folder whose code the zygote imports, if known. Deaths while `excused` is true
@@ -74,16 +74,16 @@ class Fleet:
         self._zygote_deaths = Restarts()
         self._zygote = self._new_zygote()
 
-    def add(self, role: Role) -> None:
-        """Start `role` and keep it running."""
-        self.members[role.name] = FleetMember(role)
+    def add(self, process: RoleProcess) -> None:
+        """Start `process` and keep it running."""
+        self.members[process.name] = FleetMember(process)
 
     def run_job(self, name: str, config: Path | None = None) -> None:
         """Start the job `name`, which is not restarted, with `config` or the configuration of the fleet.
 
         The zygote starts it when it is ready, without a `poll`.
         """
-        self.members[name] = FleetMember(Role(name), job=True, due=None, config=config)
+        self.members[name] = FleetMember(RoleProcess(name, ()), job=True, due=None, config=config)
         self._start(name, self.members[name])
 
     def poll(self, wait_s: float = 0.0) -> None:
@@ -143,12 +143,10 @@ class Fleet:
         self._note(f"{name} {_exit_text(code)}; restarting it")
 
     def _start(self, name: str, member: FleetMember) -> None:
-        role = member.role
         self._zygote.send(
             {
                 "start": name,
-                "pipeline": role.pipeline,
-                "index": role.index,
+                "roles": [(role.pipeline, role.index) for role in member.process.roles],
                 "config": str((member.config or self._config).absolute()),
                 "log": str(self._logs / f"{name}.log"),
             }

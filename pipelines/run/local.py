@@ -33,6 +33,7 @@ RESUMABLE = (
     "trainer.optimizer_steps",
     "trainer.checkpoint_every",
     "trainer.checkpoints_kept",
+    "run.layout",
     "run.audit_every_s",
     "run.stop_error_share",
     "run.stop_error_window",

@@ -26,7 +26,7 @@ from pipelines.present.report.samples import report_samples
 from pipelines.present.report.trackers import Sinks, open_trackers
 from pipelines.present.view.live import LiveView
 from pipelines.present.view.watch import Watch
-from pipelines.roles import ADMIN, EMULATED, roles_of
+from pipelines.roles import ADMIN, EMULATED, processes_of
 from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.error_guard import COLUMNS, ErrorGuard, RunFailing, failing_message, first_error_lines
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
@@ -203,8 +203,8 @@ class Supervisor:
 
     def _train(self) -> None:
         self._enter("starting")
-        for role in roles_of(self.config):
-            self._fleet.add(role)
+        for process in processes_of(self.config):
+            self._fleet.add(process)
         # A resumed run has steps from the beginning: it has started when a replica reports.
         while not self._watch.state.step or (self._resumed and not self._watch.state.replicas):
             if is_reached(self._watch.state, self.config):
@@ -222,7 +222,7 @@ class Supervisor:
         """Stop all roles: each commits its outputs and ends. The fleet kills those that exceed the time limit."""
         self._enter("draining")
         deadline = time.monotonic() + DRAIN_S
-        self._fleet.stop([role.name for role in roles_of(self.config)])
+        self._fleet.stop([process.name for process in processes_of(self.config)])
         while self._fleet.running() and time.monotonic() < deadline:
             self._tick()
 

@@ -40,10 +40,12 @@ _TRAINING_MODULES = (
     "operators.trainer.train_batches",
     "pipelines.run.warm_start",
     "reasoning_gym",
+    "pipelines.branches",
     *(f"pipelines.{pipeline}" for pipeline in PIPELINES),
 )
 _EMULATION_MODULES = (
     "operators.rollout.emulated_backend",
+    "pipelines.branches",
     *(f"pipelines.{pipeline}" for pipeline in PIPELINES if pipeline not in WITH_MODEL),
 )
 _PR_SET_PDEATHSIG = 1
@@ -198,7 +200,7 @@ def _run(command: Mapping[str, Any]) -> int:
     from operators.prompts.question import SourceError
     from operators.trainer.persist import CheckpointError
     from pipelines.config import ConfigError, load_config
-    from pipelines.roles import Role, configure_logging, run_role
+    from pipelines.roles import Role, RoleProcess, configure_logging, run_process
     from schemas.release import OldRelease
 
     configure_logging()
@@ -214,7 +216,7 @@ def _run(command: Mapping[str, Any]) -> int:
 
             run_trial(config, config.run_folder / RESULT_FILE)
         else:
-            run_role(config, Role(command["pipeline"], command["index"]))
+            run_process(config, RoleProcess(command["start"], tuple(Role(*each) for each in command["roles"])))
     except (ConfigError, SourceError, CheckpointError, CannotResume, OldRelease):
         traceback.print_exc()
         return CANNOT_RUN

@@ -1,4 +1,4 @@
-"""An untrained model and a configuration of eight small optimizer steps, for short runs."""
+"""An untrained model and a configuration of eight small optimizer steps, with a process for each role."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
 
 SMALL = {
+    "run": {"layout": "isolated"},
     "prompts": {
         "task": "chain_sum",
         "task_args": {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1},

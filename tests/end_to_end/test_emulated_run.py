@@ -25,7 +25,7 @@ from schemas.topics import SETTLED
 NAME = f"emulated-run-{os.getpid()}"
 STEPS = 4
 SMALL = {
-    "run": {"time_scale": 100.0},
+    "run": {"time_scale": 100.0, "layout": "compact"},
     "prompts": {"source": "synthetic", "prompt_tokens": 32, "max_new_tokens": 224, "samples_per_prompt": 4},
     "rollout": {
         "engine": "emulated",
@@ -70,7 +70,7 @@ def test_emulated_steps_take_their_configured_time(ended: LaminarRun) -> None:
 
 
 def test_emulated_run_needs_no_model_relay_or_torch(ended: LaminarRun) -> None:
-    assert set(ended.state()["roles"]) == {"prompts", "placement", "rollout-0", "score", "experience", "trainer"}
+    assert set(ended.state()["roles"]) == {"light", "rollout-0", "trainer"}
     assert not (ended.folder / "model").exists()
     assert load_config(ended.folder / "config.toml").emulated
     assert "<svg" in (ended.folder / "report.html").read_text()
@@ -86,17 +86,18 @@ def test_run_exits_with_1_if_the_audit_fails(
     command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
     config = tmp_path / "emulated.toml"
-    kafka, trainer = {"bootstrap_servers": broker.bootstrap_servers}, {**SMALL["trainer"], "optimizer_steps": 1}
+    kafka = {"bootstrap_servers": broker.bootstrap_servers}
+    trainer = {"optimizer_steps": 1, "emulation": {"step_s": [[0, 200], [100_000, 200]]}}
     config.write_text(tomli_w.dumps({**SMALL, "kafka": kafka, "trainer": trainer}))
-    run = LaminarRun(command_server, tmp_path, config, run_id)
-    try:
-        run.pid_of("placement")  # the topics exist by then
-        value, headers = encode(Settled("p999999.0", 4, "batched", "", 0, 0, 1, 0))  # no batch will contain it
-        with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+    value, headers = encode(Settled("p999999.0", 4, "batched", "", 0, 0, 1, 0))  # no batch will contain it
+    with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:  # connected before the run may end
+        run = LaminarRun(command_server, tmp_path, config, run_id)
+        try:
+            run.pid_of("light")  # the topics exist by then
             producer.send(SETTLED.name(run_id), value, headers=list(headers), partition=0).get(10)
-        assert run.wait() == 1
-    finally:
-        run.clean_up()
+            assert run.wait() == 1
+        finally:
+            run.clean_up()
     assert run.audit()["named"]["lost"] == [{"trajectory_id": "p999999.0", "stage": "experience"}]
     summary = json.loads((run.folder / "summary.json").read_text())
     assert (summary["reached"], summary["audit_passed"], summary["lost"]) == (True, False, 1)

@@ -137,7 +137,7 @@ def test_trajectories_of_a_dead_rollout_resume_elsewhere(
     """
     config = tmp_path / "emulated.toml"
     changes = {
-        "run": {"time_scale": 2.0},
+        "run": {"time_scale": 2.0, "layout": "isolated"},
         "kafka": {"bootstrap_servers": broker.bootstrap_servers},
         "rollout": {**SMALL["rollout"], "processes": 2, "replicas": 2, "progress_tokens": 2, "progress_s": 0.2},
         "placement": {"heartbeat_timeout_s": 3.0},

@@ -29,7 +29,8 @@ from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
 from operators.io.elements import Emission, Polled, Restored
 from operators.io.fold_records import _FoldFn, is_busy
-from operators.io.read_topics import _FOREVER, ReadTopics, _PollTopicsFn, _PollTracker
+from operators.io.poll_range import FOREVER, PollTracker
+from operators.io.read_topics import ReadTopics, _PollTopicsFn
 from operators.io.shards import close_shards
 from operators.io.write_transactionally import _CommitFn
 from schemas.codec import decode, encode
@@ -86,7 +87,7 @@ class ManualRunner:
 
     def slice(self, start: int = 0, elements: int = 20) -> int:
         """Run a bundle of at most `elements` elements from poll `start`; return the poll to continue at."""
-        tracker = ThreadsafeRestrictionTracker(_PollTracker(OffsetRange(start, _FOREVER)))
+        tracker = ThreadsafeRestrictionTracker(PollTracker(OffsetRange(start, FOREVER)))
         seen = 0
         for element in self._poll.process(self.config, RestrictionTrackerView(tracker)):
             if isinstance(element, Restored):
@@ -244,10 +245,10 @@ def test_source_does_not_wait_for_input_of_a_busy_step(config: ShardConfig) -> N
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.9])
 def test_restriction_is_checkpointed_but_never_split(fraction: float) -> None:
-    tracker = _PollTracker(OffsetRange(0, _FOREVER))
+    tracker = PollTracker(OffsetRange(0, FOREVER))
     assert tracker.try_claim(3)
     split = tracker.try_split(fraction)
-    assert split == (None if fraction else (OffsetRange(0, 4), OffsetRange(4, _FOREVER)))
+    assert split == (None if fraction else (OffsetRange(0, 4), OffsetRange(4, FOREVER)))
     assert tracker.try_claim(4) == (split is None)
 
 

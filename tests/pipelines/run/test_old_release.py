@@ -16,13 +16,13 @@ from schemas.release import OldRelease
 def test_role_cannot_run_on_topics_of_old_release(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run_role(*_: object) -> None:
+    def run_process(*_: object) -> None:
         raise OldRelease("a CommitNote/1 record")
 
     monkeypatch.setattr(configs, "load_config", lambda path: None)
     monkeypatch.setattr(roles, "configure_logging", lambda: None)
-    monkeypatch.setattr(roles, "run_role", run_role)
+    monkeypatch.setattr(roles, "run_process", run_process)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
-    command = {"config": str(tmp_path), "start": "score", "pipeline": "score", "index": 0}
+    command = {"config": str(tmp_path), "start": "score", "roles": [["score", 0]]}
     assert zygote._run(command) == roles.CANNOT_RUN
     assert "use release 0.1.0 for this run" in capsys.readouterr().err

@@ -1,0 +1,54 @@
+"""The compact layout: kills of its processes, and of all roles in one process at once, lose and repeat nothing."""
+
+from __future__ import annotations
+
+import signal
+
+import psutil
+from kills import kill
+from laminar_runs import StartRun
+from small_runs import LENGTH_REWARD
+from stops import stop_cleanly
+
+from infra.kafka.broker import Broker
+from pipelines.roles import LIGHT
+
+PROCESSES = (LIGHT, "rollout-0", "trainer")
+STEPS = 40
+KILLS = (LIGHT, "rollout-0", LIGHT, "trainer", LIGHT)
+
+
+def test_compact_run_survives_kills_of_each_process(start_run: StartRun, broker: Broker, run_id: str) -> None:
+    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    changes = ("run.layout=compact", f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5", LENGTH_REWARD)
+    run = start_run(run_id, servers, *changes)
+    run.until_phase("training")
+    assert set(run.state()["roles"]) == set(PROCESSES)
+    log = run.folder / "logs" / f"{LIGHT}.log"
+    for count, name in enumerate(KILLS, start=1):
+        kill(run, name)
+        starts = KILLS[:count].count(LIGHT) + 1
+        run.until(lambda n=starts: f"start {n} of laminar.{run_id}.score.0 " in log.read_text(), 60, f"start {starts}")  # type: ignore[misc]
+    assert run.wait(240) == 0, run.output()
+    audit = run.audit()
+    assert audit["passed"]
+    assert (audit["trained"], audit["lost"], audit["trained_twice"]) == (STEPS * 16, 0, 0)
+    restarts = {name: role["restarts"] for name, role in run.state()["roles"].items()}
+    assert restarts == {name: KILLS.count(name) for name in PROCESSES}
+    for role in ("prompts", "placement", "score", "experience", "evaluation", "relay"):
+        assert f"start 2 of laminar.{run_id}.{role}.0 " in log.read_text()
+    assert not run.leftovers()
+
+
+def test_compact_run_stops_on_a_signal_and_resumes_isolated(start_run: StartRun, broker: Broker, run_id: str) -> None:
+    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    run = start_run(run_id, servers, "run.layout=compact", "trainer.optimizer_steps=12", LENGTH_REWARD)
+    run.until_phase("training")
+    light = psutil.Process(run.pid_of(LIGHT))
+    stop_cleanly(run, signal.SIGTERM)
+    assert not light.is_running()
+    run.resume("run.layout=isolated")
+    assert run.wait(240) == 0, run.output()
+    assert {"score", "experience"} <= set(run.state()["roles"])
+    audit = run.audit()
+    assert (audit["passed"], audit["trained"], audit["trained_twice"]) == (True, 12 * 16, 0)
