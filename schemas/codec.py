@@ -66,9 +66,9 @@ _ARROW = {
     records.DeadLetter,
 }
 _SINGLE_ROW = {records.MicroBatch, records.DeadLetter}
-_VERSIONS: Mapping[type, int] = {records.WeightVersion: 3}
+_VERSIONS: Mapping[type, int] = {records.WeightVersion: 3, records.RelayStatus: 3}
 """Schema versions; 2 for all other records."""
-_OLD_SCHEMAS = re.compile(rb"[A-Za-z]{1,40}/1|WeightVersion/2")
+_OLD_SCHEMAS = re.compile(rb"[A-Za-z]{1,40}/1|(WeightVersion|RelayStatus)/2")
 RECORD_TYPES: tuple[RecordType, ...] = tuple(
     RecordType(kind, _VERSIONS.get(kind, 2), "arrow" if kind in _ARROW else "json", rows=kind in _ARROW - _SINGLE_ROW)
     for kind in records.RECORDS

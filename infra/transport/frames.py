@@ -34,6 +34,10 @@ class PeerGone(TransportError):
     """A peer closed the connection or sent nothing in time."""
 
 
+class PeerUnreachable(PeerGone):
+    """No connection to a peer's address could be opened."""
+
+
 class FrameKind(IntEnum):
     """The kind of a frame."""
 

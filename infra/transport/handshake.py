@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from infra.transport.frames import Frame, FrameKind, PeerGone, ProtocolError, TransportError, receive, send
+from infra.transport.frames import Frame, FrameKind, PeerUnreachable, ProtocolError, TransportError, receive, send
 from infra.transport.tls import Tls, tls_handshake
 
 PROTOCOL = 3
@@ -101,7 +101,7 @@ def connect(address: str, run: str, token: str, relay: int, timeout_s: float, tl
     try:
         connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
     except (OSError, ValueError, OverflowError) as error:
-        raise PeerGone(f"{address}: {error}") from error
+        raise PeerUnreachable(f"{address}: {error}") from error
     try:
         set_socket_options(connection)
         if tls is not None:

@@ -22,9 +22,10 @@ from infra.store.layout import Layout
 from infra.store.weight_store import WeightStore, is_wanted
 from infra.transport.chunk_registry import BlobBuffer, ChunkRegistry
 from infra.transport.chunked_blob import ChunkedBlob, delta_blob, full_blob
+from infra.transport.dialer import Dialer
 from infra.transport.fetch import Fetch, TransferCounts
 from infra.transport.incoming_pushes import IncomingPushes
-from infra.transport.peer import Peer, dial
+from infra.transport.peer import Peer
 from infra.transport.serving import Server
 from infra.transport.store_lookup import store_lookup
 from infra.transport.throttle import Link
@@ -101,6 +102,7 @@ class RelayNode:
         self._invalid_manifests: list[tuple[WeightVersion, str]] = []
         self._corrupt_arrivals: dict[str, int] = {}
         self._retry_at: dict[PolicyVersion, float] = {}
+        self._dialer = Dialer(run, relay, endpoint, self.receiving)
         self._arriving: tuple[ChunkedBlob, BlobBuffer] | None = None
         self._closed = False
         self._changed = threading.Condition()
@@ -143,6 +145,10 @@ class RelayNode:
         with self._changed:
             found, self._invalid_manifests = self._invalid_manifests, []
             return found
+
+    def unreachable(self) -> tuple[str, ...]:
+        """Addresses of relays to which no connection could be opened lately."""
+        return self._dialer.unreachable()
 
     def arriving(self) -> Arrival | None:
         """The progress of the current fetch; None if there is none."""
@@ -258,18 +264,7 @@ class RelayNode:
                     return self._pushes.peer(blob, memory, self.receiving)
                 link = find_link(chain, source)
                 assert link is not None
-                endpoint = self._endpoint
-                return dial(
-                    link.address,
-                    self._run,
-                    endpoint.token,
-                    self.relay,
-                    blob,
-                    memory,
-                    self.receiving,
-                    may_wait,
-                    endpoint.tls,
-                )
+                return self._dialer.dial(link, blob, memory, may_wait)
 
             def stop(chain: RelayChain = chain, upstream: Upstream = upstream) -> bool:
                 changed = self._sources_changed(chain, upstream, blob)

@@ -102,10 +102,23 @@ class RelayChainManager:
         self._chain = replace(made, number=self.number)
         return self._chain
 
+    def _refused(self) -> set[int]:
+        """The relays whose address does not work: another relay reports it, and no bytes have ever left by it.
+
+        Without a place in the chain they still receive, and nobody depends on them.
+        """
+        statuses = [status for status, _ in self._heartbeats.values() if status is not None]
+        reported = {address for status in statuses for address in status.unreachable}
+        refused = {status.relay for status in statuses if status.address in reported and not status.sent}
+        return refused if len(refused) < len(self._heartbeats) else set()
+
     def _alive(self, newest: PolicyVersion | None) -> dict[int, LiveRelay]:
+        refused = self._refused()
         known = {} if self._chain is None else {link.relay: link for link in self._chain.links}
         alive = {}
         for relay, (status, _) in self._heartbeats.items():
+            if relay in refused:
+                continue
             if status is None:
                 alive[relay] = LiveRelay(known[relay], None, False)
                 continue

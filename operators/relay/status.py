@@ -44,4 +44,5 @@ class StatusMaker:
             corrupted_chunks=node.counts.corrupted,
             lost_sources=node.counts.lost,
             chain_number=node.chain.number if node.chain else 0,
+            unreachable=node.unreachable(),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 
 from infra.kafka.topic_reader import last_of_each_key, read_topic
 from pipelines.cli.option_sets import Commands
@@ -78,7 +79,7 @@ def relay_rows(chain: RelayChain | None, statuses: dict[int, RelayStatus], now: 
     for relay in [*(each for each in order if each in statuses), *sorted(statuses.keys() - set(order))]:
         status = statuses[relay]
         joins = chain is not None and relay in chain.joining
-        role = "gone" if relay not in order else "master" if relay == order[0] else "joining" if joins else "relay"
+        role = _role(relay, status, order, statuses.values(), joins)
         arrived = 100 * status.arrived_bytes // max(1, status.arriving_bytes)
         rows.append(
             {
@@ -96,3 +97,9 @@ def relay_rows(chain: RelayChain | None, statuses: dict[int, RelayStatus], now: 
             }
         )
     return rows
+
+
+def _role(relay: int, status: RelayStatus, order: Sequence[int], others: Iterable[RelayStatus], joins: bool) -> str:
+    if relay in order:
+        return "master" if relay == order[0] else "joining" if joins else "relay"
+    return "unreachable" if any(status.address in other.unreachable for other in others) else "gone"

@@ -15,7 +15,7 @@ class RelayStatus:
     weights. Of the version that is `arriving`, `arrived_bytes` of `arriving_bytes` have arrived. `received` and `sent`
     are bytes since it started, `received_per_s` and `sent_per_s` since the last heartbeat. `corrupted_chunks` counts
     damaged chunks that it requested again, `lost_sources` sources that failed during a transfer. `chain_number` is the
-    number of the chain it follows.
+    number of the chain it follows. `unreachable` are addresses of relays to which it could not connect lately.
     """
 
     relay: int
@@ -36,6 +36,7 @@ class RelayStatus:
     corrupted_chunks: int = 0
     lost_sources: int = 0
     chain_number: int = 0
+    unreachable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

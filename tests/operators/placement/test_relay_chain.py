@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from placement_harness import Placement
@@ -58,10 +59,11 @@ def test_plan_chain_orders_relays_and_joining(
     assert ("".join(str(each.relay) for each in links), "".join(map(str, new))) == (expected, joining)
 
 
-def beat(manager: RelayChainManager, relay: int, now: float, *held: int, address: str = "") -> None:
+def beat(manager: RelayChainManager, relay: int, now: float, *held: int, address: str = "", **fields: Any) -> None:
     versions = tuple(str(version(number)) for number in held)
     where = address or f"host-{relay}:1"
-    manager.record_heartbeat(RelayStatus(relay, versions, 0, f"host-{relay}", 1, 0, address=where, store="/store"), now)
+    made = RelayStatus(relay, versions, 0, f"host-{relay}", 1, 0, address=where, store="/store", **fields)
+    manager.record_heartbeat(made, now)
 
 
 def order(chain: RelayChain | None) -> list[int]:
@@ -118,6 +120,25 @@ def test_relay_at_a_new_address_keeps_its_position() -> None:
     moved = manager.next_chain(1.0, None, 0)
     assert moved is not None
     assert moved.links == (link(0, "host-0:2"), link(1))
+
+
+def test_relay_with_an_unreachable_address_has_no_place() -> None:
+    manager = RelayChainManager(TIMEOUT_S, "chain")
+    for relay in range(3):
+        beat(manager, relay, 0.0, 5)
+    assert order(manager.next_chain(0.0, version(5), 0)) == [0, 1, 2]
+    beat(manager, 2, 1.0, 5, unreachable=("host-0:1", "host-1:1"))
+    beat(manager, 1, 1.0, 5, sent=9)  # its address has worked: a fault of the moment
+    assert order(manager.next_chain(1.0, version(5), 0)) == [1, 2]  # also the master
+    beat(manager, 0, 2.0, 5, address="host-0:2")  # restarted with another address
+    assert order(manager.next_chain(2.0, version(5), 0)) == [1, 2, 0]
+
+
+def test_relays_that_report_each_other_keep_their_places() -> None:
+    manager = RelayChainManager(TIMEOUT_S, "chain")
+    beat(manager, 0, 0.0, 5, unreachable=("host-1:1",))
+    beat(manager, 1, 0.0, 5, unreachable=("host-0:1",))
+    assert order(manager.next_chain(0.0, version(5), 0)) == [0, 1]
 
 
 def test_chain_is_kept_for_a_timeout_after_a_restart() -> None:

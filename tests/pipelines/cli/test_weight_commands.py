@@ -181,14 +181,15 @@ def test_relays_are_listed_in_chain_order(laminar: Laminar, client: ClientProper
         client,
         RelayStatus(0, ("1.1",), **heartbeat, arriving=PolicyVersion(1, 2), arrived_bytes=1, arriving_bytes=4),
         RelayStatus(1, (), **heartbeat, received_per_s=2e6),
-        RelayStatus(2, ("1.2", "1.1"), **heartbeat, sent_per_s=3e6),
+        RelayStatus(2, ("1.2", "1.1"), **heartbeat, sent_per_s=3e6, unreachable=("h8:1",)),
         RelayStatus(7, ("1.0",), **heartbeat),
+        RelayStatus(8, (), **heartbeat, address="h8:1"),
         RelayChain(9, links, (1,), "binomial", 0),
     )
     printed = json_of(laminar, "relays")
     assert printed["chain"]["schedule"] == "binomial"  # type: ignore[index]
     found = [(row["relay"], row["position"], row["role"]) for row in printed["relays"]]  # type: ignore[index]
-    assert found == [(2, 0, "master"), (0, 1, "relay"), (1, 2, "joining"), (7, None, "gone")]
+    assert found == [(2, 0, "master"), (0, 1, "relay"), (1, 2, "joining"), (7, None, "gone"), (8, None, "unreachable")]
     listed = list(csv.DictReader(laminar("relays", "-O", "csv")[1].splitlines()))
     assert [(int(row["relay"]), row["role"]) for row in listed] == [(relay, role) for relay, _, role in found]
     shown = laminar("relays")[1]

@@ -1,0 +1,71 @@
+"""Opens connections to the relays of a chain, and remembers the addresses that do not work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from infra.transport.chunked_blob import ChunkedBlob
+from infra.transport.frames import PeerUnreachable
+from infra.transport.peer import Peer, dial
+from infra.transport.throttle import Link
+from schemas.records import RelayLink
+
+if TYPE_CHECKING:
+    from infra.transport.relay_node import Endpoint
+
+log = logging.getLogger(__name__)
+
+UNREACHABLE_S = 30.0
+"""Seconds for which a failed address is reported since the last try."""
+
+
+class Dialer:
+    """Connects relay `relay` of `run`, at `endpoint`, to other relays; receives through `link`. Thread-safe."""
+
+    def __init__(
+        self, run: str, relay: int, endpoint: Endpoint, link: Link, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._run, self._relay, self._endpoint, self._link, self._clock = run, relay, endpoint, link, clock
+        self._failed: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def dial(self, to: RelayLink, blob: ChunkedBlob, memory: memoryview, may_wait: bool) -> Peer:
+        """Open a connection that fills `memory` with chunks of `blob`. Raises TransportError."""
+        token, tls = self._endpoint.token, self._endpoint.tls
+        try:
+            peer = dial(to.address, self._run, token, self._relay, blob, memory, self._link, may_wait, tls)
+        except PeerUnreachable as error:
+            if self._record_failure(to.address):
+                log.warning(
+                    "relay %d of machine %s cannot be reached from here: %s; if it is up, set relay.advertise there to "
+                    "an address that other machines reach",
+                    to.relay,
+                    to.host,
+                    error,
+                )
+            raise
+        with self._lock:
+            self._failed.pop(to.address, None)
+        return peer
+
+    def unreachable(self) -> tuple[str, ...]:
+        """The addresses to which the last try failed, in the last `UNREACHABLE_S` seconds."""
+        with self._lock:
+            self._forget()
+            return tuple(sorted(self._failed))
+
+    def _record_failure(self, address: str) -> bool:
+        """Record it; return whether it is new."""
+        with self._lock:
+            self._forget()
+            is_new = address not in self._failed
+            self._failed[address] = self._clock() + UNREACHABLE_S
+            return is_new
+
+    def _forget(self) -> None:
+        now = self._clock()
+        self._failed = {address: until for address, until in self._failed.items() if until > now}
