@@ -32,5 +32,5 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         | "evaluate versions" >> FoldRecords(evaluate, "collect answers", "open rounds")
         | "ask questions" >> AskQuestions()
         | "report rounds" >> ReportRounds()
-        | "write prompts and metrics" >> WriteTransactionally(source)
+        | "write rounds, dead letters" >> WriteTransactionally(source)
     )

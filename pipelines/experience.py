@@ -42,5 +42,5 @@ def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
         | "read experiences" >> ReadTopics(source)
         | "admit, evict and sample" >> FoldRecords(make, "admit experiences", "evict", "sample batches")
         | "pack micro-batches" >> PackMicroBatches(config.experience.micro_batch_tokens, ranks, shard, shards)
-        | "write batches" >> WriteTransactionally(source)
+        | "write batches, dead letters" >> WriteTransactionally(source)
     )

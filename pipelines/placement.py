@@ -43,5 +43,5 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         | "read work and replicas" >> ReadTopics(source)
         | "track and decide" >> FoldRecords(place, "track trajectories", "recover lost ones", "plan moves", "dispatch")
         | "repartition trajectories" >> RepartitionTrajectories()
-        | "write inboxes" >> WriteTransactionally(source)
+        | "write inboxes, dead letters" >> WriteTransactionally(source)
     )

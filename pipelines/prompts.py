@@ -30,5 +30,5 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         pipeline
         | "poll" >> ReadTopics(source)
         | "draw and render" >> FoldRecords(draw, "change levels", "draw questions", "render prompts")
-        | "write prompts" >> WriteTransactionally(source)
+        | "write prompts, dead letters" >> WriteTransactionally(source)
     )

@@ -34,5 +34,5 @@ def build(pipeline: beam.Pipeline, config: Config, index: int = 0) -> None:
         pipeline
         | "read manifests" >> ReadTopics(source)
         | "serve weights" >> FoldRecords(serve, "track manifests", "evict versions", "verify versions")
-        | "commit positions" >> WriteTransactionally(source)
+        | "write dead letters" >> WriteTransactionally(source)
     )

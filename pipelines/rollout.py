@@ -45,7 +45,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         | "accept and generate" >> FoldRecords(generate, "accept assignments", "generate")
         | "report events" >> ReportEvents(config.kafka.partitions)
         | "repartition hand-overs" >> RepartitionTrajectories()
-        | "write trajectories" >> WriteTransactionally(source)
+        | "write trajectories, dead letters" >> WriteTransactionally(source)
     )
 
 

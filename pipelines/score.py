@@ -21,5 +21,5 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         pipeline
         | "read trajectories" >> ReadTopics(source)
         | "score" >> FoldRecords(score, "admit trajectories", "extract answers", "verify", "compose rewards")
-        | "write experiences" >> WriteTransactionally(source)
+        | "write experiences, dead letters" >> WriteTransactionally(source)
     )

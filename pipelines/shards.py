@@ -9,6 +9,9 @@ from operators.io.config import ShardConfig, TopicInput
 from pipelines.config import Config
 from schemas.topics import Topic
 
+COUNTERS_S = 10.0
+"""Seconds between two reports of a role's counters: every scrape of 15 s sees new ones."""
+
 
 def shard_config(
     config: Config,
@@ -39,6 +42,7 @@ def shard_config(
         commit_s=5.0 if slow_poll else 1.0,
         transaction_timeout_s=config.kafka.transaction_timeout_s,
         budget=config.progress.budget(pipeline),
+        counters_s=COUNTERS_S,
     )
 
 

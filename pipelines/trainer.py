@@ -29,5 +29,5 @@ def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
         pipeline
         | "read batches" >> ReadTopics(resumed)
         | "train" >> FoldRecords(train, "assemble batches", "update", "publish")
-        | "write metrics" >> WriteTransactionally(source)
+        | "write metrics, dead letters" >> WriteTransactionally(source)
     )

@@ -233,12 +233,16 @@ METRICS = Topic(
     "name",
     "one",
     "delete",
-    ("prompts", "score", "trainer", "evaluation", "experience", "rollout", "import"),
+    ("every pipeline",),
     (),
-    "measurements for the live view and the reports",
+    "measurements for the live view and the reports; counters of each role's steps",
     "read by people; a view is not updated until the transaction ends",
     retention="window",
 )
+STEP_COUNTERS = "steps/"
+"""Prefix of the names of metrics with the counters of a role's steps; the role follows. Their step is the shard."""
+PHASE_SECONDS = "time/"
+"""Prefix of those of their values that are seconds in a phase of the role's fold."""
 DEAD_LETTERS = Topic(
     "dead-letters",
     ("DeadLetter",),

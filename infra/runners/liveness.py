@@ -73,7 +73,7 @@ class Liveness:
         self._clock, self._exit, self._every_s = clock, end, every_s
         self._shards: dict[str, _Shard] = {}
         self._failed: dict[str, str] = {}
-        self._counters: dict[str, int] = {}
+        self._counters: dict[str, dict[str, int]] = {}
         self._file: Path | None = None
         self._lock = threading.Lock()
 
@@ -94,9 +94,14 @@ class Liveness:
         finally:
             shard.phase = None
 
-    def count(self, name: str, amount: int) -> None:
-        """Add `amount` to counter `name` of this process; the file has the totals."""
-        self._counters[name] = self._counters.get(name, 0) + amount
+    def count(self, group: str, name: str, amount: int) -> None:
+        """Add `amount` to counter `name` of the shard `group`; the file has the totals of this process."""
+        counters = self._counters.setdefault(group, {})
+        counters[name] = counters.get(name, 0) + amount
+
+    def counters(self, group: str) -> dict[str, int]:
+        """The counters of the shard `group` in this process."""
+        return dict(self._counters.get(group, {}))
 
     def clear(self) -> None:
         """Remove all shards, which are closed, and their counters."""
@@ -124,12 +129,11 @@ class Liveness:
         now = self._clock()
         with self._lock:
             shards, failed = dict(self._shards), dict(self._failed)
-        counters = dict(self._counters)
         return {
             "pid": os.getpid(),
             "ready": bool(shards) and all(shard.ready for shard in shards.values()),
             "failed_threads": failed,
-            "counters": counters,
+            "counters": {group: dict(counters) for group, counters in dict(self._counters).items()},
             "steps": {
                 group: {
                     "phase": shard.phase,

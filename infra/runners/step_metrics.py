@@ -1,13 +1,15 @@
-"""Counters and times of named steps, once for Beam (any runner's UI shows them) and for this process's liveness file.
+"""Counters and times of named steps: the only place that counts.
 
-Both have the same source: a step counts here and nowhere else.
+Beam's metrics (any runner's interface shows them), the liveness file of the process and the metrics of the run
+(`operators/io/counter_reports.py`, and the metrics of each role) have their values from here.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
@@ -15,12 +17,19 @@ from typing import Any
 from infra.runners.liveness import LIVENESS
 
 NAMESPACE = "laminar"
+TIME = "time_us/"
+"""Prefix of the counters that measure phases, in microseconds."""
 
 
 class StepCounters:
-    """Counters of one step, by name; created on first use, on any worker."""
+    """Counts for one step of the shard `group`. A name is a kind, or a kind and a label: `moved/repack`.
 
-    def __init__(self) -> None:
+    `totals` are those of this object; they continue from `earlier`, such as those of a commit note.
+    """
+
+    def __init__(self, group: str, earlier: Mapping[str, int] | None = None) -> None:
+        self.totals = Counter(earlier or {})
+        self._group = group
         self._counters: dict[str, Any] = {}
 
     def add(self, name: str, amount: int = 1) -> None:
@@ -29,29 +38,56 @@ class StepCounters:
         if counter is None:
             counter = self._counters[name] = _beam_metrics().counter(NAMESPACE, name)
         counter.inc(amount)
-        LIVENESS.count(name, amount)
+        self.totals[name] += amount
+        LIVENESS.count(self._group, name, amount)
 
-    def __reduce__(self) -> tuple[type[StepCounters], tuple[()]]:
-        return StepCounters, ()  # a graph carries no values
+    def add_all(self, amounts: Mapping[str, int], kind: str = "") -> None:
+        """Add `amounts` by name, or by label of `kind`."""
+        for name, amount in amounts.items():
+            self.add(f"{kind}/{name}" if kind else name, amount)
 
 
-class _Phase:
-    """Measures one phase of a fold, each time it is entered. A fold runs in one thread at a time."""
+class ShardCounters(dict[str, StepCounters]):
+    """The counters of one step for each shard, by group; of a worker, not of a graph, which carries no values."""
 
-    def __init__(self, name: str) -> None:
-        self._name = f"{name.replace(' ', '_')}_us"
-        self._times = _beam_metrics().distribution(NAMESPACE, self._name)
-        self._began = 0
+    def __missing__(self, group: str) -> StepCounters:
+        counters = self[group] = StepCounters(group)
+        return counters
 
-    def __enter__(self) -> None:
+    def __reduce__(self) -> tuple[type[ShardCounters], tuple[()]]:
+        return ShardCounters, ()
+
+
+class Stopwatch:
+    """Measures a `with` block: `seconds`, once it has ended."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> Stopwatch:
         self._began = perf_counter_ns()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        microseconds = (perf_counter_ns() - self._began) // 1000
+        self.seconds = (perf_counter_ns() - self._began) / 1e9
+
+
+class _Phase(Stopwatch):
+    """Measures one phase of a fold, each time it is entered. A fold runs in one thread at a time."""
+
+    def __init__(self, group: str, name: str) -> None:
+        self._group = group
+        self._name = TIME + name
+        self._times = _beam_metrics().distribution(NAMESPACE, self._name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        microseconds = int(self.seconds * 1e6)
         self._times.update(microseconds)
-        LIVENESS.count(self._name, microseconds)
+        LIVENESS.count(self._group, self._name, microseconds)
 
 
 def _beam_metrics() -> Any:
@@ -65,17 +101,16 @@ class _Declared(threading.local):
 
 
 _DECLARED = _Declared()
-_UNMEASURED = nullcontext()
 
 
-def phase(name: str) -> AbstractContextManager[None]:
-    """Measures the `with` block as phase `name` of the fold that runs; outside a pipeline it does nothing.
+def phase(name: str) -> Stopwatch:
+    """Measures the `with` block as phase `name` of the fold that runs; outside a pipeline nothing is counted.
 
     Raises ValueError if the pipeline's FoldRecords does not name it: its graph would omit a step.
     """
     declared = _DECLARED.phases
     if declared is None:
-        return _UNMEASURED
+        return Stopwatch()
     if name not in declared:
         raise ValueError(f"phase {name!r} is not in the graph: FoldRecords names {', '.join(declared) or 'none'}")
     return declared[name]
@@ -86,14 +121,14 @@ class Phases:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
-        self._phases: Mapping[str, _Phase] | None = None
+        self._phases: dict[str, Mapping[str, _Phase]] = {}
 
     @contextmanager
-    def measured(self) -> Iterator[None]:
-        """Measure the phases of the fold that runs in the `with` block."""
-        if self._phases is None:
-            self._phases = {name: _Phase(name) for name in self.names}
-        _DECLARED.phases = self._phases
+    def measured(self, group: str) -> Iterator[None]:
+        """Measure the phases of the fold of the shard `group`, which runs in the `with` block."""
+        if group not in self._phases:
+            self._phases[group] = {name: _Phase(group, name) for name in self.names}
+        _DECLARED.phases = self._phases[group]
         try:
             yield
         finally:

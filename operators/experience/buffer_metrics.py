@@ -8,6 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
+from infra.runners.step_metrics import StepCounters
 from operators.experience.groups import Groups
 from operators.experience.members import RowRun, gather_column
 from schemas.records import Metric, Outcome
@@ -18,21 +19,22 @@ MAX_TASKS = 32
 
 
 class BufferMetrics:
-    """Counters since this start of the process, and the histograms of one batch."""
+    """Counters since this start of the shard `group`, and the histograms of one batch."""
 
-    def __init__(self) -> None:
-        self._dropped: Counter[str] = Counter()
+    def __init__(self, group: str) -> None:
+        self._counters = StepCounters(group)
         self._settled_lengths: Counter[int] = Counter()
         self._dropped_lengths: Counter[int] = Counter()
 
     def count_dropped(self, runs: Sequence[RowRun], reason: str) -> None:
         """Count the members in `runs`, dropped for `reason`."""
         lengths = gather_column(runs, "tokens")
-        self._dropped[reason_kind(reason)] += len(lengths)
+        self._counters.add(f"dropped/{reason_kind(reason)}", len(lengths))
         _count(self._dropped_lengths, lengths)
 
     def count_settled(self, runs: Sequence[RowRun], outcome: Outcome) -> None:
-        """Count the lengths of settled members; failed ones have no meaningful length."""
+        """Count settled members by outcome, and their lengths; failed ones have no meaningful length."""
+        self._counters.add(f"settled/{outcome}", sum(last - first for _, first, last in runs))
         if outcome != "failed":
             _count(self._settled_lengths, gather_column(runs, "tokens"))
 
@@ -47,12 +49,13 @@ class BufferMetrics:
     ) -> Metric:
         """The metric of `batch`: what is held and was dropped, and histograms of `staleness` (at consumption) and of
         staleness at finish."""
+        dropped = {name: count for name, count in self._counters.totals.items() if name.startswith("dropped/")}
         values = {
             **others,
             "buffer/trajectories": float(groups.held),
             "buffer/groups": float(len(groups)),
-            "dropped_stale": float(self._dropped["staleness"]),
-            "dropped": float(self._dropped.total()),
+            "dropped_stale": float(dropped.get("dropped/staleness", 0)),
+            "dropped": float(sum(dropped.values())),
             **_histogram("staleness", staleness),
             **_histogram("staleness_at_finish", gather_column(runs, "finish_staleness")),
         }

@@ -80,7 +80,7 @@ class MakeBatches:
         """The state at a start: from the commit note and the Settled records read back."""
         settlements = SettlementLedger.restored(restored, self.partitions, self.shard, self.config.shards)
         curricula = Curricula(self.levels, restored.state.get("curriculum"))
-        return _Buffering(self, settlements, curricula, restored.state, now, clock)
+        return _Buffering(self, settlements, curricula, restored.state, BufferMetrics(restored.group), now, clock)
 
 
 class _Buffering:
@@ -92,6 +92,7 @@ class _Buffering:
         settlements: SettlementLedger,
         curricula: Curricula,
         state: Mapping[str, Any],
+        metrics: BufferMetrics,
         now: Callable[[], int] = wall_ms,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -111,7 +112,7 @@ class _Buffering:
         self._pending = PendingOffsets()
         newest = state.get("newest")
         self._newest = PolicyVersion.parse(newest) if newest else None
-        self._metrics = BufferMetrics()
+        self._metrics = metrics
         self._dead_letters: list[Output] = []
         self._more = False
 

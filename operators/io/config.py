@@ -38,7 +38,8 @@ class ShardConfig:
     uncommitted, `transaction_timeout_s` how long a transaction may take. This shard alone writes the `owned`
     partitions: a start raises where it finds records there and no note of an earlier start. `start_positions` is called
     at every start; its positions override the committed ones (a trainer resumes from its checkpoint). A `bounded` shard
-    reads what had been written when it started, and finishes once its step is idle. `budget` bounds one step.
+    reads what had been written when it started, and finishes once its step is idle. `budget` bounds one step. Every
+    `counters_s` seconds its counters are written to the metrics of the run (None: never).
     """
 
     client: ClientProperties
@@ -55,6 +56,7 @@ class ShardConfig:
     start_positions: Callable[[], Mapping[PartitionKey, int]] | None = field(default=None, compare=False)
     bounded: bool = False
     budget: StepBudget = StepBudget()  # noqa: RUF009 - frozen
+    counters_s: float | None = None
 
     @property
     def group(self) -> str:

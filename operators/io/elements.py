@@ -95,7 +95,8 @@ class Checkpoint:
 class Emission:
     """The outputs of one poll, written in one transaction. `number` counts within the start, from 1.
 
-    Between a fold and the sink, `outputs` may have domain values, which `MapOutputs` steps turn into `Output`s.
+    Between a fold and the sink, `outputs` may have domain values, which `MapOutputs` steps turn into `Output`s. `last`
+    is that of its poll.
     """
 
     group: str
@@ -103,3 +104,4 @@ class Emission:
     number: int
     outputs: tuple[Any, ...]
     checkpoint: Checkpoint
+    last: bool = False

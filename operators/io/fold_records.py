@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import apache_beam as beam
 
 from infra.runners.liveness import LIVENESS
-from infra.runners.step_metrics import Phases, StepCounters
+from infra.runners.step_metrics import Phases, ShardCounters
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Emission, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.validation import ManifestOrder, invalid_reason, invalid_rows
@@ -85,10 +85,13 @@ class FoldRunner:
         if self._dead_letters:
             polled, invalid = reject_invalid(polled, self._manifests, self._now())
             outputs += invalid
-        with LIVENESS.step(polled.group, "fold"), nullcontext() if self._phases is None else self._phases.measured():
+        with (
+            LIVENESS.step(polled.group, "fold"),
+            nullcontext() if self._phases is None else self._phases.measured(polled.group),
+        ):
             outputs += self.fold.fold(polled)
             checkpoint = self.fold.checkpoint(polled.positions)
-        return Emission(polled.group, polled.start, self._emissions, tuple(outputs), checkpoint)
+        return Emission(polled.group, polled.start, self._emissions, tuple(outputs), checkpoint, polled.last)
 
     def close(self) -> None:
         """Close the fold and free it."""
@@ -125,7 +128,7 @@ class _FoldFn(beam.DoFn):
         self._step = step
         self._phases = phases
         self._dead_letters = dead_letters
-        self._counters = StepCounters()
+        self._counters = ShardCounters()
 
     def display_data(self) -> dict[str, str]:
         return {"step": type(self._step).__name__, "phases": ", ".join(self._phases.names if self._phases else ())}
@@ -139,8 +142,8 @@ class _FoldFn(beam.DoFn):
             return
         running = _RUNNING.get(element.group)
         if running is not None and (emission := running.apply(element)) is not None:
-            for topic, count in Counter(map(_TOPIC, element.records)).items():
-                self._counters.add(f"read_{topic}", count)
+            if element.records:
+                self._counters[element.group].add_all(Counter(map(_TOPIC, element.records)), "read")
             del running, element  # this frame is suspended at the yield: it must not keep them alive
             yield emission
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import apache_beam as beam
 
 from infra.runners.liveness import LIVENESS
-from infra.runners.step_metrics import StepCounters
+from infra.runners.step_metrics import ShardCounters
 from operators.io.elements import Emission
 from schemas.topics import Topic
 
@@ -29,7 +29,7 @@ CountFunction = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, int]]
 class _MapOutputsFn(beam.DoFn):
     def __init__(self, function: OutputFunction, count: CountFunction | None) -> None:
         self._function, self._count = function, count
-        self._counters = StepCounters()
+        self._counters = ShardCounters()
 
     def process(self, element: Emission) -> Iterator[Emission]:
         if not element.outputs:
@@ -38,8 +38,7 @@ class _MapOutputsFn(beam.DoFn):
         with LIVENESS.step(element.group, "fold"):
             mapped = map_emission(element, self._function)
         if self._count is not None:
-            for name, amount in self._count(element.outputs, mapped.outputs).items():
-                self._counters.add(name, amount)
+            self._counters[element.group].add_all(self._count(element.outputs, mapped.outputs))
         del element  # this frame is suspended at the yield: it must not keep the outputs before alive
         yield mapped
 

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import attrgetter
 
 import apache_beam as beam
 
-from infra.runners.step_metrics import StepCounters
+from infra.runners.step_metrics import ShardCounters
 from operators.io.config import ShardConfig
+from operators.io.counter_reports import CounterReports
 from operators.io.elements import Emission
 from operators.io.sink import SinkBroken, drop_sink, sink_of
+
+_TOPIC = attrgetter("topic.short_name")
 
 
 class _CommitFn(beam.DoFn):
     def __init__(self, shards: tuple[ShardConfig, ...]) -> None:
         self._shards = {shard.group: shard for shard in shards}
         self._used: set[str] = set()
-        self._counters = StepCounters()
+        self._counters = ShardCounters()
+        self._reports: dict[str, CounterReports] = {}
 
     def process(self, element: Emission) -> None:
-        self._used.add(element.group)
-        for topic, count in Counter(output.topic.short_name for output in element.outputs).items():
-            self._counters.add(f"written_{topic}", count)
+        group = element.group
+        self._used.add(group)
+        shard, counters = self._shards[group], self._counters[group]
+        if element.outputs:
+            counters.add_all(Counter(map(_TOPIC, element.outputs)), "written")
+        if shard.counters_s is not None:
+            if group not in self._reports:
+                self._reports[group] = CounterReports(shard, shard.counters_s)
+            element = self._reports[group].added_to(element)
         try:
-            sink = sink_of(self._shards[element.group])
+            sink = sink_of(shard)
             sink.write(element)
             if written := sink.take_bytes():
-                self._counters.add("bytes", written)
+                counters.add("bytes", written)
         except SinkBroken:
             drop_sink(element.group)  # a runner that retries in this process gets a new sink
             raise

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.kafka.backlog import Backlog
-from infra.runners.step_metrics import phase
+from infra.runners.step_metrics import StepCounters, phase
 from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
@@ -27,6 +27,9 @@ from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, METRICS, PROMP
 
 POLL_EVERY_S = 0.5
 """Period of reading how far placement has read the prompts."""
+
+_REFUSED = "refused/"
+"""The counter of refused rows of a kind."""
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +129,8 @@ class PromptFold:
         fresh = not any(task.questions_drawn for task in tasks)
         # All levels of a table have the same bad rows.
         self._bad_rows = [(task, row) for task in tasks for row in task.source.bad_rows] if fresh else []
-        self._refused = Counter[str](state.get("refused", {}))
+        refused = state.get("refused", {})
+        self._refused = StepCounters(step.shard.group, {_REFUSED + kind: count for kind, count in refused.items()})
         self._published: tuple[int, int] | None = None
         self._exhausted = False
         self._next_poll_at = clock()
@@ -161,20 +165,21 @@ class PromptFold:
 
     def _new_metric(self) -> list[Output]:
         """The metric `prompts`, if its counts have changed."""
-        counts = self._number, self._refused.total()
+        counts = self._number, self._refused.totals.total()
         if counts == self._published:
             return []
         self._published = counts
-        scanned = Counter[str]()
+        refused = Counter(self._refused.totals)
         for task in self._tasks:
-            scanned.update(task.source.refused_rows)
+            refused.update({_REFUSED + kind: count for kind, count in task.source.refused_rows.items()})
         values = {"prompts": float(self._number), "rows": float(sum(task.source.row_count for task in self._tasks))}
-        values |= {f"refused/{kind}": float(count) for kind, count in (scanned + self._refused).items()}
+        values |= {name: float(count) for name, count in refused.items() if count}
         return [Output(METRICS, "prompts", Metric("prompts", self._number, values, self._now()))]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         tasks = [[task.cursors[:], task.level] for task in self._tasks]
-        return Checkpoint(positions, state={"number": self._number, "tasks": tasks, "refused": dict(self._refused)})
+        refused = {name.removeprefix(_REFUSED): count for name, count in self._refused.totals.items()}
+        return Checkpoint(positions, state={"number": self._number, "tasks": tasks, "refused": refused})
 
     def busy(self) -> bool:
         return False
@@ -202,13 +207,13 @@ class PromptFold:
             with phase("draw questions"):
                 question = task.source[cursor]
         except UnusableRow as error:
-            self._refused[error.kind] += 1
+            self._refused.add(_REFUSED + error.kind)
             return [self._dead_letter(task, str(error), cursor, b"")]
         try:
             with phase("render prompts"):
                 prompt = render(question, self._number, task.config, task.tokenizer, step.context)
         except ValueError as error:
-            self._refused[refusal_kind(error)] += 1
+            self._refused.add(_REFUSED + refusal_kind(error))
             return [self._dead_letter(task, str(error), cursor, question.text.encode())]
         self._number += 1
         return [Output(PROMPTS, prompt.prompt_id, prompt)]

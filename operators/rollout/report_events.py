@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -21,12 +22,22 @@ class ReportEvents(MapOutputs):
     writes = (TRAJECTORIES, PROGRESS)
 
     def __init__(self, partitions: int) -> None:
-        super().__init__(partial(report_events, partitions=partitions))
+        super().__init__(partial(report_events, partitions=partitions), count_events)
 
 
 def report_events(outputs: Sequence[Any], partitions: int) -> list[Any]:
     """The records of the events in `outputs`; all other outputs stay, in their place."""
     return [_reported(output, partitions) for output in outputs]
+
+
+def count_events(events: Sequence[Any], _: Sequence[Any]) -> Counter[str]:
+    """The counters of the step: finished trajectories by reason, and their tokens."""
+    counts: Counter[str] = Counter()
+    for event in events:
+        if isinstance(event, Trajectory):
+            counts[f"finished/{event.finish_reason}"] += 1
+            counts["finished_tokens"] += len(event.response.token_ids)
+    return counts
 
 
 def _reported(output: Any, partitions: int) -> Any:

@@ -34,7 +34,7 @@ class ScoreTrajectories:
         for trajectory in (received.record.trajectory for received in restored.ledger):
             if is_trajectory_id(trajectory.trajectory_id):
                 ledger.add(parse_trajectory_id(trajectory.trajectory_id), trajectory.prompt.samples, 0)
-        return _Scoring(Scorer(self.config), ledger, ErrorCounts(restored.state.get("counts")), now)
+        return _Scoring(Scorer(self.config), ledger, ErrorCounts(restored.group, restored.state.get("counts")), now)
 
 
 class _Scoring:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from infra.runners.step_metrics import phase
 from operators.trainer.advantages import Rewards, value_targets
 from operators.trainer.algorithms import AGGREGATIONS, clip_can_bind, resolve, unused_clip_warning
 from operators.trainer.batch import TrainingBatch, join_parts, reject_unknown_tokens
@@ -111,7 +111,14 @@ class Learner:
         Raises ValueError (see `batch.join`) for data that cannot be trained on; the learner is then as it was. A
         gradient that is not finite leaves the weights as they were and is counted (`skipped_updates`).
         """
-        started = time.perf_counter()
+        with phase("update") as timed:
+            metrics = self._update(rows)
+        metrics["time/update"] = timed.seconds
+        for name, counted in (("tokens", "batch/tokens"), ("samples", "batch/trajectories")):
+            metrics[f"throughput/{name}_per_s"] = metrics[counted] / metrics["time/update"]
+        return metrics
+
+    def _update(self, rows: Sequence[MicroBatch]) -> dict[str, float]:
         batch = self._join(rows)
         metadata = gather_metadata(batch, self._ranks)
         kl_in_loss = self._reference is not None and self.config.algorithm.kl_in == "loss"
@@ -127,11 +134,7 @@ class Learner:
         self._updates += 1
         metrics |= token_metrics.means(self._ranks) | mismatch.means(self._ranks) | self._device_turns.seconds()
         self._alarm.check(metrics)
-        metrics |= {"learning_rate": rate, "skipped_updates": float(self._skipped_updates)}
-        metrics["time/update"] = time.perf_counter() - started
-        for name, counted in (("tokens", "batch/tokens"), ("samples", "batch/trajectories")):
-            metrics[f"throughput/{name}_per_s"] = metrics[counted] / metrics["time/update"]
-        return metrics
+        return metrics | {"learning_rate": rate, "skipped_updates": float(self._skipped_updates)}
 
     def state(self) -> LearnerState:
         """The state, as `restore` takes it: this rank's part."""

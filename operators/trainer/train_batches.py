@@ -120,7 +120,8 @@ class _Training:
             # Admission may be waiting for the very manifest that was skipped or failed.
             self._versions.restore_resumed()
             if self._versions.behind:
-                self._publish(wait_for_previous=True)
+                with phase("publish"):
+                    self._publish(wait_for_previous=True)
         return outputs
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
@@ -153,7 +154,8 @@ class _Training:
         """Do, once the log is read, what an earlier start did not: publish, restore, write the final model."""
         self._started = True
         if self._training.trained == 0 and self._published.last_before_epoch < 0:
-            self._publish(wait_for_previous=True)
+            with phase("publish"):
+                self._publish(wait_for_previous=True)
         self._versions.restore_resumed()
         if not self._training.done:
             return []
@@ -164,15 +166,14 @@ class _Training:
     def _train(self, batch: WholeBatch) -> list[Output]:
         """Train `batch`, publish its version, and return dead letters and the metric."""
         waited = time.perf_counter() - self._idle_since
-        with phase("update"):
-            values, outputs = self._update(batch)
-        started = time.perf_counter()
-        # Versions that an earlier epoch has published are not published again, except the last of them.
-        if batch.number >= self._published.last_before_epoch or self._training.done:
-            self._publish()
-        self._training.proceed()
+        values, outputs = self._update(batch)
+        with phase("publish") as publishing:
+            # Versions that an earlier epoch has published are not published again, except the last of them.
+            if batch.number >= self._published.last_before_epoch or self._training.done:
+                self._publish()
+            self._training.proceed()
         self._idle_since = time.perf_counter()
-        synced = self._idle_since - started
+        synced = publishing.seconds
         values |= {
             "trajectories": float(self._training.position.trajectories_trained),
             "time/wait": waited,
@@ -212,13 +213,12 @@ class _Training:
         parent. Raises CheckpointError if the last checkpoint of the run, or an earlier one, cannot be written.
         """
         due = self._training.checkpoint_due
-        with phase("publish"):
-            if self._versions.publish(wait_for_previous=wait_for_previous, wait=due) and due:
-                self._checkpoints.begin()
-                if self._training.done:
-                    self._checkpoints.finish()
-                    self._manifests.keep(self._checkpoints.kept())
-                    self._result.write()
+        if self._versions.publish(wait_for_previous=wait_for_previous, wait=due) and due:
+            self._checkpoints.begin()
+            if self._training.done:
+                self._checkpoints.finish()
+                self._manifests.keep(self._checkpoints.kept())
+                self._result.write()
 
     def _metric(self, values: dict[str, float]) -> Output:
         return Output(METRICS, "trainer", Metric("trainer", self._training.trained, values, self._now()))

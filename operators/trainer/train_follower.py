@@ -74,8 +74,7 @@ class _FollowerTraining:
             self._training.check()
             return outputs
         try:
-            with phase("update"):
-                self._training.train()
+            self._training.train()
         except ValueError as error:
             log.error("a batch cannot be trained: %s", error)  # rank 0 writes the dead letter
         self._training.join_after_training()

@@ -94,7 +94,12 @@ def test_submit_passes_options_to_the_job_server(
     assert REFUSAL in command.output().splitlines()[-1]
     (request,) = job_server.requests
     steps = {step.unique_name for step in request.pipeline.components.transforms.values()}
-    assert {"read work and replicas", "track and decide", "repartition trajectories", "write inboxes"} <= steps
+    assert {
+        "read work and replicas",
+        "track and decide",
+        "repartition trajectories",
+        "write inboxes, dead letters",
+    } <= steps
     options = {name.split(":")[2]: value for name, value in request.pipeline_options.items()}
     assert options["flink_master"] == "localhost:8081"
     assert options["checkpointing_interval"] == "9000"  # the user's value, not the default

@@ -397,4 +397,4 @@ def _restore_score(restored: Restored) -> ShardFold:
         judge=lambda rows: [[VerifierResult(1.0, None)] for _ in rows],
         close=lambda: None,
     )
-    return _Scoring(judge, ledger, ErrorCounts(restored.state.get("counts")), lambda: 0)  # type: ignore[arg-type]
+    return _Scoring(judge, ledger, ErrorCounts(restored.group, restored.state.get("counts")), lambda: 0)  # type: ignore[arg-type]

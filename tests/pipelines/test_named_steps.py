@@ -1,4 +1,4 @@
-"""Every pipeline names the phases of its fold: those that the code measures, and no others."""
+"""Every pipeline names its steps and the phases of its fold: those that the code measures. Every step has its test."""
 
 from __future__ import annotations
 
@@ -38,3 +38,30 @@ def test_export_and_import_name_the_phases_of_their_folds() -> None:
 @pytest.mark.parametrize("pipeline", [*PIPELINES, *OTHERS])
 def test_pipeline_file_is_at_most_70_lines(pipeline: str) -> None:
     assert len((ROOT / "pipelines" / f"{pipeline}.py").read_text().splitlines()) <= 70
+
+
+STEPS = ROOT / "tests" / "operators" / "steps"
+ENDS = {"ReadTopics", "WriteTransactionally"}
+"""The source and the sink, which tests/operators/io runs on a real broker."""
+
+
+def steps(pipeline: str) -> list[tuple[str, str]]:
+    """The named steps of a pipeline, and the class of each."""
+    text = (ROOT / "pipelines" / f"{pipeline}.py").read_text()
+    return re.findall(r'\| "([^"]+)"\s+>> (\w+)\(', text)
+
+
+@pytest.mark.parametrize("pipeline", [*PIPELINES, *OTHERS])
+def test_each_named_step_has_its_test_of_lists(pipeline: str) -> None:
+    tests = "".join(file.read_text() for file in STEPS.glob("test_*.py"))
+    found = steps(pipeline)
+    assert [kind for _, kind in (found[0], found[-1])] == ["ReadTopics", "WriteTransactionally"]
+    names = [re.sub(r"\W+", "_", name) for name, kind in found if kind not in ENDS]
+    assert names
+    assert [name for name in names if f"def test_{name}_" not in tests] == []
+
+
+def test_tests_of_steps_are_at_most_60_lines_a_file() -> None:
+    files = [*STEPS.glob("test_*.py"), *(ROOT / "tests" / "operators" / "io").glob("test_repartition*.py")]
+    files += [ROOT / "tests" / "operators" / "io" / f"test_{name}.py" for name in ("step_metrics", "counter_reports")]
+    assert {file.name: lines for file in files if (lines := len(file.read_text().splitlines())) > 60} == {}

@@ -18,11 +18,12 @@ from pipelines.config import ConfigError, TrackerName
 from pipelines.distribution import install_extra
 from pipelines.inspect.metrics_file import LAG, PHASE, POSITION, REPLICA, UNREADABLE, Sink
 from schemas.records import Metric
+from schemas.topics import STEP_COUNTERS
 
 log = logging.getLogger(__name__)
 
 INTERNAL = {LAG, PHASE, POSITION, REPLICA, UNREADABLE}
-"""Series that trackers do not get: their `step` is not an optimizer step."""
+"""Series that trackers do not get, besides counters of steps: their `step` is not an optimizer step."""
 _INVALID_IN_NAMES = re.compile(r"[^\w\-. :/]", re.ASCII)
 _MAX_BATCH = 1000
 """MLflow's limits: characters that names must not contain, and values per call."""
@@ -105,7 +106,7 @@ class Sinks:
         """Append `metrics` to all sinks. Raises the errors of the file."""
         listed = list(metrics)
         self._file.append(listed)
-        logged = [metric for metric in listed if metric.name not in INTERNAL]
+        logged = [each for each in listed if each.name not in INTERNAL and not each.name.startswith(STEP_COUNTERS)]
         if logged:
             self._each(lambda tracker: tracker.append(logged))
 

@@ -12,6 +12,8 @@ from prometheus_client.registry import Collector
 from pipelines.inspect.run_state.state import RunState
 
 _INVALID_IN_NAMES = re.compile(r"[^a-z0-9]+")
+_LABELS = {"read": "topic", "written": "topic", "time": "phase", "settled": "outcome"}
+"""Labels of the counters of steps; of all others it is the reason."""
 _UNITS = {"time": "seconds", "weight_sync": "seconds"}
 
 
@@ -43,6 +45,7 @@ def _families(state: RunState) -> Iterator[Metric]:
     yield from _of_replicas(state, run)
     for stage in ("prompts", "trainer", "experience", "score"):
         yield from _of_stage(stage, getattr(state, stage), run)
+    yield from _of_steps(state.steps, run)
 
 
 def _of_replicas(state: RunState, run: list[str]) -> Iterator[Metric]:
@@ -68,6 +71,18 @@ def _of_replicas(state: RunState, run: list[str]) -> Iterator[Metric]:
     sent = {(str(number),): each.sent for number, each in state.relays.items()}
     yield _counter("relay_received_bytes", "Weight bytes received by a relay.", received, run, "relay")
     yield _counter("relay_sent_bytes", "Weight bytes sent by a relay.", sent, run, "relay")
+
+
+def _of_steps(steps: Mapping[tuple[str, int], Mapping[str, float]], run: list[str]) -> Iterator[Metric]:
+    """Yield the counters of all steps: `moved/repack` of placement is laminar_steps_moved_total{reason="repack"}."""
+    kinds: dict[str, dict[tuple[str, ...], float]] = {}
+    for (role, shard), values in steps.items():
+        for name, value in values.items():
+            kind, _, label = name.partition("/")
+            kinds.setdefault(kind, {})[role, str(shard), label] = value
+    for kind, found in sorted(kinds.items()):
+        name, about = metric_name("steps", f"{kind}/"), f"{kind}, counted by the steps of a role."
+        yield _counter(name, about, found, run, "role", "shard", _LABELS.get(kind, "reason"))
 
 
 def _of_stage(stage: str, values: Mapping[str, float], run: list[str]) -> Iterator[Metric]:

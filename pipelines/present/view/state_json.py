@@ -35,6 +35,7 @@ def state_to_json(state: RunState) -> dict[str, Any]:
         "refused_rows": refused_rows(state.prompts),
         "warnings": list(learning_warnings(state.signs)),
         "lag": dict(state.lag),
+        "steps": {f"{role}-{shard}": dict(values) for (role, shard), values in sorted(state.steps.items())},
         "replicas": {
             str(number): {
                 "state": each.state,

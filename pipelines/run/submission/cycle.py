@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pipelines.run.submission.outline import GraphStep
 from pipelines.run.submission.shapes import Box, arrow, document, text
 
-WIDTH, GAP, TOP, INBOXES = 210, 70, 60, 3
+WIDTH, GAP, TOP, INBOXES = 260, 70, 60, 3
 HEAD = 22
 """Room above a role's boxes for its name."""
 COLUMNS = (

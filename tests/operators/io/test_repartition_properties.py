@@ -5,30 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from decisions import kv, moved, placed
+from decision_strategies import DECISIONS, LIVE
+from decisions import placed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.io.coalesce import coalesce
 from operators.io.repartition import LiveReplicas, Placed, repartition
 from schemas.codec import MAX_VALUE_BYTES
-from schemas.records import Assignment, AssignmentRejected, Cancel
+from schemas.records import Assignment, AssignmentRejected
 from schemas.topics import inbox_partition
-
-LIVE = {0: 1, 1: 3, 2: 2}
-SIZES = st.sampled_from([0, 3, MAX_VALUE_BYTES // 25, MAX_VALUE_BYTES // 9])
-PLACED = st.builds(
-    placed,
-    number=st.integers(0, 3),
-    replica=st.integers(0, 3),
-    lease=st.integers(1, 9),
-    incarnation=st.integers(1, 3),
-    tokens=SIZES,
-    kv=st.none() | st.builds(kv, st.sampled_from([1, MAX_VALUE_BYTES // 8])),
-)
-CANCELS = st.builds(Cancel, st.just(("p0.0",)), st.just((1,)), st.integers(0, 2), st.integers(1, 3))
-MOVES = st.builds(moved, st.just("p0.0"), source=st.integers(0, 2), incarnation=st.integers(1, 3))
-DECISIONS = st.lists(PLACED | CANCELS | MOVES, max_size=12)
 
 
 def records(decisions: Sequence[Any]) -> list[Any]:
@@ -47,9 +33,7 @@ def test_every_placed_becomes_one_assignment_or_one_rejection(decisions: list[An
 @given(DECISIONS)
 def test_inbox_records_are_for_live_replicas_with_rising_leases(decisions: list[Any]) -> None:
     leases: dict[str, int] = {}
-    for record in records(decisions):
-        if isinstance(record, AssignmentRejected):
-            continue
+    for record in (each for each in records(decisions) if not isinstance(each, AssignmentRejected)):
         if isinstance(record, Assignment):
             assert LIVE[record.replica] == record.incarnation
             assert record.lease > leases.get(record.trajectory_id, 0)

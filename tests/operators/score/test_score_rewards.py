@@ -117,7 +117,7 @@ def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
     failed = trajectory("", finish_reason="failed", error="reset raised")
     rows = [trajectory("#4"), failed, replace(failed, prompt=episode), replace(failed, prompt=episode)]
     judge = FixedJudge(CONFIG, VerifierResult(None, "raised"), *[VerifierResult(1.0, None)] * 2)
-    counts = ErrorCounts({"trajectories": 10, "episode_errors": 1})
+    counts = ErrorCounts("g", {"trajectories": 10, "episode_errors": 1})
     counts.add(score_trajectories(Block.of(rows), judge, 0))
     metric = counts.metric(5_000)
     assert metric is not None
@@ -127,7 +127,7 @@ def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
     counts.add(score_trajectories(Block.of(rows), judge, 0))
     assert counts.metric(5_999) is None  # too early
     assert counts.metric(6_000) is not None
-    assert ErrorCounts(counts.state()).state() == counts.state()
+    assert ErrorCounts("g", counts.state()).state() == counts.state()
 
 
 def test_infinite_weighted_sum_is_an_error() -> None:

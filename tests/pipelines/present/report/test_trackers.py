@@ -56,14 +56,14 @@ class Package(ModuleType):
 
 def test_tensorboard_logs_every_series(tmp_path: Path) -> None:
     sinks = Sinks(MetricsFile(tmp_path / "metrics.jsonl"), open_trackers(["tensorboard"], "first", tmp_path))
-    sinks.append([FIRST, SECOND, lag_metric({"batches": 3}, 1)])
+    sinks.append([FIRST, SECOND, lag_metric({"batches": 3}, 1), Metric("steps/score", 0, {"bytes": 1.0}, 1)])
     sinks.close()
     assert sorted(events(tmp_path / "tensorboard")) == [
         ("evaluation/greedy", 0, 0.5, 1_700_000_001.0),
         ("trainer/loss", 1, -1.0, 1_700_000_000.0),
         ("trainer/reward/mean", 1, 0.25, 1_700_000_000.0),
     ]
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 3
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 4
 
 
 @pytest.mark.parametrize(("name", "more"), [("trackio", set()), ("wandb", {"dir"})])

@@ -65,6 +65,20 @@ def test_run_collector_labels_run_and_units(state: RunState) -> None:
     assert all('run="first"' in name for name in found)
 
 
+def test_run_collector_has_the_counters_of_steps(state: RunState) -> None:
+    values = {"moved/repack": 2.0, "bytes": 5.0, "read/progress": 7.0, "time/plan moves": 0.5}
+    found = scrape(fold_all(state, [r.Metric("steps/placement", 1, values, 1)]))
+    labels = 'role="placement",run="first",shard="1"'
+    assert {name: value for name, value in found.items() if name.startswith("laminar_steps_")} == {
+        f'laminar_steps_bytes_total{{reason="",{labels}}}': 5.0,
+        f'laminar_steps_moved_total{{reason="repack",{labels}}}': 2.0,
+        f'laminar_steps_read_total{{{labels},topic="progress"}}': 7.0,
+        f'laminar_steps_time_seconds_total{{phase="plan moves",{labels}}}': 0.5,
+    }
+    (steps,) = state_to_json(fold_all(state, [r.Metric("steps/placement", 1, values, 1)]))["steps"].items()
+    assert steps == ("placement-1", values)
+
+
 def test_run_collector_of_new_run() -> None:
     assert scrape(new_run("first", None, 0)) == {
         'laminar_optimizer_step{run="first"}': 0,
