@@ -6,7 +6,7 @@ Whoever uses it shards it if there are several ranks, then calls `allocate` and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,8 +36,8 @@ def empty_model(folder: Path) -> PreTrainedModel:
     return model.eval()
 
 
-def allocate(module: nn.Module, device: torch.device) -> None:
-    """Allocate memory on `device` for the parameters of `module` that have none, and move its buffers there.
+def allocate(module: nn.Module, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+    """Allocate memory of `dtype` on `device` for the parameters of `module` that have none, and move its buffers there.
 
     Tied parameters stay tied. Values are not initialised.
     """
@@ -46,24 +46,32 @@ def allocate(module: nn.Module, device: torch.device) -> None:
         for name, parameter in each.named_parameters(recurse=False, remove_duplicate=False):
             if parameter.is_meta:
                 if id(parameter) not in made:
-                    memory = torch.empty_like(parameter, device=device)
+                    memory = torch.empty_like(parameter, device=device, dtype=dtype)
                     made[id(parameter)] = nn.Parameter(memory, requires_grad=parameter.requires_grad)
                 setattr(each, name, made[id(parameter)])
         for name, buffer in each.named_buffers(recurse=False):
             each._buffers[name] = buffer.to(device)
 
 
-def read_weights(model: PreTrainedModel, folder: Path) -> None:
+def read_weights(
+    model: PreTrainedModel, folder: Path, plain_name: Callable[[str], str | None] = lambda name: name
+) -> None:
     """Read this rank's part of each tensor of `model` from the weight files of `folder`; meta tensors are left out.
+
+    `plain_name` is the name of a tensor in the model that was saved, None if that has no such tensor.
 
     Raises FileNotFoundError, ValueError naming tensors that the files lack or have in another shape.
     """
     with model_tensors(folder) as stored:
         problems: list[str] = []
+        saved = [
+            (plain, tensor)
+            for names, tensor in distinct_tensors(model)
+            if not tensor.is_meta and (plain := [name for name in map(plain_name, names) if name is not None])
+        ]
         found = [
             (name, view, tensor)
-            for names, tensor in distinct_tensors(model)
-            if not tensor.is_meta
+            for names, tensor in saved
             for name, view in _places(model, names, tensor, stored, problems)
         ]
         if problems:
@@ -72,7 +80,7 @@ def read_weights(model: PreTrainedModel, folder: Path) -> None:
                 f"the weights in {folder} do not fit their config.json: {'; '.join(problems[:5])}{more}. Save the "
                 "model again with transformers' save_pretrained"
             )
-        _reject_untied_output(model, folder, stored)
+        _reject_untied_output(saved, folder, stored)
         for name, view, tensor in found:
             first, part = int(view.storage_offset()), local_part(tensor)
             begin, end = max(first, part.begin), min(first + view.numel(), part.end)
@@ -95,11 +103,11 @@ def _places(
             yield known[0], view
 
 
-def _reject_untied_output(model: PreTrainedModel, folder: Path, stored: StoredTensors) -> None:
+def _reject_untied_output(tensors: Iterable[tuple[list[str], Tensor]], folder: Path, stored: StoredTensors) -> None:
     """Raise ValueError if the config ties the output weights to the embedding but the file has other output weights."""
-    for names, tensor in distinct_tensors(model):
+    for names, tensor in tensors:
         known = [name for name in names if name in stored.shapes]
-        part = local_part(tensor) if len(known) > 1 and not tensor.is_meta else None
+        part = local_part(tensor) if len(known) > 1 else None
         if part is None:
             continue
         for piece in part.elements.split(1 << 22):

@@ -222,6 +222,11 @@ class LearnerConfig:
     """Precision of activations; weights and optimizer are always float32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    reference_dtype: Precision = "float32"
+    """Precision of the weights of the KL penalty's reference."""
+    keep_gathered: bool = False
+    """With several ranks: keep layers gathered from their first use in an optimizer step until its end, so that further
+    micro-batches gather nothing. Needs the memory of the whole model in `precision`."""
     share_device: bool = False
     """Load actor, critic and reference on the device one at a time instead of all at once."""
     micro_batch_tokens: int = 1024
@@ -240,6 +245,7 @@ class LearnerConfig:
                 f"total_steps must exceed warmup_steps ({self.warmup_steps}) with a {kind}, not be {self.total_steps}"
             )
         _choose("precision", self.precision, get_args(Precision))
+        _choose("reference_dtype", self.reference_dtype, get_args(Precision))
         _within("mini_batches", self.mini_batches, 1)
         _within("epochs", self.epochs, 1)
         for beta in self.betas:

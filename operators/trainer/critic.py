@@ -28,6 +28,7 @@ class Critic(nn.Module):
         gradient_checkpointing: bool = False,
         precision: Precision = "float32",
         ranks: Ranks = ALONE,
+        keep_gathered: bool = False,
     ) -> None:
         super().__init__()
         self._precision = precision
@@ -35,7 +36,7 @@ class Critic(nn.Module):
         model.set_attn_implementation(PACKED)
         self.policy = model.base_model
         self.value = nn.Linear(self.policy.config.hidden_size, 1, device="meta")
-        place(self, model, folder, device, ranks, precision)
+        place(self, model, folder, device, ranks, precision, keep_gathered=keep_gathered)
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
 

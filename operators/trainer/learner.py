@@ -26,7 +26,6 @@ from operators.trainer.critic import Critic
 from operators.trainer.device_sharing import DeviceTurns, Move
 from operators.trainer.global_batch_metadata import GlobalBatchMetadata, gather_metadata
 from operators.trainer.learner_state import RANDOM_STATE, LearnerState, StateSource, check_shapes, read_into
-from operators.trainer.lora import add_adapters
 from operators.trainer.losses import kl_penalty
 from operators.trainer.metrics import TokenMetrics, batch_metrics
 from operators.trainer.mismatch import Mismatch, MismatchAlarm
@@ -54,14 +53,17 @@ class Learner:
         self._algorithm = resolve(config.algorithm)
         home_device = torch.device("cpu") if config.share_device else self._device
         again, chunk, precision = config.gradient_checkpointing, config.logits_chunk_tokens, config.precision
-        if config.lora.rank and ranks.count > 1:
-            raise ValueError(f"lora.rank must be 0 with {ranks.count} ranks: only one rank can train adapters")
         self._policy = load_policy(
-            model_folder, home_device, gradient_checkpointing=again, chunk=chunk, precision=precision, ranks=ranks
+            model_folder,
+            home_device,
+            gradient_checkpointing=again,
+            chunk=chunk,
+            precision=precision,
+            ranks=ranks,
+            lora=config.lora if config.lora.rank else None,
+            keep_gathered=config.keep_gathered,
         )
         self._model = self._policy.model
-        if config.lora.rank:
-            add_adapters(self._model, config.lora)
         self.before_change: Callable[[], None] = lambda: None
         """Called before weights and moments change; it returns once nobody reads them any more."""
         self._actor = TrainedModel(self._policy, config, lambda: self.before_change())
@@ -69,14 +71,25 @@ class Learner:
         self._critic: Critic | None = None
         if self._algorithm.critic:
             self._critic = Critic(
-                model_folder, home_device, gradient_checkpointing=again, precision=precision, ranks=ranks
+                model_folder,
+                home_device,
+                gradient_checkpointing=again,
+                precision=precision,
+                ranks=ranks,
+                keep_gathered=config.keep_gathered,
             )
             self._critic_trained = TrainedModel(self._critic, config, lambda: self.before_change())
             models["critic"] = self._critic_trained.move
         self._reference: Policy | None = None
         if config.algorithm.kl_coefficient:
             self._reference = load_policy(
-                model_folder, home_device, chunk=chunk, precision=precision, ranks=ranks, trained=False
+                model_folder,
+                home_device,
+                chunk=chunk,
+                precision=precision,
+                ranks=ranks,
+                trained=False,
+                dtype=getattr(torch, config.reference_dtype),
             )
             models["reference"] = self._reference.to
         self._device_turns = DeviceTurns(self._device, models, share=config.share_device)

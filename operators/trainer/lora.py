@@ -7,9 +7,10 @@ checkpoint holds the adapters themselves.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from infra.models.local_part import local_part
 from operators.trainer.config import LoraConfig
 
 _ADAPTER = "default"
@@ -17,7 +18,7 @@ _FROZEN, _TRAINED = ".base_layer.", ".lora_"
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
-    """Add adapters, initially without effect, to layers of `model` and freeze all other parameters, in place.
+    """Add adapters to layers of `model`, on the meta device, and freeze all other parameters, in place.
 
     Raises ValueError if no layer of `model` has one of the names in `config.targets`.
     """
@@ -25,9 +26,27 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
 
     targets = list(config.targets) or "all-linear"
     settings = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets)
-    with torch.random.fork_rng(devices=[]):  # every start of the trainer initialises the same adapters
-        torch.manual_seed(config.seed)
-        peft.inject_adapter_in_model(settings, model, _ADAPTER)
+    peft.inject_adapter_in_model(settings, model, _ADAPTER, low_cpu_mem_usage=True)
+
+
+@torch.no_grad()
+def initialise_adapters(model: nn.Module, config: LoraConfig) -> None:
+    """Set adapters to initial values without effect, the same at every start and with any number of ranks.
+
+    As in peft: A is uniform in ±1/√in and B is 0; of an embedding A is 0 and B is normal.
+    """
+    generator = torch.Generator().manual_seed(config.seed)
+    for name, adapter in model.named_parameters():
+        if not is_adapter(name):
+            continue
+        full = torch.zeros(adapter.shape)
+        if ".lora_A." in name:
+            bound = adapter.shape[1] ** -0.5
+            full.uniform_(-bound, bound, generator=generator)
+        elif ".lora_embedding_B." in name:
+            full.normal_(generator=generator)
+        part = local_part(adapter)
+        part.elements.copy_(full.flatten()[part.begin : part.end])
 
 
 def is_adapter(name: str) -> bool:
@@ -40,8 +59,16 @@ def plain_name(name: str) -> str:
     return name.replace(_FROZEN, ".")
 
 
+def stored_name(name: str) -> str | None:
+    """The name of the tensor `name` in the model's weight files, None for an adapter's."""
+    return None if is_adapter(name) else plain_name(name)
+
+
 @torch.no_grad()
 def delta_of(model: PreTrainedModel, name: str) -> Tensor | None:
-    """BA·α/r, which the adapter of the weight `name` adds to it; None if it has none."""
+    """BA·α/r, which the adapter of the weight `name` adds to it; None if it has none.
+
+    With several ranks a collective.
+    """
     layer, frozen, _ = name.partition(_FROZEN + "weight")
     return model.get_submodule(layer).get_delta_weight(_ADAPTER) if frozen else None

@@ -66,20 +66,30 @@ def plan_memory(shape: ModelShape, ranks: int, config: LearnerConfig) -> MemoryP
     if ranks > 1:
         # A layer, its gradient and its float32 sum; the next layer, with its buffer; the output layer stays gathered.
         of_one = 2 * used + _GRADIENT
-        gathered = max(shape.embedding * of_one, shape.embedding * used + shape.largest_layer * (of_one + 2 * used))
+        two_layers = shape.embedding * used + shape.largest_layer * (of_one + 2 * used)
+        gathered = max(shape.embedding * of_one, two_layers)
+        if config.keep_gathered:
+            gathered = max(gathered, shape.parameters * used + shape.largest_layer * _GRADIENT)
     elif config.precision == "bfloat16":
         gathered = shape.parameters * used  # autocast's rounded copy
+    trained = -(-(_adapters(shape, config.lora.rank) if config.lora.rank else shape.parameters) // ranks)
+    of_reference = _MASTER if config.reference_dtype == "float32" else 2
     parts = {
-        "weights": share * _MASTER,
-        "gradients": share * _GRADIENT,
-        "moments": share * _MOMENTS,
+        "weights": share * _MASTER + (trained * _MASTER if config.lora.rank else 0),
+        "gradients": trained * _GRADIENT,
+        "moments": trained * _MOMENTS,
         "critic": share * (_MASTER + _GRADIENT + _MOMENTS) if ALGORITHMS[config.algorithm.name].critic else 0,
-        "reference": share * _MASTER if config.algorithm.kl_coefficient else 0,
+        "reference": share * of_reference if config.algorithm.kl_coefficient else 0,
         "gathered layers": gathered,
         "activations": shape.layers * kept + of_layer,
         "logits": min(tokens, config.logits_chunk_tokens) * shape.vocabulary * 4 * _LOGIT_COPIES,
     }
     return MemoryPlan(parts)
+
+
+def _adapters(shape: ModelShape, rank: int) -> int:
+    """At most so many parameters have adapters of all linear layers: four in attention, three in the MLP."""
+    return shape.layers * rank * (8 * shape.width + 3 * (shape.width + shape.mlp_width))
 
 
 def check_memory(plan: MemoryPlan, available: int, where: str, ranks: int) -> None:

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from infra.models.empty_model import allocate, empty_model, read_weights
-from operators.trainer.config import Precision
+from operators.trainer.config import LoraConfig, Precision
+from operators.trainer.lora import add_adapters, initialise_adapters, stored_name
 from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import PackedTokens
 from operators.trainer.policy_check import check_packed, contexts, packed_contexts, target_logprobs
@@ -50,17 +51,25 @@ def load_policy(
     precision: Precision = "float32",
     ranks: Ranks = ALONE,
     trained: bool = True,
+    dtype: torch.dtype = torch.float32,
+    lora: LoraConfig | None = None,
+    keep_gathered: bool = False,
 ) -> Policy:
     """The policy with the weights in `folder`, sharded over `ranks`. A collective: every rank must call it.
 
-    `trained` False: a reference, whose weights have no gradient. Raises ValueError as `trainable_model`, and for a
+    `trained` False: a reference, whose weights have no gradient. `dtype` is that of the weights. With `lora` only
+    adapters are trained. `keep_gathered` is that of `Ranks.shard`. Raises ValueError as `trainable_model`, and for a
     model whose packed logprobs differ from its own forward's (attention with a soft cap, scaled logits).
     """
     model = trainable_model(folder, gradient_checkpointing=gradient_checkpointing)
     if not trained:
         model.requires_grad_(False)
+    if lora is not None:
+        add_adapters(model, lora)
     policy = Policy(model, chunk, precision)
-    place(policy, model, folder, device, ranks, precision)
+    place(policy, model, folder, device, ranks, precision, dtype=dtype, keep_gathered=keep_gathered)
+    if lora is not None:
+        initialise_adapters(model, lora)
     if not trained:
         model.set_attn_implementation(PACKED)
         return policy
@@ -76,7 +85,15 @@ def load_policy(
 
 
 def place(
-    module: nn.Module, model: PreTrainedModel, folder: Path, device: torch.device, ranks: Ranks, precision: Precision
+    module: nn.Module,
+    model: PreTrainedModel,
+    folder: Path,
+    device: torch.device,
+    ranks: Ranks,
+    precision: Precision,
+    *,
+    dtype: torch.dtype = torch.float32,
+    keep_gathered: bool = False,
 ) -> None:
     """Shard `module`, whose parameters are on the meta device, allocate this rank's part and read it from `folder`.
 
@@ -84,9 +101,9 @@ def place(
     """
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     separate = [] if output is None or output.weight is embedding.weight else [embedding]
-    ranks.shard(module, [*layers_of(module), *separate], device, precision)
-    allocate(module, device)
-    read_weights(model, folder)
+    ranks.shard(module, [*layers_of(module), *separate], device, precision, keep_gathered)
+    allocate(module, device, dtype)
+    read_weights(model, folder, stored_name)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

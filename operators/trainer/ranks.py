@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from operators.trainer.config import Precision
@@ -52,9 +52,15 @@ class Ranks:
         return number if self.count == 1 else float(max(map(float, self.gather(torch.tensor([number]).double()))))
 
     def shard(
-        self, module: nn.Module, layers: Sequence[nn.Module], device: torch.device, precision: Precision = "float32"
+        self,
+        module: nn.Module,
+        layers: Sequence[nn.Module],
+        device: torch.device,
+        precision: Precision = "float32",
+        keep_gathered: bool = False,
     ) -> None:
-        """Shard the parameters of `module` over the ranks; each of `layers` is gathered separately when it is used.
+        """Shard the parameters of `module` over the ranks; each of `layers` is gathered separately when it is used,
+        and released after its use or, with `keep_gathered`, by `release_gathered`.
 
         Afterwards `module` must be called as one module. Gradients are the mean over ranks. With bfloat16 parameters
         are gathered and used in bfloat16; the shards, which the optimizer updates, and sums of gradients are float32.
@@ -66,12 +72,20 @@ class Ranks:
             param_dtype=torch.bfloat16 if precision == "bfloat16" else None, reduce_dtype=torch.float32
         )
         for layer in layers:
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
+            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep_gathered)
         # Without it the outermost group, with the embedding, stays whole after a forward pass without a backward pass.
-        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        outermost = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep_gathered)
+        outermost.set_reshard_after_backward(not keep_gathered)
 
 
 ALONE = Ranks()
+
+
+def release_gathered(module: nn.Module) -> None:
+    """Release the gathered parameters of `module`, of which this rank keeps its shards: call it before they change."""
+    for each in module.modules():
+        if isinstance(each, FSDPModule):
+            each.reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

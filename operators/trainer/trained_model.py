@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from operators.trainer.config import LearnerConfig
 from operators.trainer.optimizer import allocate_moments, build_optimizer, moments
-from operators.trainer.ranks import full_tensor
+from operators.trainer.ranks import full_tensor, release_gathered
 
 
 class TrainedModel:
@@ -21,6 +21,7 @@ class TrainedModel:
 
     def __init__(self, module: nn.Module, config: LearnerConfig, before_change: Callable[[], None]) -> None:
         self._module, self._before_change = module, before_change
+        release_gathered(module)  # its parameters are the shards then
         # Trained parameters, tied weights once, under the names of the model's weights.
         self._parameters = {name.removeprefix("model."): p for name, p in module.named_parameters() if p.requires_grad}
         self._optimizer = build_optimizer(self._parameters, config)
@@ -35,6 +36,7 @@ class TrainedModel:
 
         A gradient that is not finite takes no step.
         """
+        release_gathered(self._module)
         for parameter in self._parameters.values():
             if parameter.grad is None:  # a batch with all rows skipped still decays moments and weights
                 parameter.grad = torch.zeros_like(parameter)

@@ -67,8 +67,6 @@ class TrainingConfig:
         if self.keep_every < 0 or self.keep_every % self.checkpoint_every:
             every = self.checkpoint_every
             raise ValueError(f"keep_every must be a multiple of checkpoint_every ({every}), not {self.keep_every}")
-        if self.ranks > 1 and self.learner.lora.rank:
-            raise ValueError(f"ranks must be 1 with lora.rank, not {self.ranks}: only one rank can train adapters")
 
     def device_of(self, rank: int) -> str:
         """The device of `rank` on this machine."""

@@ -6,11 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 from bfloat16_errors import bfloat16_errors
-from trainer_batches import save_tiny_model
+from trainer_batches import make_batch, save_tiny_model
+
+from operators.trainer.config import AlgorithmConfig, LearnerConfig, Precision
+from operators.trainer.learner import Learner
 
 BOUND = 0.02
 OF_ONE_STEP = 1.5
@@ -41,6 +45,20 @@ def test_bfloat16_gradients_of_two_ranks_approximate_float32(folder: Path) -> No
 @pytest.mark.soak
 def test_bfloat16_gradients_of_two_ranks_in_every_case(folder: Path) -> None:
     check_two_ranks(folder, COUNTS)
+
+
+def test_reference_in_bfloat16_has_half_the_bytes_and_a_close_kl(folder: Path) -> None:
+    divergences, sizes = [], []
+    for dtype in get_args(Precision):
+        algorithm = AlgorithmConfig(kl_coefficient=0.1)
+        learner = Learner(LearnerConfig(algorithm=algorithm, reference_dtype=dtype, mini_batches=2), folder / "model")
+        learner.update(make_batch())
+        divergences.append(learner.update(make_batch(seed=1, number=1))["kl/ref"])
+        assert learner._reference is not None
+        sizes.append(sum(each.nbytes for each in learner._reference.parameters()))
+    assert sizes[0] == 2 * sizes[1]
+    assert divergences[1] == pytest.approx(divergences[0], abs=0.02)
+    assert divergences[0] > 0
 
 
 def check_two_ranks(folder: Path, counts: list[tuple[int, int]]) -> None:

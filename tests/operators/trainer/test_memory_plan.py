@@ -12,7 +12,7 @@ from trainer_batches import save_tiny_model
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from infra.models.checkpoint_folder import load_model
-from operators.trainer.config import AlgorithmConfig, LearnerConfig
+from operators.trainer.config import AlgorithmConfig, LearnerConfig, LoraConfig
 from operators.trainer.memory_plan import ModelShape, check_memory, plan_memory, shape_of, shape_of_config
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.target_models import GPU_BYTES, TARGETS
@@ -51,11 +51,22 @@ def test_plan_divides_the_state_by_the_ranks() -> None:
     assert alone["gathered layers"] == 0 < four["gathered layers"]
 
 
+def test_plan_counts_the_whole_model_if_layers_are_kept_gathered() -> None:
+    kept = LearnerConfig(precision="bfloat16", keep_gathered=True)
+    assert plan_memory(SHAPE, 8, kept).parts["gathered layers"] == 2 * SHAPE.parameters + 4 * SHAPE.largest_layer
+
+
 @pytest.mark.parametrize(
     ("config", "part", "expected"),
     [
         (LearnerConfig(algorithm=AlgorithmConfig(name="ppo")), "critic", 16 * 10**9),
         (LearnerConfig(algorithm=AlgorithmConfig(kl_coefficient=0.1)), "reference", 4 * 10**9),
+        (
+            LearnerConfig(algorithm=AlgorithmConfig(kl_coefficient=0.1), reference_dtype="bfloat16"),
+            "reference",
+            2 * 10**9,
+        ),
+        (LearnerConfig(lora=LoraConfig(rank=8)), "moments", 8 * 9 * 8 * (8 * 1024 + 3 * (1024 + 4096))),
         (LearnerConfig(precision="bfloat16"), "gathered layers", 2 * 10**9),
         (LearnerConfig(micro_batch_tokens=100), "logits", 100 * 10_000 * 12),
         (LearnerConfig(micro_batch_tokens=100, logits_chunk_tokens=10), "logits", 10 * 10_000 * 12),

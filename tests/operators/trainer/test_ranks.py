@@ -13,16 +13,22 @@ import torch
 from pydantic import TypeAdapter
 from safetensors import safe_open
 from trainer_batches import save_tiny_model
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from two_ranks import BATCHES, parts, train
 
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
 
 SMALL = {"micro_batch_tokens": 48, "learning_rate": 1e-3, "warmup_steps": 0, "weight_decay": 0.01}
-CONFIGS: list[dict[str, Any]] = [
-    SMALL,
-    SMALL | {"algorithm": {"name": "ppo", "kl_coefficient": 0.1, "kl_in": "reward"}, "mini_batches": 2},
-]
+PPO = {"name": "ppo", "kl_coefficient": 0.1, "kl_in": "reward"}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("model", SMALL),
+    "ppo": ("model", SMALL | {"algorithm": PPO, "mini_batches": 2}),
+    "kept": ("model", SMALL | {"algorithm": PPO, "mini_batches": 2, "keep_gathered": True}),
+    "lora": ("model", SMALL | {"lora": {"rank": 4}}),
+    "experts": ("experts", SMALL),
+}
+NAMES = list(CASES)
 Found = tuple[dict[str, torch.Tensor], dict[str, str]]
 
 
@@ -31,18 +37,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the results of two ranks."""
     made = tmp_path_factory.mktemp("ranks")
     save_tiny_model(made / "model")
-    (made / "configs.json").write_text(json.dumps(CONFIGS))
+    save_experts(made / "experts")
+    (made / "cases.json").write_text(json.dumps(list(CASES.values())))
     script = Path(__file__).with_name("two_ranks.py")
     done = subprocess.run([sys.executable, str(script), str(made)], stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return made
 
 
-@pytest.mark.parametrize("number", range(len(CONFIGS)), ids=["grpo", "ppo"])
-def test_two_ranks_match_the_gradients_of_one(folder: Path, number: int) -> None:
-    config = TypeAdapter(LearnerConfig).validate_json(json.dumps(CONFIGS[number]))
+@pytest.mark.parametrize("case", NAMES)
+def test_two_ranks_match_the_gradients_of_one(folder: Path, case: str) -> None:
+    model, values = CASES[case]
+    number = NAMES.index(case)
+    config = TypeAdapter(LearnerConfig).validate_json(json.dumps(values))
     batches = [[row for rank in parts(each) for row in rank] for each in range(BATCHES)]
-    expected, metrics = train(Learner(config, folder / "model"), batches)
+    expected, metrics = train(Learner(config, folder / model), batches)
     for rank in range(2):
         found, metadata = read(folder / f"{rank}-{number}.safetensors")
         assert set(found) == set(expected)
@@ -57,6 +66,40 @@ def test_two_ranks_match_the_gradients_of_one(folder: Path, number: int) -> None
         for ours, theirs in zip(metrics, json.loads(metadata["metrics"]), strict=True):
             known = {name: ours[name] for name in ours if not name.startswith(("time/", "throughput/"))}
             assert {name: theirs[name] for name in known} == pytest.approx(known, rel=1e-4, abs=1e-6)
+
+
+def test_ranks_that_keep_layers_gather_them_once_a_step(folder: Path) -> None:
+    gatherings = {case: int(read(folder / f"0-{NAMES.index(case)}.safetensors")[1]["gatherings"]) for case in NAMES}
+    # Actor and critic take two steps of several micro-batches, and score the batch before; the reference scores it.
+    assert 0 < gatherings["kept"] < gatherings["ppo"] / 2
+
+
+def test_ranks_publish_experts_under_the_names_of_a_checkpoint(folder: Path) -> None:
+    published, _ = read(folder / f"0-{NAMES.index('experts')}.safetensors")
+    names = {name.removeprefix("published.") for name in published if name.startswith("published.")}
+    with safe_open(folder / "experts" / "model.safetensors", framework="pt") as saved:
+        assert names == set(saved.keys())
+
+
+def save_experts(folder: Path) -> None:
+    """Save a mixture of four experts with the tiny model's vocabulary."""
+    vocabulary = json.loads((folder.with_name("model") / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        tie_word_embeddings=False,
+        max_position_embeddings=128,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
 
 
 def read(file: Path) -> Found:

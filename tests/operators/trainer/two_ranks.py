@@ -2,7 +2,8 @@
 
     python two_ranks.py FOLDER
 
-FOLDER has a model and configs.json, a list of LearnerConfigs. Rank R writes the result of the first to R-0.safetensors.
+FOLDER has models and cases.json, a list of pairs: a model's name and a LearnerConfig. Rank R writes the result of the
+first to R-0.safetensors: tensors, metrics, published weights, and the number of gatherings of layers in one batch.
 Rank 1 has fewer sequences, and none of the second batch. Both are forked from one process, so that torch and
 transformers are imported once; the test's own process cannot be forked, because it has run backward passes.
 """
@@ -12,12 +13,16 @@ from __future__ import annotations
 import json
 import multiprocessing
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
@@ -54,7 +59,9 @@ def train(learner: Learner, batches: list[list[MicroBatch]]) -> tuple[dict[str, 
     for number, batch in enumerate(batches):
         metrics.append(learner.update(batch))
         for name, parameter in learner.model.named_parameters():
-            tensors[f"gradient.{number}.{name}"] = full_tensor(parameter.grad).clone()
+            if parameter.requires_grad:
+                tensors[f"gradient.{number}.{name}"] = full_tensor(parameter.grad).clone()
+    tensors |= {f"published.{name}": tensor.clone() for name, tensor in learner.weights().items()}
     state = learner.state()
     for kind in ("weights", "moments", "critic_weights", "critic_moments"):
         tensors |= {f"{kind}.{name}": full_tensor(each).clone() for name, each in getattr(state, kind).items()}
@@ -76,9 +83,9 @@ def run_rank(rank: int, folder: Path) -> None:
     """Run as rank `rank`."""
     torch.set_num_threads(1)
     ranks = join_process_group(folder / "ranks.json", Ranks(rank, 2)).ranks
-    configs = TypeAdapter(list[LearnerConfig]).validate_json((folder / "configs.json").read_bytes())
-    for number, config in enumerate(configs):
-        write_result(config, ranks, folder / "model", folder / f"{rank}-{number}.safetensors")
+    cases = TypeAdapter(list[tuple[str, LearnerConfig]]).validate_json((folder / "cases.json").read_bytes())
+    for number, (model, config) in enumerate(cases):
+        write_result(config, ranks, folder / model, folder / f"{rank}-{number}.safetensors")
     dist.destroy_process_group()
 
 
@@ -87,11 +94,30 @@ def write_result(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) ->
     learner, resumed = (Learner(config, model, ranks=ranks) for _ in range(2))
     tensors, metrics = train(learner, [parts(number)[ranks.rank] for number in range(BATCHES)])
     resumed.restore(learner.state())
-    for each in (learner, resumed):
-        each.update(parts(0)[ranks.rank])
+    with counted_gatherings() as gatherings:
+        learner.update(parts(0)[ranks.rank])
+    resumed.update(parts(0)[ranks.rank])
     pairs = zip(learner.state().weights.values(), resumed.state().weights.values(), strict=True)
     same = all(torch.equal(full_tensor(one), full_tensor(other)) for one, other in pairs)
-    save_file(tensors, out, {"metrics": json.dumps(metrics), "resumed": json.dumps(same)})
+    found = {"metrics": metrics, "resumed": same, "gatherings": len(gatherings)}
+    save_file(tensors, out, {name: json.dumps(value) for name, value in found.items()})
+
+
+@contextmanager
+def counted_gatherings() -> Iterator[list[None]]:
+    """A list that grows by one with each gathering of a layer's parameters in this context."""
+    found: list[None] = []
+    gather = _fsdp_param_group.foreach_all_gather
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        found.append(None)
+        return gather(*arguments, **named)
+
+    _fsdp_param_group.foreach_all_gather = counted
+    try:
+        yield found
+    finally:
+        _fsdp_param_group.foreach_all_gather = gather
 
 
 if __name__ == "__main__":
