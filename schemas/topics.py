@@ -118,23 +118,24 @@ PROPOSAL, SELECTION, SUCCESS = "proposal", "selection", "success"
 """Keys of the topic `batch-assembly`. Every shard reads the whole topic, so all number the batches alike."""
 INBOX = Topic(
     "inbox",
-    ("Assignment", "Cancel", "Reserve", "Release", "Drain"),
+    ("Assignment", "Cancel", "Reserve", "Release", "Drain", "TurnRequest", "EpisodeEnd"),
     "",
     "replicas",
     "delete",
-    ("placement", "rollout", "people"),
-    ("rollout",),
-    "assignments and commands for a replica; partition = replica; a hand-over is written by its source replica",
+    ("placement", "rollout", "gateway", "people"),
+    ("rollout", "gateway", "agents"),
+    "assignments and commands for a replica, requests of agents; partition = replica; a hand-over is written by its "
+    "source replica",
     f"a replica that waits for its inbox keeps sending heartbeats; {_FENCED}",
 )
 PROGRESS = Topic(
     "progress",
-    ("Progress", "AssignmentRejected", "TrajectoryClosed"),
+    ("Progress", "AssignmentRejected", "TrajectoryClosed", "TurnEnded"),
     "replica_id",
     "one",
     "delete",
     ("rollout", "placement"),
-    ("placement",),
+    ("placement", "gateway"),
     "progress of running trajectories; placement folds it into the partial response pool",
     f"placement reads the progress of other replicas later; it takes liveness from `replicas` alone; {_FENCED}",
 )
@@ -145,7 +146,7 @@ TRAJECTORIES = Topic(
     "shards",
     "delete",
     ("rollout", "placement"),
-    ("score", "placement"),
+    ("score", "placement", "gateway", "agents"),
     "finished samples, each of exactly one weight version",
     f"score waits, and decides nothing by time; {_FENCED}",
 )

@@ -164,7 +164,9 @@ def _settled(settled: r.Settled) -> Iterator[str]:
         yield f"{settled.trajectory_id}: outcome {settled.outcome} does not fit batch {settled.batch}"
 
 
-def _trajectory_id(record: r.Progress | r.AssignmentRejected | r.TrajectoryClosed) -> Iterator[str]:
+def _trajectory_id(
+    record: r.Progress | r.AssignmentRejected | r.TrajectoryClosed | r.TurnRequest | r.TurnEnded | r.EpisodeEnd,
+) -> Iterator[str]:
     if not is_trajectory_id(record.trajectory_id):
         yield f"not a trajectory id: {record.trajectory_id[:80]!r}"
 
@@ -174,6 +176,28 @@ def _progress(record: r.Progress) -> Iterator[str]:
     counts = {len(column) for column in (record.gained.token_ids, record.gained.logprobs, record.gained.loss_mask)}
     if len(counts) > 1 or sum(span.length for span in record.version_spans) not in counts:
         yield f"{record.trajectory_id}: tokens, logprobs, mask and version spans do not agree"
+
+
+def _turn_request(record: r.TurnRequest) -> Iterator[str]:
+    yield from _trajectory_id(record)
+    if any(not each.start < each.stop <= record.start for each in record.context):
+        yield f"{record.trajectory_id}: its context is not within the {record.start} tokens before the turn"
+    if not (record.context or len(record.token_ids)):
+        yield f"{record.trajectory_id}: the request is empty"
+
+
+def _turn_ended(record: r.TurnEnded) -> Iterator[str]:
+    yield from _trajectory_id(record)
+    if record.start > record.stop:
+        yield f"{record.trajectory_id}: a turn from token {record.start} to {record.stop}"
+
+
+def _episode_end(record: r.EpisodeEnd) -> Iterator[str]:
+    yield from _trajectory_id(record)
+    for segment in record.segments:
+        tokens = sum(each.stop - each.start for each in segment.ranges)
+        if any(not each.start < each.stop for each in segment.ranges) or segment.prompt_tokens > tokens:
+            yield f"{record.trajectory_id}: a segment of {tokens} tokens has {segment.prompt_tokens} prompt tokens"
 
 
 def _assignment(record: r.Assignment) -> Iterator[str]:
@@ -238,6 +262,9 @@ _RULES: Mapping[type, Callable[[Any], Iterator[str]]] = {
     r.Progress: _progress,
     r.AssignmentRejected: _trajectory_id,
     r.TrajectoryClosed: _trajectory_id,
+    r.TurnRequest: _turn_request,
+    r.TurnEnded: _turn_ended,
+    r.EpisodeEnd: _episode_end,
     r.Prompt: _prompt,
     r.Assignment: _assignment,
     r.Cancel: _leases,

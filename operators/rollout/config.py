@@ -59,6 +59,9 @@ class RolloutConfig:
     kv_megabytes: int = 1024
     """Memory for the KV of handed-over trajectories, in MB, kept for a few seconds until it is fetched; 0: the next
     owner recomputes it."""
+    agent_kv_megabytes: int = 256
+    """Memory of a replica, in MB, for the KV of episodes that wait for their agent, so that the next turn need not
+    recompute it; 0: it is recomputed. vLLM ignores it and uses its prefix cache."""
     reserve_s: float = 30.0
     """A replica's reservation for moved trajectories expires after so many seconds."""
     environments: tuple[EnvironmentSpec, ...] = ()
@@ -73,8 +76,9 @@ class RolloutConfig:
             raise ValueError(
                 f"gpus must be a multiple of tensor_parallel = {self.tensor_parallel} GPUs, not {list(self.gpus)}"
             )
-        if self.kv_megabytes < 0:
-            raise ValueError(f"kv_megabytes must not be negative, not {self.kv_megabytes}")
+        for name in ("kv_megabytes", "agent_kv_megabytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.engine != "vllm" and (self.vllm or self.tensor_parallel > 1):
             raise ValueError(f"tensor_parallel > 1 and vllm require engine 'vllm', not {self.engine!r}")
         if self.engine == "emulated" and self.environments:

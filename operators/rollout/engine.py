@@ -79,6 +79,9 @@ class Completion:
 
     `finish_reason` is `stop` (a stop token, which is the last token), `length` or `failed` (`error` has the reason).
     With an environment, `episode` has its rewards, and `stop` means that the environment was done.
+
+    An agent's episode may have more tokens than are trained: then `positions`, int64[n], are those of `generated` among
+    all tokens of the trajectory, `prompt` are the tokens before them, and `text` is the agent's answer.
     """
 
     trajectory_id: str
@@ -86,6 +89,9 @@ class Completion:
     finish_reason: str
     error: str | None = None
     episode: Episode | None = None
+    prompt: np.ndarray | None = None
+    positions: np.ndarray | None = None
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,27 @@ from infra.transport.relay_node import Endpoint
 from operators.io.config import ShardConfig
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
+from operators.rollout.agent_episodes import AgentEngine
 from operators.rollout.backend import Backend, BackendSpec
 from operators.rollout.config import RolloutConfig
 from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
 from operators.rollout.replica import Replica, ReplicaEvent
-from schemas.records import Assignment, Cancel, Drain, PolicyVersion, Release, Reserve, WeightVersion
+from schemas.records import (
+    AGENT,
+    Assignment,
+    Cancel,
+    Drain,
+    EpisodeEnd,
+    PolicyVersion,
+    Release,
+    Reserve,
+    Trajectory,
+    TurnEnded,
+    TurnRequest,
+    WeightVersion,
+)
 
 FENCE_PROBE_S = 5.0
 """An idle process detects after at most so many seconds that it was fenced."""
@@ -65,7 +79,10 @@ class GenerateTrajectories:
                 Replica(
                     index,
                     restored.start,
-                    EpisodeEngine(backend.engine(), pools, backend.encode, backend.decode, self.frames),
+                    AgentEngine(
+                        EpisodeEngine(backend.engine(), pools, backend.encode, backend.decode, self.frames),
+                        self.config.agent_kv_megabytes * 1_000_000,
+                    ),
                     backend.weights,
                     backend.decode,
                     _wall_ms,
@@ -141,7 +158,7 @@ class RolloutFold:
                 self._generate()
         return [*dead_letters, *self._due_events()]
 
-    def _handle(self, order: Assignment | Cancel | Reserve | Release | Drain) -> None:
+    def _handle(self, order: Assignment | Cancel | Reserve | Release | Drain | TurnRequest | EpisodeEnd) -> None:
         replica = self._replicas[order.replica]
         if order.incarnation != replica.incarnation:
             return  # the order is for another incarnation
@@ -157,6 +174,8 @@ class RolloutFold:
                 self._emit(replica.hand_over(order), urgent=True)
             case Drain():
                 replica.drain()
+            case TurnRequest() | EpisodeEnd():
+                replica.play(order)
         if replica.changes != news:
             self._heartbeats.send_now()
 
@@ -192,10 +211,11 @@ class RolloutFold:
             with self._heartbeats.step():
                 for replica in self._replicas.values():
                     news = replica.changes
-                    self._emit(replica.step())
+                    events = replica.step()
+                    self._emit(events, urgent=any(map(_is_awaited, events)))
                     if replica.changes != news:
                         self._heartbeats.send_now()
-            if self._clock() >= until or not any(replica.busy() for replica in self._replicas.values()):
+            if self._urgent or self._clock() >= until or not any(replica.busy() for replica in self._replicas.values()):
                 return
 
     def _emit(self, events: list[ReplicaEvent], urgent: bool = False) -> None:
@@ -214,6 +234,11 @@ class RolloutFold:
             return []
         events, self._pending, self._urgent = self._pending, [], False
         return events
+
+
+def _is_awaited(event: ReplicaEvent) -> bool:
+    """Whether an agent waits for `event`."""
+    return isinstance(event, TurnEnded) or (isinstance(event, Trajectory) and event.prompt.environment == AGENT)
 
 
 def _wall_ms() -> int:

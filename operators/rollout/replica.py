@@ -16,6 +16,7 @@ import numpy as np
 
 from infra.transport.kv_transfer import KVTransfers
 from operators.io.repartition import Placed
+from operators.rollout.agent_episodes import AgentEngine
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import Completion, Engine, PartialResponse
 from operators.rollout.progress_schedule import ProgressSchedule
@@ -27,6 +28,7 @@ from schemas.bounds import fits_inbox
 from schemas.records import (
     Assignment,
     AssignmentRejected,
+    EpisodeEnd,
     NextOwner,
     PolicyVersion,
     Progress,
@@ -35,11 +37,13 @@ from schemas.records import (
     ReplicaState,
     Reserve,
     Trajectory,
+    TurnEnded,
+    TurnRequest,
 )
 
 log = logging.getLogger(__name__)
 
-ReplicaEvent = Trajectory | AssignmentRejected | Progress | Placed
+ReplicaEvent = Trajectory | AssignmentRejected | Progress | TurnEnded | Placed
 """What a replica publishes. A Placed hands a trajectory over, in one transaction with the Progress before it."""
 
 
@@ -67,6 +71,7 @@ class Replica:
     ) -> None:
         config = config or RolloutConfig()
         self.index, self.incarnation, self.engine = index, incarnation, engine
+        self._agents = engine if isinstance(engine, AgentEngine) else None
         self._decode, self._check, self._now, self._clock = decode, check, now, clock
         self._interrupts, self._kv_transfers = interrupts, kv_transfers
         self._weights = WeightLoader(index, engine, weights)
@@ -123,6 +128,13 @@ class Replica:
         elif assignment.lease > running.assignment.lease:
             running.assignment = replace(running.assignment, lease=assignment.lease, attempt=assignment.attempt)
             running.reported = 0 if assignment.partial is None else len(assignment.partial.token_ids)
+
+    def play(self, order: TurnRequest | EpisodeEnd) -> None:
+        """Start a turn of an agent, or end its episode; ignored under an older lease and for a trajectory not here."""
+        running = self._running.get(order.trajectory_id)
+        assignment = self._waiting.find(order.trajectory_id) if running is None else running.assignment
+        if self._agents is not None and assignment is not None and assignment.lease <= order.lease:
+            self._agents.accept(order)
 
     def cancel(self, leases: Mapping[str, int]) -> None:
         """Drop these trajectories, whether they run, wait or are reserved; not those under a later lease."""
@@ -182,7 +194,7 @@ class Replica:
         if not self._running:
             return rejected
         completions = self._run()
-        return [*rejected, *self._finish(completions), *self._report_due_progress()]
+        return [*rejected, *self._finish(completions), *self._report_turns(), *self._report_due_progress()]
 
     def report_progress(self) -> list[ReplicaEvent]:
         """Everything that placement does not know yet, whether it is due or not."""
@@ -222,6 +234,17 @@ class Replica:
             )
             for completion in completions
         ]
+
+    def _report_turns(self) -> list[ReplicaEvent]:
+        """The turns of agents that have ended, after the progress with their tokens."""
+        if self._agents is None or not (ended := self._agents.take_ended_turns()):
+            return []
+        here = [each.trajectory_id for each in ended if each.trajectory_id in self._running]
+        events = self._report(here, self._clock())
+        for each in ended:
+            if (running := self._running.get(each.trajectory_id)) is not None:
+                events.append(running.turn_ended(each, self._now()))
+        return events
 
     def _report_due_progress(self) -> list[ReplicaEvent]:
         clock = self._clock()

@@ -9,7 +9,7 @@ from typing import Any
 
 from operators.io.elements import Output
 from operators.io.map_outputs import MapOutputs
-from schemas.records import AssignmentRejected, Progress, Trajectory
+from schemas.records import AssignmentRejected, Progress, Trajectory, TurnEnded
 from schemas.topics import PROGRESS, TRAJECTORIES, partition_of
 
 
@@ -44,7 +44,7 @@ def _reported(output: Any, partitions: int) -> Any:
     match output:
         case Trajectory(prompt=prompt):
             return Output(TRAJECTORIES, prompt.prompt_id, output, partition_of(prompt.number, partitions))
-        case Progress() | AssignmentRejected():
+        case Progress() | AssignmentRejected() | TurnEnded():
             # Keyed by replica, not by trajectory: events that a replica emits together are rows of one record.
             return Output(PROGRESS, f"rollout-{output.replica}", output)
     return output

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from operators.io.repartition import Placed
+from operators.rollout.agent_episodes import EndedTurn
 from operators.rollout.engine import KV, Completion, PartialResponse, Request
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
@@ -17,6 +20,7 @@ from schemas.records import (
     Progress,
     Response,
     Trajectory,
+    TurnEnded,
     VersionSpan,
 )
 
@@ -70,6 +74,22 @@ class RunningRequest:
             written_at=now,
         )
 
+    def turn_ended(self, ended: EndedTurn, now: int) -> TurnEnded:
+        """The record of a finished turn."""
+        a = self.assignment
+        return TurnEnded(
+            trajectory_id=a.trajectory_id,
+            lease=a.lease,
+            replica=a.replica,
+            incarnation=a.incarnation,
+            turn_id=ended.turn_id,
+            start=ended.start,
+            stop=ended.stop,
+            finish_reason=ended.finish_reason,
+            error=ended.error,
+            written_at=now,
+        )
+
     def handed_over(
         self,
         to: NextOwner,
@@ -110,18 +130,22 @@ class RunningRequest:
         now: int,
     ) -> Trajectory:
         """The record of the finished trajectory."""
-        a, generated = self.assignment, completion.generated
+        a, generated, positions = self.assignment, completion.generated, completion.positions
+        prompt, spans = a.prompt, self.spans_of(len(generated.token_ids), version)
+        if completion.prompt is not None and positions is not None:
+            prompt = replace(prompt, token_ids=token_ids(completion.prompt))
+            spans = _spans_at(self.spans_of(int(positions.max(initial=-1)) + 1, version), positions)
         reason: FinishReason = completion.finish_reason  # type: ignore[assignment]
         return Trajectory(
-            prompt=a.prompt,
+            prompt=prompt,
             member=a.member,
             lease=a.lease,
             attempt=a.attempt,
             replica=a.replica,
             incarnation=a.incarnation,
             response=response_of(generated),
-            text=decode(generated.token_ids.tolist()),
-            version_spans=self.spans_of(len(generated.token_ids), version),
+            text=decode(generated.token_ids.tolist()) if completion.text is None else completion.text,
+            version_spans=spans,
             newest_version=newest,
             finish_reason=reason,
             error=completion.error,
@@ -146,6 +170,16 @@ def request_of(assignment: Assignment, kv: KV | None = None) -> Request:
 def response_of(generated: PartialResponse) -> Response:
     """The record of what was `generated`."""
     return Response(token_ids(generated.token_ids), floats(generated.logprobs), flags(generated.drawn))
+
+
+def _spans_at(spans: tuple[VersionSpan, ...], positions: np.ndarray) -> tuple[VersionSpan, ...]:
+    """The versions of the tokens at `positions`, int64[n], of a response with `spans`."""
+    if not len(positions):
+        return ()
+    of = np.searchsorted(np.cumsum([span.length for span in spans]), positions, side="right")
+    starts = np.flatnonzero(np.diff(of, prepend=-1))
+    lengths = np.diff(starts, append=len(of))
+    return tuple(VersionSpan(spans[of[at]].version, int(n)) for at, n in zip(starts, lengths, strict=True))
 
 
 def _spans_from(spans: tuple[VersionSpan, ...], start: int) -> tuple[VersionSpan, ...]:

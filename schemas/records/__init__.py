@@ -6,6 +6,7 @@ no decision depends on the clock of another machine. A new field comes with a ne
 
 from __future__ import annotations
 
+from schemas.records.agents import AGENT, EpisodeEnd, Segment, TokenRange, TurnEnded, TurnRequest
 from schemas.records.batch_assembly import BatchProposal, BatchSelection, LevelSuccess
 from schemas.records.batches import MicroBatch
 from schemas.records.curriculum import LevelReply, LevelRequest
@@ -38,9 +39,12 @@ RECORDS: tuple[type, ...] = (
     Reserve,
     Release,
     Drain,
+    TurnRequest,
+    EpisodeEnd,
     Progress,
     AssignmentRejected,
     TrajectoryClosed,
+    TurnEnded,
     RepackPlan,
     MoveOutcome,
     Trajectory,
@@ -64,6 +68,7 @@ RECORDS: tuple[type, ...] = (
 )
 
 __all__ = [
+    "AGENT",
     "RECORDS",
     "Assignment",
     "AssignmentRejected",
@@ -75,6 +80,7 @@ __all__ = [
     "Drain",
     "Ending",
     "Episode",
+    "EpisodeEnd",
     "Experience",
     "FinishReason",
     "KVManifest",
@@ -104,11 +110,15 @@ __all__ = [
     "RewardComponent",
     "Sampling",
     "SchemaField",
+    "Segment",
     "Settled",
     "TensorSpec",
+    "TokenRange",
     "Trajectory",
     "TrajectoryClosed",
     "TrimPoint",
+    "TurnEnded",
+    "TurnRequest",
     "VersionSpan",
     "WeightDelta",
     "WeightVersion",

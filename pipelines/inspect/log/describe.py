@@ -9,6 +9,7 @@ from schemas.records import (
     Assignment,
     AssignmentRejected,
     Cancel,
+    EpisodeEnd,
     Experience,
     MicroBatch,
     Progress,
@@ -19,6 +20,8 @@ from schemas.records import (
     Settled,
     Trajectory,
     TrajectoryClosed,
+    TurnEnded,
+    TurnRequest,
     WeightVersion,
 )
 
@@ -60,6 +63,15 @@ def describe_record(record: Any) -> str:
             hand_over = f"; handed over to replica {moves.replica}, lease {moves.lease}" if moves else ""
             gained = f"{len(record.gained.token_ids)} tokens after the first {record.start}"
             return f"replica {record.replica}, lease {record.lease}{_attempt(record)}: {gained}{hand_over}"
+        case TurnRequest():
+            known = sum(each.stop - each.start for each in record.context)
+            return f"the agent requests a turn: {known} recorded and {len(record.token_ids)} new tokens"
+        case TurnEnded():
+            error = f": {record.error}" if record.error else ""
+            return f"turn of {record.stop - record.start} tokens ended ({record.finish_reason}){error}"
+        case EpisodeEnd():
+            reward = "" if record.reward is None else f" with reward {record.reward:g}"
+            return f"the agent ended{reward}{f': {record.error}' if record.error else ''}"
         case AssignmentRejected():
             return f"rejected by replica {record.replica}, lease {record.lease}: {record.reason}"
         case Reserve():

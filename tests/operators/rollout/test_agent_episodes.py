@@ -1,0 +1,209 @@
+"""Episodes of agents on the transformers engine: turns, branches, and their independence from moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from record_factories import prompt, version
+from scripted_engine import ScriptedWeights
+from tiny_engines import engine, plain_logprobs
+from tiny_models import VOCABULARY, tiny_model
+
+from operators.rollout.agent_episodes import AgentEngine, EndedTurn
+from operators.rollout.engine import PartialResponse, Request
+from operators.rollout.episodes import EpisodeEngine
+from operators.rollout.replica import Replica
+from operators.rollout.running_request import request_of, response_of
+from schemas.columns import token_ids
+from schemas.records import (
+    Assignment,
+    EpisodeEnd,
+    Progress,
+    Response,
+    Sampling,
+    Segment,
+    TokenRange,
+    Trajectory,
+    TurnEnded,
+    TurnRequest,
+)
+
+WHOLE = Segment(5, (TokenRange(0, 21),))
+
+
+def agent_engine(kv_bytes: int = 10**8, **options: Any) -> AgentEngine:
+    inner = EpisodeEngine(engine(**options), {}, lambda text: [], lambda tokens: "".join(map(chr, tokens)))
+    return AgentEngine(inner, kv_bytes)
+
+
+def question(number: int = 0, budget: int = 60) -> Any:
+    sampling = Sampling(1.0, 1.0, 0, max_new_tokens=budget, stop_token_ids=(), seed=3)
+    return prompt(number, 1, token_ids=token_ids([1, 2]), sampling=sampling, environment="agent")
+
+
+def assignment(partial: Response | None = None, lease: int = 1) -> Assignment:
+    return Assignment(question(), 0, lease, 1, 0, 1, None, partial, 0)
+
+
+def turn(start: int, new: list[int], *context: tuple[int, int], most: int = 6, name: str = "", lease: int = 1) -> Any:
+    ranges = tuple(TokenRange(*each) for each in context)
+    return TurnRequest("p0.0", lease, 0, 1, name or f"t{start}", "", start, ranges, token_ids(new), most, (), "[]", 0)
+
+
+def end(*segments: Segment, reward: float | None = 1.0, error: str | None = None) -> EpisodeEnd:
+    return EpisodeEnd("p0.0", 1, 0, 1, segments, reward, "answer", error, 0)
+
+
+def play(it: AgentEngine, *turns: TurnRequest) -> list[EndedTurn]:
+    ended: list[EndedTurn] = []
+    for each in turns:
+        it.accept(each)
+        while not (news := it.take_ended_turns()):
+            assert not it.step()
+        ended += news
+    return ended
+
+
+def tokens_of(it: AgentEngine) -> PartialResponse:
+    return it.generated({"p0.0": 0})["p0.0"]
+
+
+def logprobs_of(prefix: np.ndarray, response: np.ndarray) -> np.ndarray:
+    """The logprobs of `response` after `prefix`, by one forward."""
+    one = Request("p0.0", prefix, question().sampling)
+    return plain_logprobs(tiny_model(), one, PartialResponse(response, np.zeros(len(response), np.float32)))
+
+
+FIRST, SECOND = turn(0, [3, 4, 5, 6, 7]), turn(11, [8, 9, 3, 2], (0, 11))
+
+
+def test_turns_append_their_tokens_and_are_drawn_by_the_model() -> None:
+    it = agent_engine()
+    it.submit(request_of(assignment()))
+    ended = play(it, FIRST, SECOND)
+    assert [(each.start, each.stop, each.finish_reason) for each in ended] == [(0, 11, "length"), (11, 21, "length")]
+    known = tokens_of(it)
+    assert known.drawn.tolist() == [*[False] * 5, *[True] * 6, *[False] * 4, *[True] * 6]
+    assert known.token_ids[:5].tolist() == [3, 4, 5, 6, 7]
+    assert (known.logprobs[~known.drawn] == 0).all()
+    expected = logprobs_of(known.token_ids[:5], known.token_ids[5:])
+    drawn = known.drawn[5:]
+    np.testing.assert_allclose(known.logprobs[5:][drawn], expected[drawn], atol=1e-4)
+
+
+def test_a_branch_is_generated_from_recorded_tokens() -> None:
+    it = agent_engine()
+    it.submit(request_of(assignment()))
+    ended = play(it, FIRST, SECOND, turn(21, [9], (0, 8)))
+    assert (ended[2].start, ended[2].stop) == (21, 28)
+    branch = tokens_of(it)
+    prefix = [*branch.token_ids[:8].tolist(), 9]
+    expected = logprobs_of(np.array(prefix, np.int32), branch.token_ids[22:])
+    np.testing.assert_allclose(branch.logprobs[22:], expected, atol=1e-4)
+
+
+def test_equal_contexts_draw_different_responses() -> None:
+    it = agent_engine()
+    it.submit(request_of(assignment()))
+    play(it, FIRST, turn(11, [], (0, 5), name="again"))
+    known = tokens_of(it).token_ids
+    assert known[5:11].tolist() != known[11:].tolist()
+
+
+def test_a_turn_resumes_identically_in_another_engine() -> None:
+    it, other = agent_engine(), agent_engine(kv_bytes=0)
+    it.submit(request_of(assignment()))
+    play(it, FIRST)
+    it.accept(SECOND)
+    for _ in range(3):
+        it.step()
+    partial = it.release(["p0.0"])["p0.0"]
+    assert 15 < len(partial.token_ids) < 21
+    other.submit(request_of(assignment(response_of(partial))))
+    assert play(other, SECOND)[0].stop == 21
+    it.submit(request_of(assignment(response_of(partial))))  # it kept the turn
+    while not it.take_ended_turns():
+        it.step()
+    assert tokens_of(other).token_ids.tolist() == tokens_of(it).token_ids.tolist()
+
+
+def test_a_repeated_or_stale_turn_is_ignored() -> None:
+    it = agent_engine()
+    it.submit(request_of(assignment()))
+    play(it, FIRST)
+    for stale in (turn(0, [3, 4, 9]), turn(12, [1], (0, 11)), turn(9, [5], (0, 5))):
+        it.accept(stale)
+    assert it.due() > 0
+    assert not it.take_ended_turns()
+    assert len(tokens_of(it).token_ids) == 11
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (turn(0, [VOCABULARY]), "not in the vocabulary"),
+        (turn(0, [1] * 60), "budget of 60 tokens is used up"),
+        (turn(0, [1] * 59), None),
+    ],
+)
+def test_a_turn_that_cannot_run_ends_with_the_reason(wrong: TurnRequest, error: str | None) -> None:
+    it = agent_engine()
+    it.submit(request_of(assignment()))
+    (ended,) = play(it, wrong)
+    assert (ended.error is None) == (error is None)
+    assert error is None or error in (ended.error or "")
+    assert error is not None or ended.stop == 60
+
+
+def test_the_end_selects_a_segment_as_the_response() -> None:
+    it = agent_engine()
+    it.submit(request_of(assignment()))
+    play(it, FIRST, SECOND, turn(21, [9], (0, 8)))
+    known = tokens_of(it)
+    it.accept(end(WHOLE, Segment(5, (TokenRange(0, 8), TokenRange(21, 28)))))
+    (completion,) = it.step()
+    assert completion.prompt is not None
+    assert completion.prompt.tolist() == [3, 4, 5, 6, 7]
+    assert completion.generated.token_ids.tolist() == [*known.token_ids[5:8], *known.token_ids[21:28]]
+    assert completion.generated.drawn.tolist() == [True, True, True, False, *[True] * 6]
+    assert completion.text == "answer"
+    assert completion.episode is not None
+    assert (completion.finish_reason, completion.episode.rewards) == ("stop", (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("order", "error"),
+    [
+        (end(), "the agent made no request"),
+        (end(Segment(1, (TokenRange(0, 99),))), "the episode has only 11 tokens"),
+        (end(WHOLE, error="exit status 3"), "exit status 3"),
+    ],
+)
+def test_an_episode_fails_with_the_reason(order: EpisodeEnd, error: str) -> None:
+    it = agent_engine()
+    it.submit(request_of(assignment()))
+    play(it, FIRST)
+    it.accept(order)
+    (completion,) = it.step()
+    assert (completion.finish_reason, completion.error) == ("failed", error)
+
+
+def test_replica_publishes_the_tokens_of_a_turn_before_its_end() -> None:
+    it = Replica(0, 1, agent_engine(), ScriptedWeights(version(0)), str, lambda: 7)
+    it.announce(version(0))
+    it.accept(assignment())
+    it.play(FIRST)  # it has not started yet
+    it.play(turn(0, [9], lease=0))  # of an earlier owner
+    events: list[Any] = []
+    while not any(isinstance(each, TurnEnded) for each in events):
+        events += it.step()
+    progress, ended = events
+    assert isinstance(progress, Progress)
+    assert (progress.start, len(progress.gained.token_ids), ended.stop) == (0, 11, 11)
+    it.play(end(Segment(5, (TokenRange(0, 11),))))
+    (trajectory,) = it.step()
+    assert isinstance(trajectory, Trajectory)
+    assert trajectory.prompt.token_ids.to_pylist() == [3, 4, 5, 6, 7]
+    assert [(each.version, each.length) for each in trajectory.version_spans] == [(version(0), 6)]
