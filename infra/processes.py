@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -52,6 +54,22 @@ def spawn(command: list[str], log_file: Path, *, die_with_parent: bool) -> psuti
         )
 
     return psutil.Process(_in_permanent_thread(start) if die_with_parent else start())
+
+
+def die_with_parent_command(command: list[str]) -> list[str]:
+    """`command` preceded by a program that has the kernel kill it as soon as this process ends (Linux only).
+
+    The thread that starts it must live as long.
+    """
+    program = command[0] if os.path.isabs(command[0]) else shutil.which(command[0]) or command[0]
+    return [sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()), program, *command[1:]]
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads its session, and the processes in its group; wait for it."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def is_running(process: psutil.Process) -> bool:

@@ -17,8 +17,10 @@ from infra.deploy.config import DeployConfig
 from infra.kafka.properties import ClientProperties
 from infra.models.sizes import context_length, vocabulary_size
 from infra.name_lookup import suggest_name
+from operators.agents.config import AgentsConfig
 from operators.evaluation.config import EvaluationConfig
 from operators.experience.config import ExperienceConfig
+from operators.gateway.config import GatewayConfig
 from operators.placement.config import PlacementConfig
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.relay.config import RelayConfig
@@ -29,6 +31,7 @@ from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.progress_config import ProgressConfig
 from pipelines.roles import ADMIN, COMPACT_CORES, ROLE
+from schemas.records.agents import AGENT
 from schemas.topics import run_prefix
 
 _TASK_CLASSES: Mapping[str, type] = {"prompts": TaskConfig, "score": Rubric}
@@ -178,11 +181,15 @@ class Config:
     trainer: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     deploy: DeployConfig = field(default_factory=DeployConfig)
+    gateway: GatewayConfig | None = None
+    agents: AgentsConfig | None = None
 
     def __post_init__(self) -> None:
         mixture = self.prompts.mixture
         for task in mixture:
-            self.rollout.check_environment(task.environment)
+            if task.environment != AGENT:
+                self.rollout.check_environment(task.environment)
+        self._check_agents([task.environment for task in mixture])
         if all(task.name or task.source == "reasoning_gym" for task in mixture):  # else rows name their tasks
             self.score.check_tasks([task.task_name for task in mixture])
         if self.experience.shards > self.kafka.partitions:
@@ -202,6 +209,23 @@ class Config:
             )
         if self.experience.over_age == "wait":
             self._check_staleness_bound()
+
+    def _check_agents(self, environments: Sequence[str]) -> None:
+        """Raise ValueError unless agents, gateway and the prompts for agents are configured together."""
+        if AGENT in environments and not self.has_gateway:
+            raise ValueError(
+                f"prompts.environment = {AGENT!r} needs a section [agents] with a command or a function, or [gateway] "
+                "for agents elsewhere"
+            )
+        if self.agents is not None and AGENT not in environments:
+            raise ValueError(f"[agents] needs prompts for agents: set prompts.environment = {AGENT!r}")
+        if self.has_gateway and self.emulated:
+            raise ValueError("agents need an engine that generates text, not rollout.engine = 'emulated'")
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether the run has a gateway."""
+        return self.gateway is not None or self.agents is not None
 
     def _check_staleness_bound(self) -> None:
         """Raise ValueError for settings that break the staleness bound of `over_age = "wait"`."""

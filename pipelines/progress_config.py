@@ -36,6 +36,10 @@ class ProgressConfig:
     """Budget of one step of the trainer: one global batch."""
     evaluation_s: float = 600.0
     """Budget of one step of evaluation."""
+    gateway_s: float = 600.0
+    """Budget of one step of the gateway."""
+    agents_s: float = 600.0
+    """Budget of one step of agents: starting them, not what they do."""
     stalled: Literal["restart", "report"] = "restart"
     """On a stalled step: end the process, which is restarted, or only log a warning."""
 

@@ -36,6 +36,15 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("inbox", LEDGER): "from the oldest active assignment: " + _ADMITTED,
     },
     "rollout": {("inbox", ""): _END, ("relay", ""): _NOTE + _NEW_TO_THE_RUN},
+    "gateway": {
+        ("inbox", ""): "from the oldest record of an episode that has not finished: " + _ADMITTED,
+        ("progress", ""): "from the oldest record of an episode that has not finished: " + _ADMITTED,
+        ("trajectories", ""): _NEXT + "; the finished ones are in the commit's note",
+    },
+    "agents": {
+        ("inbox", ""): "from the oldest assignment of an episode that has not finished: " + _ADMITTED,
+        ("trajectories", ""): _NEXT + "; the finished ones are in the commit's note",
+    },
     "score": {
         ("trajectories", ""): "from the oldest that is not scored: one poll, and newer records",
         ("experiences", LEDGER): "from the oldest incomplete group: " + _ADMITTED,

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from pipelines.config import Config
 
 PIPELINES = ("prompts", "placement", "rollout", "score", "experience", "trainer", "evaluation", "relay")
+"""The pipelines of every run, in drain order."""
+
+AGENT_PIPELINES = ("agents", "gateway")
+"""Those of a run with agents."""
+
+ALL_PIPELINES = (*PIPELINES[:2], *AGENT_PIPELINES, *PIPELINES[2:])
 """All pipelines, in drain order."""
 
 ROLE, ADMIN = "{role}", "admin"
@@ -29,13 +35,20 @@ ROLE, ADMIN = "{role}", "admin"
 CANNOT_RUN = 2
 """Exit code of a role that cannot run with its configuration; it is not restarted."""
 
-WITH_MODEL = {"evaluation", "relay"}
+WITH_MODEL = {"evaluation", "relay", *AGENT_PIPELINES}
 """Pipelines that an emulated run omits, as it has no model and no weights."""
 
 EMULATED = "emulated:"
 """Passed instead of the model's folder in an emulated run: the zygote then omits the imports of WITH_MODEL."""
 
-SHARDED = {"rollout": "process", "relay": "index", "experience": "shard", "trainer": "rank"}
+SHARDED = {
+    "agents": "process",
+    "gateway": "process",
+    "rollout": "process",
+    "relay": "index",
+    "experience": "shard",
+    "trainer": "rank",
+}
 """Pipelines that may have several processes, and the parameter of `build` that takes the index."""
 
 
@@ -94,11 +107,13 @@ def roles_of(config: Config) -> list[Role]:
     """The roles of a run on one machine, in drain order."""
     roles = []
     counts = {
+        "agents": 0 if config.agents is None else config.agents.processes,
+        "gateway": 0 if not config.has_gateway else 1 if config.gateway is None else config.gateway.processes,
         "rollout": config.rollout.processes,
         "experience": config.experience.shards,
         "trainer": config.trainer.ranks,
     }
-    for pipeline in PIPELINES:
+    for pipeline in ALL_PIPELINES:
         if config.emulated and pipeline in WITH_MODEL:
             continue
         roles += [Role(pipeline, index) for index in range(counts.get(pipeline, 1))]

@@ -62,6 +62,8 @@ SAMPLES: dict[type, object] = {
             max_tokens=64,
             stop_strings=("</calc>",),
             messages='[{"role":"user","content":"2 + 3"}]',
+            tools="[]",
+            stream=True,
             written_at=1_700_000_000_000,
         ),
         r.EpisodeEnd(

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
+from operators.io.partial_pool import PooledPartial
 from operators.io.repartition import Placed, PlacementReason
 from operators.placement.config import PlacementConfig
 from operators.placement.leases import Leases
-from operators.placement.partial_pool import PooledPartial
 from operators.placement.replicas import TrackedReplica
 from operators.placement.rounds import Rounds
 from operators.placement.tracking import TrajectoryTracker

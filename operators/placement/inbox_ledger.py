@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from operators.io.elements import ReceivedRecord
+from operators.io.partial_pool import PartialPool, PooledPartial
 from operators.placement.move_outcomes import MoveOutcomes
-from operators.placement.partial_pool import PartialPool, PooledPartial
 from operators.placement.work_table import HandOver, Owned, Owner, Work, WorkTable
 from schemas.records import Assignment, Release
 

@@ -13,6 +13,7 @@ from typing import Any
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Output, PartitionKey, ReceivedRecord, Restored
 from operators.io.ledger import TrajectoryLedger
+from operators.io.partial_pool import PartialPool, PooledPartial
 from operators.io.pending import PendingOffsets
 from operators.placement.cancels import PendingCancels
 from operators.placement.coverage import Coverage
@@ -20,7 +21,6 @@ from operators.placement.inbox_ledger import restore_inboxes
 from operators.placement.leases import Leases
 from operators.placement.length_statistics import LengthStatistics
 from operators.placement.move_outcomes import MoveOutcomes
-from operators.placement.partial_pool import PartialPool, PooledPartial
 from operators.placement.pending_records import PendingRecords
 from operators.placement.work_table import Owned, Owner, Work, WorkTable, failed_trajectory
 from schemas.identity import TrajectoryKey, parse_trajectory_id

@@ -22,6 +22,7 @@ from operators.rollout.episodes import EMPTY_RESPONSE
 from operators.rollout.request_checks import check_loadable
 from operators.rollout.turns import append_observation
 from schemas.records import AGENT, Episode, EpisodeEnd, PolicyVersion, Segment, TokenRange, TurnRequest
+from schemas.records.agents import extended
 
 MAX_EARLY_ORDERS = 4096
 """Orders kept for episodes that have not started here."""
@@ -111,6 +112,10 @@ class AgentEngine:
             self._end(episode, order)
         elif episode.turn is None:
             self._start_turn(episode, order)
+
+    def streaming(self) -> list[str]:
+        """The episodes whose agent reads the response while it is generated."""
+        return [name for name, each in self._active.items() if each.turn is not None and each.turn.stream]
 
     def take_ended_turns(self) -> list[EndedTurn]:
         """The turns that ended since the last call."""
@@ -252,15 +257,6 @@ class AgentEngine:
                 order.answer,
             )
         )
-
-
-def extended(context: tuple[TokenRange, ...], start: int, stop: int) -> tuple[TokenRange, ...]:
-    """`context` followed by the tokens `start` to before `stop`, as few ranges."""
-    if start == stop:
-        return context
-    if context and context[-1].stop == start:
-        return (*context[:-1], TokenRange(context[-1].start, stop))
-    return (*context, TokenRange(start, stop))
 
 
 def _positions(ranges: Sequence[TokenRange]) -> np.ndarray:

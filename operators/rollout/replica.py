@@ -41,6 +41,9 @@ from schemas.records import (
     TurnRequest,
 )
 
+STREAM_S = 0.2
+"""Progress of a turn whose agent reads along is published after so many seconds."""
+
 log = logging.getLogger(__name__)
 
 ReplicaEvent = Trajectory | AssignmentRejected | Progress | TurnEnded | Placed
@@ -248,7 +251,10 @@ class Replica:
 
     def _report_due_progress(self) -> list[ReplicaEvent]:
         clock = self._clock()
-        return self._report(self._progress.due(self._running, clock), clock)
+        due = self._progress.due(self._running, clock)
+        streaming = [] if self._agents is None else self._agents.streaming()
+        due += [name for name in streaming if clock - self._running[name].reported_at >= STREAM_S and name not in due]
+        return self._report(due, clock)
 
     def _report(self, names: Iterable[str], clock: float) -> list[ReplicaEvent]:
         """Progress records of these running trajectories, for those that have gained tokens since the last one."""

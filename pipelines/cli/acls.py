@@ -10,7 +10,7 @@ import typer
 
 from pipelines.cli.options import JsonOption
 from pipelines.present.output import Report
-from pipelines.roles import PIPELINES
+from pipelines.roles import ALL_PIPELINES
 
 app = typer.Typer()
 
@@ -44,7 +44,7 @@ def acls(
     from infra.kafka.properties import ClientProperties
     from pipelines.cli.broker import IMPORT
 
-    lists = role_acls(run, (*PIPELINES, IMPORT))
+    lists = role_acls(run, (*ALL_PIPELINES, IMPORT))
     if apply:
         client = ClientProperties.at(brokers) if command_config is None else ClientProperties.from_file(command_config)
         entries = create_acls(client, lists)

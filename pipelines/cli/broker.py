@@ -53,9 +53,9 @@ def start(
     from infra.deploy.role_acls import EXPORT, PEOPLE
     from infra.kafka.broker import BrokerConfig
     from infra.kafka.detached_broker import start_detached
-    from pipelines.roles import PIPELINES
+    from pipelines.roles import ALL_PIPELINES
 
-    users = (*PIPELINES, IMPORT, EXPORT, PEOPLE) if secure else ()
+    users = (*ALL_PIPELINES, IMPORT, EXPORT, PEOPLE) if secure else ()
     config = BrokerConfig(folder, port=port, secure=secure, users=users)
     status = start_detached(folder, config, lambda line: typer.echo(line, err=True))
     return _report(status, json)

@@ -11,7 +11,7 @@ import typer
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.present.output import Report
-from pipelines.roles import PIPELINES, SHARDED, Role, relay_of
+from pipelines.roles import ALL_PIPELINES, SHARDED, Role, relay_of
 
 if TYPE_CHECKING:
     from infra.runners.options import Runner
@@ -23,7 +23,7 @@ app = typer.Typer()
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def submit(
     context: typer.Context,
-    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help=f"One of {', '.join(PIPELINES)}.")],
+    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help=f"One of {', '.join(ALL_PIPELINES)}.")],
     config: ConfigArgument,
     changes: SetOption = None,
     index: Annotated[
@@ -74,8 +74,8 @@ def submit(
       laminar submit placement run.toml --dry-run --svg placement.svg
       laminar submit score run.toml --detach
     """
-    if pipeline not in PIPELINES:
-        raise typer.BadParameter(f"{pipeline!r} is not a pipeline; choose one of {', '.join(PIPELINES)}")
+    if pipeline not in ALL_PIPELINES:
+        raise typer.BadParameter(f"{pipeline!r} is not a pipeline; choose one of {', '.join(ALL_PIPELINES)}")
     if replica is not None and (pipeline != "rollout" or index):
         raise typer.BadParameter("--replica is only for rollout, and excludes --index", param_hint="--replica")
     if group_size > 1 and pipeline not in SHARDED:

@@ -17,7 +17,7 @@ import psutil
 from infra.files import write_atomically
 from infra.processes import is_running
 from pipelines.inspect.run_files import LOGS, SUBMITTED
-from pipelines.roles import PIPELINES, Role
+from pipelines.roles import ALL_PIPELINES, Role
 
 SAME_START_S = 1.0
 State = Literal["up", "ended", "failed"]
@@ -83,7 +83,7 @@ class Submission:
 def submissions(folder: Path) -> list[Submission]:
     """The detached submissions of the run in `folder`, in drain order."""
     found = [read_submission(file) for file in sorted((folder / SUBMITTED).glob("*.json"))]
-    return sorted(found, key=lambda each: (PIPELINES.index(each.pipeline), each.index))
+    return sorted(found, key=lambda each: (ALL_PIPELINES.index(each.pipeline), each.index))
 
 
 def read_submission(file: Path) -> Submission:

@@ -26,8 +26,9 @@ class TurnRequest:
     The model reads the recorded tokens in `context`, then the new `token_ids`, and generates at most `max_tokens`
     tokens, up to a stop token of the prompt or one of `stop_strings`. The new tokens and the response are appended to
     the tokens of the episode, of which there are `start` before the turn. `turn_id` is a digest of what was requested:
-    a repeated request has the same one. `messages` is JSON, the messages that the new tokens encode; `digest` stands
-    for all messages of the request. Rollout ignores a turn under an older `lease` than its own.
+    a repeated request has the same one. `messages` is JSON, the messages that the new tokens encode, and `tools` that
+    of the request; `digest` stands for all its messages. With `stream` progress is published several times a second.
+    Rollout ignores a turn under an older `lease` than its own.
     """
 
     trajectory_id: str
@@ -42,6 +43,8 @@ class TurnRequest:
     max_tokens: int
     stop_strings: tuple[str, ...]
     messages: str
+    tools: str
+    stream: bool
     written_at: int
 
 
@@ -91,3 +94,12 @@ class EpisodeEnd:
     answer: str | None
     error: str | None
     written_at: int
+
+
+def extended(context: tuple[TokenRange, ...], start: int, stop: int) -> tuple[TokenRange, ...]:
+    """`context` followed by the tokens `start` to before `stop`, as few ranges."""
+    if start == stop:
+        return context
+    if context and context[-1].stop == start:
+        return (*context[:-1], TokenRange(context[-1].start, stop))
+    return (*context, TokenRange(start, stop))

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PIPELINES = ("prompts", "placement", "rollout", "score", "experience", "trainer", "evaluation", "relay")
+PIPELINES = (
+    "prompts",
+    "placement",
+    "agents",
+    "gateway",
+    "rollout",
+    "score",
+    "experience",
+    "trainer",
+    "evaluation",
+    "relay",
+)
 OTHERS = ("export", "imports")
 
 

@@ -17,7 +17,7 @@ from operators.io.read_topics import ReadTopics
 from pipelines import trainer
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.restart_reads import LEDGER, OBSERVERS, READS
-from pipelines.roles import PIPELINES
+from pipelines.roles import ALL_PIPELINES
 from schemas.topics import CATALOGUE, METRICS, RELAY, REPLICAS
 
 
@@ -57,7 +57,7 @@ def reads_of(shard: ShardConfig) -> set[tuple[str, str]]:
     return {(r.topic.short_name, "") for r in shard.inputs} | {(topic.short_name, LEDGER) for topic, _ in shard.ledger}
 
 
-@pytest.mark.parametrize("role", PIPELINES)
+@pytest.mark.parametrize("role", ALL_PIPELINES)
 def test_restart_reads_lists_all_inputs_of_a_role(config: Config, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     levels = {"": 3}
     monkeypatch.setattr(type(config.prompts), "curricula", property(lambda self: levels))
@@ -67,7 +67,7 @@ def test_restart_reads_lists_all_inputs_of_a_role(config: Config, role: str, mon
     assert reads_of(shard) == set(READS[role])
 
 
-@pytest.mark.parametrize("role", PIPELINES)
+@pytest.mark.parametrize("role", ALL_PIPELINES)
 def test_roles_do_not_read_growing_topics_from_the_beginning(config: Config, role: str) -> None:
     for shard in shards_of(config, role):
         for reading in shard.inputs:

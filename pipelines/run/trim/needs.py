@@ -12,7 +12,7 @@ from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.note import Note
 from infra.kafka.properties import ClientProperties
 from pipelines.restart_reads import LEDGER, READS
-from pipelines.roles import PIPELINES
+from pipelines.roles import ALL_PIPELINES
 from schemas.topics import CATALOGUE, RESTORE, run_prefix
 
 _EVERY = -1
@@ -64,7 +64,7 @@ def needs_of(client: ClientProperties, run: str) -> Needs:
         for lag in group_lags(admin, groups):
             short_name, pipeline = lag.topic.removeprefix(prefix), _pipeline(lag.group, prefix)
             topic = CATALOGUE.get(short_name)
-            if topic is not None and (pipeline in topic.consumers or pipeline not in PIPELINES):
+            if topic is not None and (pipeline in topic.consumers or pipeline not in ALL_PIPELINES):
                 need(short_name, lag.partition, lag.committed, f"group {lag.group}")
         notes = committed_notes(client, RESTORE.name(run))
         for group, note in notes.items():

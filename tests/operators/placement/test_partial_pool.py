@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from placement_harness import response
 from record_factories import version
 
-from operators.placement.partial_pool import PartialPool, PooledPartial, cut_spans, join_spans
+from operators.io.partial_pool import PartialPool, PooledPartial, cut_spans, join_spans
 from schemas.records import Progress, VersionSpan
 
 NAMES = ("p0.0", "p0.1", "p7.3")

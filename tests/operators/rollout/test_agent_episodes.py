@@ -26,7 +26,6 @@ from schemas.records import (
     Segment,
     TokenRange,
     Trajectory,
-    TurnEnded,
     TurnRequest,
 )
 
@@ -49,7 +48,9 @@ def assignment(partial: Response | None = None, lease: int = 1) -> Assignment:
 
 def turn(start: int, new: list[int], *context: tuple[int, int], most: int = 6, name: str = "", lease: int = 1) -> Any:
     ranges = tuple(TokenRange(*each) for each in context)
-    return TurnRequest("p0.0", lease, 0, 1, name or f"t{start}", "", start, ranges, token_ids(new), most, (), "[]", 0)
+    return TurnRequest(
+        "p0.0", lease, 0, 1, name or f"t{start}", "", start, ranges, token_ids(new), most, (), "[]", "[]", False, 0
+    )
 
 
 def end(*segments: Segment, reward: float | None = 1.0, error: str | None = None) -> EpisodeEnd:
@@ -191,13 +192,15 @@ def test_an_episode_fails_with_the_reason(order: EpisodeEnd, error: str) -> None
 
 
 def test_replica_publishes_the_tokens_of_a_turn_before_its_end() -> None:
-    it = Replica(0, 1, agent_engine(), ScriptedWeights(version(0)), str, lambda: 7)
+    weights = ScriptedWeights()
+    weights.add(version(0))
+    it = Replica(0, 1, agent_engine(version=version(0)), weights, str, lambda: 7)
     it.announce(version(0))
     it.accept(assignment())
     it.play(FIRST)  # it has not started yet
     it.play(turn(0, [9], lease=0))  # of an earlier owner
     events: list[Any] = []
-    while not any(isinstance(each, TurnEnded) for each in events):
+    for _ in range(20):
         events += it.step()
     progress, ended = events
     assert isinstance(progress, Progress)

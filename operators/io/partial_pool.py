@@ -62,6 +62,11 @@ class PartialPool:
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
+    def lease(self, name: str) -> int:
+        """The latest lease of `name`; 0 if it has no entry."""
+        entry = self._entries.get(name)
+        return 0 if entry is None else entry.lease
+
     def start_lease(self, name: str, lease: int, partial: PooledPartial | None) -> None:
         """The owner under `lease` starts from `partial`; later records of earlier owners do not count."""
         entry = self._entries[name] = _Entry(lease)

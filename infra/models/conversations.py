@@ -1,0 +1,139 @@
+"""Conversations as tokens: what a request adds to recorded tokens, and the text of responses. Imports no model code.
+
+Recorded tokens are never encoded again. The template renders the whole conversation with a placeholder in place of the
+last recorded response, and only the text after the placeholder is encoded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from infra.models.chat import stop_tokens, turn_ends
+
+Message = Mapping[str, Any]
+_PLACEHOLDER = "0recorded0response0"
+
+
+class TemplateError(ValueError):
+    """The chat template cannot render these messages."""
+
+
+class ConversationTokenizer(Protocol):
+    """The required part of the interface of Hugging Face's tokenizers."""
+
+    eos_token_id: int | Sequence[int] | None
+    chat_template: str | None
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """Return the token ids of `text`."""
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
+        """Return the text of `token_ids`."""
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any:
+        """Format `conversation` as one text."""
+
+
+@dataclass(frozen=True)
+class ConversationFormat:
+    """Encodes messages for a model. `plain`: the contents of the messages, one after another, without a template."""
+
+    tokenizer: ConversationTokenizer
+    plain: bool
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response."""
+        return stop_tokens(self.tokenizer) if self.plain else turn_ends(self.tokenizer)
+
+    def first_tokens(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+        """The tokens of a conversation without recorded ones, up to the start of the response. Raises TemplateError."""
+        if self.plain:
+            return list(self.tokenizer.encode(_contents(messages)))
+        return list(self.tokenizer.encode(self._render(messages, tools), add_special_tokens=False))
+
+    def next_tokens(
+        self, messages: Sequence[Message], tools: Sequence[Any], recorded: int, last_token: int
+    ) -> list[int]:
+        """The tokens after the first `recorded` messages, the last of which is a response that ends with `last_token`.
+
+        Raises TemplateError.
+        """
+        if self.plain:
+            return list(self.tokenizer.encode(_contents(messages[recorded:]), add_special_tokens=False))
+        response = {"role": "assistant", "content": _PLACEHOLDER}
+        text = self._render([*messages[: recorded - 1], response, *messages[recorded:]], tools)
+        _, found, after = text.rpartition(_PLACEHOLDER)
+        if not found:
+            raise TemplateError("the chat template drops the model's own response")
+        token_ids = list(self.tokenizer.encode(after, add_special_tokens=False))
+        if token_ids and last_token in self.stop_token_ids and token_ids[0] in self.stop_token_ids:
+            del token_ids[0]
+        return token_ids
+
+    def rewrites_history(self, messages: Sequence[Message], tools: Sequence[Any], recorded: int) -> bool:
+        """Whether the template renders the messages before a response otherwise once more messages follow it."""
+        if self.plain:
+            return False
+        response = {"role": "assistant", "content": _PLACEHOLDER}
+        now = self._render([*messages[: recorded - 1], response, *messages[recorded:]], tools)
+        before = self._render(messages[: recorded - 1], tools)
+        return not now.startswith(before)
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The text of a response, without special tokens."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
+        conversation = [_for_template(message) for message in messages]
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    conversation, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except Exception as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise TemplateError(
+                f"the chat template fails on messages of {roles} ({type(error).__name__}: {error})"
+            ) from error
+
+
+def content_of(message: Message) -> str:
+    """The text of a message's content, which may be a list of text parts. Raises ValueError for other parts."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(text for text in texts if text)
+    raise ValueError("content must be text or a list of text parts")
+
+
+def _contents(messages: Sequence[Message]) -> str:
+    return "".join(map(content_of, messages))
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """`message` as templates expect it: content as text, arguments of tool calls as objects."""
+    made = {**message, "content": content_of(message)}
+    calls = message.get("tool_calls")
+    if calls:
+        made["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _arguments(call["function"].get("arguments"))}}
+            for call in calls
+        ]
+    return made
+
+
+def _arguments(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value

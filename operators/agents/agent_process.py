@@ -1,0 +1,164 @@
+"""One agent: its process, its attempts, its transcript, and the report of its result to the gateway."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.processes import die_with_parent_command, kill_session
+from operators.agents.config import AgentsConfig
+from operators.io.episode_keys import ADDRESS_FILE, ATTEMPT, EpisodeKeys, read_or_create_secret
+
+log = logging.getLogger(__name__)
+
+MAX_REPORT_BYTES = 1_000_000
+ERROR_CHARACTERS = 500
+_POLL_S = 0.02
+_RETRY_S = 0.5
+
+
+@dataclass(frozen=True)
+class AgentTask:
+    """The episode that an agent plays, and its task for it."""
+
+    episode: str
+    task: Mapping[str, Any]
+
+
+def play_episode(
+    config: AgentsConfig,
+    task: AgentTask,
+    run: str,
+    folder: Path,
+    secret_file: Path,
+    work: Path,
+    stop: threading.Event,
+) -> None:
+    """Run the agent of `task`, again after a failure, and report its result. Returns early once `stop` is set."""
+    keys = EpisodeKeys(run, read_or_create_secret(secret_file, create=True))
+    key, error = keys.key_of(task.episode), ""
+    while not (folder / ADDRESS_FILE).exists() and not stop.wait(_POLL_S):
+        pass
+    for attempt in range(config.retries + 1):
+        if stop.is_set():
+            return
+        report_file = work / f"{task.episode}.{attempt}.json"
+        error = _run_attempt(config, task, f"{key}{ATTEMPT}{attempt}", folder, report_file, stop)
+        if not error:
+            try:
+                body = _read_report(report_file)
+            except ValueError as invalid:
+                error = str(invalid)
+            else:
+                _report(folder, key, body, stop)
+                return
+        log.warning("attempt %d of the agent of %s failed: %s", attempt + 1, task.episode, error)
+    _report(folder, key, {"error": error}, stop)
+
+
+def _run_attempt(
+    config: AgentsConfig, task: AgentTask, key: str, folder: Path, report_file: Path, stop: threading.Event
+) -> str:
+    """Run the agent once; returns why it failed, "" if it did not."""
+    command = list(config.command) or [sys.executable, "-m", "operators.agents.call_function", config.function]
+    transcript = folder / "agents" / f"{task.episode}.log"
+    transcript.parent.mkdir(exist_ok=True)
+    environment = {
+        **os.environ,
+        **config.env,
+        "OPENAI_BASE_URL": base_url(folder),
+        "OPENAI_API_KEY": key,
+        "LAMINAR_TASK": json.dumps(task.task, ensure_ascii=False),
+        "LAMINAR_REPORT": str(report_file),
+    }
+    with transcript.open("ab") if config.transcripts else open(os.devnull, "wb") as output:
+        start = output.tell()
+        try:
+            process = subprocess.Popen(
+                die_with_parent_command(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"it cannot be started: {error}"
+        deadline = time.monotonic() + config.timeout_s
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    return f"it ran for longer than {config.timeout_s:g} s"
+                if stop.wait(_POLL_S):
+                    return "it was stopped"
+        finally:
+            kill_session(process)
+    if process.returncode == 0:
+        return ""
+    return f"exit status {process.returncode}: {_tail(transcript, start) if config.transcripts else ''}".rstrip(": ")
+
+
+def _tail(transcript: Path, start: int) -> str:
+    """The last lines of what the agent wrote from byte `start` on."""
+    with suppress(OSError), transcript.open("rb") as file:
+        file.seek(max(start, transcript.stat().st_size - 4 * ERROR_CHARACTERS))
+        return file.read().decode(errors="replace").strip()[-ERROR_CHARACTERS:]
+    return ""
+
+
+def _read_report(file: Path) -> dict[str, Any]:
+    """The agent's report; empty without one. Raises ValueError."""
+    if not file.exists():
+        return {}
+    if file.stat().st_size > MAX_REPORT_BYTES:
+        raise ValueError(f"its report has more than {MAX_REPORT_BYTES} bytes")
+    try:
+        report = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"its report is not valid JSON: {error}") from error
+    if not isinstance(report, dict) or not report.keys() <= {"reward", "answer"}:
+        raise ValueError(f"its report must have reward and answer only, not {str(report)[:80]}")
+    return report
+
+
+def _report(folder: Path, key: str, body: Mapping[str, Any], stop: threading.Event) -> None:
+    """Report the result of an episode to the gateway, until it is recorded or `stop` is set."""
+    while not stop.is_set():
+        request = urllib.request.Request(
+            f"{base_url(folder)}/episode/end",
+            json.dumps(body).encode(),
+            {"authorization": f"Bearer {key}", "content-type": "application/json"},
+        )
+        try:
+            context = ssl.create_default_context() if request.full_url.startswith("https:") else None
+            with urllib.request.urlopen(request, timeout=60, context=context) as response:
+                response.read(MAX_REPORT_BYTES)
+            return
+        except urllib.error.HTTPError as error:
+            text = error.read(ERROR_CHARACTERS).decode(errors="replace")
+            if error.code == 409:
+                return  # it has ended
+            if error.code < 500 and error.code != 429 and "error" not in body:
+                body = {"error": f"its report was rejected: {text}"}
+            log.warning("the gateway rejected a report with status %d: %s", error.code, text)
+        except OSError as error:
+            log.info("the gateway does not respond: %s", error)
+        stop.wait(_RETRY_S)
+
+
+def base_url(folder: Path) -> str:
+    """The URL of the run's gateway. Raises OSError if it has not started."""
+    return str(json.loads((folder / ADDRESS_FILE).read_text())["url"])

@@ -1,0 +1,52 @@
+"""The configuration of the agents of a run, section `[agents]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class AgentsConfig:
+    """The program that plays the episodes of prompts with `environment = "agent"`: a command, a function, or neither,
+    if agents elsewhere do. Raises ValueError naming the field that is invalid.
+
+    Use only code that you trust: it runs with your permissions.
+    """
+
+    command: tuple[str, ...] = ()
+    """The command of one agent. It gets OPENAI_BASE_URL, OPENAI_API_KEY, LAMINAR_TASK (JSON) and LAMINAR_REPORT, a file
+    to which it may write {"reward": 1.0, "answer": "…"}."""
+    function: str = ""
+    """`module:function` or `file.py:function`, called as function(client, task) with a client of the package openai;
+    it returns a reward, an answer, {"reward": …, "answer": …} or nothing."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Additional environment variables of agents."""
+    concurrency: int = 16
+    """Agents that run at once."""
+    timeout_s: float = 600.0
+    """An agent that runs for so many seconds is killed; its attempt has failed."""
+    retries: int = 1
+    """Attempts after a failed one. Requests that a failed attempt made get their recorded responses."""
+    transcripts: bool = True
+    """Keep the output of each agent in the run's folder, `agents/EPISODE.log`."""
+    processes: int = 1
+    """Processes that run agents; each runs `concurrency` of them."""
+
+    def __post_init__(self) -> None:
+        if self.command and self.function:
+            raise ValueError("command and function: set one of them")
+        if self.function and not all(self.function.rpartition(":")[::2]):
+            raise ValueError(f"function {self.function!r} must be 'module:function' or 'file.py:function'")
+        for name in ("concurrency", "processes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.retries < 0:
+            raise ValueError(f"retries must not be negative, not {self.retries}")
+        if not 0 < self.timeout_s < float("inf"):
+            raise ValueError(f"timeout_s must be positive, not {self.timeout_s}")
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this run starts agents itself."""
+        return bool(self.command or self.function)

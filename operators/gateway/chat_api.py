@@ -1,0 +1,194 @@
+"""Chat completions in the shape of OpenAI's API: requests are checked here, and responses are made. Pure functions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra.models.conversations import ConversationFormat, Message, content_of
+from operators.gateway.conversation import digests_of
+from operators.gateway.errors import invalid
+from operators.gateway.play import Response, TurnOptions, stops_of
+from operators.gateway.tool_calls import cut_at_stop, parse_response
+from schemas.records import TurnRequest
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MAX_CHOICES = 16
+MAX_MESSAGES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A checked request. `digest` stands for messages and tools, `options_digest` for all that shapes the response."""
+
+    model: str
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]]
+    max_tokens: int
+    stop_strings: tuple[str, ...]
+    choices: int
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    digest: str
+    options_digest: str
+    legacy: bool = False
+    """Whether it came as a completion of text, not as a chat."""
+
+    def turn(self, choice: int, occurrence: int) -> TurnOptions:
+        """The turn of a choice. `occurrence` counts equal requests of the same agent process."""
+        turn_id = f"{self.options_digest}#{occurrence}.{choice}"
+        tools = json.dumps(self.tools, ensure_ascii=False)
+        return TurnOptions(turn_id, self.digest, self.max_tokens, self.stop_strings, tools, self.stream)
+
+
+def parse_chat(body: Any, most_tokens: int) -> ChatRequest:
+    """The request in `body`, with at most `most_tokens` tokens of response. Raises ApiError."""
+    if not isinstance(body, dict):
+        raise invalid("the body must be a JSON object")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise invalid("messages must be a list of at least one message", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise invalid(f"{len(messages)} messages are more than {MAX_MESSAGES}", "messages")
+    for at, message in enumerate(messages):
+        _check_message(at, message)
+    tools = body.get("tools") or []
+    _check_tools(tools)
+    if body.get("tool_choice") == "none":
+        tools = []
+    return _request(body, messages, tools, most_tokens)
+
+
+def parse_completion(body: Any, most_tokens: int) -> ChatRequest:
+    """The request for a completion of text in `body`: a conversation with one message. Raises ApiError."""
+    if not isinstance(body, dict):
+        raise invalid("the body must be a JSON object")
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        (prompt,) = prompt
+    if not isinstance(prompt, str) or not prompt:
+        raise invalid("prompt must be one text that is not empty", "prompt")
+    return _request(body, [{"role": "prompt", "content": prompt}], [], most_tokens, legacy=True)
+
+
+def _request(
+    body: dict[str, Any], messages: list[Any], tools: list[Any], most_tokens: int, legacy: bool = False
+) -> ChatRequest:
+    form = body.get("response_format") or {"type": "text"}
+    if not isinstance(form, dict) or form.get("type") != "text":
+        raise invalid("response_format must be text: the engine cannot constrain responses", "response_format")
+    name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    most = _integer(body, name, most_tokens, 1, 2**31)
+    choices = _integer(body, "n", 1, 1, MAX_CHOICES)
+    stops = stops_of(body.get("stop"))
+    stream_options = body.get("stream_options") or {}
+    digest = digests_of(messages, tools)[-1]
+    shape = json.dumps([digest, most, stops], ensure_ascii=False)
+    return ChatRequest(
+        model=str(body.get("model") or "laminar"),
+        messages=messages,
+        tools=tools,
+        max_tokens=min(most, most_tokens),
+        stop_strings=stops,
+        choices=choices,
+        stream=bool(body.get("stream")),
+        include_usage=isinstance(stream_options, dict) and bool(stream_options.get("include_usage")),
+        logprobs=bool(body.get("logprobs")),
+        digest=digest,
+        options_digest=hashlib.blake2b(shape.encode(), digest_size=16).hexdigest(),
+        legacy=legacy,
+    )
+
+
+def response_message(
+    form: ConversationFormat, turn: TurnOptions | TurnRequest, token_ids: Sequence[int]
+) -> dict[str, Any]:
+    """The message of a response, in OpenAI's shape. A stop string is not part of it."""
+    text = cut_at_stop(form.text_of(token_ids), turn.stop_strings)
+    parsed = parse_response(text, json.loads(turn.tools), turn.turn_id)
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+    if parsed.tool_calls:
+        message["content"] = parsed.content or None
+        message["tool_calls"] = parsed.tool_calls
+    return message
+
+
+def choice_of(
+    request: ChatRequest, index: int, message: Mapping[str, Any], response: Response, form: ConversationFormat
+) -> dict[str, Any]:
+    """One choice of a completion."""
+    reason = "tool_calls" if message.get("tool_calls") else response.finish_reason
+    logprobs = _logprobs(response, form) if request.logprobs else None
+    if request.legacy:
+        return {"index": index, "text": message["content"], "logprobs": logprobs, "finish_reason": reason}
+    return {"index": index, "message": dict(message), "logprobs": logprobs, "finish_reason": reason}
+
+
+def completion_of(
+    request: ChatRequest, completion_id: str, created: int, choices: list[dict[str, Any]], usage: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The body of a response."""
+    kind = "text_completion" if request.legacy else "chat.completion"
+    return {
+        "id": completion_id,
+        "object": kind,
+        "created": created,
+        "model": request.model,
+        "choices": choices,
+        "usage": usage,
+    }
+
+
+def usage_of(responses: Sequence[Response]) -> dict[str, Any]:
+    """The tokens of a request's choices; the prompt counts once."""
+    prompt, drawn = responses[0].prompt_tokens, sum(len(each.token_ids) for each in responses)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": drawn,
+        "total_tokens": prompt + drawn,
+        "prompt_tokens_details": {"cached_tokens": responses[0].cached_tokens},
+    }
+
+
+def _logprobs(response: Response, form: ConversationFormat) -> dict[str, Any]:
+    content = []
+    for token_id, logprob in zip(response.token_ids, response.logprobs, strict=True):
+        text = str(form.tokenizer.decode([token_id]))
+        content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+    return {"content": content, "refusal": None}
+
+
+def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    value = body.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise invalid(f"{name} must be an integer from {low} to {high}, not {str(value)[:40]}", name)
+    return value
+
+
+def _check_message(at: int, message: Any) -> None:
+    where = f"messages[{at}]"
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise invalid(f"{where} must be an object with a role, one of {', '.join(ROLES)}", where)
+    try:
+        content_of(message)
+    except ValueError as error:
+        raise invalid(f"{where}: {error}", where) from error
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
+        raise invalid(f"{where}.tool_calls must be a list of function calls with name and arguments", where)
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _check_tools(tools: Any) -> None:
+    if not isinstance(tools, list) or not all(_is_call(tool) and tool.get("type") == "function" for tool in tools):
+        raise invalid("tools must be a list of functions with names", "tools")

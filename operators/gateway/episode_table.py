@@ -1,0 +1,294 @@
+"""The episodes of agents, folded from the log: owner, tokens, turns and conversations of each. Thread-safe.
+
+The fold of the pipeline writes it; the HTTP server reads it, and waits for changes. Nothing in it exists only here, so
+any gateway of the run can answer any request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from infra.models.conversations import Message
+from operators.gateway.conversation import RecordedConversations, RecordedPrefix, by_digest, response_digest
+from operators.io.elements import PartitionKey, ReceivedRecord
+from operators.io.ledger import TrajectoryLedger
+from operators.io.partial_pool import PartialPool, PooledPartial
+from schemas.identity import parse_trajectory_id
+from schemas.records import (
+    AGENT,
+    Assignment,
+    Progress,
+    Prompt,
+    Segment,
+    Trajectory,
+    TurnEnded,
+    TurnRequest,
+)
+from schemas.records.agents import extended
+
+MAX_EARLY = 10_000
+"""Trajectories of which records are kept that were read before the assignment."""
+ReadResponse = Callable[[TurnRequest, Sequence[int]], Message]
+"""The message of a response: a function of the turn and of its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request, and its end if the response is complete."""
+
+    request: TurnRequest
+    ended: TurnEnded | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Episode:
+    """An episode whose trajectory has not finished. `lease`, `replica` and `incarnation` are those of its owner."""
+
+    prompt: Prompt
+    member: int
+    lease: int
+    replica: int
+    incarnation: int
+    turns: dict[str, Turn] = field(default_factory=dict)
+    """By turn id, in the order of their first record."""
+    pending: TurnRequest | None = None
+    """The turn whose response is being generated."""
+    recorded: RecordedConversations = field(default_factory=RecordedConversations)
+    last: TurnRequest | None = None
+    """The last turn that ended."""
+    early_ends: dict[str, TurnEnded] = field(default_factory=dict)
+    """Ends that were read before their requests, by turn id: the log has no order between topics."""
+    offsets: dict[PartitionKey, int] = field(default_factory=dict)
+    """The first offset of its records, by partition."""
+
+
+class EpisodeTable:
+    """`state` is that of the last commit; `read_response` turns the tokens of a response into a message.
+
+    `notify` is called, in the thread of the fold, with the names of changed episodes.
+    """
+
+    def __init__(
+        self,
+        partitions: int,
+        read_response: ReadResponse,
+        notify: Callable[[set[str]], None],
+        state: Mapping[str, int] | None = None,
+    ) -> None:
+        self._read_response, self._notify = read_response, notify
+        self._lock = threading.RLock()
+        self._episodes: dict[str, Episode] = {}
+        self._pool = PartialPool()
+        self._finished = TrajectoryLedger(partitions, state)
+        self._early: dict[str, list[ReceivedRecord]] = {}
+        """By trajectory: records that were read before its assignment."""
+        self._errors: dict[str, str | None] = {}
+        """Why recently finished episodes failed; None for those that did not."""
+        self._emission = 0
+
+    # -- reading, from any thread -------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Episode | None:
+        """The episode `name`, if it has been assigned and has not finished. Read it within `locked`."""
+        return self._episodes.get(name)
+
+    def locked(self) -> threading.RLock:
+        """The lock under which episodes change."""
+        return self._lock
+
+    def names(self) -> list[str]:
+        """The episodes that have not finished."""
+        with self._lock:
+            return list(self._episodes)
+
+    def has_finished(self, name: str) -> bool:
+        """Whether the trajectory of the episode has finished."""
+        with self._lock:
+            return parse_trajectory_id(name) in self._finished
+
+    def error_of(self, name: str) -> str | None:
+        """Why the finished episode failed; None if it did not, or finished long ago."""
+        return self._errors.get(name)
+
+    def tokens(self, name: str) -> PooledPartial | None:
+        """The recorded tokens of the episode; None if it has none."""
+        with self._lock:
+            return self._pool.get(name)
+
+    def length(self, name: str) -> int:
+        """The number of its recorded tokens."""
+        partial = self.tokens(name)
+        return 0 if partial is None else len(partial)
+
+    def segments(self, name: str) -> tuple[Segment, ...]:
+        """The conversations to train: that of the last turn."""
+        with self._lock:
+            episode, partial = self._episodes.get(name), self._pool.get(name)
+            if episode is None or episode.last is None or partial is None:
+                return ()
+            ended = episode.turns[episode.last.turn_id].ended
+            assert ended is not None
+            ranges = extended(episode.last.context, ended.start, ended.stop)
+            mask = partial.response.loss_mask.to_numpy(zero_copy_only=False)
+            drawn = np.concatenate([mask[each.start : each.stop] for each in ranges])
+            return (Segment(int(drawn.argmax()) if drawn.any() else len(drawn), ranges),)
+
+    def announce(self, order: TurnRequest) -> None:
+        """Record a request that this gateway is about to write."""
+        with self._lock:
+            if order.trajectory_id in self._episodes:
+                self._request(order)
+
+    # -- folding ------------------------------------------------------------------------------------------------------
+
+    def fold(self, records: Sequence[ReceivedRecord]) -> None:
+        """Apply `records`, in order, and notify."""
+        changed: set[str] = set()
+        with self._lock:
+            self._emission += 1
+            for received in records:
+                record = received.record
+                match record:
+                    case Assignment() if record.prompt.environment == AGENT:
+                        self._assign(received, record)
+                    case Progress() | TurnRequest() | TurnEnded():
+                        self._play(received, record)
+                    case Trajectory():
+                        self._finish(record)
+                    case _:
+                        continue
+                changed.add(record.trajectory_id)
+        if changed:
+            self._notify(changed)
+
+    def low_water(self, positions: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
+        """The offsets from which a restart must read again."""
+        found = dict(positions)
+        with self._lock:
+            for episode in self._episodes.values():
+                for place, offset in episode.offsets.items():
+                    found[place] = min(found.get(place, offset), offset)
+        return {place: offset for place, offset in found.items() if place in positions}
+
+    def state(self) -> dict[str, int]:
+        """The finished trajectories, for the commit note."""
+        with self._lock:
+            return self._finished.state()
+
+    def _assign(self, received: ReceivedRecord, record: Assignment) -> None:
+        name = record.trajectory_id
+        if parse_trajectory_id(name) in self._finished:
+            return
+        episode = self._episodes.get(name)
+        if episode is None:
+            episode = self._episodes[name] = Episode(
+                record.prompt, record.member, record.lease, record.replica, record.incarnation
+            )
+        elif record.lease <= episode.lease:
+            return
+        episode.lease, episode.replica, episode.incarnation = record.lease, record.replica, record.incarnation
+        _note_offset(episode, received)
+        if self._pool.lease(name) < record.lease:  # else its first progress has been read
+            self._start_lease(name, episode, record)
+        for early in self._early.pop(name, ()):
+            self._play(early, early.record)
+
+    def _start_lease(self, name: str, episode: Episode, record: Assignment) -> None:
+        partial = None if record.partial is None else PooledPartial(record.partial, record.version_spans)
+        self._pool.start_lease(name, record.lease, partial)
+        self._forget_beyond(episode, 0 if partial is None else len(partial))
+
+    def _play(self, received: ReceivedRecord, record: Progress | TurnRequest | TurnEnded) -> None:
+        name = record.trajectory_id
+        episode = self._episodes.get(name)
+        if episode is None:
+            if parse_trajectory_id(name) not in self._finished:
+                self._early.setdefault(name, []).append(received)
+                while len(self._early) > MAX_EARLY:
+                    del self._early[next(iter(self._early))]
+            return
+        _note_offset(episode, received)
+        if isinstance(record, TurnRequest):
+            self._request(record)
+        elif isinstance(record, TurnEnded):
+            self._end_turn(record)
+        else:
+            self._pool.fold(record)
+            if record.next_owner is not None:
+                self._pool.hand_over(name, record.next_owner.lease)
+
+    def _forget_beyond(self, episode: Episode, tokens: int) -> None:
+        """Forget turns of which the next owner does not have all tokens: they are generated again."""
+        for turn_id, turn in list(episode.turns.items()):
+            if turn.ended is not None and turn.ended.stop > tokens:
+                del episode.turns[turn_id]
+        ended = [turn.request for turn in episode.turns.values() if turn.ended is not None]
+        episode.last = max(ended, key=lambda turn: turn.start, default=None)
+        if episode.pending is not None and episode.pending.start > tokens:
+            episode.pending = None
+        episode.recorded.requests = by_digest(episode.recorded.requests, tokens)
+        episode.recorded.responses = by_digest(episode.recorded.responses, tokens)
+
+    def _request(self, record: TurnRequest) -> None:
+        episode = self._episodes[record.trajectory_id]
+        known = episode.turns.get(record.turn_id)
+        if known is not None and known.ended is not None:
+            return
+        episode.turns[record.turn_id] = Turn(record)
+        pending = episode.pending
+        if pending is None or pending.turn_id == record.turn_id or pending.start < record.start:
+            episode.pending = record
+        if (ended := episode.early_ends.pop(record.turn_id, None)) is not None:
+            self._end_turn(ended)
+
+    def _end_turn(self, record: TurnEnded) -> None:
+        name = record.trajectory_id
+        episode = self._episodes[name]
+        if record.lease < episode.lease and record.stop > self.length(name):
+            return  # the present owner does not have its tokens
+        if episode.pending is not None and episode.pending.start <= record.start:
+            episode.pending = None
+        turn = episode.turns.get(record.turn_id)
+        if turn is None:
+            episode.early_ends[record.turn_id] = record
+            return
+        if turn.ended is not None:
+            return
+        episode.turns[record.turn_id] = Turn(turn.request, record)
+        partial = self._pool.get(name)
+        if record.finish_reason == "failed" or partial is None or len(partial) < record.stop:
+            return
+        episode.last = turn.request
+        self._record_conversation(episode, turn.request, record, partial)
+
+    def _record_conversation(
+        self, episode: Episode, request: TurnRequest, ended: TurnEnded, partial: PooledPartial
+    ) -> None:
+        given = request.start + len(request.token_ids)
+        asked = extended(request.context, request.start, given)
+        response = partial.response.token_ids.slice(given, ended.stop - given).to_pylist()
+        message = self._read_response(request, response)
+        whole = extended(asked, given, ended.stop)
+        episode.recorded.requests.setdefault(request.digest, asked)
+        digest = response_digest(request.digest, message)
+        last = response[-1] if response else -1
+        episode.recorded.responses.setdefault(digest, RecordedPrefix(whole, last))
+
+    def _finish(self, record: Trajectory) -> None:
+        name = record.trajectory_id
+        self._finished.add(parse_trajectory_id(name), record.prompt.samples, self._emission)
+        if self._episodes.pop(name, None) is not None:
+            self._errors[name] = record.error
+            while len(self._errors) > 10_000:
+                del self._errors[next(iter(self._errors))]
+        self._pool.drop(name)
+        self._early.pop(name, None)
+
+
+def _note_offset(episode: Episode, received: ReceivedRecord) -> None:
+    place = PartitionKey(received.topic, received.partition)
+    episode.offsets[place] = min(received.offset, episode.offsets.get(place, received.offset))

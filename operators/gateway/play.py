@@ -1,0 +1,273 @@
+"""Takes turns of episodes through the log: sends a request to the owner of the episode and waits for its end.
+
+A request is repeated whenever the episode has a new owner. The owner ignores a request that it has already got, so a
+repetition does no harm, whichever gateway sends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from infra.kafka.producer import BoundedProducer
+from operators.gateway.conversation import TurnPlan
+from operators.gateway.episode_table import Episode, EpisodeTable
+from operators.gateway.errors import ApiError, invalid
+from schemas.codec import encode
+from schemas.columns import floats, token_ids
+from schemas.records import EpisodeEnd, TurnEnded, TurnRequest
+from schemas.topics import INBOX, inbox_partition
+
+_RECHECK_S = 5.0
+"""A waiting request looks at its episode after so many seconds at the latest."""
+
+Plan = Callable[[Episode], TurnPlan]
+Send = Callable[[TurnRequest | EpisodeEnd], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOptions:
+    """What of a request is not its messages. `turn_id` is its identity and `digest` that of its messages."""
+
+    turn_id: str
+    digest: str
+    max_tokens: int
+    stop_strings: tuple[str, ...]
+    tools: str = "[]"
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The recorded response of a turn: its tokens and their logprobs."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    prompt_tokens: int
+    cached_tokens: int
+    finish_reason: str
+    rewritten: bool = False
+
+
+class Changes:
+    """Wakes the requests that wait for an episode; `notify` may be called from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+
+    def notify(self, names: set[str]) -> None:
+        """Wake the requests that wait for one of `names`."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake, names)
+
+    def _wake(self, names: set[str]) -> None:
+        for name in names & self._waiting.keys():
+            for event in self._waiting[name]:
+                event.set()
+
+    @asynccontextmanager
+    async def watching(self, name: str) -> AsyncIterator[asyncio.Event]:
+        """An event that is set at each change of episode `name`."""
+        event = asyncio.Event()
+        self._waiting.setdefault(name, set()).add(event)
+        try:
+            yield event
+        finally:
+            self._waiting[name].discard(event)
+            if not self._waiting[name]:
+                del self._waiting[name]
+
+
+class Player:
+    """Takes turns and ends episodes. `clock` is monotonic seconds, `now` Unix milliseconds."""
+
+    def __init__(
+        self,
+        table: EpisodeTable,
+        changes: Changes,
+        send: Send,
+        context: int,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+    ) -> None:
+        self._table, self._changes, self._send, self._context = table, changes, send, context
+        self._timeout_s, self._clock, self._now = timeout_s, clock, now
+        self._rewritten: set[tuple[str, str]] = set()
+
+    async def turn(self, name: str, options: TurnOptions, plan: Plan) -> Response:
+        """The response to a request; a repeated one gets the recorded response. Raises ApiError."""
+        async for response in self.follow(name, options, plan):
+            if response.finish_reason:
+                return response
+        raise AssertionError("a turn ends with a response")
+
+    async def follow(self, name: str, options: TurnOptions, plan: Plan) -> AsyncIterator[Response]:
+        """The response so far, at each change; the last one has a finish reason. Raises ApiError."""
+        deadline = self._clock() + self._timeout_s
+        sent: tuple[Any, ...] | None = None
+        shown = 0
+        async with self._changes.watching(name) as changed:
+            while True:
+                changed.clear()
+                with self._table.locked():
+                    response, order = self._look(name, options, plan)
+                    if order is not None:
+                        self._table.announce(order)
+                if response is not None and response.finish_reason:
+                    yield response
+                    return
+                if order is not None and (key := (order.turn_id, order.lease, order.start)) != sent:
+                    await asyncio.to_thread(self._send, order)
+                    sent = key
+                elif response is not None and len(response.token_ids) > shown:
+                    shown = len(response.token_ids)
+                    yield response
+                await self._wait(changed, deadline)
+
+    async def end(self, name: str, reward: float | None, answer: str | None, error: str | None) -> None:
+        """End the episode, and wait until its trajectory has finished. Raises ApiError."""
+        deadline = self._clock() + self._timeout_s
+        sent: int | None = None
+        async with self._changes.watching(name) as changed:
+            while True:
+                changed.clear()
+                if self._table.has_finished(name):
+                    return
+                with self._table.locked():
+                    episode = self._table.get(name)
+                    order = None if episode is None else self._end_order(name, episode, reward, answer, error)
+                if order is not None and order.lease != sent:
+                    await asyncio.to_thread(self._send, order)
+                    sent = order.lease
+                await self._wait(changed, deadline)
+
+    async def _wait(self, changed: asyncio.Event, deadline: float) -> None:
+        left = deadline - self._clock()
+        if left <= 0:
+            waited = f"no response within {self._timeout_s:g} s; repeat the request to wait longer"
+            raise ApiError(504, waited, "timeout")
+        try:
+            await asyncio.wait_for(changed.wait(), min(left, _RECHECK_S))
+        except TimeoutError:
+            return
+
+    def _look(self, name: str, options: TurnOptions, plan: Plan) -> tuple[Response | None, TurnRequest | None]:
+        """The response to the request so far, and what to send to the owner so that it continues."""
+        episode = self._table.get(name)
+        if episode is None:
+            if self._table.has_finished(name):
+                reason = self._table.error_of(name)
+                raise ApiError(409, f"episode {name} has ended{f': {reason}' if reason else ''}", code="episode_ended")
+            return None, None  # it will be assigned
+        turn = episode.turns.get(options.turn_id)
+        if turn is not None and turn.ended is not None:
+            return self._response(name, turn.request, turn.ended), None
+        pending = episode.pending
+        if pending is None:
+            return None, self._order(name, episode, options, plan(episode))
+        mine = pending.turn_id == options.turn_id
+        order = replace(pending, lease=episode.lease, replica=episode.replica, incarnation=episode.incarnation)
+        return self._response(name, pending, None) if mine else None, order
+
+    def _order(self, name: str, episode: Episode, options: TurnOptions, planned: TurnPlan) -> TurnRequest:
+        start = self._table.length(name)
+        known = sum(each.stop - each.start for each in planned.context)
+        length = known + len(planned.token_ids)
+        if length >= self._context:
+            raise invalid(
+                f"the request has {length} tokens, but the model's context is {self._context}, response included",
+                "messages",
+                "context_length_exceeded",
+            )
+        budget = episode.prompt.sampling.max_new_tokens
+        if start + len(planned.token_ids) >= budget:
+            raise invalid(
+                f"the request needs {len(planned.token_ids)} new tokens, but of the {budget} tokens of this episode "
+                f"(prompts.max_new_tokens) {budget - start} are left",
+                "messages",
+                "context_length_exceeded",
+            )
+        if planned.rewritten:
+            self._rewritten.add((name, options.turn_id))
+        return TurnRequest(
+            trajectory_id=name,
+            lease=episode.lease,
+            replica=episode.replica,
+            incarnation=episode.incarnation,
+            turn_id=options.turn_id,
+            digest=options.digest,
+            start=start,
+            context=planned.context,
+            token_ids=token_ids(planned.token_ids),
+            max_tokens=options.max_tokens,
+            stop_strings=options.stop_strings,
+            messages=json.dumps([dict(each) for each in planned.messages], ensure_ascii=False),
+            tools=options.tools,
+            stream=options.stream,
+            written_at=self._now(),
+        )
+
+    def _response(self, name: str, request: TurnRequest, ended: TurnEnded | None) -> Response:
+        if ended is not None and ended.finish_reason == "failed":
+            raise invalid(f"the request cannot run: {ended.error}")
+        first = request.start + len(request.token_ids)
+        cached = sum(each.stop - each.start for each in request.context)
+        partial = self._table.tokens(name)
+        tokens, logprobs = (
+            (token_ids([]), floats([])) if partial is None else (partial.response.token_ids, partial.response.logprobs)
+        )
+        stop = max(first, len(tokens)) if ended is None else ended.stop
+        return Response(
+            tokens.slice(first, stop - first).to_pylist() if len(tokens) > first else [],
+            logprobs.slice(first, stop - first).to_pylist() if len(tokens) > first else [],
+            cached + len(request.token_ids),
+            cached,
+            "" if ended is None else ended.finish_reason,
+            (name, request.turn_id) in self._rewritten,
+        )
+
+    def _end_order(
+        self, name: str, episode: Episode, reward: float | None, answer: str | None, error: str | None
+    ) -> EpisodeEnd:
+        return EpisodeEnd(
+            trajectory_id=name,
+            lease=episode.lease,
+            replica=episode.replica,
+            incarnation=episode.incarnation,
+            segments=self._table.segments(name),
+            reward=reward,
+            answer=answer,
+            error=error,
+            written_at=self._now(),
+        )
+
+
+class OrderProducer:
+    """Writes orders to the inbox of their replica, at once and outside of transactions."""
+
+    def __init__(self, producer: BoundedProducer, run: str) -> None:
+        self._producer, self._topic = producer, INBOX.name(run)
+
+    def send(self, order: TurnRequest | EpisodeEnd) -> None:
+        """Write `order`. Raises what `BoundedProducer.send` raises."""
+        value, headers = encode(order)
+        self._producer.send(self._topic, value, headers=headers, partition=inbox_partition(order.replica))
+
+    def close(self) -> None:
+        """Close the producer."""
+        self._producer.close()
+
+
+def stops_of(value: Any) -> tuple[str, ...]:
+    """The stop strings of a request. Raises ApiError."""
+    strings: Sequence[Any] = [value] if isinstance(value, str) else value or []
+    if not isinstance(strings, list) or len(strings) > 16 or not all(isinstance(s, str) and s for s in strings):
+        raise invalid("stop must be a string or a list of up to 16 strings, none of them empty", "stop")
+    return tuple(strings)

@@ -1,0 +1,93 @@
+"""Tool calls in the text of a response, by the formats of the model families. Pure functions.
+
+The recorded tokens stay as they are; a call that cannot be parsed stays in the content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+_TAGGED = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)  # Hermes, Qwen
+_MISTRAL = "[TOOL_CALLS]"
+_PYTHON_TAG = "<|python_tag|>"  # Llama
+
+
+class ParsedResponse(NamedTuple):
+    """The content of a response without its tool calls, and the calls in OpenAI's shape."""
+
+    content: str
+    tool_calls: list[dict[str, Any]]
+
+
+def parse_response(text: str, tools: Sequence[Mapping[str, Any]], turn_id: str = "") -> ParsedResponse:
+    """The calls of `tools` in `text`; without tools, or without a valid call, all of it is content.
+
+    Ids of calls follow from `turn_id`, so that a repeated request gets the same ones.
+    """
+    names = {tool["function"]["name"] for tool in tools}
+    if not names:
+        return ParsedResponse(text, [])
+    content, found = _calls_in(text.strip())
+    calls = [call for each in found if (call := _call(each, names)) is not None]
+    if not calls or len(calls) < len(found):
+        return ParsedResponse(text, [])
+    made = [
+        {"id": f"call_{_id(turn_id, at)}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for at, (name, arguments) in enumerate(calls)
+    ]
+    return ParsedResponse(content, made)
+
+
+def _calls_in(text: str) -> tuple[str, list[Any]]:
+    """The text beside the calls, and the calls as JSON values."""
+    if "<tool_call>" in text:
+        return _TAGGED.sub("", text).strip(), [_json(match[1]) for match in _TAGGED.finditer(text)]
+    before, tag, after = text.partition(_MISTRAL)
+    if tag:
+        value = _json(after.strip())
+        return before.strip(), value if isinstance(value, list) else [value]
+    text = text.removeprefix(_PYTHON_TAG).strip()
+    if text.startswith("{") and text.endswith("}"):
+        return "", [_json(text)]
+    return text, []
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _call(value: Any, names: set[str]) -> tuple[str, str] | None:
+    """Name and arguments (JSON text) of a call of one of `names`; None if it is not one."""
+    if not isinstance(value, dict) or value.get("name") not in names:
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        return value["name"], arguments
+    return (value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+
+
+def _id(turn_id: str, at: int) -> str:
+    return hashlib.blake2b(f"{turn_id}\0{at}".encode(), digest_size=12).hexdigest()
+
+
+def cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:
+    """`text` before the first of `stop_strings`."""
+    found = [at for string in stop_strings if (at := text.find(string)) >= 0]
+    return text[: min(found)] if found else text
+
+
+def possible_stop(text: str, stop_strings: Sequence[str]) -> int:
+    """How many characters at the end of `text` may be the beginning of a stop string."""
+
+    def lengths() -> Iterator[int]:
+        for string in stop_strings:
+            yield from (size for size in range(1, len(string)) if text.endswith(string[:size]))
+
+    return max(lengths(), default=0)

@@ -1,0 +1,235 @@
+"""The gateway over HTTP: conversations, repetitions, failures of owners and gateways, and bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from gateway_harness import NAME, ScriptedRun, chat, play, user
+
+from schemas.records import EpisodeEnd, TokenRange, TurnRequest
+
+HELLO, AGAIN = user("hello"), user("again")
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+
+
+def turns(run: ScriptedRun) -> list[TurnRequest]:
+    return [order for order in run.orders if isinstance(order, TurnRequest)]
+
+
+def test_a_conversation_extends_its_recorded_tokens() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        body = await chat(client, HELLO)
+        (choice,) = body["choices"]
+        assert choice["message"] == {"role": "assistant", "content": "hi"}
+        assert choice["finish_reason"] == "stop"
+        assert body["usage"]["prompt_tokens"] == len("U:hello$\nA:")
+        assert body["usage"]["completion_tokens"] == 3
+        body = await chat(client, HELLO, choice["message"], AGAIN)
+        assert body["choices"][0]["message"]["content"] == "ho"
+        assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 14
+        first, second = turns(run)
+        assert run.recorded(first) == "U:hello$\nA:"
+        assert second.context == (TokenRange(0, 14),)
+        assert run.recorded(second) == "U:hello$\nA:hi$\nU:again$\nA:"
+
+    play(ScriptedRun("hi$", "ho$"), scenario)
+
+
+def test_an_edited_history_branches_where_it_differs() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        said = (await chat(client, HELLO))["choices"][0]["message"]
+        await chat(client, HELLO, said, AGAIN)
+        await chat(client, HELLO, said, user("other"))
+        await chat(client, HELLO, {**said, "content": "invented"}, AGAIN)
+        _, again, other, invented = turns(run)
+        assert other.context == again.context == (TokenRange(0, 14),)
+        assert other.start > again.start
+        assert invented.context == ()
+        assert run.recorded(invented) == "U:hello$\nA:invented$\nU:again$\nA:"
+        (segment,) = run.table.segments(NAME)
+        assert segment.ranges[0].start == invented.start
+
+    play(ScriptedRun("hi$", "ho$", "hu$", "he$"), scenario)
+
+
+def test_equal_requests_get_new_responses_and_retries_recorded_ones() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        texts = [(await chat(client, HELLO))["choices"][0]["message"]["content"] for _ in range(2)]
+        assert texts == ["one", "two"]
+        assert turns(run)[1].context == turns(run)[0].context or turns(run)[1].token_ids.to_pylist() == []
+        client.headers["x-stainless-retry-count"] = "1"
+        assert (await chat(client, HELLO))["choices"][0]["message"]["content"] == "two"
+        del client.headers["x-stainless-retry-count"]
+        client.headers["authorization"] += "~1"  # the agent's next attempt
+        texts = [(await chat(client, HELLO))["choices"][0]["message"]["content"] for _ in range(2)]
+        assert texts == ["one", "two"]
+        assert len(run.orders) == 2
+
+    play(ScriptedRun("one$", "two$"), scenario)
+
+
+def test_choices_share_the_recorded_prompt() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        body = await chat(client, HELLO, n=2)
+        assert [each["message"]["content"] for each in body["choices"]] == ["one", "two"]
+        assert [len(each.token_ids) for each in turns(run)] == [11, 0]
+
+    play(ScriptedRun("one$", "two$"), scenario)
+
+
+def test_another_gateway_continues_the_conversation() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        said = (await chat(client, HELLO))["choices"][0]["message"]
+        transport = httpx2.ASGITransport(app=run.open().application())
+        async with httpx2.AsyncClient(transport=transport, base_url=client.base_url, headers=client.headers) as other:
+            assert (await chat(other, HELLO))["choices"][0]["message"] == said  # recorded
+            await chat(other, HELLO, said, AGAIN)
+        assert [each.context for each in turns(run)] == [(), (TokenRange(0, 14),)]
+
+    play(ScriptedRun("hi$", "ho$"), scenario)
+
+
+@pytest.mark.parametrize("keep", [0, 12])
+def test_a_turn_is_repeated_at_the_next_owner(keep: int) -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        said = (await chat(client, HELLO))["choices"][0]["message"]
+        run.paused = True
+        request = asyncio.create_task(chat(client, HELLO, said, AGAIN))
+        while len(run.orders) < 2:
+            await asyncio.sleep(0)
+        run.paused = False
+        run.assign(lease=2, keep=keep or 14)
+        assert (await request)["choices"][0]["message"]["content"] == "ho"
+        last = turns(run)[-1]
+        assert (last.lease, last.replica) == (2, 2)
+        if keep:  # the response to the first request is lost, and encoded as text
+            assert last.context == ()
+            assert run.recorded(last) == "U:hello$\nA:hi$\nU:again$\nA:"
+        else:
+            assert last.context == (TokenRange(0, 14),)
+
+    play(ScriptedRun("hi$", "ho$"), scenario)
+
+
+def test_tool_calls_are_parsed_and_their_results_extend_the_conversation() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        (choice,) = (await chat(client, HELLO, tools=TOOLS))["choices"]
+        (call,) = choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 1})
+        call = {**call, "id": "mine", "function": {"name": "add", "arguments": '{"a":1}'}}
+        result = {"role": "tool", "tool_call_id": "mine", "content": "2"}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        await chat(client, HELLO, said, result, tools=TOOLS)
+        assert len(turns(run)[1].context) == 1
+        assert run.recorded(turns(run)[1]).endswith("</tool_call>$\nT:2$\nA:")
+        (choice,) = (await chat(client, AGAIN, tools=TOOLS))["choices"]
+        assert choice["message"] == {"role": "assistant", "content": "<tool_call>{bad</tool_call>"}
+
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    play(ScriptedRun(f"{call}$", "3$", "<tool_call>{bad</tool_call>$", budget=600), scenario)
+
+
+def test_a_stop_string_is_recorded_but_not_returned() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        said = (await chat(client, user("1+1="), stop=["</c>"]))["choices"][0]["message"]
+        assert said["content"] == "<c>1"
+        await chat(client, user("1+1="), said, user("=2"))
+        assert run.recorded(turns(run)[1]) == "1+1=<c>1</c>=2"
+
+    play(ScriptedRun("<c>1</c>", "2$", plain=True), scenario)
+
+
+def test_a_stream_has_the_deltas_of_the_response() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        body = {"messages": [HELLO], "stream": True, "stream_options": {"include_usage": True}}
+        response = await client.post("/chat/completions", json=body)
+        lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+        events = [json.loads(line) for line in lines[:-1]]
+        assert lines[-1] == "[DONE]"
+        deltas = [each["choices"][0]["delta"].get("content") or "" for each in events if each["choices"]]
+        assert "".join(deltas) == "hi"
+        assert events[-2]["choices"][0]["finish_reason"] == "stop"
+        assert events[-1]["usage"]["completion_tokens"] == 3
+
+    play(ScriptedRun("hi$"), scenario)
+
+
+def test_the_end_reports_the_last_conversation_and_closes_the_episode() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        await chat(client, HELLO)
+        response = await client.post("/episode/end", json={"reward": 0.5, "answer": "hi"})
+        assert response.json() == {"episode": NAME, "finished": True, "error": None}
+        end = run.orders[-1]
+        assert isinstance(end, EpisodeEnd)
+        assert (end.reward, end.answer, end.segments[0].prompt_tokens) == (0.5, "hi", 11)
+        error = (await chat(client, AGAIN))["error"]
+        assert error["code"] == "episode_ended"
+
+    play(ScriptedRun("hi$"), scenario)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"messages": []}, 400, "at least one message"),
+        ({"messages": [{"role": "king", "content": ""}]}, 400, "messages[0] must be an object with a role"),
+        ({"messages": [{"role": "user", "content": [{"image_url": "x"}]}]}, 400, "text or a list of text parts"),
+        ({"messages": [HELLO], "n": 0}, 400, "n must be an integer from 1 to 16, not 0"),
+        ({"messages": [HELLO], "max_tokens": "x"}, 400, "max_tokens must be an integer"),
+        ({"messages": [HELLO], "stop": [""]}, 400, "stop must be"),
+        ({"messages": [HELLO], "tools": [{"type": "x"}]}, 400, "tools must be a list of functions"),
+        ({"messages": [HELLO], "response_format": {"type": "json_object"}}, 400, "response_format must be text"),
+        ({"messages": [user("x" * 400)]}, 400, "the model's context is 400"),
+        ({"messages": [user("x" * 299)]}, 400, "of the 300 tokens of this episode"),
+        ({"messages": [{"role": "function", "content": "x"}]}, 400, "the chat template fails on messages of function"),
+        (["x"], 400, "the body must be a JSON object"),
+        ("{", 400, "the body is not valid JSON"),
+        ({"messages": [user("x" * 2000)]}, 413, "the body is larger than 1000 bytes"),
+    ],
+)
+def test_bad_requests_get_errors_in_openai_shape(body: Any, status: int, message: str) -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        content = body if isinstance(body, str) else json.dumps(body)
+        response = await client.post("/chat/completions", content=content)
+        error = response.json()["error"]
+        assert (response.status_code, message in error["message"]) == (status, True), error
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert not run.orders
+
+    play(ScriptedRun("hi$", max_body_bytes=1000), scenario)
+
+
+@pytest.mark.parametrize("key", ["", "lm-p0.0-" + "0" * 40, "lm-p0.0", "other", "lm-p0.1-x"])
+def test_an_unknown_key_is_rejected(key: str) -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        client.headers["authorization"] = f"Bearer {key}"
+        response = await client.get("/models")
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
+
+    play(ScriptedRun(), scenario, key="")
+
+
+def test_the_key_may_be_in_the_path() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        del client.headers["authorization"]
+        response = await client.get(f"http://gateway/k/{run.keys.key_of(NAME)}/v1/models")
+        assert response.json()["data"][0]["id"] == "laminar"
+
+    play(ScriptedRun(), scenario)
+
+
+def test_a_request_without_response_times_out_and_may_be_repeated() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        run.paused = True
+        assert (await chat(client, HELLO))["error"]["type"] == "timeout"
+        run.respond(run.orders[0])
+        client.headers["x-stainless-retry-count"] = "1"
+        assert (await chat(client, HELLO))["choices"][0]["message"]["content"] == "hi"
+        assert len(run.orders) == 1
+
+    play(ScriptedRun("hi$", turn_timeout_s=0.05), scenario)
