@@ -29,6 +29,7 @@ from operators.rollout.emulation_config import DEFAULT_CONTEXT
 from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
+from pipelines.config_tables import add_named_environments, complete_tasks
 from pipelines.progress_config import ProgressConfig
 from pipelines.roles import ADMIN, COMPACT_CORES, ROLE
 from schemas.records.agents import AGENT
@@ -302,7 +303,7 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
     """Parse and validate `table`; errors name it as `origin`. Raises ConfigError."""
     _check_keys(Config, table, origin, ())
     table = {"prompts": _DEFAULT_PROMPTS, **table}
-    table = _add_named_environments(table)
+    table = add_named_environments(table)
     run = table.get("run", {})
     if isinstance(run, dict) and "seed" in run:
         for section in ("prompts", "warm_start"):
@@ -310,7 +311,7 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
                 table[section] = {"seed": run["seed"], **table[section]}
     for section, kind in _TASK_CLASSES.items():
         if isinstance(table.get(section), dict):
-            table[section] = _complete_tasks(table[section], kind)
+            table[section] = complete_tasks(table[section], kind)
     try:
         # TOML values are typed, so validation is strict; in JSON mode a strict validator accepts lists for tuples.
         return TypeAdapter(Config).validate_json(json.dumps(table, default=str), strict=True)
@@ -337,40 +338,6 @@ def flattened(config: Config) -> dict[str, Any]:
             yield name, value
 
     return dict(leaves(_without_none(TypeAdapter(Config).dump_python(config, mode="json")), ""))
-
-
-def _add_named_environments(table: dict[str, Any]) -> dict[str, Any]:
-    """`table` with the environments that prompts name by `module:Class` in `rollout.environments`, with defaults."""
-    prompts, rollout = table.get("prompts"), table.get("rollout", {})
-    if not isinstance(prompts, dict) or not isinstance(rollout, dict):
-        return table  # an error, which the validation reports
-    tasks = prompts.get("tasks")
-    sections = [prompts, *(tasks if isinstance(tasks, list) else [])]
-    environments = list(rollout.get("environments") or [])
-    renamed = []
-    for section in sections:
-        name = section.get("environment") if isinstance(section, dict) else None
-        if isinstance(name, str) and ":" in name:
-            if not any(isinstance(each, dict) and each.get("name") == name for each in environments):
-                environments.append({"name": name})
-            label = next(each.get("label") for each in environments if each.get("name") == name)
-            section = {**section, "environment": label or name.rpartition(":")[2]}
-        renamed.append(section)
-    prompts = {**renamed[0], **({"tasks": renamed[1:]} if isinstance(tasks, list) else {})}
-    return {
-        **table,
-        "prompts": prompts,
-        **({"rollout": {**rollout, "environments": environments}} if environments else {}),
-    }
-
-
-def _complete_tasks(section: dict[str, Any], kind: type) -> dict[str, Any]:
-    """`section` with complete tasks: for each key of `kind` that a task does not set, it gets the section's value."""
-    if not isinstance(section.get("tasks"), list):
-        return section
-    keys = {field.name for field in dataclasses.fields(kind)} - {"name", "weight"}
-    shared = {name: value for name, value in section.items() if name in keys}
-    return {**section, "tasks": [{**shared, **row} if isinstance(row, dict) else row for row in section["tasks"]]}
 
 
 def _apply_change(table: dict[str, Any], change: str) -> None:

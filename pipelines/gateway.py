@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import apache_beam as beam
 
 from operators.gateway.config import GatewayConfig
@@ -25,7 +27,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
     serve = ServeAgents(
         config.gateway or GatewayConfig(),
         source,
-        config.model_folder(),
+        Path(config.model.path),
         config.run_folder,
         config.kafka.partitions,
         config.context,

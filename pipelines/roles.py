@@ -58,6 +58,9 @@ LIGHT = "light"
 WITH_ENGINE = ("rollout", "trainer")
 """Pipelines that compute with the model. They never share a process with another role."""
 
+ALONE = (*WITH_ENGINE, *AGENT_PIPELINES)
+"""Pipelines that never share a process: those with an engine, and those that agents talk to."""
+
 COMPACT_CORES = 4
 """Up to so many cores the layout `auto` is compact: processes compete for cores, and each costs memory."""
 
@@ -97,8 +100,8 @@ def processes_of(config: Config) -> list[RoleProcess]:
     """The processes of a run on this machine, in drain order."""
     roles = roles_of(config)
     if config.run.is_compact(len(os.sched_getaffinity(0))):
-        light = tuple(role for role in roles if role.pipeline not in WITH_ENGINE)
-        others = [RoleProcess(role.name, (role,)) for role in roles if role.pipeline in WITH_ENGINE]
+        light = tuple(role for role in roles if role.pipeline not in ALONE)
+        others = [RoleProcess(role.name, (role,)) for role in roles if role.pipeline in ALONE]
         return [RoleProcess(LIGHT, light), *others]
     return [RoleProcess(role.name, (role,)) for role in roles]
 

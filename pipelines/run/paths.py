@@ -48,6 +48,14 @@ def with_absolute_paths(config: Config) -> Config:
             writers=tuple(map(_absolute_name, config.experience.writers)),
             evictions=tuple(map(_absolute_name, config.experience.evictions)),
         ),
+        gateway=config.gateway
+        and replace(
+            config.gateway,
+            secret_file=_absolute(config.gateway.secret_file),
+            certificate_file=_absolute(config.gateway.certificate_file),
+            key_file=_absolute(config.gateway.key_file),
+        ),
+        agents=config.agents and replace(config.agents, function=_absolute_target(config.agents.function)),
         score=replace(_absolute_rubric(config.score), tasks=tuple(map(_absolute_rubric, config.score.tasks))),
     )
 
@@ -62,6 +70,10 @@ def files_read(config: Config) -> Iterator[tuple[str, Path]]:
         ("relay.token_file", config.relay.token_file),
         ("relay.certificate_file", config.relay.certificate_file),
         ("relay.authority_file", config.relay.authority_file),
+        *(("gateway.secret_file", gateway.secret_file) for gateway in [config.gateway] if gateway),
+        *(("gateway.certificate_file", gateway.certificate_file) for gateway in [config.gateway] if gateway),
+        *(("gateway.key_file", gateway.key_file) for gateway in [config.gateway] if gateway),
+        *(("agents.function", _script_of(agents.function)) for agents in [config.agents] if agents),
         ("experience.sampler", _script(config.experience.sampler)),
         *(("experience.writers", _script(each)) for each in config.experience.writers),
         *(("experience.evictions", _script(each)) for each in config.experience.evictions),
@@ -90,10 +102,18 @@ def _absolute_rubric(rubric: AnyRubric) -> AnyRubric:
 
 def _script(spec: RewardSpec | EnvironmentSpec | Component) -> str:
     """The file of a reward, an environment or a component of the buffer; "" for a module name or a built-in."""
-    module = spec.name.rpartition(":")[0]
+    return _script_of(spec.name)
+
+
+def _script_of(target: str) -> str:
+    module = target.rpartition(":")[0]
     return module if module.endswith(_SCRIPT) else ""
 
 
+def _absolute_target(target: str) -> str:
+    script = _script_of(target)
+    return f"{_absolute(script)}:{target.rpartition(':')[2]}" if script else target
+
+
 def _absolute_name(spec: AnySpec) -> AnySpec:
-    script = _script(spec)
-    return replace(spec, name=f"{_absolute(script)}:{spec.name.rpartition(':')[2]}") if script else spec
+    return replace(spec, name=_absolute_target(spec.name)) if _script(spec) else spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -36,6 +37,10 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
     yield from _secrets(config, missing)
     if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         yield f"rollout.engine is 'vllm', which is not installed: {install_extra('vllm')}"
+    if config.agents is not None and config.agents.function and importlib.util.find_spec("openai") is None:
+        yield f"agents.function needs the package openai, which is not installed: {install_extra('agents')}"
+    if config.agents is not None and config.agents.command and shutil.which(config.agents.command[0]) is None:
+        yield f"agents.command: there is no program {config.agents.command[0]!r}"
     if config.rollout.total_replicas > config.placement.max_replicas:
         yield (
             f"rollout.processes × rollout.replicas = {config.rollout.total_replicas} replicas, "
