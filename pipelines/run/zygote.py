@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 
 from infra.quiet_libraries import quiet_libraries
 from pipelines.roles import CANNOT_RUN, EMULATED, PIPELINES, WITH_MODEL
+from pipelines.run.deferred_imports import defer_imports
 
 GRACE_S = 3.5
 """How long roles may drain before they are killed."""
@@ -72,6 +73,8 @@ def main() -> None:
 def import_role_modules(model: str = "") -> None:
     """Import the modules that roles need, and the code of the model in folder `model`."""
     emulated = model == EMULATED
+    if not emulated:
+        defer_imports()
     for module in _EMULATION_MODULES if emulated else _TRAINING_MODULES:
         importlib.import_module(module)
     if model and not emulated:
