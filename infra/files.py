@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 BLOCK_BYTES = 4096
 """Bytes of a disk block."""
@@ -60,6 +63,18 @@ def write_atomically(file: Path, text: str) -> None:
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[TextIO]:
+    """A text file that becomes `file` at the end of this context; after an error `file` is as it was before."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        with partial.open("w", encoding="utf-8") as out:
+            yield out
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_even_if_disk_full(file: Path, text: str) -> None:

@@ -30,10 +30,11 @@ from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.config_tables import add_named_environments, complete_tasks
+from pipelines.old_conditions import old_conditions
 from pipelines.progress_config import ProgressConfig
-from pipelines.roles import ADMIN, COMPACT_CORES, ROLE
+from pipelines.roles import ADMIN, ROLE
+from pipelines.run_config import RunConfig
 from schemas.records.agents import AGENT
-from schemas.topics import run_prefix
 
 _TASK_CLASSES: Mapping[str, type] = {"prompts": TaskConfig, "score": Rubric}
 """Sections with tasks, and the class whose keys a task inherits from its section unless it sets them itself."""
@@ -54,58 +55,6 @@ class ConfigProblems(ConfigError):
         super().__init__(text)
         lines = [line for problem in problems for line in problem.split("\n")]
         self.detail_lines = tuple(lines[1:] if one else lines)
-
-
-TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """The run. `name` is part of its topic names; default: the task and the time. `folder` holds all runs."""
-
-    name: str = ""
-    """The run's name, a part of its topics' names; empty: made of task and time."""
-    folder: Path = Path("runs")
-    """The folder that holds the folders of all runs."""
-    seed: int = 0
-    """Seed of prompts, sampling and warm start, unless their own sections set one."""
-    time_scale: float = 1.0
-    """Emulated seconds per real second, if rollout.engine is emulated."""
-    trackers: tuple[TrackerName, ...] = ()
-    """Trackers that receive metrics in addition to metrics.jsonl; each needs the package extra of its name."""
-    layout: Literal["auto", "compact", "isolated"] = "auto"
-    """The processes of `laminar run`. `isolated`: one for each role, so a failure of one stops no other. `compact`: the
-    roles without a model (all but rollout and trainer) are branches of one pipeline in one process, which saves memory
-    and start-up. `auto`: compact on up to 4 cores, otherwise isolated."""
-    audit_every_s: float = 120.0
-    """Seconds between audits while the run is active, more if an audit takes long; 0: one audit, at the end."""
-    stop_error_share: float = 1.0
-    """The run stops when this share of the newest `stop_error_window` scored trajectories has an error, of the reward
-    function, the environment or the generation."""
-    stop_error_window: int = 64
-    """Trajectories in the window of `stop_error_share`; 0: errors never stop the run."""
-
-    check_timeout_s: float = 30.0
-    """Before the topics are written, rewards and environments are loaded and used once; the time limit of each load.
-    0: user code is not checked before the start."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.check_timeout_s < float("inf"):
-            raise ValueError(f"check_timeout_s must be 0 or more, not {self.check_timeout_s}")
-        if not 0 < self.stop_error_share <= 1:
-            raise ValueError(f"stop_error_share must be above 0 and at most 1, not {self.stop_error_share}")
-        if self.stop_error_window < 0:
-            raise ValueError(f"stop_error_window must be 0 or more, not {self.stop_error_window}")
-        if not 0 <= self.audit_every_s < float("inf"):
-            raise ValueError(f"audit_every_s must be 0 or more, not {self.audit_every_s}")
-        if not 0 < self.time_scale < float("inf"):
-            raise ValueError(f"time_scale must be positive, not {self.time_scale}")
-        if self.name:
-            run_prefix(self.name)
-
-    def is_compact(self, cores: int) -> bool:
-        """Whether the layout is compact on a machine with `cores` cores."""
-        return cores <= COMPACT_CORES if self.layout == "auto" else self.layout == "compact"
 
 
 @dataclass(frozen=True)
@@ -303,6 +252,10 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
     """Parse and validate `table`; errors name it as `origin`. Raises ConfigError."""
     _check_keys(Config, table, origin, ())
     table = {"prompts": _DEFAULT_PROMPTS, **table}
+    if isinstance(table["prompts"], dict) and (written := list(old_conditions(table["prompts"]))):
+        raise ConfigError(
+            f"{origin}: a condition of [prompts] is a table, the form of release 0.2.0; write {'; '.join(written)}"
+        )
     table = add_named_environments(table)
     run = table.get("run", {})
     if isinstance(run, dict) and "seed" in run:

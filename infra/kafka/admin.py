@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
@@ -13,6 +13,7 @@ from kafka.errors import RetriableError, TopicAlreadyExistsError, UnknownTopicOr
 from kafka.structs import OffsetAndMetadata
 
 from infra.kafka.properties import ClientProperties
+from infra.kafka.stored.admin import StoredAdmin
 
 
 class TopicError(RuntimeError):
@@ -40,7 +41,12 @@ class TopicDescription:
 
 
 def admin_client(properties: ClientProperties) -> KafkaAdminClient:
-    """Return a connected admin client, a context manager. Raises KafkaTimeoutError if no broker responds."""
+    """Return a connected admin client, a context manager; for the log of a stopped broker one that only reads.
+
+    Raises KafkaTimeoutError if no broker responds.
+    """
+    if properties.log is not None:
+        return cast("KafkaAdminClient", StoredAdmin(properties.log))
     return KafkaAdminClient(**properties.admin())
 
 

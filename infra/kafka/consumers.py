@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from kafka import KafkaConsumer
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import poll_whole_batches
+from infra.kafka.stored.consumer import StoredConsumer
 
 MAX_POLL_BATCHES = 16
 """Maximum batches per poll: a batch is as its producer sent it, at most some megabytes."""
@@ -69,7 +71,9 @@ def skip_metadata_backoff(consumer: KafkaConsumer) -> None:
     consumer._cluster._last_refresh_ms = 0
 
 
-def _new_consumer(client: ClientProperties) -> KafkaConsumer:
+def _new_consumer(client: ClientProperties) -> Any:
+    if client.log is not None:
+        return StoredConsumer(client.log)
     consumer = KafkaConsumer(
         **client.consumer(
             group_id=None,

@@ -124,11 +124,13 @@ class ClientProperties:
     """
 
     entries: Mapping[str, str] = field(hash=False)
+    log: Path | None = None
+    """The log folder of a stopped broker, whose files readers read; there is no broker to connect to."""
 
     def __post_init__(self) -> None:
         for name in self.entries:
             _check_name(name)
-        if "bootstrap.servers" not in self.entries:
+        if self.log is None and "bootstrap.servers" not in self.entries:
             raise ValueError("bootstrap.servers is missing: give the addresses of the brokers, as host:port,host:port")
 
     @classmethod
@@ -147,6 +149,11 @@ class ClientProperties:
             return cls(entries | {name.replace("_", "."): value for name, value in more.items()})
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+    @classmethod
+    def of_log(cls, log: Path) -> ClientProperties:
+        """Return the properties for reading the log of a stopped broker in the folder `log`."""
+        return cls({}, log)
 
     def updated(self, entries: Mapping[str, str]) -> ClientProperties:
         """Return these properties, updated with `entries`."""
@@ -171,9 +178,11 @@ class ClientProperties:
         return self._arguments(ADMIN) | arguments
 
     def __repr__(self) -> str:
-        return f"ClientProperties({redact(self.entries)})"
+        return f"ClientProperties({self.log or redact(self.entries)})"
 
     def _arguments(self, client: str) -> dict[str, Any]:
+        if self.log is not None:
+            raise RuntimeError(f"the broker of {self.log} is stopped, and its log can only be read")
         patch_clients()
         values = {name: _expanded(name, value) for name, value in self.entries.items()}
         arguments: dict[str, Any] = {}

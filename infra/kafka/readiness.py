@@ -15,6 +15,8 @@ from infra.kafka.properties import ClientProperties
 T = TypeVar("T")
 TransientError = RetriableError
 """Raised by a request while a connection breaks or a leader moves: a retry may succeed."""
+ClientError = KafkaError
+"""Any error of the Kafka client, also a lasting one, such as a missing permission."""
 RETRY_S = 60.0
 """How long a request is retried at a start."""
 

@@ -15,6 +15,7 @@ from typing import Any
 from kafka import KafkaConsumer
 from kafka.consumer.fetcher import Fetcher
 from kafka.errors import CorruptRecordError
+from kafka.record.default_records import DefaultRecordBatch
 
 Headers = tuple[tuple[str, bytes], ...]
 MAX_KNOWN_HEADERS = 1000
@@ -153,6 +154,23 @@ def unpack(
     return offsets, timestamps, keys, values, headers
 
 
+def read_batch(
+    batch: DefaultRecordBatch, partition: int, first: int, known: dict[bytes, Headers] | None = None
+) -> RecordBatch:
+    """The records of `batch` with offsets from `first` on; `known` as in `unpack`. Raises CorruptRecordError."""
+    columns = _columns(batch, {} if known is None else known)
+    return RecordBatch(partition, *columns, producer_id=batch.producer_id).between(first, None)
+
+
+def _columns(batch: DefaultRecordBatch, known: dict[bytes, Headers]) -> Any:
+    batch._maybe_uncompress()
+    data = bytes(memoryview(batch._buffer)[batch._pos :])
+    columns = unpack(data, batch.records_count, batch.base_offset, batch.first_timestamp, known)
+    if batch.timestamp_type == _LOG_APPEND_TIME:
+        columns[1][:] = [batch.max_timestamp] * len(columns[1])
+    return columns
+
+
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """The signed varint at `at`, and the position after it."""
     byte = data[at]
@@ -242,12 +260,7 @@ class _BatchAsRecord:
         if batch.magic != 2:  # message formats of old brokers
             rows = [(each.offset, each.timestamp, each.key, each.value, ()) for each in batch]
             return [list(column) for column in zip(*rows, strict=True)] if rows else [[]] * 5
-        batch._maybe_uncompress()
-        data = bytes(memoryview(batch._buffer)[batch._pos :])
-        columns = unpack(data, batch.records_count, batch.base_offset, batch.first_timestamp, self._known)
-        if batch.timestamp_type == _LOG_APPEND_TIME:
-            columns[1][:] = [batch.max_timestamp] * len(columns[1])
-        return columns
+        return _columns(batch, self._known)
 
 
 class _MarkerAsRecord:

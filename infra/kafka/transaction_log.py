@@ -47,13 +47,20 @@ class LoggedProducer:
     """
 
     under_way: bool = False
+    ongoing: bool = False
+    """Under way, and not decided yet."""
     committed: dict[tuple[str, int], bool] = field(default_factory=dict)
 
     def add(self, decision: Decision) -> None:
         """Add the next record of this producer."""
         self.under_way = decision.under_way
+        self.ongoing = decision.under_way and decision.committed is None
         if decision.committed is not None:
             self.committed |= dict.fromkeys(decision.partitions, decision.committed)
+
+    def has_committed(self, place: tuple[str, int]) -> bool:
+        """Whether its transaction without a marker in the partition `place` is decided, and committed."""
+        return not self.ongoing and self.committed.get(place, False)
 
 
 def logged_producers(client: ClientProperties, producer_ids: Collection[int]) -> dict[int, LoggedProducer]:

@@ -18,7 +18,7 @@ from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Rest
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.mixture import draw_task
 from operators.prompts.question import UnusableRow
-from operators.prompts.refused_rows import refusal_kind
+from operators.prompts.refused_rows import estimate_refused, refusal_kind
 from operators.prompts.rendering import Tokenizer, render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
@@ -81,10 +81,17 @@ class _Task:
     sources: Sequence[PromptSource]
     tokenizer: Tokenizer
     level: int = 0
+    refused: int = 0
+    """Questions drawn that became no prompt."""
     cursors: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.cursors = [0] * len(self.sources)
+
+    @property
+    def refused_share(self) -> float:
+        """The estimated share of refused rows, as in the check before the start."""
+        return estimate_refused(self.source, {"": self.refused}, max(1, self.questions_drawn)).share
 
     @property
     def source(self) -> PromptSource:
@@ -123,8 +130,8 @@ class PromptFold:
         self._now = now
         self._step, self._tasks, self._backlog = step, tasks, backlog
         self._number = state.get("number", 0)
-        for task, (cursors, level) in zip(tasks, state.get("tasks", ()), strict=False):
-            task.cursors, task.level = list(cursors), level
+        for task, (cursors, level, *refused) in zip(tasks, state.get("tasks", ()), strict=False):
+            task.cursors, task.level, task.refused = list(cursors), level, sum(refused)  # 0.2.0 counted by kind only
         self._clock, self._sleep = clock, sleep
         fresh = not any(task.questions_drawn for task in tasks)
         # All levels of a table have the same bad rows.
@@ -174,10 +181,13 @@ class PromptFold:
             refused.update({_REFUSED + kind: count for kind, count in task.source.refused_rows.items()})
         values = {"prompts": float(self._number), "rows": float(sum(task.source.row_count for task in self._tasks))}
         values |= {name: float(count) for name, count in refused.items() if count}
+        for task in self._tasks:
+            values[f"drawn/{task.config.task_name}"] = float(task.questions_drawn)
+            values[f"refused_share/{task.config.task_name}"] = task.refused_share
         return [Output(METRICS, "prompts", Metric("prompts", self._number, values, self._now()))]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
-        tasks = [[task.cursors[:], task.level] for task in self._tasks]
+        tasks = [[task.cursors[:], task.level, task.refused] for task in self._tasks]
         refused = {name.removeprefix(_REFUSED): count for name, count in self._refused.totals.items()}
         return Checkpoint(positions, state={"number": self._number, "tasks": tasks, "refused": refused})
 
@@ -208,12 +218,14 @@ class PromptFold:
                 question = task.source[cursor]
         except UnusableRow as error:
             self._refused.add(_REFUSED + error.kind)
+            task.refused += 1
             return [self._dead_letter(task, str(error), cursor, b"")]
         try:
             with phase("render prompts"):
                 prompt = render(question, self._number, task.config, task.tokenizer, step.context)
         except ValueError as error:
             self._refused.add(_REFUSED + refusal_kind(error))
+            task.refused += 1
             return [self._dead_letter(task, str(error), cursor, question.text.encode())]
         self._number += 1
         return [Output(PROMPTS, prompt.prompt_id, prompt)]

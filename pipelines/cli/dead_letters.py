@@ -56,7 +56,7 @@ def list_(
       laminar topics dlq list
       laminar topics dlq list -w "step = 'read experiences'" --json
     """
-    connection = address.connect()
+    connection = address.open_log()
     rows = [_row(record, letter) for record, letter in _letters(connection.client, connection.run, where)]
     return RowOutput([rows], COLUMNS, printing.form(), "no dead letters")
 

@@ -167,8 +167,8 @@ def verify_(
     if not log:
         return _report(verify(folder), json)
     contents = read_contents(folder)
-    connection = Connection(contents.run, kafka.client()) if kafka.given else connect(contents.run, None, None)
-    return _report(verify(folder, log_rows_reader(connection.client)), json)
+    client = kafka.client() if kafka.given else connect(contents.run, None, None, read_only=True).client
+    return _report(verify(folder, log_rows_reader(client)), json)
 
 
 @app.command("compact")

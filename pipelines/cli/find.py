@@ -65,7 +65,7 @@ def find_command(
       laminar topics find trajectories -w "completion_text ~ 'sorry'" -n 5
       laminar topics find trajectories --columns all -n 1
     """
-    connection = address.connect()
+    connection = address.open_log()
     name, known = known_topic(topic, connection.run)
     form = reading.form("lines")
     try:
@@ -102,7 +102,7 @@ def stats_command(topic: TopicArgument, reading: ReadOptions, address: Address) 
       laminar topics stats experiences
       laminar topics stats settled -o @-10m --json | jq .columns
     """
-    connection = address.connect()
+    connection = address.open_log()
     name, known = known_topic(topic, connection.run)
     form = reading.form("lines", json="json")
     statistics = _TopicStatistics(known)

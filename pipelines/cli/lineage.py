@@ -44,7 +44,7 @@ def lineage_command(
       laminar lineage 1.12 --depth 0 --no-texts
       laminar lineage 1.12 --json | jq '.prompts[].prompt'
     """
-    connection = address.connect()
+    connection = address.open_log()
     manifests = Manifests(connection.client, connection.run)
     newest = find_version(connection, manifests, version)
 

@@ -139,7 +139,7 @@ def _read_state(run: RunFolder) -> RunState:
 
     path = run.folder / METRICS_FILE
     at = int((run.state.get("ended_at") or (time.time() if run.status == "running" else 0)) * 1000)
-    state = new_run(run.run, run.goal, int(run.started_at * 1000))
+    state = new_run(run.run, run.goal, int(run.started_at * 1000), run.warn_steps)
     metrics = read_metrics(path) if path.exists() else []
     return fold_all(state, [*metrics, RolesChanged(_roles(run)), Tick(at)])
 
@@ -158,7 +158,7 @@ def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
 
     try:
         connection = connect(str(run.folder.absolute()), None, None)
-        with attached(connection, run.goal) as watching:
+        with attached(connection, run) as watching:
             state = replace(catch_up(watching), started_at=int(run.started_at * 1000))
     except (BrokerUnreachable, UnknownTopic) as error:
         return _read_state(run), str(error)

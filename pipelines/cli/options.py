@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -99,13 +98,28 @@ class Address(Brokers):
         """Return the run and its Kafka, once a broker has responded. Raises as `connect` does."""
         return connect(self.run, self.brokers, self.command_config)
 
+    def open_log(self) -> Connection:
+        """As `connect`, for a command that only reads: the log of a stopped run of this machine is read from its files.
 
-def connect(run: str | None, brokers: str | None, command_config: Path | None, runs: Path | None = None) -> Connection:
-    """Return the run and the Kafka of these options, once a broker has responded.
+        No broker starts then, and the properties of the connection open no client but readers.
+        """
+        return connect(self.run, self.brokers, self.command_config, read_only=True)
+
+
+def connect(
+    run: str | None,
+    brokers: str | None,
+    command_config: Path | None,
+    runs: Path | None = None,
+    *,
+    read_only: bool = False,
+) -> Connection:
+    """Return the run and the Kafka of these options, once a broker has responded; `read_only`: see `Address.open_log`.
 
     Without `run` it is the latest under `runs` (./runs), or the only one on the brokers. Raises typer.BadParameter if
     the options do not determine the run, BrokerUnreachable if Kafka does not respond, ValueError for a bad property.
     """
+    from infra.kafka.properties import ClientProperties
     from infra.kafka.readiness import BrokerUnreachable, connection_problem
 
     by_path = run is not None and "/" in run
@@ -114,7 +128,9 @@ def connect(run: str | None, brokers: str | None, command_config: Path | None, r
         command_config = Path(state["client_properties"])
     client = properties_of(brokers or state.get("bootstrap_servers"), command_config)
     data = None if brokers or command_config else _broker_data(run, runs or RUNS)
-    if data is not None and not _port_is_open(client.bootstrap_servers):
+    if data is not None and _is_stopped(data):
+        if read_only:
+            return Connection(state.get("run") or run or "", ClientProperties.of_log(data / "log"))
         client = _start_broker_again(data)
     if (reason := connection_problem(client.admin(), CONNECT_TIMEOUT_S)) is not None:
         raise BrokerUnreachable(f"Kafka does not respond: {reason}. Check that it runs, and its address.")
@@ -137,14 +153,11 @@ def _start_broker_again(data: Path) -> ClientProperties:
     return ClientProperties.at(broker.bootstrap_servers)
 
 
-def _port_is_open(bootstrap_servers: str) -> bool:
-    """Return whether a process listens at the first of `bootstrap_servers`."""
-    host, _, port = bootstrap_servers.split(",")[0].rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
+def _is_stopped(data: Path) -> bool:
+    """Return whether no broker runs on the folder `data`."""
+    from infra.kafka.broker import running_broker
+
+    return running_broker(data) is None
 
 
 def read_state(run: str | None, runs: Path) -> dict[str, str]:

@@ -51,7 +51,7 @@ def plans(
       laminar plans --follow
       laminar plans -n 100 --json | jq '[.moves[].handed_over | length] | add'
     """
-    connection = address.connect()
+    connection = address.open_log()
     name = PLANS.name(connection.run)
     records = _since_plan(connection.client, name, count)
     rows: Iterator[dict[str, Any]] = _plans_with_outcomes(row for record in records for row in record.rows)

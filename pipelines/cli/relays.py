@@ -43,7 +43,7 @@ def relays(
       laminar relays --json | jq '.relays[].versions[0]'
       laminar relays -O csv
     """
-    connection = address.connect()
+    connection = address.open_log()
     chain, statuses = read_chain(connection), read_status(connection)
     now = int(time.time() * 1000)
     rows = relay_rows(chain, statuses, now)

@@ -50,7 +50,7 @@ def replicas(
     """
     if context.invoked_subcommand is not None:
         return None
-    connection = address.connect()
+    connection = address.open_log()
     rows = [replica_row(each, time.time_ns() // 10**6) for each in read_heartbeats(connection).values()]
     return RowOutput([rows], COLUMNS, printing.form(), f"run {connection.run} has no replicas yet", cells=_cells)
 

@@ -68,7 +68,7 @@ def _from_log(place: Path, run: str | None, folder: Path) -> dict[str, Any]:
     from pipelines.present.report.insight import insight
     from pipelines.present.report.samples import report_samples
 
-    connection = connect(run, None, None, folder)
+    connection = connect(run, None, None, folder, read_only=True)
     return {
         INSIGHT_FILE: insight(connection.client, connection.run),
         SAMPLES_FILE: report_samples(connection.client, connection.run, model_of(place)),

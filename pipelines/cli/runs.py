@@ -63,7 +63,7 @@ def audit(
     from pipelines.inspect.audit.audit_run import audit as audit_run
     from pipelines.inspect.audit.trim_points import newest_trim_point
 
-    connection = address.connect()
+    connection = address.open_log()
     trim_point = newest_trim_point(connection.client, connection.run)
     found = audit_run(connection.client, connection.run, ended=ended)
     begins_at = trim_point and {

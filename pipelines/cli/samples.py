@@ -76,7 +76,7 @@ def samples(
     names = [name.strip() for name in (version or "").split(",") if name.strip()]
     _check(best, worst, diff, groups, names)
     comparing = diff or len(names) == 2
-    connection = address.connect()
+    connection = address.open_log()
     versions = _versions(connection, names)
     training = not (heldout or (heldout is None and comparing))
     purpose: Purpose | None = None if groups else "train" if training else "evaluation"

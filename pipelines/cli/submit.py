@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from infra.escaping import escape_control_characters
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.present.output import Report
@@ -62,9 +63,10 @@ def submit(
 
     CONFIG must set the run's name, the brokers and the model, as runs/NAME/config.toml of a started run does. Pass
     Beam's own options after `--`. With --dry-run, exits with 1 if a requirement is missing. Manage detached pipelines
-    with `laminar runs status`, `logs`, `stop`, `drain` and `resume`. More rollout processes may join a running run:
-    --index and --replica go up to placement.max_replicas. A relay's number follows from its machine's name by
-    --machine. A group's processes end together.
+    with `laminar runs status`, `logs`, `stop`, `drain` and `resume`. score and prompts stop, with exit code 2, when the
+    errors or the refused rows reach run.stop_error_share or prompts.max_refused_share. More rollout processes may join
+    a running run: --index and --replica go up to placement.max_replicas. A relay's number follows from its machine's
+    name by --machine. A group's processes end together.
 
     \b
     Examples:
@@ -83,7 +85,9 @@ def submit(
     if machine is not None and (pipeline != "relay" or index):
         raise typer.BadParameter("--machine is only for relay, and excludes --index", param_hint="--machine")
     from pipelines.config import load_config
-    from pipelines.roles import configure_logging, run_role
+    from pipelines.roles import CANNOT_RUN, configure_logging, run_role
+    from pipelines.run.error_guard import RunFailing
+    from pipelines.run.submission.guard import guarded
     from pipelines.run.submission.standalone import prepare
 
     if group_size > 1:
@@ -99,7 +103,12 @@ def submit(
     configure_logging()
     try:
         prepare(loaded, role, lambda line: typer.echo(line, err=True))
-        run_role(loaded, role, runner, context.args)
+        with guarded(loaded, role):
+            run_role(loaded, role, runner, context.args)
+    except RunFailing as failure:  # another start would fail again
+        lines = "".join(f"  {escape_control_characters(line)}\n" for line in failure.detail_lines)
+        typer.echo(f"laminar: {failure}\n{lines}", err=True, nl=False)
+        raise typer.Exit(CANNOT_RUN) from None
     except KeyboardInterrupt:  # before the pipeline runs; from then on Ctrl-C drains it
         raise typer.Exit(130) from None
     return None

@@ -55,7 +55,7 @@ def tail_command(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--format") from error
     span, numbers = reading.span, reading.numbers
-    connection = address.connect()
+    connection = address.open_log()
     name, known = known_topic(topic, connection.run)
     if span is not None or follow:
         last = OffsetSpan(Edge("end", 10 if count is None else count), None)
@@ -105,7 +105,7 @@ def get_command(
             f"{position!r} is not a partition and offset, such as 0:17", param_hint="PARTITION:OFFSET"
         )
     partition, offset = int(found[1]), int(found[2])
-    connection = address.connect()
+    connection = address.open_log()
     name, known = known_topic(topic, connection.run)
     offsets = partition_ranges(connection.client, name).get(partition)
     if offsets is None or not offsets.beginning <= offset < offsets.end:

@@ -30,7 +30,7 @@ def list_command(
       laminar topics list
       laminar topics list --run first -b localhost:9092 --json
     """
-    connection = address.connect()
+    connection = address.open_log()
     with admin_client(connection.client) as admin:
         names = list_topics(admin, run_prefix(connection.run))
         found, counts = describe(admin, names), record_counts(admin, names) if names else {}
@@ -51,7 +51,7 @@ def describe_command(
       laminar topics describe trajectories
       laminar topics describe laminar.first.relay --json
     """
-    connection = address.connect()
+    connection = address.open_log()
     name = full_name(topic, connection.run)
     ranges = partition_ranges(connection.client, name)
     with admin_client(connection.client) as admin:
@@ -84,7 +84,7 @@ def lag_command(
       laminar topics lag
       laminar topics lag --json | jq 'map(.lag) | add'
     """
-    connection = address.connect()
+    connection = address.open_log()
     with admin_client(connection.client) as admin:
         lags = group_lags(admin, list_groups(admin, run_prefix(connection.run)))
     rows = [
@@ -120,7 +120,7 @@ def offsets_command(
         span = None if at is None else parse_span([f"s@{at}"], time.time_ns() // 1_000_000)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--at") from error
-    connection = address.connect()
+    connection = address.open_log()
     name = full_name(topic, connection.run)
     ranges = partition_ranges(connection.client, name)
     at_time = {} if span is None else resolve_span(connection.client, name, span)

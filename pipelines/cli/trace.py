@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from infra.files import replacing
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.inspect.log.trace import events
@@ -31,9 +32,9 @@ def trace(
       laminar trace
       laminar trace --run first --out first.json
     """
-    connection = address.connect()
+    connection = address.open_log()
     count = 0
-    with out.open("w", encoding="utf-8") as file:
+    with replacing(out) as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         for count, event in enumerate(events(connection.client, connection.run), 1):
             file.write(("" if count == 1 else ",\n") + jsons.dumps(event))

@@ -80,7 +80,7 @@ def replay(
     from pipelines.inspect.audit.trim_points import newest_trim_point
 
     task = _task(folder, run, changes or [], out)
-    connection = connect(None if run == "latest" else run, kafka.brokers, kafka.command_config, folder)
+    connection = connect(None if run == "latest" else run, kafka.brokers, kafka.command_config, folder, read_only=True)
     trim_point = newest_trim_point(connection.client, task.config.run.name)
     begin = None if trim_point is None else task.run_folder / trim_point.checkpoint
     started = time.monotonic()

@@ -49,7 +49,7 @@ def trajectory(
         key = parse_trajectory_id(name)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="ID") from error
-    connection = address.connect()
+    connection = address.open_log()
     parts = filter(None, history_of(connection.client, connection.run, key))
     first = next(parts, None)
     if first is None:

@@ -20,6 +20,7 @@ from pipelines.present.view.watch import Watch
 from schemas.topics import REPLICAS
 
 if TYPE_CHECKING:
+    from pipelines.inspect.run_folders import RunFolder
     from pipelines.present.view.live import LiveView
 
 app = Commands()
@@ -48,7 +49,7 @@ def watch(
       laminar watch --json | jq .reward
     """
     connection = address.connect()
-    with attached(connection, _goal(address)) as watching:
+    with attached(connection, _local_run(address)) as watching:
         state = catch_up(watching)
         if json or plain or not sys.stdout.isatty():
             return Report(state_to_json(state), lambda: _snapshot(state), as_json=json)
@@ -68,15 +69,18 @@ def follow(watching: Watch, view: LiveView) -> NoReturn:
 
 
 @contextmanager
-def attached(connection: Connection, goal: int | None = None) -> Iterator[Watch]:
-    """Yield a watch on a run of any machine, which starts from the run's last heartbeats; `goal` in optimizer steps."""
+def attached(connection: Connection, local: RunFolder | None = None) -> Iterator[Watch]:
+    """Yield a watch on a run of any machine, which starts from the run's last heartbeats; `local`: its folder here."""
     from infra.kafka.observer import Observer
     from infra.kafka.topic_reader import last_records
 
     records = last_records(connection.client, REPLICAS.name(connection.run), MAX_HEARTBEATS)
     heartbeats: list[Any] = [row for record in records for row in record.rows]
     with Observer(connection.client, connection.run) as source:
-        yield Watch(fold_all(new_run(connection.run, goal, 0), heartbeats), source=source)
+        started = (
+            new_run(connection.run, None, 0) if local is None else new_run(local.run, local.goal, 0, local.warn_steps)
+        )
+        yield Watch(fold_all(started, heartbeats), source=source)
 
 
 def catch_up(watching: Watch) -> RunState:
@@ -93,11 +97,11 @@ def catch_up(watching: Watch) -> RunState:
     return watching.state
 
 
-def _goal(address: Address) -> int | None:
-    """Return the optimizer steps of a run of this machine; None for another."""
+def _local_run(address: Address) -> RunFolder | None:
+    """Return the folder of a run of this machine; None for another."""
     from pipelines.inspect.run_folders import find_run
 
-    return None if address.folder is None else find_run(address.folder.parent, address.folder.name).goal
+    return None if address.folder is None else find_run(address.folder.parent, address.folder.name)
 
 
 def _start_time(state: RunState) -> int:

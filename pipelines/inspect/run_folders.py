@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.inspect.run_files import CONFIG_FILE, LATEST, REPORT_FILE, STATE_FILE, SUBMITTED
+from pipelines.inspect.run_state.learning import WARN_STEPS
 from schemas.release import OldRelease
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class RunFolder:
     def goal(self) -> int | None:
         goal = self.state.get("goal") or {}
         return goal.get("optimizer_steps")
+
+    @property
+    def warn_steps(self) -> int:
+        """`run.warn_steps` of its configuration."""
+        return int(self.state.get("warn_steps", WARN_STEPS))
 
 
 def read_run(folder: Path) -> RunFolder:
@@ -131,8 +137,10 @@ def run_argument(folder: Path) -> str:
     here, folder = Path.cwd(), folder.absolute()
     if folder.parent == here / RUNS:
         return folder.name
-    relative = folder.relative_to(here) if folder.is_relative_to(here) else folder
-    return str(relative) if "/" in str(relative) else f"./{relative}"
+    if not folder.is_relative_to(here) or folder == here:
+        return str(folder)
+    relative = str(folder.relative_to(here))
+    return relative if "/" in relative else f"./{relative}"
 
 
 def find_run(runs: Path, run: str | None) -> RunFolder:
@@ -236,6 +244,7 @@ def _configured(active: Sequence[Submission]) -> dict[str, Any]:
         "bootstrap_servers": kafka.get("bootstrap_servers", ""),
         "client_properties": kafka.get("client_properties", "").replace(ROLE, ADMIN),
         "goal": {"optimizer_steps": table.get("trainer", {}).get("optimizer_steps")},
+        "warn_steps": table.get("run", {}).get("warn_steps", WARN_STEPS),
     }
 
 

@@ -9,9 +9,16 @@ from pipelines.config import Config
 
 
 def unlearnable(config: Config) -> Iterator[str]:
-    """Reasons why no update of `config` can have a gradient."""
+    """Reasons why no update of `config` can change the model."""
     name = config.trainer.learner.algorithm.name
-    if name in WITHOUT_GROUPS or config.emulated:
+    if config.emulated or config.run.allow_no_learning:
+        return
+    if config.trainer.learner.learning_rate == 0:
+        yield (
+            "trainer.learner.learning_rate = 0: the model would not change. Set a rate above 0, or accept this with "
+            "run.allow_no_learning = true"
+        )
+    if name in WITHOUT_GROUPS:
         return
     for task in config.prompts.mixture:
         if task.samples_per_prompt == 1:
@@ -24,8 +31,6 @@ def unlearnable(config: Config) -> Iterator[str]:
 
 def doubtful_settings(config: Config) -> Iterator[str]:
     """Settings that are rarely meant."""
-    if config.trainer.learner.learning_rate == 0 and not config.emulated:
-        yield "trainer.learner.learning_rate = 0: the model does not change"
     batch = config.experience.global_batch
     for task in config.prompts.mixture:
         samples = task.samples_per_prompt

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
 from infra.gpus import visible_gpus
@@ -21,6 +22,7 @@ from pipelines.present.report.summary import summarise
 from pipelines.present.report.verdict import is_failing
 from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
+from pipelines.run.error_guard import RunFailing
 from pipelines.run.gpu_map import gpu_problems
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.preflight import missing_requirements
@@ -37,6 +39,8 @@ RESUMABLE = (
     "run.audit_every_s",
     "run.stop_error_share",
     "run.stop_error_window",
+    "run.warn_steps",
+    "prompts.max_refused_share",
     "run.check_timeout_s",
     "kafka.outage_timeout_s",
 )
@@ -59,7 +63,8 @@ def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: boo
     folder = config.run_folder
     (folder / LOGS).mkdir(parents=True)
     link_latest(folder)
-    state = RunStateFile(folder, config.run.name, config.trainer.optimizer_steps)
+    steps, warn_steps = config.trainer.optimizer_steps, config.run.warn_steps
+    state = RunStateFile(folder, config.run.name, steps, warn_steps=warn_steps)
     return _supervised(config, state, stops, as_json, file=file)
 
 
@@ -87,6 +92,7 @@ def resume_locally(
         client_properties=run.state.get("client_properties") or "",
         phases=dict(run.state.get("phases") or {}),
         started_at=run.started_at,
+        warn_steps=config.run.warn_steps,
     )
     return _supervised(config, state, stops, as_json, resumed=True)
 
@@ -114,14 +120,23 @@ def _supervised(
         return Report(answer, lambda: text, as_json, stop.exit_code)
     except BaseException as error:
         _end_failed(state, error)
+        if isinstance(error, RunFailing):
+            _write_report(state, None)
+            error.add_note(f"its report: {_relative_to_cwd(folder / REPORT_FILE)}")
         raise
     state.end()
     write_atomically(folder / AUDIT_FILE, json.dumps(audit.to_json(), indent=1))
-    summary = summarise(folder, {**audit.numbers(), "passed": audit.passed}, state.phases)
-    write_atomically(folder / SUMMARY_FILE, json.dumps(summary, indent=1))
-    write_atomically(folder / REPORT_FILE, render_report(folder))
+    summary = _write_report(state, {**audit.numbers(), "passed": audit.passed})
     code = 0 if audit.passed and not is_failing(summary) else 1
     return Report(summary, lambda: closing_lines(_relative_to_cwd(folder), summary, file), as_json, code)
+
+
+def _write_report(state: RunStateFile, audit: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Write summary.json and report.html of a run that has ended; returns the summary."""
+    summary = summarise(state.folder, audit, state.phases)
+    write_atomically(state.folder / SUMMARY_FILE, json.dumps(summary, indent=1))
+    write_atomically(state.folder / REPORT_FILE, render_report(state.folder))
+    return summary
 
 
 def _end_failed(state: RunStateFile, error: BaseException) -> None:

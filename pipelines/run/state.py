@@ -14,6 +14,7 @@ import psutil
 
 from infra.files import write_even_if_disk_full
 from pipelines.inspect.run_files import LATEST, STATE_FILE
+from pipelines.inspect.run_state.learning import WARN_STEPS
 from schemas.release import RELEASE
 
 
@@ -33,6 +34,7 @@ class RunStateFile:
     started_at: float = field(default_factory=time.time)
     ended_at: float | None = None
     error: str | None = None
+    warn_steps: int = WARN_STEPS
     audit: Mapping[str, float] = field(default_factory=dict)
     """The counts of the last background audit."""
     _phase_since: float = field(default_factory=time.monotonic)
@@ -79,6 +81,7 @@ class RunStateFile:
             "audit": self.audit,
             "roles": self.roles,
             "goal": {"optimizer_steps": self.goal},
+            "warn_steps": self.warn_steps,
         }
         write_even_if_disk_full(self.folder / STATE_FILE, json.dumps(state, indent=1))
 

@@ -28,9 +28,10 @@ from pipelines.present.view.live import LiveView
 from pipelines.present.view.watch import Watch
 from pipelines.roles import ADMIN, EMULATED, processes_of
 from pipelines.run.background_audit import BackgroundAudit
-from pipelines.run.error_guard import COLUMNS, ErrorGuard, RunFailing, failing_message, first_error_lines
+from pipelines.run.error_guard import COLUMNS, RunFailing
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
 from pipelines.run.goal import is_evaluated, is_reached, is_trained
+from pipelines.run.run_guard import RunGuard
 from pipelines.run.run_kafka import RunKafka
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import StopRequests
@@ -70,7 +71,7 @@ class Supervisor:
         self._kafka = RunKafka(config.kafka, self.folder / "kafka", view.note)
         self._audits: BackgroundAudit | None = None
         self._started_at = time.time_ns() // 10**6
-        self._errors = ErrorGuard(config.run.stop_error_share, config.run.stop_error_window, self._started_at)
+        self._guard = RunGuard(config, self._started_at, run_argument(self.folder))
 
     def run(self) -> Audit:
         """Run to the goal, drain and audit the run.
@@ -78,7 +79,9 @@ class Supervisor:
         Raises Interrupted, RoleFailed, RunFailing, ConfigError, BrokerStartError, BrokerUnreachable, TopicError and
         RunFolderDeleted.
         """
-        started = new_run(self.config.run.name, self.config.trainer.optimizer_steps, int(self.state.started_at * 1000))
+        run = self.config.run
+        started_at = int(self.state.started_at * 1000)
+        started = new_run(run.name, self.config.trainer.optimizer_steps, started_at, run.warn_steps)
         trackers = open_trackers(self.config.run.trackers, self.config.run.name, self.folder)
         file = MetricsFile(self.folder / METRICS_FILE)
         started = fold_all(started, [each for each in file.recent if each.name not in (LAG, PHASE)])
@@ -253,15 +256,14 @@ class Supervisor:
         self._check_errors(self._watch.tick(roles))
 
     def _check_errors(self, state: RunState) -> None:
-        """Raise RunFailing, with the first error in the log, if too many of the newest trajectories have one."""
-        if (recent := self._errors.failing(state)) is None:
-            return
+        """Raise RunFailing if the run cannot learn, once its samples are written."""
         client, run = self.config.kafka.client(), self.config.run.name
         with self._stops.interruptible():
-            lines = self._kafka.retry(
-                lambda: first_error_lines(rows_of(client, run, EXPERIENCES, COLUMNS), self._started_at)
-            )
-        raise RunFailing(failing_message(recent, run_argument(self.folder)), lines)
+            try:
+                self._kafka.retry(lambda: self._guard.check(state, lambda: rows_of(client, run, EXPERIENCES, COLUMNS)))
+            except RunFailing:
+                self._kafka.retry(self._write_samples)
+                raise
 
     def _roles(self) -> Mapping[str, ObservedRole]:
         return {

@@ -54,6 +54,10 @@ def test_run_is_stopped_when_every_reward_fails(
     assert run.state()["phase"] == "failed"
     assert "fails_later: KeyError" in run.state()["error"]
     assert any(metric.name == "score" for metric in read_metrics(run.folder / "metrics.jsonl"))
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert (summary["reached"], summary["error_share"]) == (False, 1.0)
+    assert "fails_later: KeyError" in (run.folder / "report.html").read_text()
+    assert f"its report: runs/{run_id}/report.html" in output
     assert run.leftovers() == []
 
     def ask(*arguments: str) -> str:
@@ -69,6 +73,8 @@ def test_run_is_stopped_when_every_reward_fails(
         "topics", "find", "experiences", "--run", run_id, "-w", "reward_error != ''", "--columns", "reward_error"
     )
     assert "fails_later: KeyError" in found
+    assert "reward 0.00" in ask("samples", "--run", run_id)
+    assert "starting Apache Kafka" not in run.output().partition("laminar: ")[2]  # the log was read from its files
 
 
 def test_short_run_of_errors_exits_with_1(start_run: StartRun, rewards: Path, run_id: str) -> None:

@@ -83,6 +83,7 @@ def test_repack_transfers_kv_to_the_destination(
         "rollout={processes=2, slots=8, heartbeat_s=0.1}",
         "trainer.optimizer_steps=4",
         "trainer.learner.learning_rate=0",  # all versions equal the first
+        "run.allow_no_learning=true",
     )
     assert_passed(run, 4 * 16)
     plans = list(written(client, run, PLANS, RepackPlan))

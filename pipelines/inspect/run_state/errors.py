@@ -46,13 +46,19 @@ def errors_text(counts: ErrorCounts) -> str:
     return f"{shown} % of {counts.trajectories} trajectories ({kinds})"
 
 
-REFUSED = "refused/"
-"""Prefix of the kinds of refused rows in the metric `prompts`."""
+REFUSED, DRAWN, REFUSED_SHARE = "refused/", "drawn/", "refused_share/"
+"""Prefixes in the metric `prompts`: of the kinds of refused rows, and twice of the names of tasks."""
 
 
 def refused_rows(prompts: Mapping[str, float]) -> dict[str, int]:
     """Refused rows by kind, in the values of the metric `prompts`."""
     return {key.removeprefix(REFUSED): int(count) for key, count in prompts.items() if key.startswith(REFUSED)}
+
+
+def drawn_and_refused(prompts: Mapping[str, float]) -> dict[str, tuple[int, float]]:
+    """By task: the questions drawn, and the estimated share of refused rows, in the values of the metric `prompts`."""
+    drawn = {key.removeprefix(DRAWN): int(count) for key, count in prompts.items() if key.startswith(DRAWN)}
+    return {task: (count, prompts.get(f"{REFUSED_SHARE}{task}", 0.0)) for task, count in drawn.items()}
 
 
 def refused_text(prompts: Mapping[str, float]) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 
-WARN_STEPS = 10
-"""Consecutive updates without a gradient or a difference in rewards before a warning."""
+from pipelines.run_config import RunConfig
+
+WARN_STEPS = RunConfig.warn_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class LearningSigns:
     most_equal_rewards: int = 0
     clips: bool = False
     clipped: bool = False
+    warn_steps: int = WARN_STEPS
 
     def add(self, values: Mapping[str, float]) -> LearningSigns:
         """The signs after an update with the metrics `values`."""
@@ -45,28 +47,28 @@ class LearningSigns:
 NO_SIGNS = LearningSigns()
 
 
-def learning_signs(updates: Iterable[Mapping[str, float]]) -> LearningSigns:
+def learning_signs(updates: Iterable[Mapping[str, float]], warn_steps: int = WARN_STEPS) -> LearningSigns:
     """The signs after the metrics of `updates`, in their order."""
-    return reduce(LearningSigns.add, updates, NO_SIGNS)
+    return reduce(LearningSigns.add, updates, LearningSigns(warn_steps=warn_steps))
 
 
 def learning_warnings(signs: LearningSigns) -> Iterator[str]:
     """What the newest updates lack."""
-    yield from _warnings(signs.equal_rewards, signs.zero_gradients, "the last")
+    yield from _warnings(signs.equal_rewards, signs.zero_gradients, signs.warn_steps, "the last")
 
 
 def learning_summary(signs: LearningSigns) -> Iterator[str]:
     """What the updates of a whole run lacked."""
-    yield from _warnings(signs.most_equal_rewards, signs.most_zero_gradients, "up to")
-    if signs.clips and not signs.clipped and signs.steps >= WARN_STEPS:
+    yield from _warnings(signs.most_equal_rewards, signs.most_zero_gradients, signs.warn_steps, "up to")
+    if signs.clips and not signs.clipped and signs.steps >= signs.warn_steps:
         yield f"the clip never acted in {signs.steps} optimizer steps: the policy changes little, or clip_* are wide"
 
 
-def _warnings(equal_rewards: int, zero_gradients: int, which: str) -> Iterator[str]:
-    if equal_rewards >= WARN_STEPS:
+def _warnings(equal_rewards: int, zero_gradients: int, enough: int, which: str) -> Iterator[str]:
+    if equal_rewards >= enough:
         yield (
             f"rewards do not differ within any group in {which} {equal_rewards} optimizer steps, so nothing can be "
             "learned: the questions are too hard or too easy, or the reward is constant"
         )
-    elif zero_gradients >= WARN_STEPS:
+    elif zero_gradients >= enough:
         yield f"the gradient was 0 in {which} {zero_gradients} optimizer steps: the model did not change"

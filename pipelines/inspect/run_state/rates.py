@@ -47,11 +47,11 @@ def progress(state: RunState) -> float | None:
 
 
 def seconds_left(state: RunState) -> float | None:
-    """Seconds to the goal at the rate of the newest steps; None if that is unknown, or without a goal."""
+    """Seconds to the goal at the rate of the newest steps; 0 at the goal; None if unknown, or without a goal."""
+    if state.goal and state.step >= state.goal:
+        return 0.0
     steps = rates(state).steps
-    if not steps or not state.goal:
-        return None
-    return max(0.0, (state.goal - state.step) / steps)
+    return (state.goal - state.step) / steps if steps and state.goal else None
 
 
 def _speed(state: RunState, replica: int) -> float | None:

@@ -14,12 +14,15 @@ from typing import Any
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
 from pipelines.inspect.run_state.curve import NO_POINTS, Curve
 from pipelines.inspect.run_state.events import Event, LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
-from pipelines.inspect.run_state.learning import NO_SIGNS, LearningSigns
+from pipelines.inspect.run_state.learning import NO_SIGNS, WARN_STEPS, LearningSigns
 from schemas.records import Metric, PolicyVersion, RelayStatus, ReplicaStatus, WeightVersion
 from schemas.topics import STEP_COUNTERS
 
 PACE_POINTS = 16
 """Rates are computed over this many of the newest optimizer steps."""
+
+FIRST_PHASE = "broker"
+"""The phase in which a run starts, and starts again when it is resumed."""
 
 GREEDY_OF = "accuracy/greedy/"
 """Prefix of a task's name."""
@@ -112,9 +115,9 @@ class RunState:
         return {name: role.restarts for name, role in self.roles.items() if role.restarts}
 
 
-def new_run(run: str, goal: int | None, at: int) -> RunState:
+def new_run(run: str, goal: int | None, at: int, warn_steps: int = WARN_STEPS) -> RunState:
     """The initial state. `goal`: the number of optimizer steps, None if the run has no such goal."""
-    return RunState(run, goal, started_at=at, now=at)
+    return RunState(run, goal, started_at=at, now=at, signs=LearningSigns(warn_steps=warn_steps))
 
 
 def fold(state: RunState, event: Event) -> RunState:
@@ -138,7 +141,8 @@ def fold(state: RunState, event: Event) -> RunState:
         case PhaseStarted():
             repeated = bool(state.phases) and state.phases[-1].phase == event.phase
             phases = state.phases if repeated else (*state.phases, event)
-            return replace(state, phases=phases, now=max(state.now, event.at))
+            pace = () if event.phase == FIRST_PHASE else state.pace  # steps before a resume say nothing of its rate
+            return replace(state, phases=phases, pace=pace, now=max(state.now, event.at))
         case RolesChanged():
             return replace(state, roles=dict(event.roles))
         case LagMeasured():

@@ -22,7 +22,7 @@ def waiting_for(state: RunState) -> str | None:
         return _OF_PHASE[phase]
     if phase == "final evaluation":
         return f"answers to held-out questions under version {state.version or '-'}"
-    if state.step and (not state.pace or (state.now - state.pace[-1].at) / 1000 < QUIET_S):
+    if state.pace and (state.now - state.pace[-1].at) / 1000 < QUIET_S:
         return None
     return _before_a_step(state)
 

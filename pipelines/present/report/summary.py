@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from operators.trainer.warm_start_config import WarmStartConfig
-from pipelines.config import RunConfig
 from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE
 from pipelines.inspect.run_state.errors import ErrorCounts, error_counts, refused_rows
-from pipelines.inspect.run_state.learning import learning_signs, learning_summary
+from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, learning_summary
 from pipelines.inspect.run_state.state import Evaluation
 from pipelines.present.report.machine import describe_machine, package_versions
 from pipelines.present.report.series import (
@@ -31,6 +30,7 @@ from pipelines.present.report.series import (
     weight_versions,
     weighted_mean,
 )
+from pipelines.run_config import RunConfig
 from schemas.records import Metric
 
 TENTH = 0.1
@@ -58,6 +58,7 @@ class RunFacts:
     teaching: Mapping[str, Any] | None = None
     goal: int | None = None
     stop_error_share: float | None = None
+    warn_steps: int = WARN_STEPS
     machine: Mapping[str, Any] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
 
@@ -90,6 +91,7 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
         teaching=config.get("warm_start"),
         goal=state.get("goal", {}).get("optimizer_steps"),
         stop_error_share=config.get("run", {}).get("stop_error_share", RunConfig.stop_error_share),
+        warn_steps=config.get("run", {}).get("warn_steps", WARN_STEPS),
         machine=describe_machine(),
         packages=package_versions(),
     )
@@ -113,6 +115,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     stalest = [metric.values["staleness/max"] for metric in steps if "staleness/max" in metric.values]
     audit = facts.audit or {}
     errors = errors_of(metrics)
+    signs = learning_signs((metric.values for metric in steps), facts.warn_steps)
     return {
         "run": facts.run,
         "reached": facts.reached,
@@ -134,7 +137,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "generation_errors": errors and errors.generation_errors,
         "error_share": errors and errors.share,
         "refused_rows": refused_of(metrics),
-        "warnings": list(learning_summary(learning_signs(metric.values for metric in steps))) or None,
+        "warnings": list(learning_summary(signs)) or None,
         "stop_error_share": facts.stop_error_share,
         "tasks": by_task(metrics, before, after),
         "optimizer_steps": steps[-1].step if steps else None,

@@ -14,9 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import ConfigError, TrackerName
+from pipelines.config import ConfigError
 from pipelines.distribution import install_extra
 from pipelines.inspect.metrics_file import LAG, PHASE, POSITION, REPLICA, UNREADABLE, Sink
+from pipelines.run_config import TrackerName
 from schemas.records import Metric
 from schemas.topics import STEP_COUNTERS
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from pipelines.inspect.run_state.errors import error_counts, errors_text, refused_text
 from pipelines.inspect.run_state.events import RoleState
 from pipelines.inspect.run_state.learning import learning_warnings
-from pipelines.inspect.run_state.rates import progress, rates, seconds_left
+from pipelines.inspect.run_state.rates import progress, rates
 from pipelines.inspect.run_state.state import RunState
 from pipelines.inspect.run_state.waiting import waiting_for
 from pipelines.present.view.braille import plot
@@ -20,6 +20,7 @@ from pipelines.present.view.text import (
     UNKNOWN,
     clock,
     count,
+    eta,
     figure,
     lag_text,
     percent,
@@ -72,8 +73,8 @@ def bar(state: RunState, width: int) -> RenderableType:
     parts = [phase_name(state.phase)] if not state.step else [steps_text(state)]
     if share is not None:
         parts.append(percent(share))
-    if state.step and state.goal and state.step < state.goal:
-        parts.append(f"ETA {clock(seconds_left(state))}")
+    if state.step and (left := eta(state)):
+        parts.append(left)
     text = "  ".join(parts)
     line = Table.grid(padding=(0, 2))
     room = max(10, width - len(text) - 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pipelines.inspect.run_state.errors import error_counts, errors_text, refused_text
 from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
@@ -23,6 +25,14 @@ def clock(seconds: float | None) -> str:
 def figure(value: float | None, digits: int = 2) -> str:
     """Return a number with `digits` digits after the point; a dash for None."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def eta(state: RunState) -> str:
+    """Return the time to the goal, `ETA 1:02`, rounded up; empty at the goal and without one."""
+    if not state.goal or state.step >= state.goal:
+        return ""
+    left = seconds_left(state)
+    return f"ETA {clock(None if left is None else math.ceil(left))}"
 
 
 def count(value: float | None) -> str:
@@ -73,7 +83,7 @@ def run_line(state: RunState) -> str:
     parts = [f"[{clock((state.now - state.started_at) / 1000)}] {phase_name(state.phase)}"]
     if state.step:
         parts.append(steps_text(state))
-        parts.append(f"ETA {clock(seconds_left(state))}" if state.goal and state.step < state.goal else "")
+        parts.append(eta(state))
         parts.append(f"reward {figure(state.trainer.get('reward/mean'))}")
         parts.append(f"staleness {staleness_text(state)}")
     elif (share := progress(state)) is not None:

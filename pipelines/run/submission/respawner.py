@@ -44,7 +44,8 @@ class Respawner:
             pause = None if code == CANNOT_RUN else deaths.record_death()
             if pause is None:
                 reason = "it cannot run" if code == CANNOT_RUN else f"it died {deaths.rate()}"
-                self._write(replace(self._submission, state="failed", error=f"{reason}; last exit code: {code}"))
+                error = f"{reason}; last exit code: {code}; see {self._submission.log}"
+                self._write(replace(self._submission, state="failed", error=error))
                 return
             print(f"{self._submission.role.name} exited with code {code}; submitting it again", flush=True)
             self._write(replace(self._submission, restarts=self._submission.restarts + 1))

@@ -39,6 +39,14 @@ def test_signs_warn_after_enough_updates(updates: list[dict[str, float]], newest
     assert [each[: len(whole)] for each in learning_summary(signs)] == ([whole] if whole else [])
 
 
+def test_signs_warn_after_the_configured_number_of_updates() -> None:
+    signs = learning_signs([ZERO] * 3, warn_steps=3)
+    (warning,) = learning_warnings(signs)
+    assert warning.startswith("the gradient was 0 in the last 3 optimizer steps")
+    state = fold_all(new_run("r", 80, START, 4), [Metric("trainer", step, ZERO, START) for step in (1, 2, 3)])
+    assert not list(learning_warnings(state.signs))
+
+
 def test_warnings_are_in_line_and_screen_and_count_a_step_once() -> None:
     steps = [Metric("trainer", step, EQUAL, START + step) for step in range(1, ENOUGH + 1)]
     repeated = [each for each in steps for _ in range(2)]

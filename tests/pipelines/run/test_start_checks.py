@@ -37,6 +37,20 @@ def test_one_sample_needs_an_advantage_without_groups(samples: int, algorithm: s
     assert all(f"samples_per_prompt = 1, task 'gcd': the advantage of {algorithm}" in each for each in found)
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_learning_rate_of_0_needs_an_explicit_setting(algorithm: str) -> None:
+    learner = {"learning_rate": 0.0, "algorithm": {"name": algorithm}}
+    (problem,) = unlearnable(config_of(prompts={"task": "gcd"}, trainer={"learner": learner}))
+    assert problem.startswith("trainer.learner.learning_rate = 0: the model would not change.")
+    assert "run.allow_no_learning = true" in problem
+    accepted = config_of(
+        run={"name": "checked", "allow_no_learning": True},
+        prompts={"task": "gcd", "samples_per_prompt": 1},
+        trainer={"learner": learner},
+    )
+    assert list(unlearnable(accepted)) == []
+
+
 def test_algorithms_without_groups_are_those_of_their_advantages() -> None:
     alone = {name for name, each in ALGORITHMS.items() if each.advantage in (generalised, whitened_returns)}
     assert alone == WITHOUT_GROUPS

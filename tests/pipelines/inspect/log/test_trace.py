@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from record_samples import SAMPLES
 
 from operators.io.coalesce import coalesce
@@ -42,6 +43,23 @@ def test_trace_file_has_spans_of_every_trajectory(laminar: Callable[..., tuple[i
     ]
     spans = [event for event in events if event["ph"] == "b" and event.get("args", {}).get("traceparent")]
     assert {event["args"]["traceparent"] for event in spans if event["id"].startswith("p3.")} == {trace_id(RUN, "p3")}
+
+
+def test_trace_leaves_the_file_as_it_was_when_it_fails(
+    laminar: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text("earlier")
+
+    def failing(*_: object) -> Iterator[dict[str, object]]:
+        yield {"ph": "M"}
+        raise RuntimeError("Kafka went away")
+
+    monkeypatch.setattr("pipelines.cli.trace.events", failing)
+    code, _, error = laminar("trace", "--out", str(file))
+    assert (code, error) == (1, "laminar: Kafka went away\n")
+    assert file.read_text() == "earlier"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_trace_events_of_a_trajectory_and_a_step() -> None:

@@ -140,7 +140,12 @@ def test_runs_are_named_by_path_from_any_folder(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "runs" / "latest").symlink_to("first")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for here, argument in ((tmp_path, "first"), (elsewhere, str(folder)), (tmp_path / "runs", "./first")):
+    for here, argument in (
+        (tmp_path, "first"),
+        (elsewhere, str(folder)),
+        (tmp_path / "runs", "./first"),
+        (folder, str(folder)),
+    ):
         monkeypatch.chdir(here)
         assert run_argument(folder) == argument
         assert find_run(Path("runs"), argument).run == "first"

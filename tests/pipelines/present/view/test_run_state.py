@@ -12,6 +12,8 @@ from pipelines.inspect.run_state.curve import MAX_POINTS, NO_POINTS, Curve, Poin
 from pipelines.inspect.run_state.events import LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import PACE_POINTS, RunState, fold, fold_all, new_run
+from pipelines.inspect.run_state.waiting import waiting_for
+from pipelines.present.view.text import eta
 from schemas.records import Metric, PolicyVersion, RelayStatus
 
 NEW = new_run("r", 80, START)
@@ -102,6 +104,18 @@ def test_rates_and_seconds_left() -> None:
     assert seconds_left(state) == pytest.approx(40 * STEP_MS / 1000)
     stopped = replace(heartbeat(0, START + 3000, 500), state="stopped")
     assert rates(fold(state, stopped)).tokens_generated is None
+
+
+def test_resumed_run_has_no_rate_until_it_has_made_steps() -> None:
+    state = after(*[trainer_metric(step) for step in range(1, 41)], PhaseStarted("broker", START + 10**6))
+    assert (rates(state).steps, seconds_left(state)) == (None, None)
+    assert eta(state) == "ETA -"
+    assert waiting_for(state) == "Kafka, and the checks of the configuration"
+    starting = fold(state, PhaseStarted("starting", START + 10**6))
+    assert waiting_for(starting) == "the roles"
+    resumed = fold_all(starting, [trainer_metric(step) for step in (78, 79)])
+    assert eta(resumed) == "ETA 0:02"  # rounded up
+    assert eta(fold(resumed, trainer_metric(80))) == ""
 
 
 def test_rates_count_batch_tokens_of_trainer() -> None:

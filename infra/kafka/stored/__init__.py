@@ -1,0 +1,1 @@
+"""The log of a stopped broker on this machine, read from its files."""

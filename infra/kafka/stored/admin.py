@@ -1,0 +1,109 @@
+"""An admin client of the log of a stopped broker: the methods of a KafkaAdminClient that read-only commands use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from kafka import TopicPartition
+from kafka.admin import OffsetSpec
+from kafka.structs import OffsetAndMetadata
+
+from infra.kafka.record_batches import RecordBatch, read_batch
+from infra.kafka.stored.log import stored_log
+from infra.kafka.stored.metadata import (
+    METADATA,
+    OFFSETS,
+    committed_offset,
+    key_of_offset,
+    snapshot_values,
+    topic_settings,
+)
+
+_UNKNOWN_TOPIC = 3
+
+
+class _Offset(NamedTuple):
+    offset: int
+
+
+class StoredAdmin:
+    """Topics and groups of the log in the folder `log`. Methods that change something are missing."""
+
+    def __init__(self, log: Path) -> None:
+        self._folder, self._log = log, stored_log(log)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def list_topics(self) -> list[str]:
+        return [topic for topic in self._log.topics() if topic != METADATA]
+
+    def describe_topics(self, topics: Sequence[str]) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": topic,
+                "error_code": 0 if self._log.numbers(topic) else _UNKNOWN_TOPIC,
+                "partitions": [
+                    {"partition_index": number, "replica_nodes": [1]} for number in self._log.numbers(topic)
+                ],
+            }
+            for topic in topics
+        ]
+
+    def describe_configs(self, resources: Iterable[Any]) -> dict[str, dict[str, Any]]:
+        """The settings of topics that differ from the broker's."""
+        batches = (batch.values for batch in self._batches(METADATA, committed=False))
+        values = (value for each in batches for value in each if value is not None)
+        found = topic_settings([*snapshot_values(self._folder / f"{METADATA}-0"), *values])
+        return {
+            "topic": {
+                each.name: {name: {"value": value} for name, value in found.get(each.name, {}).items()}
+                for each in resources
+            }
+        }
+
+    def list_partition_offsets(
+        self, wanted: Mapping[TopicPartition, Any], isolation_level: str = "read_uncommitted"
+    ) -> dict[TopicPartition, _Offset]:
+        """The beginnings or ends; no transaction is open, so they are the same at both isolation levels."""
+        stored = {place: self._log.partition(place.topic, place.partition) for place in wanted}
+        return {
+            place: _Offset(stored[place].beginning if spec == OffsetSpec.EARLIEST else stored[place].end)
+            for place, spec in wanted.items()
+        }
+
+    def list_groups(self) -> list[dict[str, str]]:
+        return [{"group_id": group} for group in sorted({group for group, _ in self._committed()})]
+
+    def list_group_offsets(self, group: str) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
+        offsets = {place: offset for (name, place), offset in self._committed().items() if name == group}
+        return {group: {place: OffsetAndMetadata(offset, "", -1) for place, offset in offsets.items()}}
+
+    def _committed(self) -> dict[tuple[str, TopicPartition], int]:
+        """The committed offsets by group and partition."""
+        found: dict[tuple[str, TopicPartition], int] = {}
+        for batch in self._batches(OFFSETS, committed=True):
+            for key, value in zip(batch.keys, batch.values, strict=True):
+                if key is None:
+                    continue
+                if value is None:
+                    if (removed := key_of_offset(key)) is not None:
+                        found.pop((removed[0], TopicPartition(*removed[1:])), None)
+                elif (each := committed_offset(key, value)) is not None:
+                    found[each[0], TopicPartition(each[1], each[2])] = each[3]
+        return found
+
+    def _batches(self, topic: str, *, committed: bool) -> Iterator[RecordBatch]:
+        for number in self._log.numbers(topic):
+            stored = self._log.partition(topic, number)
+            for _, batch in stored.batches(stored.beginning, committed=committed):
+                if batch is not None and not batch.is_control_batch:
+                    yield read_batch(batch, number, 0)

@@ -1,0 +1,93 @@
+"""The guard of a submitted role: no supervisor watches the run, so the role that counts the failures stops itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from infra.kafka.ranges import partition_ranges
+from infra.kafka.readiness import ClientError
+from infra.kafka.topic_reader import StoredRecord, follow_topic, last_records
+from infra.runners.stopping import STOPPING
+from pipelines.config import Config
+from pipelines.inspect.log.rows import rows_of
+from pipelines.inspect.run_folders import run_argument
+from pipelines.inspect.run_state.state import RunState, fold_all, new_run
+from pipelines.roles import Role
+from pipelines.run.error_guard import COLUMNS, RunFailing
+from pipelines.run.run_guard import RunGuard
+from schemas.records import Metric
+from schemas.topics import EXPERIENCES, METRICS
+
+SERIES = {"score": "score", "prompts": "prompts"}
+"""The roles that count failures, each with its metric: errors of trajectories, refused rows."""
+RETRY_S = 5.0
+EARLIER_METRICS = 500
+"""Of the newest metrics before the start, the last of the series has the counts of earlier starts."""
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def guarded(config: Config, role: Role) -> Iterator[None]:
+    """Stop `role`, which runs in this context, when its metrics show a run that cannot learn.
+
+    Raises RunFailing at the end of the context if it was stopped for that reason.
+    """
+    if role.pipeline not in SERIES:
+        yield
+        return
+    guard = _Guard(replace(config, kafka=config.kafka.for_role(role.pipeline)), SERIES[role.pipeline])
+    try:
+        yield
+    finally:
+        guard.ended.set()
+        guard.thread.join()
+    if guard.failure is not None:
+        raise guard.failure
+
+
+@dataclass
+class _Guard:
+    config: Config
+    series: str
+    failure: RunFailing | None = None
+
+    def __post_init__(self) -> None:
+        self.ended = threading.Event()
+        self._client, self._topic = self.config.kafka.client(), METRICS.name(self.config.run.name)
+        # Before the role starts: its first metric must not be older than the position.
+        self._ends = {number: held.end for number, held in partition_ranges(self._client, self._topic).items()}
+        self._started_at = time.time_ns() // 10**6
+        self.thread = threading.Thread(target=self._watch, name="run guard", daemon=True)
+        self.thread.start()
+
+    def _watch(self) -> None:
+        while self.failure is None and not self.ended.is_set():
+            try:
+                self._follow()
+            except ClientError as error:
+                log.warning("the errors of the run are not watched for %g s: %s", RETRY_S, error)
+                self.ended.wait(RETRY_S)
+            except RunFailing as failure:
+                self.failure = failure
+                STOPPING.set()
+
+    def _follow(self) -> None:
+        run, client = self.config.run.name, self._client
+        guard = RunGuard(self.config, self._started_at, run_argument(self.config.run_folder))
+        # The counts of earlier starts: errors before this one do not count.
+        state = self._after(new_run(run, None, self._started_at), last_records(client, self._topic, EARLIER_METRICS))
+        for records in follow_topic(client, self._topic, self._ends):
+            state = self._after(state, records)
+            guard.check(state, lambda: rows_of(client, run, EXPERIENCES, COLUMNS))
+            if self.ended.is_set():
+                return
+
+    def _after(self, state: RunState, records: Iterable[StoredRecord]) -> RunState:
+        rows = (row for record in records for row in record.rows if isinstance(row, Metric))
+        return fold_all(state, [metric for metric in rows if metric.name == self.series])

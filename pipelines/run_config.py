@@ -1,0 +1,67 @@
+"""The section [run] of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipelines.roles import COMPACT_CORES
+from schemas.topics import run_prefix
+
+TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The run. `name` is part of its topic names; default: the task and the time. `folder` holds all runs."""
+
+    name: str = ""
+    """The run's name, a part of its topics' names; empty: made of task and time."""
+    folder: Path = Path("runs")
+    """The folder that holds the folders of all runs."""
+    seed: int = 0
+    """Seed of prompts, sampling and warm start, unless their own sections set one."""
+    time_scale: float = 1.0
+    """Emulated seconds per real second, if rollout.engine is emulated."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Trackers that receive metrics in addition to metrics.jsonl; each needs the package extra of its name."""
+    layout: Literal["auto", "compact", "isolated"] = "auto"
+    """The processes of `laminar run`. `isolated`: one for each role, so a failure of one stops no other. `compact`: the
+    roles without a model (all but rollout and trainer) are branches of one pipeline in one process, which saves memory
+    and start-up. `auto`: compact on up to 4 cores, otherwise isolated."""
+    audit_every_s: float = 120.0
+    """Seconds between audits while the run is active, more if an audit takes long; 0: one audit, at the end."""
+    stop_error_share: float = 1.0
+    """The run stops when this share of the newest `stop_error_window` scored trajectories has an error, of the reward
+    function, the environment or the generation."""
+    stop_error_window: int = 64
+    """Trajectories in the window of `stop_error_share`; 0: errors never stop the run."""
+    warn_steps: int = 10
+    """Optimizer steps in a row without a gradient, or without a difference in rewards, before the run warns of it."""
+    allow_no_learning: bool = False
+    """Accept settings with which nothing can be learned, such as a learning rate of 0: to measure speed."""
+
+    check_timeout_s: float = 30.0
+    """Before the topics are written, rewards and environments are loaded and used once; the time limit of each load.
+    0: user code is not checked before the start."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.check_timeout_s < float("inf"):
+            raise ValueError(f"check_timeout_s must be 0 or more, not {self.check_timeout_s}")
+        if not 0 < self.stop_error_share <= 1:
+            raise ValueError(f"stop_error_share must be above 0 and at most 1, not {self.stop_error_share}")
+        if self.stop_error_window < 0:
+            raise ValueError(f"stop_error_window must be 0 or more, not {self.stop_error_window}")
+        if self.warn_steps < 1:
+            raise ValueError(f"warn_steps must be at least 1, not {self.warn_steps}")
+        if not 0 <= self.audit_every_s < float("inf"):
+            raise ValueError(f"audit_every_s must be 0 or more, not {self.audit_every_s}")
+        if not 0 < self.time_scale < float("inf"):
+            raise ValueError(f"time_scale must be positive, not {self.time_scale}")
+        if self.name:
+            run_prefix(self.name)
+
+    def is_compact(self, cores: int) -> bool:
+        """Whether the layout is compact on a machine with `cores` cores."""
+        return cores <= COMPACT_CORES if self.layout == "auto" else self.layout == "compact"

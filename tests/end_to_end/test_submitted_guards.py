@@ -1,0 +1,75 @@
+"""Submitted roles stop themselves when the run cannot learn: no supervisor watches them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import tomli_w
+from kafka import KafkaProducer
+from laminar_runs import CommandServer
+from record_samples import PROMPT, TRAJECTORY
+from test_submit import submit
+
+from infra.kafka.broker import Broker
+from infra.kafka.topic_reader import read_topic
+from pipelines.config import load_config
+from pipelines.run.topics import make_topics
+from schemas.codec import encode
+from schemas.records import Experience
+from schemas.topics import EXPERIENCES, TRAJECTORIES
+
+
+def write_config(folder: Path, broker: Broker, run: str, **sections: object) -> Path:
+    table = {
+        "run": {"name": run, "folder": str(folder / "runs"), "stop_error_window": 8, **sections.pop("run", {})},  # type: ignore[dict-item]
+        "kafka": {"bootstrap_servers": broker.bootstrap_servers},
+        **sections,
+    }
+    file = folder / f"{run}.toml"
+    file.write_text(tomli_w.dumps(table))
+    return file
+
+
+def test_submitted_score_stops_when_every_reward_fails(
+    command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text('def fails(text):\n    return {}["answr"]\n')
+    rewards = {"rewards": [{"name": f"{tmp_path}/mine.py:fails"}]}
+    file = write_config(tmp_path, broker, run_id, prompts={"task": "gcd"}, score=rewards)
+    make_topics(load_config(file))
+    prompt = replace(PROMPT, samples=8, environment="")
+    with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        for member in range(8):
+            value, headers = encode(replace(TRAJECTORY, prompt=prompt, member=member))
+            producer.send(TRAJECTORIES.name(run_id), value, b"p", list(headers))
+    command = submit(command_server, tmp_path / "here", "score", str(file))
+    assert command.wait() == 2  # its respawner does not submit it again
+    output = command.output()
+    assert "laminar: the run was stopped, because it cannot learn: errors in 100 % of 8 trajectories" in output
+    assert "fails: KeyError: 'answr' (mine.py:2)" in output
+    assert f'File "{tmp_path}/mine.py", line 2, in fails' in output
+    scored = [row for record in read_topic(broker.client(), EXPERIENCES.name(run_id)) for row in record.rows]
+    assert sum(isinstance(row, Experience) for row in scored) == 8  # it committed before it ended
+
+
+def test_submitted_prompts_stop_when_too_many_rows_are_refused(
+    command_server: CommandServer, model_folder: Path, broker: Broker, run_id: str, tmp_path: Path
+) -> None:
+    good = [{"question": f"{number} + 1", "answer": str(number + 1)} for number in range(250)]
+    rows = [*good, *[{"question": "1 + " * 400 + "1", "answer": "1"}] * 30]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = write_config(
+        tmp_path,
+        broker,
+        run_id,
+        model={"path": str(model_folder)},
+        prompts={"source": "jsonl", "path": str(tmp_path / "rows.jsonl"), "shuffle": False, "samples_per_prompt": 2},
+        placement={"prompt_lead": 300},
+    )
+    command = submit(command_server, tmp_path / "here", "prompts", str(file))
+    assert command.wait() == 2
+    output = command.output()
+    assert "of the rows of task 'rows' are refused, more than prompts.max_refused_share = 0.05" in output
+    assert "(too long " in output

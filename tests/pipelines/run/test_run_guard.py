@@ -1,0 +1,52 @@
+"""The guard that stops a run for errors or refused rows, under a supervisor and in a submitted role."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines.config import Config, parse_config
+from pipelines.inspect.run_state.state import RunState, fold, new_run
+from pipelines.run.error_guard import RunFailing
+from pipelines.run.run_guard import MIN_DRAWN, RunGuard
+from schemas.records import Metric
+
+START = 1_000_000
+
+
+def config_of(**prompts: object) -> Config:
+    return parse_config({"run": {"name": "r"}, "prompts": {"task": "gcd", **prompts}}, "test")
+
+
+def state_of(drawn: int, share: float) -> RunState:
+    values = {"prompts": 9.0, "drawn/gcd": float(drawn), "refused_share/gcd": share, "refused/too long": 30.0}
+    return fold(new_run("r", None, START), Metric("prompts", 9, values, START + 1))
+
+
+@pytest.mark.parametrize(
+    ("drawn", "share", "accepted", "stops"),
+    [
+        (MIN_DRAWN, 0.06, 0.05, True),
+        (MIN_DRAWN, 0.05, 0.05, False),
+        (MIN_DRAWN - 1, 0.5, 0.05, False),  # too few to judge
+        (MIN_DRAWN, 0.06, 0.1, False),
+    ],
+)
+def test_guard_stops_a_run_with_too_many_refused_rows(drawn: int, share: float, accepted: float, stops: bool) -> None:
+    guard = RunGuard(config_of(max_refused_share=accepted), START, "first")
+    if not stops:
+        guard.check(state_of(drawn, share), list)
+        return
+    with pytest.raises(RunFailing) as failure:
+        guard.check(state_of(drawn, share), list)
+    for expected in (
+        "6.0 % of the rows of task 'gcd' are refused, more than prompts.max_refused_share = 0.05",
+        "refused so far: 30 rows (too long 30)",
+        "laminar runs resume --run first --set prompts.max_refused_share=0.07",
+    ):
+        assert expected in str(failure.value)
+
+
+def test_guard_names_the_file_for_a_task_of_a_mixture() -> None:
+    guard = RunGuard(config_of(tasks=[{"name": "gcd", "max_refused_share": 0.01}]), START, "first")
+    with pytest.raises(RunFailing, match=r"max_refused_share = 0\.03 of this task in the run's config.toml"):
+        guard.check(state_of(MIN_DRAWN, 0.02), list)
