@@ -6,8 +6,8 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from infra.kafka.producer import DeliveryFailed
-from infra.models.conversations import ConversationFormat, TemplateError
+from infra.models.conversations import ConversationFormat, TemplateError, content_of
 from operators.gateway.chat_api import (
     ChatRequest,
     choice_of,
@@ -29,11 +29,12 @@ from operators.gateway.chat_api import (
 )
 from operators.gateway.chat_stream import chat_chunks
 from operators.gateway.config import GatewayConfig
-from operators.gateway.conversation import TurnPlan, plan_turn
+from operators.gateway.conversation import TurnPlan, plan_completion, plan_turn
 from operators.gateway.episode_table import Episode, EpisodeTable
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.play import Player
 from operators.io.episode_keys import EpisodeKeys
+from schemas.records import TokenRange
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class Gateway:
 
     async def _complete(self, request: Request, name: str, *, parse: Callable[[Any, int], ChatRequest]) -> Response:
         chat = parse(await self._body(request), 2**31)
-        created, plan = int(time.time()), partial(self._plan, chat)
+        created, plan = int(time.time()), partial(self._plan, chat, name)
         occurrence = self._occurrence(request, chat)
         if chat.stream:
             if chat.choices > 1:
@@ -138,8 +139,13 @@ class Gateway:
         headers = {"laminar-template": "rewritten"} if any(each.rewritten for each in responses) else None
         return JSONResponse(body, headers=headers)
 
-    def _plan(self, chat: ChatRequest, episode: Episode) -> TurnPlan:
+    def _plan(self, chat: ChatRequest, name: str, episode: Episode) -> TurnPlan:
         try:
+            if chat.legacy:
+                known = self.table.tokens(name)
+                tokens = [] if known is None else known.response.token_ids.to_pylist()
+                plain, prompt = replace(self.form, plain=True), content_of(chat.messages[0])
+                return plan_completion(prompt, chat.digest, episode.recorded, partial(tokens_in, tokens), plain)
             return plan_turn(chat.messages, chat.tools, episode.recorded, self.form)
         except TemplateError as error:
             raise invalid(str(error), "messages") from error
@@ -185,6 +191,11 @@ def _key_of(request: Request) -> str:
     """The key in the path, or the bearer token."""
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     return str(request.path_params.get("key") or (bearer.strip() if scheme.lower() == "bearer" else ""))
+
+
+def tokens_in(tokens: Sequence[int], ranges: Sequence[TokenRange]) -> list[int]:
+    """The `tokens` in `ranges`, in their order."""
+    return [token for each in ranges for token in tokens[each.start : each.stop]]
 
 
 async def _chain(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:

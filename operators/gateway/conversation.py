@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,30 @@ def plan_turn(
             new = form.next_tokens(messages, tools, count, prefix.last_token)
             return TurnPlan(prefix.ranges, new, messages[count:], form.rewrites_history(messages, tools, count))
     return TurnPlan((), form.first_tokens(messages, tools), messages)
+
+
+def plan_completion(
+    prompt: str,
+    digest: str,
+    recorded: RecordedConversations,
+    tokens_of: Callable[[tuple[TokenRange, ...]], list[int]],
+    form: ConversationFormat,
+) -> TurnPlan:
+    """The tokens of a completion of the text `prompt`: those of the longest recorded text that it begins with, and the
+    rest. `tokens_of` returns the recorded tokens in ranges."""
+    if (context := recorded.requests.get(digest)) is not None:
+        return TurnPlan(context, [], ())
+    texts = [(form.text_of(tokens_of(each.ranges)), each.ranges) for each in recorded.responses.values()]
+    begun, context = max((each for each in texts if prompt.startswith(each[0])), key=_length, default=("", ()))
+    if not context:
+        return TurnPlan((), form.first_tokens([{"content": prompt}], ()), [{"role": "prompt", "content": prompt}])
+    rest = prompt[len(begun) :]
+    token_ids = form.next_tokens([{"content": rest}], (), 0, -1) if rest else []
+    return TurnPlan(context, token_ids, [{"role": "prompt", "content": rest}])
+
+
+def _length(text: tuple[str, Any]) -> int:
+    return len(text[0])
 
 
 def _digest(before: str, value: Any) -> str:

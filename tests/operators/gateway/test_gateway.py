@@ -144,6 +144,21 @@ def test_a_stop_string_is_recorded_but_not_returned() -> None:
     play(ScriptedRun("<c>1</c>", "2$", plain=True), scenario)
 
 
+def test_a_completion_extends_the_recorded_text() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        async def complete(prompt: str) -> str:
+            response = await client.post("/completions", json={"prompt": prompt, "stop": "!"})
+            return str(response.json()["choices"][0]["text"])
+
+        assert await complete("one") == " two"
+        assert await complete("one two! three") == " four"
+        assert await complete("one two!") == " five"
+        assert [run.recorded(each) for each in turns(run)] == ["one", "one two! three", "one two!"]
+        assert [bool(each.context) for each in turns(run)] == [False, True, True]
+
+    play(ScriptedRun(" two!", " four!", " five!"), scenario)
+
+
 def test_a_stream_has_the_deltas_of_the_response() -> None:
     async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
         body = {"messages": [HELLO], "stream": True, "stream_options": {"include_usage": True}}

@@ -1,0 +1,132 @@
+"""Agents as processes: their environment, attempts, time limit and reports, with a gateway of a few lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operators.agents.agent_process import AgentTask, play_episode
+from operators.agents.call_function import report_of
+from operators.agents.config import AgentsConfig
+from operators.io.episode_keys import ADDRESS_FILE, EpisodeKeys, read_or_create_secret
+
+REPORTS = "import json, os; report = lambda **of: open(os.environ['LAMINAR_REPORT'], 'w').write(json.dumps(of)); "
+
+
+class Reports:
+    """A gateway that keeps the reports; it refuses the first `refused` of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.received: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        self.refused = 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                outer.keys.append(self.headers["authorization"])
+                if outer.refused:
+                    outer.refused -= 1
+                    self.send_error(503)
+                    return
+                outer.received.append(body)
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+        port = self.server.server_address[1]
+        (folder / ADDRESS_FILE).write_text(json.dumps({"url": f"http://127.0.0.1:{port}/v1", "port": port}))
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Iterator[Reports]:
+    made = Reports(tmp_path)
+    yield made
+    made.close()
+
+
+def play(folder: Path, program: str, **settings: Any) -> None:
+    config = AgentsConfig(command=(sys.executable, "-c", REPORTS + program), **settings)
+    task = AgentTask("p0.3", {"text": "2 + 2", "reference": {"answer": "4"}})
+    play_episode(config, task, "run", folder, folder / "secret", folder, threading.Event())
+
+
+def test_agent_gets_task_and_key_and_reports(tmp_path: Path, reports: Reports) -> None:
+    program = (
+        "task = json.loads(os.environ['LAMINAR_TASK']); print('working'); "
+        "report(reward=0.5, answer=task['text'] + os.environ['OPENAI_API_KEY'] + os.environ['MORE'])"
+    )
+    play(tmp_path, program, env={"MORE": "!"})
+    key = EpisodeKeys("run", read_or_create_secret(tmp_path / "secret", create=False)).key_of("p0.3")
+    assert reports.received == [{"reward": 0.5, "answer": f"2 + 2{key}~0!"}]
+    assert reports.keys == [f"Bearer {key}"]
+    assert (tmp_path / "agents" / "p0.3.log").read_text() == "working\n"
+
+
+def test_failed_attempt_is_repeated_and_then_reported(tmp_path: Path, reports: Reports) -> None:
+    play(tmp_path, "raise SystemExit('no tool')", retries=2)
+    assert reports.received == [{"error": "exit status 1: no tool"}]
+    assert (tmp_path / "agents" / "p0.3.log").read_text() == "no tool\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ("report(points=1)", "its report must have reward and answer only, not {'points': 1}"),
+        ("open(os.environ['LAMINAR_REPORT'], 'w').write('{')", "its report is not valid JSON"),
+        ("import time; time.sleep(60)", "it ran for longer than 1 s"),
+    ],
+)
+def test_invalid_report_or_time_out_fails_the_episode(
+    program: str, error: str, tmp_path: Path, reports: Reports
+) -> None:
+    play(tmp_path, program, retries=0, timeout_s=1 if "sleep" in program else 600)
+    assert error in reports.received[0]["error"]
+
+
+def test_report_is_repeated_until_the_gateway_accepts_it(
+    tmp_path: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operators.agents.agent_process._RETRY_S", 0.01)
+    reports.refused = 3
+    play(tmp_path, "report(reward=1)")
+    assert reports.received == [{"reward": 1}]
+
+
+@pytest.mark.parametrize(
+    ("returned", "report"),
+    [
+        (None, {}),
+        (True, {"reward": 1.0}),
+        (2, {"reward": 2.0}),
+        ("4", {"answer": "4"}),
+        ({"answer": ""}, {"answer": ""}),
+    ],
+)
+def test_return_value_of_a_function_is_its_report(returned: Any, report: dict[str, Any]) -> None:
+    assert report_of(returned) == report
+
+
+def test_other_return_values_are_errors() -> None:
+    with pytest.raises(TypeError, match="an agent must return a reward, an answer"):
+        report_of([1])
+    with pytest.raises(TypeError, match="an agent must return"):
+        report_of({"points": 1})
