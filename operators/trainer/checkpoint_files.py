@@ -1,7 +1,8 @@
 """The files of a checkpoint: one safetensors file of each rank with its parts of the tensors, and one JSON manifest.
 
 A file `rank-R-of-N.safetensors` holds, of every sharded tensor, the elements that rank R holds, flat and in order; rank
-0's also has the tensors that are equal on all ranks. `checkpoint.json` has every tensor's dtype and full shape, the
+0's also has the tensors that are equal on all ranks. With several copies of the model only the ranks of the first one
+have tensors in their files. `checkpoint.json` has every tensor's dtype and full shape, the
 BLAKE3 and size of each file, and the position. It is written last, so a folder with it is complete. Any number of ranks
 can read it: each reads the elements that it will hold.
 """
@@ -61,7 +62,7 @@ def write_rank_file(folder: StorageFolder, state: LearnerState, ranks: Ranks) ->
     own = {
         name: local_part(tensor).elements
         for name, tensor in state.tensors().items()
-        if isinstance(tensor, DTensor) or ranks.rank == 0
+        if (ranks.of_first_copy if isinstance(tensor, DTensor) else ranks.rank == 0)
     }
     layout = Layout([TensorSpec(name, DTYPES[part.dtype], (len(part),)) for name, part in own.items()])
     name, digest = f"rank-{ranks.rank}-of-{ranks.count}.safetensors", blake3(max_threads=blake3.AUTO)

@@ -8,19 +8,20 @@ from pathlib import Path
 import psutil
 import torch
 
-from operators.trainer.config import LearnerConfig
 from operators.trainer.memory_plan import check_memory, plan_memory, shape_of
+from operators.trainer.training_config import TrainingConfig
 
 log = logging.getLogger(__name__)
 
 
-def check_device_memory(folder: Path, ranks: int, device: str, config: LearnerConfig) -> None:
-    """Raise ValueError if `device` has too little free memory for one of `ranks` that train the model in `folder`.
+def check_device_memory(folder: Path, config: TrainingConfig, device: str) -> None:
+    """Raise ValueError if `device` has too little free memory for one of the ranks that train the model in `folder`.
 
     The ranks of a CPU run share their machine's memory. A model whose config has other names is not checked.
     """
+    ranks = config.ranks
     try:
-        plan = plan_memory(shape_of(folder), ranks, config)
+        plan = plan_memory(shape_of(folder), config.ranks_of_a_copy, config.learner)
     except KeyError as error:
         log.warning("the memory for the model in %s is not checked: its config.json has no %s", folder, error)
         return

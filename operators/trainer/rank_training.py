@@ -61,7 +61,7 @@ class RankTraining:
         ranks = self.ranks = self.rendezvous.ranks
         epoch = self._epoch = int(ranks.gather(torch.tensor([epoch]))[0])  # a version is the same on all ranks
         device = config.device_of(ranks.rank)
-        check_device_memory(model, ranks.count, device, config.learner)
+        check_device_memory(model, config, device)
         self._learner = Learner(config.learner, model, device, ranks)
         rounded, full = self._learner.weights(getattr(torch, dtype)), self._learner.weights()
         self._joint = JointActions(self.rendezvous, rounded, full)
@@ -266,7 +266,7 @@ def start_rank_training(
     if rendezvous_file is None:
         assert isinstance(checkpoints, Path)  # an object store cannot hold the rendezvous file
         rendezvous_file = checkpoints / "ranks.json"
-    ranks = Ranks(rank, config.ranks)
+    ranks = Ranks(rank, config.ranks, config.shard_ranks)
     rendezvous = join_process_group(
         rendezvous_file, ranks, config.rank_0_host, config.device_of(rank), config.collective_timeout_s
     )

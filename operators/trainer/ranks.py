@@ -21,10 +21,20 @@ from operators.trainer.config import Precision
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process as rank `rank` of `count`. More than one rank use torch's default process group."""
+    """This process as rank `rank` of `count`. More than one rank use torch's default process group.
+
+    `shards` consecutive ranks hold one copy of a model between them (0: all ranks hold one); the others hold further
+    copies, whose gradients are summed (hybrid sharding).
+    """
 
     rank: int = 0
     count: int = 1
+    shards: int = 0
+
+    @property
+    def of_first_copy(self) -> bool:
+        """Whether this rank's shards are of the first copy: every tensor is on these ranks once."""
+        return not self.shards or self.rank < self.shards
 
     def gather(self, values: Tensor) -> list[Tensor]:
         """Gather each rank's `values`, [any, …] on the host, in rank order."""
@@ -67,7 +77,12 @@ class Ranks:
         """
         if self.count == 1:
             return
-        mesh = init_device_mesh(device.type, (self.count,))
+        if self.shards in (0, self.count):
+            mesh = init_device_mesh(device.type, (self.count,))
+        else:
+            mesh = init_device_mesh(
+                device.type, (self.count // self.shards, self.shards), mesh_dim_names=("copies", "shards")
+            )
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if precision == "bfloat16" else None, reduce_dtype=torch.float32
         )

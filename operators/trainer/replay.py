@@ -136,7 +136,8 @@ def forked_ranks(config: TrainingConfig, run: Callable[[Ranks], object], folder:
 
     Call it before any thread is started. Raises RuntimeError if one of them failed.
     """
-    fork, ranks = multiprocessing.get_context("fork"), [Ranks(rank, config.ranks) for rank in range(config.ranks)]
+    fork = multiprocessing.get_context("fork")
+    ranks = [Ranks(rank, config.ranks, config.shard_ranks) for rank in range(config.ranks)]
     file = folder / "ranks.json"
 
     def run_rank(rank: Ranks) -> None:

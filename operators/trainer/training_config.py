@@ -38,6 +38,9 @@ class TrainingConfig:
     With 4 of them, rank 6 uses the third one of the second machine."""
     ranks: int = 1
     """Processes that shard the model, each with its part of every batch. Fixed for a run."""
+    shard_ranks: int = 0
+    """Consecutive ranks that hold one copy of the model between them, such as those of one machine; each further group
+    holds another copy, and only gradients cross between groups. 0: all ranks hold one copy."""
     rank_0_host: str = "127.0.0.1"
     """Address of rank 0's machine, to which the other ranks connect."""
     collective_timeout_s: float = 600.0
@@ -54,6 +57,8 @@ class TrainingConfig:
         for name in ("optimizer_steps", "checkpoint_every", "checkpoints_kept", "checkpoint_tries", "threads", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.shard_ranks < 0 or (self.shard_ranks and self.ranks % self.shard_ranks):
+            raise ValueError(f"shard_ranks must divide ranks ({self.ranks}), or be 0, not {self.shard_ranks}")
         check_gpu_list("gpus", self.gpus)
         if self.gpus and self.device != "cuda":
             raise ValueError(f"gpus needs device = 'cuda', not {self.device!r}")
@@ -67,6 +72,11 @@ class TrainingConfig:
         if self.keep_every < 0 or self.keep_every % self.checkpoint_every:
             every = self.checkpoint_every
             raise ValueError(f"keep_every must be a multiple of checkpoint_every ({every}), not {self.keep_every}")
+
+    @property
+    def ranks_of_a_copy(self) -> int:
+        """The number of ranks that hold a copy of the model between them."""
+        return self.shard_ranks or self.ranks
 
     def device_of(self, rank: int) -> str:
         """The device of `rank` on this machine."""

@@ -21,12 +21,13 @@ from operators.trainer.learner import Learner
 
 SMALL = {"micro_batch_tokens": 48, "learning_rate": 1e-3, "warmup_steps": 0, "weight_decay": 0.01}
 PPO = {"name": "ppo", "kl_coefficient": 0.1, "kl_in": "reward"}
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "grpo": ("model", SMALL),
-    "ppo": ("model", SMALL | {"algorithm": PPO, "mini_batches": 2}),
-    "kept": ("model", SMALL | {"algorithm": PPO, "mini_batches": 2, "keep_gathered": True}),
-    "lora": ("model", SMALL | {"lora": {"rank": 4}}),
-    "experts": ("experts", SMALL),
+CASES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "grpo": ("model", SMALL, 0),
+    "ppo": ("model", SMALL | {"algorithm": PPO, "mini_batches": 2}, 0),
+    "kept": ("model", SMALL | {"algorithm": PPO, "mini_batches": 2, "keep_gathered": True}, 0),
+    "lora": ("model", SMALL | {"lora": {"rank": 4}}, 0),
+    "experts": ("experts", SMALL, 0),
+    "two copies": ("model", SMALL | {"mini_batches": 2}, 1),
 }
 NAMES = list(CASES)
 Found = tuple[dict[str, torch.Tensor], dict[str, str]]
@@ -47,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", NAMES)
 def test_two_ranks_match_the_gradients_of_one(folder: Path, case: str) -> None:
-    model, values = CASES[case]
+    model, values, _ = CASES[case]
     number = NAMES.index(case)
     config = TypeAdapter(LearnerConfig).validate_json(json.dumps(values))
     batches = [[row for rank in parts(each) for row in rank] for each in range(BATCHES)]
@@ -72,6 +73,18 @@ def test_ranks_that_keep_layers_gather_them_once_a_step(folder: Path) -> None:
     gatherings = {case: int(read(folder / f"0-{NAMES.index(case)}.safetensors")[1]["gatherings"]) for case in NAMES}
     # Actor and critic take two steps of several micro-batches, and score the batch before; the reference scores it.
     assert 0 < gatherings["kept"] < gatherings["ppo"] / 2
+
+
+def test_ranks_of_a_further_copy_write_no_tensors(folder: Path) -> None:
+    sizes = {
+        case: [
+            (folder / f"checkpoint-{NAMES.index(case)}" / f"rank-{rank}-of-2.safetensors").stat().st_size
+            for rank in range(2)
+        ]
+        for case in ("grpo", "two copies")
+    }
+    assert sizes["two copies"][1] < 1000 < sizes["grpo"][1]
+    assert sizes["two copies"][0] == pytest.approx(sum(sizes["grpo"]), rel=0.1)
 
 
 def test_ranks_publish_experts_under_the_names_of_a_checkpoint(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from operators.trainer.config import AlgorithmConfig, CriticConfig, LearnerConfig, ParameterGroup, Schedule
+from operators.trainer.training_config import TrainingConfig
 
 WRONG: list[tuple[type, str, Any]] = [
     (AlgorithmConfig, "name", "ppo2"),
@@ -42,6 +43,10 @@ WRONG: list[tuple[type, str, Any]] = [
     (LearnerConfig, "max_gradient_norm", 0.0),
     (LearnerConfig, "micro_batch_tokens", 0),
     (LearnerConfig, "logits_chunk_tokens", 0),
+    (LearnerConfig, "reference_dtype", "float64"),
+    (TrainingConfig, "shard_ranks", 2),
+    (TrainingConfig, "shard_ranks", -1),
+    (TrainingConfig, "collective_timeout_s", 0.0),
 ]
 
 

@@ -2,8 +2,8 @@
 
     python two_ranks.py FOLDER
 
-FOLDER has models and cases.json, a list of pairs: a model's name and a LearnerConfig. Rank R writes the result of the
-first to R-0.safetensors: tensors, metrics, published weights, and the number of gatherings of layers in one batch.
+FOLDER has models and cases.json, a list of [a model's name, a LearnerConfig, Ranks.shards]. Rank R writes the result of
+the first to R-0.safetensors: tensors, metrics, published weights, and the number of gatherings of layers in one batch.
 Rank 1 has fewer sequences, and none of the second batch. Both are forked from one process, so that torch and
 transformers are imported once; the test's own process cannot be forked, because it has run backward passes.
 """
@@ -15,7 +15,7 @@ import multiprocessing
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,19 @@ sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
 from pydantic import TypeAdapter  # noqa: E402
 from trainer_batches import make_batch  # noqa: E402
 
+from operators.trainer.checkpoint_files import (  # noqa: E402
+    RankFile,
+    StoredState,
+    TrainerPosition,
+    write_manifest,
+    write_rank_file,
+)
 from operators.trainer.config import LearnerConfig  # noqa: E402
 from operators.trainer.learner import Learner  # noqa: E402
+from operators.trainer.learner_state import LearnerState  # noqa: E402
 from operators.trainer.ranks import Ranks, full_tensor  # noqa: E402
 from operators.trainer.rendezvous import join_process_group  # noqa: E402
-from schemas.records import MicroBatch  # noqa: E402
+from schemas.records import MicroBatch, PolicyVersion  # noqa: E402
 
 BATCHES = 2
 
@@ -83,9 +91,9 @@ def run_rank(rank: int, folder: Path) -> None:
     """Run as rank `rank`."""
     torch.set_num_threads(1)
     ranks = join_process_group(folder / "ranks.json", Ranks(rank, 2)).ranks
-    cases = TypeAdapter(list[tuple[str, LearnerConfig]]).validate_json((folder / "cases.json").read_bytes())
-    for number, (model, config) in enumerate(cases):
-        write_result(config, ranks, folder / model, folder / f"{rank}-{number}.safetensors")
+    cases = TypeAdapter(list[tuple[str, LearnerConfig, int]]).validate_json((folder / "cases.json").read_bytes())
+    for number, (model, config, shards) in enumerate(cases):
+        write_result(config, replace(ranks, shards=shards), folder / model, folder / f"{rank}-{number}.safetensors")
     dist.destroy_process_group()
 
 
@@ -93,7 +101,7 @@ def write_result(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) ->
     """Train with `config`, and check that a learner restored from the state continues identically."""
     learner, resumed = (Learner(config, model, ranks=ranks) for _ in range(2))
     tensors, metrics = train(learner, [parts(number)[ranks.rank] for number in range(BATCHES)])
-    resumed.restore(learner.state())
+    restore_from_files(resumed, learner.state(), ranks, out.with_name(f"checkpoint-{out.stem[2:]}"))
     with counted_gatherings() as gatherings:
         learner.update(parts(0)[ranks.rank])
     resumed.update(parts(0)[ranks.rank])
@@ -101,6 +109,20 @@ def write_result(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) ->
     same = all(torch.equal(full_tensor(one), full_tensor(other)) for one, other in pairs)
     found = {"metrics": metrics, "resumed": same, "gatherings": len(gatherings)}
     save_file(tensors, out, {name: json.dumps(value) for name, value in found.items()})
+
+
+def restore_from_files(learner: Learner, state: LearnerState, ranks: Ranks, folder: Path) -> None:
+    """Write `state` as a checkpoint to `folder` by all ranks, and restore it."""
+    folder.mkdir(exist_ok=True)
+    own = write_rank_file(folder, state, ranks)
+    (folder / f"note-{ranks.rank}").write_text(json.dumps(asdict(own)))
+    ranks.maximum(0)  # all have written
+    if ranks.rank == 0:
+        files = [RankFile(**json.loads((folder / f"note-{rank}").read_text())) for rank in range(ranks.count)]
+        write_manifest(folder, state, TrainerPosition(PolicyVersion(1, 1), (0, 0), 0), files)
+    ranks.maximum(0)
+    with StoredState(folder) as stored:
+        learner.restore(stored)
 
 
 @contextmanager
