@@ -100,8 +100,10 @@ def processes_of(config: Config) -> list[RoleProcess]:
     """The processes of a run on this machine, in drain order."""
     roles = roles_of(config)
     if config.run.is_compact(len(os.sched_getaffinity(0))):
-        light = tuple(role for role in roles if role.pipeline not in ALONE)
-        others = [RoleProcess(role.name, (role,)) for role in roles if role.pipeline in ALONE]
+        # The folds of one process take turns: a verifier of minutes must not hold up placement.
+        apart = (*ALONE, *(["score"] if config.score.may_be_slow else []))
+        light = tuple(role for role in roles if role.pipeline not in apart)
+        others = [RoleProcess(role.name, (role,)) for role in roles if role.pipeline in apart]
         return [RoleProcess(LIGHT, light), *others]
     return [RoleProcess(role.name, (role,)) for role in roles]
 

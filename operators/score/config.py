@@ -95,6 +95,13 @@ class Rubric:
         if not -1e6 <= self.on_error <= 1e6:
             raise ValueError(f"on_error must be between -1e6 and 1e6, not {self.on_error}")
 
+    def needs_process(self, spec: RewardSpec) -> bool:
+        """Whether the reward `spec` always runs in a verifier process: it may be slow, or hang.
+
+        An answer pattern may backtrack for ever on a model's text.
+        """
+        return is_custom(spec.name) or self.answer == "regex" or REWARDS[spec.name].in_process is False
+
     @property
     def extraction(self) -> Extraction:
         """Where the answer is in a response."""
@@ -143,6 +150,11 @@ class ScoreConfig(Rubric):
         names = [task.name for task in self.tasks]
         if len(set(names)) < len(names):
             raise ValueError(f"tasks: a task is named twice in {names}")
+
+    @property
+    def may_be_slow(self) -> bool:
+        """Whether a reward always runs in a verifier process."""
+        return any(rubric.needs_process(spec) for rubric in self.rubrics for spec in rubric.rewards)
 
     @property
     def rubrics(self) -> tuple[Rubric, ...]:

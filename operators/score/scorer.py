@@ -94,8 +94,7 @@ class Scorer:
         """The rewards of `rubric`; adds those that may run in the pool to `_pooled`."""
         prepared = []
         for spec in rubric.rewards:
-            # An answer pattern may backtrack for ever on a model's text, so it is always applied in the pool.
-            pool_only = is_custom(spec.name) or rubric.answer == "regex" or REWARDS[spec.name].in_process is False
+            pool_only = rubric.needs_process(spec)
             judge = None if pool_only else make_judge(spec.name, spec.options)
             prepared.append(_PreparedReward(spec, rubric.extraction, judge, len(self._pooled)))
             if pool_only or REWARDS[spec.name].in_process is not True:

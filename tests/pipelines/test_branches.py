@@ -43,6 +43,12 @@ def test_compact_layout_has_one_process_for_all_roles_without_a_model() -> None:
     }
 
 
+def test_score_with_slow_verifiers_has_its_own_process() -> None:
+    score = {"rewards": [{"name": "exact"}, {"name": "my_rewards:judge"}]}
+    assert layout_of(config_of("compact", score=score))["score"] == ["score"]
+    assert "score" in layout_of(config_of("compact", score={"rewards": [{"name": "exact"}]}))[LIGHT]
+
+
 @pytest.mark.parametrize(("cores", "expected"), [(1, True), (4, True), (5, False), (64, False)])
 def test_auto_layout_depends_on_the_cores(cores: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
