@@ -108,6 +108,12 @@ def processes_of(config: Config) -> list[RoleProcess]:
     return [RoleProcess(role.name, (role,)) for role in roles]
 
 
+def shares_process(name: str) -> bool:
+    """Whether the role `name`, with or without its index, is in the process LIGHT of a compact run."""
+    pipeline, _, index = name.partition("-")
+    return pipeline in ALL_PIPELINES and pipeline not in ALONE and (not index or index.isdecimal())
+
+
 def roles_of(config: Config) -> list[Role]:
     """The roles of a run on one machine, in drain order."""
     roles = []

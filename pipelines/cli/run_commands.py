@@ -56,9 +56,12 @@ def logs_command(
       laminar runs logs score -f
     """
     from pipelines.inspect.run_folders import find_run
+    from pipelines.roles import LIGHT, shares_process
 
     logs = find_run(folder, run).folder / LOGS
     files = {file.stem: file for file in sorted(logs.glob("*.log"))}
+    if role not in files and LIGHT in files and shares_process(role):
+        role = LIGHT  # the compact layout: one process, and one log, for these roles
     if role and role not in files:
         raise typer.BadParameter(f"{logs} has no log of {role!r}; there are {', '.join(files) or 'none'}")
     chosen = {role: files[role]} if role else files

@@ -67,6 +67,16 @@ def test_runs_logs_prints_last_lines(runs: Runs) -> None:
     assert "there are score, trainer" in " ".join(err.replace("│", " ").split())
 
 
+def test_runs_logs_of_a_role_are_those_of_the_process_that_it_shares(runs: Runs, tmp_path: Path) -> None:
+    logs = tmp_path / "first" / "logs"
+    (logs / "score.log").rename(logs / "light.log")
+    for role in ("score", "experience-1", "light"):
+        code, out, _ = runs("logs", role, "-n", "1", "--run", "first")
+        assert (code, out.split()) == (0, ["light", "score", "29"])
+    for unknown in ("scores", "rollout-0", "gateway-0"):
+        assert runs("logs", unknown, "--run", "first")[0] == 2
+
+
 def test_runs_compare_prints_a_column_per_run(runs: Runs) -> None:
     code, out, _ = runs("compare", "first", "second")
     assert code == 0
