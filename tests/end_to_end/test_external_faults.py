@@ -98,7 +98,7 @@ def ended(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
         rewards = f'score.rewards=[{{name = "exact"}}, {{name = "{verifier}:touchy"}}]'
         here = tmp_path_factory.mktemp("here")
         disturbed = start_run("disturbed", *common, source, rewards, here=here)
-        undisturbed = start_run("undisturbed", *common, "run.layout=compact")
+        undisturbed = start_run("undisturbed", *common)
         for run in (disturbed, undisturbed):
             run.until_phase("training")
         garbage = write_garbage(broker, disturbed.name)
