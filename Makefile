@@ -48,6 +48,8 @@ flink-test: $(READY)  ## every pipeline, and exactly-once, on a local Flink (jar
 soak: $(READY)  ## campaigns of hours
 	$(BIN)/python tests/soak/campaign.py --folder build/soak $(ARGS)
 	$(BIN)/python tests/soak/fault_campaign.py --folder build/soak/faults
+	$(BIN)/python tests/soak/simulated_mutations.py --folder build/soak/simulated
+	$(BIN)/python tests/soak/simulated_histories.py --folder build/soak/simulated
 	$(BIN)/python tests/soak/broker_restarts.py --folder build/soak/broker
 	$(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json
 	$(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json \

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from infra.models.checkpoint_folder import load_tokenizer
 from operators.prompts.rendering import PromptTooLong, render
 from operators.prompts.sources import all_heldout_questions
 from pipelines.config import Config, ConfigError
@@ -27,6 +26,8 @@ class HeldoutPrompts:
         prompts = self.config.prompts
         if not any(task.has_heldout for task in prompts.mixture):
             return []
+        from infra.models.checkpoint_folder import load_tokenizer  # deferred: imports torch
+
         tokenizer = load_tokenizer(self.config.model_folder())
         context = self.config.context
         rendered: list[Prompt] = []

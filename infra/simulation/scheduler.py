@@ -1,16 +1,17 @@
 """A deterministic scheduler: events by virtual time, and fibers, which are functions that may wait.
 
-A fiber has a thread, so that any code can wait in it, but only one fiber runs at a time and only the scheduler decides
-which. The order of events depends on their times and on the order in which they were planned, and on nothing else.
+A fiber is a greenlet, so that any code can wait in it. Only one runs at a time, and only the scheduler decides which.
+The order of events depends on their times and on the order in which they were planned, and on nothing else.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
+
+from greenlet import getcurrent, greenlet
 
 
 class FiberKilled(BaseException):
@@ -26,28 +27,6 @@ class Signal:
         self.waiting: dict[Fiber, int] = {}
 
 
-class _Thread(threading.Thread):
-    """A thread that runs one fiber after the other; they are reused, because starting one takes long."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.go = threading.Lock()
-        self.go.acquire()
-        self.job: Callable[[], None] | None = None
-        self.start()
-
-    def run(self) -> None:
-        while True:
-            self.go.acquire()
-            job, self.job = self.job, None
-            if job is None:
-                return
-            job()
-
-
-_IDLE: list[_Thread] = []
-
-
 class Fiber:
     """A function that may wait. `ended` is called with its error, or None, when it ends by itself."""
 
@@ -59,7 +38,7 @@ class Fiber:
         self.paused_until = 0.0
         """The fiber does not run before this time."""
         self._scheduler, self._body, self._ended = scheduler, body, ended
-        self._thread: _Thread | None = None
+        self._greenlet = greenlet(self._main)
         self._killed = False
         self._token = 0
         self._value: Any = None
@@ -80,7 +59,7 @@ class Fiber:
         if not self.alive:
             return
         self._killed = True
-        if self._thread is None:
+        if not self._greenlet:  # not started
             self.alive = False
         elif self._scheduler.current is not self:
             self._token += 1
@@ -89,10 +68,7 @@ class Fiber:
     def suspend(self) -> Any:
         """Wait until `wake` is called with `token`. Only the fiber itself may call it."""
         if not self._killed:
-            thread = self._thread
-            assert thread is not None
-            self._scheduler.baton.release()
-            thread.go.acquire()
+            self._greenlet.parent.switch()
         if self._killed:
             raise FiberKilled(self.name)
         return self._value
@@ -104,37 +80,22 @@ class Fiber:
 
     def _run(self) -> None:
         scheduler = self._scheduler
-        if self._thread is None:
-            self._thread = _IDLE.pop() if _IDLE else _Thread()
-            self._thread.job = self._main
         before, scheduler.current = scheduler.current, self
-        if before is None:
-            self._thread.go.release()
-            scheduler.baton.acquire()
-        else:  # a fiber that kills another waits until that one has ended
-            outer, scheduler.baton = scheduler.baton, threading.Lock()
-            scheduler.baton.acquire()
-            self._thread.go.release()
-            scheduler.baton.acquire()
-            scheduler.baton = outer
+        self._greenlet.parent = getcurrent()  # the scheduler, or a fiber that kills this one
+        self._greenlet.switch()
         scheduler.current = before
 
     def _main(self) -> None:
         error: Exception | None = None
-        killed = False
         try:
             self._body()
         except FiberKilled:
-            killed = True
+            self._killed = True
         except Exception as raised:  # noqa: BLE001 - whatever ends a process is for its supervisor
             error = raised
         self.alive = False
-        thread, self._thread = self._thread, None
-        assert thread is not None
-        if not (killed or self._killed):
+        if not self._killed:
             self._scheduler.at(self._scheduler.now, lambda: self._ended(error))
-        _IDLE.append(thread)
-        self._scheduler.baton.release()
 
 
 class Scheduler:
@@ -143,9 +104,6 @@ class Scheduler:
     def __init__(self) -> None:
         self.now = 0.0
         self.current: Fiber | None = None
-        self.baton = threading.Lock()
-        """Held by the scheduler's thread while no fiber runs."""
-        self.baton.acquire()
         self.stopped = False
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._planned = 0

@@ -70,7 +70,7 @@ def fold_run(
             for record in read_topic(
                 client, name, start=start, partitions=[partition], until={partition: end}, decoder=decode_for_audit
             ):
-                _add(fold, record, snapshot)
+                add_record(fold, record, snapshot)
     return fold
 
 
@@ -113,7 +113,8 @@ def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None
     return Snapshot(ends, frozenset(trimmed), committed)
 
 
-def _add(fold: AuditFold, record: StoredRecord, snapshot: Snapshot) -> None:
+def add_record(fold: AuditFold, record: StoredRecord, snapshot: Snapshot) -> None:
+    """Add a record that was decoded by `decode_for_audit`."""
     if record.error is not None:
         fold.undecodable += 1
     where = (record.topic, record.partition)

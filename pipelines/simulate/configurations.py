@@ -1,0 +1,98 @@
+"""The configurations that histories are drawn from: small runs of every schedule and shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pipelines.config import Config, parse_config
+from pipelines.simulate.wiring import Wiring, wire
+
+BASE: Mapping[str, Mapping[str, Any]] = {
+    "run": {"name": "simulated"},
+    "kafka": {"bootstrap_servers": "simulated:9092", "partitions": 1, "transaction_timeout_s": 10.0},
+    "prompts": {
+        "source": "synthetic",
+        "prompt_tokens": 4,
+        "max_new_tokens": 60,
+        "samples_per_prompt": 2,
+        "size": 10,
+        "epochs": 1,
+    },
+    "rollout": {
+        "engine": "emulated",
+        "processes": 2,
+        "replicas": 1,
+        "slots": 4,
+        "context": 64,
+        "step_s": 0.0,
+        "linger_s": 0.5,
+        "heartbeat_s": 2.0,
+        "progress_tokens": 16,
+        "progress_s": 2.0,
+        "kv_megabytes": 0,
+        "emulation": {
+            "block": 4,
+            "pull_s": 0.2,
+            "roofline": {"decode_ms": [[1, 100.0], [8, 160.0]], "decode_context": 32},
+            "lengths": {"p50": 12, "p99": 60},
+        },
+    },
+    "placement": {"heartbeat_timeout_s": 8.0, "repack_s": 3.0, "max_replicas": 4, "prompt_lead": 6},
+    "score": {"answer": "whole", "rewards": [{"name": "length", "options": {"target": 20, "limit": 60}}]},
+    "experience": {"global_batch": 4, "micro_batch_tokens": 192, "max_staleness": 1},
+    "trainer": {
+        "optimizer_steps": 1000,
+        "checkpoint_every": 2,
+        "emulation": {"step_s": [[0, 2.0], [400, 5.0]], "stall_s": 0.1, "broadcast_s": 0.2},
+    },
+    "evaluation": {"every": 2, "periodic_questions": 1},
+}
+"""A run of ten prompts with two samples, in batches of four. One emulated token takes a tenth of a second."""
+
+_LONG = {"rollout.emulation.lengths": {"p50": 40, "p99": 60}}
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "with a goal": {"trainer.optimizer_steps": 3},
+    "groups that fill no batch": {"prompts.samples_per_prompt": 3, "experience.global_batch": 5},
+    "group above the bound": {"prompts.samples_per_prompt": 6, "prompts.size": 4, "experience.max_staleness": 0},
+    "in step": {"experience.max_staleness": 0, "rollout.processes": 1},
+    "two shards": {"kafka.partitions": 2, "experience.shards": 2},
+    "two replicas a process": {"rollout.replicas": 2, "experience.max_staleness": 2, **_LONG},
+    "repack": {"rollout.replicas": 2, "rollout.slots": 6, "placement.repack_s": 1.0, **_LONG},
+    "synchronous": {"placement.schedule": "synchronous"},
+    "one_step": {"placement.schedule": "one_step", "evaluation.every": 0, "trainer.optimizer_steps": 4},
+    "stream": {"placement.schedule": "stream"},
+    "partial_rollout": {"placement.schedule": "partial_rollout", **_LONG},
+    "wait for age": {"experience.over_age": "wait"},
+    "drop by age": {"experience.over_age": "drop", "experience.max_staleness": 0, **_LONG},
+    "little memory": {"rollout.kv_capacity": 96, "rollout.slots": 6, **_LONG},
+    "two partitions": {"kafka.partitions": 2, "prompts.samples_per_prompt": 3},
+}
+"""Changes to BASE, by the name of the shape."""
+
+
+@cache
+def configuration(shape: str) -> Config:
+    """The configuration of a shape. Raises ValueError for an unknown one."""
+    if shape not in SHAPES:
+        raise ValueError(f"there is no shape {shape!r}: choose from {', '.join(SHAPES)}")
+    table = _copy(BASE)
+    for path, value in SHAPES[shape].items():
+        *sections, key = path.split(".")
+        section = table
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = value
+    return parse_config(table, f"shape {shape!r}")
+
+
+@cache
+def wiring(shape: str) -> tuple[Wiring, ...]:
+    """The roles of a shape."""
+    return tuple(wire(configuration(shape)))
+
+
+def _copy(table: Any) -> Any:
+    return {key: _copy(value) for key, value in table.items()} if isinstance(table, Mapping) else table

@@ -1,0 +1,99 @@
+"""Explores histories: draws them from seeds, plays them, and shortens those that fail."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.simulate.configurations import SHAPES, configuration, wiring
+from pipelines.simulate.faults import Fault, draw_faults
+from pipelines.simulate.world import FAULTS_UNTIL_S, History, World
+
+MAX_PLAYS = 120
+"""How many histories are played, at most, to shorten one."""
+
+
+def draw_history(seed: int, shapes: Sequence[str] = ()) -> History:
+    """The history of a seed, with a shape of `shapes` (default: any). The same seed gives the same history."""
+    draws = random.Random(f"{seed} history")
+    shape = draws.choice(tuple(shapes or SHAPES))
+    roles = [each.role.name for each in wiring(shape)]
+    return History(seed, shape, draw_faults(draws, roles, FAULTS_UNTIL_S))
+
+
+def play(history: History, *, record_events: bool = False) -> History:
+    """Play a history that has been drawn, or read from a file."""
+    fresh = History(history.seed, history.shape, history.faults)
+    return World(configuration(history.shape), wiring(history.shape), fresh, record_events=record_events).run()
+
+
+def explore(seeds: Sequence[int], shapes: Sequence[str] = ()) -> Iterator[History]:
+    """Play the histories of `seeds`, in order."""
+    for seed in seeds:
+        yield play(draw_history(seed, shapes))
+
+
+def shrink(history: History, run: Callable[[History], History] = play) -> History:
+    """The history with as few faults as still make it fail, found by leaving out parts of its list.
+
+    `history` has failed; the result has too, perhaps in another way.
+    """
+    best, plays = history, 0
+    size = max(1, len(best.faults) // 2)
+    while plays < MAX_PLAYS:
+        shorter = _without(best.faults, size)
+        for faults in shorter:
+            plays += 1
+            tried = run(replace(best, faults=faults))
+            if tried.failure is not None:
+                best = tried
+                size = min(size, max(1, len(best.faults) // 2))
+                break
+            if plays >= MAX_PLAYS:
+                break
+        else:
+            if size == 1:
+                break
+            size //= 2
+        if not best.faults:
+            break
+    return best
+
+
+def _without(faults: tuple[Fault, ...], size: int) -> Iterator[tuple[Fault, ...]]:
+    """`faults` without `size` consecutive ones, at each place."""
+    for first in range(0, len(faults), size):
+        yield faults[:first] + faults[first + size :]
+
+
+def to_json(history: History) -> dict[str, Any]:
+    """The history as JSON values, from which `read_history` plays it again."""
+    return {
+        "seed": history.seed,
+        "shape": history.shape,
+        "faults": [fault.to_json() for fault in history.faults],
+        "failure": history.failure,
+        "ended_s": round(history.ended_s, 3),
+        "requests": history.requests,
+        "records": history.records,
+        "digest": history.digest,
+    }
+
+
+def read_history(file: Path) -> History:
+    """The history that a file describes. Raises ValueError naming what is wrong with it, OSError."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+        faults = tuple(Fault.from_json(each) for each in value["faults"])
+        history = History(int(value["seed"]), str(value["shape"]), faults)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not a history of `laminar simulate`: {error}") from error
+    known = {each.role.name for each in wiring(history.shape)}
+    for fault in history.faults:
+        if fault.role not in known:
+            raise ValueError(f"{file}: there is no role {fault.role!r} in shape {history.shape!r}")
+    return history

@@ -1,0 +1,65 @@
+"""The faults of a history: a list drawn from a seed, which can be shortened and written down."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+FaultKind = Literal["kill", "pause", "replace", "requests", "cut", "drain", "slow"]
+FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+"""`kill`: a process dies and is started again. `pause`: it stops for a while. `replace`: it stops, its successor
+starts, and it comes back. `requests`: some of its requests are lost, late or repeated. `cut`: none reaches the cluster.
+`drain`: a person drains a replica. `slow`: its steps take longer."""
+_SHARES: Mapping[FaultKind, int] = {
+    "kill": 8, "pause": 4, "replace": 3, "requests": 8, "cut": 3, "drain": 1, "slow": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of role `role` at second `at`, for `seconds`. `number` seeds its own draws."""
+
+    at: float
+    kind: FaultKind
+    role: str
+    seconds: float
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.at:7.2f} s  {self.kind} {self.role} for {self.seconds:.1f} s"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fault as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Fault:
+        """The fault of `to_json`. Raises ValueError."""
+        try:
+            fault = cls(**value)
+            float(fault.at), float(fault.seconds), int(fault.number)
+        except TypeError as error:
+            raise ValueError(f"not a fault: {value!r}: {error}") from error
+        if fault.kind not in FAULT_KINDS:
+            raise ValueError(f"there is no fault {fault.kind!r}: choose from {', '.join(FAULT_KINDS)}")
+        return fault
+
+
+def draw_faults(draws: random.Random, roles: Sequence[str], until_s: float) -> tuple[Fault, ...]:
+    """Faults within `until_s` seconds, in order of their times; some histories have few, some have many."""
+    kinds = list(FAULT_KINDS)
+    if draws.random() < 0.4:  # some defects need several faults of one kind, without others between them
+        kinds = draws.sample(kinds, draws.randint(1, 3))
+    count = draws.choice((1, 2, 4, 8, 14))
+    favourite = draws.choice(roles)
+    found = []
+    for number in range(count):
+        kind = draws.choices(kinds, [_SHARES[each] for each in kinds])[0]
+        role = favourite if draws.random() < 0.3 else draws.choice(roles)
+        if kind == "drain":
+            role = draws.choice([each for each in roles if each.startswith("rollout")])
+        seconds = draws.choice((0.2, 2.0, 6.0, 15.0)) * draws.uniform(0.5, 1.5)
+        found.append(Fault(round(draws.uniform(0.0, until_s), 3), kind, role, round(seconds, 3), number))
+    return tuple(sorted(found, key=lambda fault: (fault.at, fault.number)))

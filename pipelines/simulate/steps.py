@@ -1,0 +1,98 @@
+"""Restores the real steps in a simulated process: with its clocks, its clients and emulated engines."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from infra.kafka.simulated_clients import SimulatedClients
+from infra.simulation.process import SimulatedProcess
+from operators.evaluation.evaluate_versions import EvaluateVersions
+from operators.experience.make_batches import MakeBatches
+from operators.io.elements import Restored
+from operators.io.fold_records import FoldStep, ShardFold
+from operators.placement.place_trajectories import PlaceTrajectories
+from operators.prompts.draw_prompts import DrawPrompts
+from operators.rollout.backend import EmulatedSpec
+from operators.rollout.emulated_backend import EmulatedBackend
+from operators.rollout.episodes import EpisodeEngine
+from operators.rollout.generate_trajectories import GenerateTrajectories, RolloutFold
+from operators.rollout.replica import Replica
+from operators.score.score_trajectories import ScoreTrajectories
+from operators.trainer.emulate_training import EmulateTraining
+from pipelines.simulate.heartbeats import SimulatedHeartbeats
+from schemas.topics import PROMPTS, group_name
+
+
+class SimulatedStep:
+    """`step` as a process of a simulation runs it."""
+
+    def __init__(self, step: FoldStep, process: SimulatedProcess, clients: SimulatedClients) -> None:
+        self._step, self._process, self._clients = step, process, clients
+
+    def restore(self, restored: Restored) -> ShardFold:
+        """The fold of a start. Raises TypeError for a step that cannot be simulated."""
+        process, clients, step = self._process, self._clients, self._step
+        clock, now = process.monotonic, process.unix_ms
+        match step:
+            case DrawPrompts():
+                backlog: Any = _Backlog(clients, group_name(step.shard.run, "placement"), PROMPTS.name(step.shard.run))
+                return step.restore(restored, backlog, clock, process.sleep, now)
+            case PlaceTrajectories():
+                return step.restore(restored, clients.fence, clock, now)
+            case GenerateTrajectories():
+                return self._generate(step, restored)
+            case ScoreTrajectories():
+                return step.restore(restored, now)
+            case MakeBatches():
+                return step.restore(restored, now, clock)
+            case EmulateTraining():
+                producer: Any = clients.plain_producer()
+                return step.restore(restored, producer, clock, now)
+            case EvaluateVersions():
+                return step.restore(restored, now)
+        raise TypeError(f"{type(step).__name__} cannot be simulated")
+
+    def _generate(self, step: GenerateTrajectories, restored: Restored) -> RolloutFold:
+        process, spec = self._process, step.backend
+        assert isinstance(spec, EmulatedSpec)
+        hosted = step.config.hosted(step.process)
+        heartbeats: Any = SimulatedHeartbeats(
+            process,
+            self._clients.plain_producer(),
+            step.shard.run,
+            step.process,
+            hosted,
+            restored.start,
+            step.config.heartbeat_s,
+        )
+        backend = EmulatedBackend(spec.config, spec.time_scale, spec.keep_versions, process.monotonic)
+        replica = partial(
+            Replica,
+            weights=backend.weights,
+            decode=backend.decode,
+            now=process.unix_ms,
+            config=step.config,
+            interrupts=step.interrupts,
+            check=backend.check,
+            clock=process.monotonic,
+        )
+        replicas = [
+            replica(index, restored.start, EpisodeEngine(backend.engine(), {}, backend.encode, backend.decode, {}))
+            for index in hosted
+        ]
+        heartbeats.set_replicas(replicas)
+        return RolloutFold(step.config, replicas, heartbeats, backend, process.monotonic, state=restored.state)
+
+
+class _Backlog:
+    """Placement's lag, with the methods of `infra.kafka.backlog.Backlog`."""
+
+    def __init__(self, clients: SimulatedClients, group: str, topic: str) -> None:
+        self._clients, self._group, self._topic = clients, group, topic
+
+    def records(self) -> int | None:
+        return self._clients.backlog(self._group, self._topic)
+
+    def close(self) -> None:
+        """Nothing to do."""

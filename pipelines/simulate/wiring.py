@@ -1,0 +1,81 @@
+"""The pipelines of a run as plain objects: the shard, the step and the maps that `pipelines/*.py` chain for Beam."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+from operators.evaluation.evaluate_versions import EvaluateVersions
+from operators.io.config import ShardConfig
+from operators.io.fold_records import FoldRecords
+from operators.io.map_outputs import MapOutputs, OutputFunction
+from operators.io.read_topics import ReadTopics
+from operators.prompts.rendering import render
+from operators.prompts.synthetic import SyntheticSource, SyntheticTokenizer
+from pipelines.config import Config
+from pipelines.roles import SHARDED, Role, roles_of
+from schemas.records import Prompt
+
+QUESTIONS = 2
+"""Held-out questions of a simulated run."""
+POLL_S = 1.0
+"""How long an idle poll waits. Records wake it, so only the roles that follow a clock need short ones."""
+FAST_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a role runs: the shard that it reads and writes, the step that folds, and the maps after it."""
+
+    role: Role
+    shard: ShardConfig
+    step: Any
+    maps: tuple[OutputFunction, ...]
+
+
+@dataclass(frozen=True)
+class SyntheticQuestions:
+    """The held-out questions of a run with synthetic prompts."""
+
+    config: Config
+
+    def __call__(self) -> list[Prompt]:
+        (task,) = self.config.prompts.mixture
+        source, tokenizer = SyntheticSource(replace(task, size=QUESTIONS)), SyntheticTokenizer(task.prompt_tokens)
+        context = self.config.context
+        return [
+            render(source[n], n, task, tokenizer, context, purpose="evaluation", samples=1) for n in range(QUESTIONS)
+        ]
+
+
+def wire(config: Config) -> list[Wiring]:
+    """The roles of an emulated run, and its evaluation. Raises ValueError for a run that is not emulated."""
+    if not config.emulated:
+        raise ValueError(f"rollout.engine is {config.rollout.engine!r}: only emulated runs are simulated")
+    roles = [*roles_of(config), *([Role("evaluation")] if config.evaluation.every else [])]
+    return [_wiring(config, role) for role in roles]
+
+
+class _Chain:
+    """Collects the transforms that are applied to it. Building Beam's graph of a role takes a hundred times as long."""
+
+    def __init__(self) -> None:
+        self.transforms: list[Any] = []
+
+    def __or__(self, transform: Any) -> _Chain:
+        self.transforms.append(getattr(transform, "transform", transform))  # `"label" >> transform` wraps it
+        return self
+
+
+def _wiring(config: Config, role: Role) -> Wiring:
+    chain: Any = _Chain()
+    index = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
+    importlib.import_module(f"pipelines.{role.pipeline}").build(chain, config=config, **index)
+    parts = chain.transforms
+    (shard,) = next(part for part in parts if isinstance(part, ReadTopics)).shards
+    step = next(part for part in parts if isinstance(part, FoldRecords)).step
+    if isinstance(step, EvaluateVersions):
+        step = replace(step, questions=SyntheticQuestions(config))
+    shard = replace(shard, poll_s=FAST_POLL_S if role.pipeline in ("rollout", "trainer") else POLL_S)
+    return Wiring(role, shard, step, tuple(part.function for part in parts if isinstance(part, MapOutputs)))

@@ -1,0 +1,263 @@
+"""One history of a run: every role on a simulated cluster, with the faults of the history, under its invariants."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from infra.kafka.session import SessionLost
+from infra.kafka.simulated_clients import SimulatedClients
+from infra.kafka.simulated_consumer import CommitSignals
+from infra.kafka.simulated_producer import Message
+from infra.simulation.cluster import Place, SimulatedCluster
+from infra.simulation.network import REQUEST_FAULTS, Connection, Network, RequestFaults
+from infra.simulation.process import SimulatedProcess
+from infra.simulation.scheduler import Scheduler
+from pipelines.config import Config
+from pipelines.shards import partitions_of
+from pipelines.simulate.event_texts import event_text
+from pipelines.simulate.faults import Fault
+from pipelines.simulate.final_audit import audit_cluster
+from pipelines.simulate.invariants import Invariants, InvariantViolated
+from pipelines.simulate.observer import Committed, LogObserver
+from pipelines.simulate.shard_process import ShardProcess
+from pipelines.simulate.wiring import Wiring
+from schemas.codec import encode
+from schemas.identity import parse_trajectory_id
+from schemas.records import Drain
+from schemas.topics import CATALOGUE, INBOX, PROMPTS
+
+FAULTS_UNTIL_S = 25.0
+"""No fault begins after this time."""
+CALM_S = 240.0
+"""How long after the last fault a run may take to finish: the bound of the liveness check."""
+
+
+@dataclass
+class History:
+    """What happened. `failure` is None for a history without a defect."""
+
+    seed: int
+    shape: str
+    faults: tuple[Fault, ...]
+    failure: str | None = None
+    ended_s: float = 0.0
+    requests: int = 0
+    records: int = 0
+    digest: str = ""
+    """A hash of all committed records and of their times."""
+    events: list[tuple[float, str, str]] = field(default_factory=list)
+    """Time, role and what happened; empty unless they were recorded."""
+
+
+class World:
+    """A run with `faults`. `run` plays it to its end, or to the first violation."""
+
+    def __init__(
+        self, config: Config, roles: Sequence[Wiring], history: History, *, record_events: bool = False
+    ) -> None:
+        self.config, self.history = config, history
+        self.scheduler = Scheduler()
+        self.cluster = SimulatedCluster(
+            {topic.name(config.run.name): len(partitions_of(config, topic)) for topic in CATALOGUE.values()}
+        )
+        draws = random.Random(f"{history.seed} network")
+        self.network = Network(self.scheduler, draws)
+        self._signals = CommitSignals(self.cluster, self.scheduler)
+        self.invariants = Invariants(config)
+        self._records = record_events
+        self._digest = hashlib.blake2b(digest_size=16)
+        LogObserver(self.cluster, config.run.name, self._committed, self._digest_message)
+        self.draws = random.Random(f"{history.seed} processes")
+        self.roles = {each.role.name: SimulatedRole(self, each) for each in roles}
+        self.network.trace = lambda name, request, fault: self.event(name, f"request {request} {fault}")
+
+    def run(self) -> History:
+        """Play the history."""
+        history, scheduler = self.history, self.scheduler
+        for role in self.roles.values():
+            scheduler.after(0.5 * self.draws.random(), role.start)
+        for fault in history.faults:
+            scheduler.at(fault.at, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
+        self._tick()
+        calm_at = max((fault.at + fault.seconds for fault in history.faults), default=0.0)
+        try:
+            scheduler.run(until=calm_at + CALM_S)
+            if history.failure is None:
+                self._check_end()
+        except InvariantViolated as violated:
+            self.fail(str(violated))
+        finally:
+            history.ended_s, history.requests = scheduler.now, self.network.requests
+            history.digest = self._digest.hexdigest()
+            scheduler.close()
+        return history
+
+    def fail(self, reason: str) -> None:
+        """End the history with its first failure."""
+        if self.history.failure is None:
+            self.history.failure = reason
+            self.event("world", reason)
+        self.scheduler.stop()
+
+    def event(self, role: str, text: str) -> None:
+        """Record what happened to `role`."""
+        if self._records:
+            self.history.events.append((self.scheduler.now, role, text))
+
+    def connect(self, process: SimulatedProcess) -> SimulatedClients:
+        """The clients of a process."""
+        return SimulatedClients(self.cluster, Connection(self.network, process), self._signals, self.network.draws)
+
+    def _digest_message(self, place: Place, offset: int, message: Message) -> None:
+        self._digest.update(f"{self.scheduler.now:.6f} {place} {offset} {message}\n".encode())
+
+    def _committed(self, committed: Committed) -> None:
+        if self.history.failure is not None:
+            return
+        self.history.records += 1
+        if self._records and (text := event_text(committed.record)):
+            self.event(committed.topic, text)
+        try:
+            self.invariants.add(committed)
+        except InvariantViolated as violated:
+            self.fail(str(violated))
+
+    def _tick(self) -> None:
+        """Each second: the cluster's clock, its time-outs, and whether all is done."""
+        self.cluster.now = self.scheduler.now
+        self.cluster.expire()
+        last_fault = max((fault.at + fault.seconds for fault in self.history.faults), default=0.0)
+        if self.scheduler.now > last_fault and self._is_done():
+            self.scheduler.stop()
+            return
+        self.scheduler.after(1.0, self._tick)
+
+    def _is_done(self) -> bool:
+        """Whether the goal is reached, or every prompt is drawn and what is left fills no batch; and all evaluations
+        are settled.
+        """
+        invariants, (task,) = self.invariants, self.config.prompts.mixture
+        left = invariants.open
+        if any(parse_trajectory_id(name).purpose == "evaluation" for name in left):
+            return False
+        if invariants.final:
+            return True
+        drawn = invariants.prompts.get(PROMPTS.short_name, 0) == task.size
+        in_buffer = len(left) < self.config.experience.global_batch and left <= invariants.scored
+        return drawn and in_buffer and invariants.covered >= invariants.batches.keys()
+
+    def _check_end(self) -> None:
+        if not self._is_done():
+            invariants = self.invariants
+            left = sorted(invariants.open)
+            raise InvariantViolated(
+                f"{CALM_S:g} s after the last fault the run has not finished: {len(left)} trajectories are not settled "
+                f"({', '.join(left[:6])}); of {len(invariants.batches)} batches {len(invariants.covered)} are trained"
+            )
+        self.invariants.check_end()
+        audit = audit_cluster(self.cluster, self.config.run.name, self.config.experience.shards)
+        if not audit.passed:
+            raise InvariantViolated(f"the audit failed: {audit}")
+
+    def _inject(self, fault: Fault) -> None:
+        self.event(fault.role, f"fault {fault.kind} for {fault.seconds:.1f} s")
+        role = self.roles[fault.role]
+        match fault.kind:
+            case "kill":
+                role.kill(min(fault.seconds, 3.0))
+            case "pause":
+                role.pause(fault.seconds)
+            case "replace":
+                role.replace(fault.seconds)
+            case "requests":
+                draws = random.Random(f"{self.history.seed} {fault.number}")
+                kinds = tuple(draws.sample(REQUEST_FAULTS, draws.randint(1, 3)))
+                share = draws.choice((0.05, 0.2, 0.6))
+                end = self.scheduler.now + fault.seconds
+                self.network.faults.append(RequestFaults(fault.role, self.scheduler.now, end, kinds, share, draws))
+            case "cut":
+                draws = random.Random(fault.number)
+                end = self.scheduler.now + fault.seconds
+                self.network.faults.append(RequestFaults(fault.role, self.scheduler.now, end, ("lost",), 1.0, draws))
+            case "drain":
+                self._drain(role)
+            case "slow":
+                role.slow_until = self.scheduler.now + fault.seconds
+
+    def _drain(self, role: SimulatedRole) -> None:
+        """Drain the first replica of a rollout process, which is restarted after a while: else none would be left."""
+        start = role.start_number
+        replica = self.config.rollout.hosted(role.wiring.role.index)[0]
+        value, headers = encode(Drain(replica, start))
+        message = Message(b"", value, tuple(headers), 0)
+        self.cluster.send(Place(INBOX.name(self.config.run.name), replica), [message])
+        self.scheduler.after(20.0, lambda: role.kill(1.0))
+
+
+class SimulatedRole:
+    """One process of a run and its supervisor, which starts it again when it ends."""
+
+    def __init__(self, world: World, wiring: Wiring) -> None:
+        self._world, self.wiring = world, wiring
+        self.name = wiring.role.name
+        self.slow_until = 0.0
+        self._process: SimulatedProcess | None = None
+        self._shard: ShardProcess | None = None
+
+    @property
+    def start_number(self) -> int:
+        """The present start number; 0 before the first."""
+        return 0 if self._shard is None else self._shard.start
+
+    def start(self) -> None:
+        """Start a process."""
+        world = self._world
+        world.event(self.name, "starts")
+        process: SimulatedProcess
+
+        def ended(error: Exception | None) -> None:
+            self._ended(process, error)
+
+        process = SimulatedProcess(world.scheduler, self.name, ended, skew_s=world.draws.uniform(-2, 2))
+        self._process = process
+        self._shard = ShardProcess(self.wiring, process, world.connect(process), self._turn_s)
+
+    def kill(self, seconds: float) -> None:
+        """Kill the process; start another after `seconds`."""
+        process = self._process
+        if process is None or not process.alive:
+            return
+        process.kill()
+        self._restart(process, seconds)
+
+    def pause(self, seconds: float) -> None:
+        """Pause the process."""
+        if self._process is not None:
+            self._process.pause(seconds)
+
+    def replace(self, seconds: float) -> None:
+        """Pause the process, and start another at once. The first comes back as a zombie."""
+        if self._process is not None and self._process.alive:
+            self._process.pause(seconds)
+            self.start()
+
+    def _turn_s(self) -> float:
+        return 2.0 if self._world.scheduler.now < self.slow_until else 0.4
+
+    def _ended(self, process: SimulatedProcess, error: Exception | None) -> None:
+        world = self._world
+        world.event(self.name, f"ends: {error!r}")
+        if error is not None and not isinstance(error, SessionLost):
+            world.fail(f"{self.name} ended with {type(error).__name__}: {error}")
+            return
+        self._restart(process, 1.0)
+
+    def _restart(self, process: SimulatedProcess, seconds: float) -> None:
+        def start() -> None:
+            if self._process is process:  # else a successor was started before
+                self.start()
+
+        self._world.scheduler.after(seconds, start)

@@ -1,0 +1,16 @@
+"""Planted defects of the protocols. Each is a patch of one function, and the simulation has to find it.
+
+A mutation takes a pytest.MonkeyPatch and applies itself; its docstring says what is wrong then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+from log_mutations import LOG_MUTATIONS
+from step_mutations import STEP_MUTATIONS
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+MUTATIONS: Mapping[str, Mutation] = {each.__name__: each for each in (*LOG_MUTATIONS, *STEP_MUTATIONS)}
+"""All planted defects, by name."""

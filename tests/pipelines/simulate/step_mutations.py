@@ -1,0 +1,246 @@
+"""Planted defects of the steps of the roles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from patches import after
+
+from infra.kafka.simulated_clients import SimulatedClients
+from operators.evaluation.evaluate_versions import EvaluationFold
+from operators.experience.make_batches import _Buffering
+from operators.experience.settlements import SettlementLedger
+from operators.io.fold_records import FoldRunner
+from operators.io.ledger import TrajectoryLedger
+from operators.io.ledger_floors import LedgerFloors
+from operators.io.pending import PendingOffsets
+from operators.placement.leases import Leases
+from operators.placement.place_trajectories import PlacementFold
+from operators.placement.replicas import ReplicaTable
+from operators.placement.tracking import TrajectoryTracker
+from operators.prompts.draw_prompts import PromptFold
+from operators.rollout.replica import Replica
+from operators.rollout.running_request import RunningRequest
+from operators.score.score_trajectories import _Scoring
+from operators.trainer.emulate_training import _EmulatedTraining
+from operators.trainer.manifest_history import PublishedBatches
+
+
+def placement_does_not_fence(patch: pytest.MonkeyPatch) -> None:
+    """Placement gives lost work to another replica without fencing its owner."""
+    patch.setattr(SimulatedClients, "fence", lambda self, group: None)
+
+
+def placement_never_finds_replicas_dead(patch: pytest.MonkeyPatch) -> None:
+    """No replica times out."""
+    patch.setattr(ReplicaTable, "timed_out", lambda *args: [])
+
+
+def lease_counter_is_lost(patch: pytest.MonkeyPatch) -> None:
+    """A start of placement mints leases from 1 again."""
+    init = Leases.__init__
+    patch.setattr(Leases, "__init__", lambda self, last=0: init(self, 0))
+
+
+def placement_decides_before_it_has_caught_up(patch: pytest.MonkeyPatch) -> None:
+    """A start of placement dispatches before it has read what was written before."""
+    fold = PlacementFold.fold
+    patch.setattr(PlacementFold, "fold", lambda self, polled: fold(self, replace(polled, caught_up=True)))
+
+
+def placement_forgets_what_is_settled(patch: pytest.MonkeyPatch) -> None:
+    """Placement reads past a Settled without recording it."""
+    settle, count = TrajectoryTracker.settle, [0]
+
+    def changed(self: TrajectoryTracker, received: Any, settled: Any) -> Any:
+        count[0] += 1
+        return [] if count[0] % 7 == 0 else settle(self, received, settled)
+
+    patch.setattr(TrajectoryTracker, "settle", changed)
+
+
+def pending_offsets_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The low-water mark passes records that are still needed."""
+    patch.setattr(PendingOffsets, "low_water", lambda self, positions: dict(positions))
+
+
+def prompt_number_is_lost(patch: pytest.MonkeyPatch) -> None:
+    """The note of prompts is one prompt behind."""
+    after(
+        patch,
+        PromptFold,
+        "checkpoint",
+        lambda self, made, positions: replace(made, state={**made.state, "number": max(0, made.state["number"] - 1)}),
+    )
+
+
+def prompts_ignore_their_note(patch: pytest.MonkeyPatch) -> None:
+    """A start of prompts begins with the first question again."""
+    after(
+        patch, PromptFold, "checkpoint", lambda self, made, positions: replace(made, state={**made.state, "tasks": []})
+    )
+
+
+def ledger_floor_is_too_high(patch: pytest.MonkeyPatch) -> None:
+    """A start reads too little of its own output, and a record is delivered twice."""
+    after(patch, LedgerFloors, "offsets", lambda self, made, oldest: self._known)
+    after(patch, FoldRunner, "apply", lambda self, made, polled: made)
+    patch.setattr(PendingOffsets, "low_water", _one_lower)
+    after(
+        patch,
+        _Scoring,
+        "checkpoint",
+        lambda self, made, positions: replace(
+            made, low_water={place: max(0, offset - 4) for place, offset in made.low_water.items()}
+        ),
+    )
+
+
+def _one_lower(self: PendingOffsets, positions: Mapping[Any, int]) -> dict[Any, int]:
+    return {place: next(iter(self._pending.get(place, ())), position) for place, position in positions.items()}
+
+
+def score_skips_inputs(patch: pytest.MonkeyPatch) -> None:
+    """Score's low-water mark is two offsets ahead."""
+    after(
+        patch,
+        _Scoring,
+        "checkpoint",
+        lambda self, made, positions: replace(made, low_water={p: o + 2 for p, o in made.low_water.items()}),
+    )
+
+
+def batch_number_is_not_saved(patch: pytest.MonkeyPatch) -> None:
+    """A start of the buffer numbers its batches from 0."""
+    after(
+        patch, _Buffering, "checkpoint", lambda self, made, positions: replace(made, state={**made.state, "batch": 0})
+    )
+
+
+def buffer_forgets_what_it_holds(patch: pytest.MonkeyPatch) -> None:
+    """The buffer's low-water mark ignores the groups that wait in it."""
+    after(
+        patch,
+        _Buffering,
+        "checkpoint",
+        lambda self, made, positions: replace(made, low_water={**made.low_water, **positions}),
+    )
+
+
+def settlement_ledger_is_empty_after_a_start(patch: pytest.MonkeyPatch) -> None:
+    """The buffer does not read its Settled records back, and its note has no marks."""
+
+    def restored(cls: Any, restored: Any, partitions: int, shard: int = 0, shards: int = 1) -> Any:
+        return SettlementLedger(TrajectoryLedger(partitions, None))
+
+    patch.setattr(SettlementLedger, "restored", classmethod(restored))
+    patch.setattr(PendingOffsets, "low_water", lambda self, positions: dict.fromkeys(positions, 0))
+
+
+def replica_mixes_versions(patch: pytest.MonkeyPatch) -> None:
+    """A trajectory keeps the version with which it began, whatever generated the rest."""
+    patch.setattr(Replica, "_interrupt", lambda self: None)
+    spans = RunningRequest.spans_of
+
+    def changed(self: RunningRequest, count: int, version: Any) -> Any:
+        found = spans(self, count, version)
+        return found[:-1] if len(found) > 1 else tuple(replace(span, length=span.length - 1) for span in found)
+
+    patch.setattr(RunningRequest, "spans_of", changed)
+
+
+def replica_accepts_orders_of_another_incarnation(patch: pytest.MonkeyPatch) -> None:
+    """A replica takes every assignment in its inbox, and reports it under the lease that it knows."""
+    from operators.rollout.generate_trajectories import RolloutFold
+
+    handle = RolloutFold._handle
+
+    def changed(self: RolloutFold, order: Any) -> None:
+        handle(self, replace(order, incarnation=self._replicas[order.replica].incarnation))
+
+    patch.setattr(RolloutFold, "_handle", changed)
+
+
+def resumed_tokens_are_lost(patch: pytest.MonkeyPatch) -> None:
+    """A resumed trajectory continues without the last recorded token."""
+    from operators.rollout import replica
+
+    request_of = replica.request_of
+
+    def changed(assignment: Any, kv: Any = None) -> Any:
+        request = request_of(assignment, kv)
+        partial = request.partial
+        if partial is None or len(partial.token_ids) < 2:
+            return request
+        ids = partial.token_ids.copy()
+        ids[:-1] = ids[1:]
+        return replace(request, partial=replace(partial, token_ids=ids))
+
+    patch.setattr(replica, "request_of", changed)
+
+
+def trainer_saves_a_batch_it_has_not_trained(patch: pytest.MonkeyPatch) -> None:
+    """The trainer's note is one batch ahead."""
+    after(
+        patch,
+        _EmulatedTraining,
+        "checkpoint",
+        lambda self, made, positions: replace(
+            made,
+            state={**made.state, "trained": {**made.state["trained"], "number": made.state["trained"]["number"] + 1}},
+        ),
+    )
+
+
+def trainer_publishes_batches_of_another_parent(patch: pytest.MonkeyPatch) -> None:
+    """A restarted trainer names the last version of its predecessor as published, and skips what it covers."""
+    init = PublishedBatches.__init__
+    patch.setattr(PublishedBatches, "__init__", lambda self, epoch, last=-1: init(self, epoch, last + 1))
+
+
+def evaluation_repeats_its_numbers(patch: pytest.MonkeyPatch) -> None:
+    """The note of evaluation has no prompt number."""
+    after(
+        patch,
+        EvaluationFold,
+        "checkpoint",
+        lambda self, made, positions: replace(
+            made, state={**made.state, "evaluated": [0, *made.state["evaluated"][1:]]}
+        ),
+    )
+
+
+def evaluation_forgets_open_rounds(patch: pytest.MonkeyPatch) -> None:
+    """The note of evaluation has no open rounds."""
+
+    def without_rounds(self: EvaluationFold, made: Any, positions: Any) -> Any:
+        return replace(made, state={**made.state, "rounds": {}})
+
+    after(patch, EvaluationFold, "checkpoint", without_rounds)
+
+
+STEP_MUTATIONS = (
+    placement_does_not_fence,
+    placement_never_finds_replicas_dead,
+    lease_counter_is_lost,
+    placement_decides_before_it_has_caught_up,
+    placement_forgets_what_is_settled,
+    pending_offsets_are_forgotten,
+    prompt_number_is_lost,
+    prompts_ignore_their_note,
+    ledger_floor_is_too_high,
+    score_skips_inputs,
+    batch_number_is_not_saved,
+    buffer_forgets_what_it_holds,
+    settlement_ledger_is_empty_after_a_start,
+    replica_mixes_versions,
+    replica_accepts_orders_of_another_incarnation,
+    resumed_tokens_are_lost,
+    trainer_saves_a_batch_it_has_not_trained,
+    trainer_publishes_batches_of_another_parent,
+    evaluation_repeats_its_numbers,
+    evaluation_forgets_open_rounds,
+)

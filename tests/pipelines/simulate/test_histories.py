@@ -1,0 +1,98 @@
+"""Histories of failures of whole runs violate no invariant, and one seed is one history."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.kafka.note import Note
+from operators.io.ledger import TrajectoryLedger
+from pipelines.cli.simulate import simulate
+from pipelines.simulate.configurations import SHAPES
+from pipelines.simulate.explore import draw_history, play, read_history, shrink, to_json
+from pipelines.simulate.faults import Fault
+from pipelines.simulate.timeline import lines, trace
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Each fault of each history would log a warning."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_histories_violate_no_invariant(shape: str) -> None:
+    for seed in range(2):
+        history = play(draw_history(seed, [shape]))
+        assert history.failure is None, json.dumps(to_json(history))
+
+
+def test_history_is_the_same_in_every_process() -> None:
+    code = "from pipelines.simulate.explore import *; print(play(draw_history(3, ['repack'])).digest)"
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
+    other = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    assert other.stdout.strip() == play(draw_history(3, ["repack"])).digest
+
+
+def forget_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect: a start begins at the first record, and no ledger knows what has finished."""
+    decode = Note.decode
+    monkeypatch.setattr(Note, "decode", lambda text: replace(decode(text), offsets={}))
+    monkeypatch.setattr(TrajectoryLedger, "add", lambda self, key, size, emission: True)
+
+
+def test_failing_history_is_shortened_saved_and_replayed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    forget_finished(monkeypatch)
+    kill = Fault(12.0, "kill", "score", 1.0, 0)
+    others = tuple(Fault(at, "slow", "trainer", 1.0, n) for n, at in enumerate((2.0, 3.0, 9.0), 1))
+    drawn = replace(draw_history(0, ["plain"]), faults=(others[0], others[1], kill, others[2]))
+    failing = play(drawn)
+    assert failing.failure is not None
+    assert "scored twice" in failing.failure
+    shortest = shrink(failing)
+    assert set(shortest.faults) <= {kill}
+    file = tmp_path / "history.json"
+    file.write_text(json.dumps(to_json(shortest)))
+    replayed = play(read_history(file), record_events=True)
+    assert (replayed.failure, replayed.digest) == (shortest.failure, shortest.digest)
+    assert any(shortest.failure in line for line in lines(replayed))
+    assert {event["ph"] for event in trace(replayed)["traceEvents"]} >= {"M", "i"}
+
+
+def test_simulate_command_exits_with_1_at_a_violation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "failing.json"
+    assert simulate(count=1, seed=0, shape=["plain"], save=file).exit_code == 0
+    assert not file.exists()
+    forget_finished(monkeypatch)
+    report = simulate(count=40, seed=0, shape=["plain"], save=file)
+    assert (report.exit_code, "VIOLATED" in report.text()) == (1, True)
+    assert simulate(replay=file).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"shape": "triangle"}, "no shape 'triangle'"),
+        ({"faults": [{"at": 1}]}, "not a fault"),
+        ({"faults": [{"at": 1, "kind": "flood", "role": "score", "seconds": 1, "number": 0}]}, "no fault 'flood'"),
+        ({"faults": [{"at": 1, "kind": "kill", "role": "nobody", "seconds": 1, "number": 0}]}, "no role 'nobody'"),
+        ({"seed": "x"}, "not a history"),
+    ],
+)
+def test_read_history_names_what_is_wrong(tmp_path: Path, change: dict, reason: str) -> None:
+    file = tmp_path / "history.json"
+    file.write_text(json.dumps({**to_json(draw_history(0, ["plain"])), **change}))
+    with pytest.raises(ValueError, match=reason):
+        read_history(file)
