@@ -27,10 +27,10 @@ VERSIONS = (PolicyVersion(1, 1), PolicyVersion(1, 2))
 
 
 @contextmanager
-def two_versions(folder: Path) -> Iterator[WeightStore]:
-    """A store in shared memory with two versions of the weights in model folder `folder`."""
+def two_versions(folder: Path, root: Path | None = None) -> Iterator[WeightStore]:
+    """A store in `root` (default: in shared memory) with two versions of the weights in model folder `folder`."""
     model = AutoModelForCausalLM.from_pretrained(folder)
-    with WeightStore(default_root("benchmark"), keep=2) as store:
+    with WeightStore(root or default_root("benchmark"), keep=2) as store:
         try:
             for version in VERSIONS:
                 with torch.no_grad():

@@ -11,6 +11,7 @@ import torch
 from benchmarks.engine_sides import through
 from benchmarks.engine_weights import Feed, measure_refresh, two_versions
 from benchmarks.gpu.figures import Figure, peak_bytes, seconds, synchronize
+from benchmarks.gpu.machine import store_root
 from benchmarks.gpu.settings import GIB, Settings
 from infra.models.checkpoint_folder import load_model
 from operators.rollout.engine import Request
@@ -56,7 +57,7 @@ def refreshes(settings: Settings, model: Path) -> list[Figure]:
     """Tokens/s with a load of other weights every `refresh_s` seconds: every request is resumed under them."""
     engine = open_engine(settings, model)
     lengths = np.full(4 * settings.slots, settings.response)
-    with two_versions(model) as store:
+    with two_versions(model, root_of_two(model)) as store:
         pairs = measure_refresh(Feed(engine, lengths, 8), store, settings.refresh_s, 1)
     (steady, refreshed), *_ = pairs
     kept = refreshed.over(steady).wall
@@ -86,6 +87,11 @@ def open_engine(settings: Settings, model: Path, *, fixed: bool | None = None) -
     loaded = load_model(model, _dtype(settings)).to(settings.device)
     context = PROMPT + 2 + settings.response
     return TransformersEngine(loaded, slots=settings.slots, context=max(64, context), fixed=fixed)
+
+
+def root_of_two(model: Path) -> Path:
+    """The folder of a store with two versions of the weights in folder `model`."""
+    return store_root("gpu-check", 3 * sum(file.stat().st_size for file in model.glob("*.safetensors")))
 
 
 def requests(count: int, tokens: int, round: int) -> list[Request]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from infra.store.incoming_version import free_bytes
-from infra.store.names import SHARED_MEMORY
+from infra.store.names import SHARED_MEMORY, default_root
 
 
 def describe(device: str) -> dict[str, str | int]:
@@ -29,5 +29,13 @@ def describe(device: str) -> dict[str, str | int]:
 
 def scratch_folder(needed: int) -> Path:
     """A new folder for `needed` bytes: in shared memory if there is room for twice as many, else on a disk."""
-    in_memory = SHARED_MEMORY.is_dir() and free_bytes(SHARED_MEMORY) > 2 * needed
-    return Path(tempfile.mkdtemp(prefix="laminar-gpu-check-", dir=SHARED_MEMORY if in_memory else None))
+    return Path(tempfile.mkdtemp(prefix="laminar-gpu-check-", dir=SHARED_MEMORY if _has_room(needed) else None))
+
+
+def store_root(name: str, needed: int) -> Path:
+    """The folder of a weight store of `needed` bytes: in shared memory if there is room for twice as many."""
+    return default_root(name) if _has_room(needed) else default_root(name, Path(tempfile.gettempdir()))
+
+
+def _has_room(needed: int) -> bool:
+    return SHARED_MEMORY.is_dir() and free_bytes(SHARED_MEMORY) > 2 * needed

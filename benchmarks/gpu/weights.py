@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.engine_weights import VERSIONS, load_version, two_versions
-from benchmarks.gpu.engine import open_engine
+from benchmarks.gpu.engine import open_engine, root_of_two
 from benchmarks.gpu.figures import Figure, seconds, synchronize
 from benchmarks.gpu.learner import learner_config
 from benchmarks.gpu.settings import Settings
-from infra.store.names import default_root
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
 from operators.trainer.learner import Learner
@@ -30,7 +29,7 @@ def publication(settings: Settings, model: Path) -> list[Figure]:
     weights = learner.weights(torch.bfloat16)
     specs = tensor_specs(weights.specs())
     stalls, completions = [], []
-    with WeightStore(default_root("gpu-check-publication"), keep=2) as store:
+    with WeightStore(root_of_two(model), keep=2) as store:
         try:
             with closing(Publisher(store, lambda _: None, specs, None, copy_tensor)) as publisher:
                 for number in range(1, settings.repetitions + 3):
@@ -54,7 +53,7 @@ def publication(settings: Settings, model: Path) -> list[Figure]:
             store.destroy()
     stall, copy = statistics.median(stalls[2:]), _copy_to_pinned(settings, size)
     return [
-        Figure("bytes of a version", size / 1e9, "GB"),
+        Figure("bytes of a version", size / 1e9, "GB", note=f"store in {root_of_two(model).parent}"),
         Figure("stall of a publication", 1e3 * stall, "ms", note=f"{size / stall / 1e9:.1f} GB/s"),
         Figure("version complete after", 1e3 * statistics.median(completions[2:]), "ms"),
         Figure("one copy to pinned memory", 1e3 * copy, "ms", note=f"{size / copy / 1e9:.1f} GB/s"),
@@ -65,7 +64,7 @@ def publication(settings: Settings, model: Path) -> list[Figure]:
 def load(settings: Settings, model: Path) -> list[Figure]:
     """How long an engine needs to load a version from the store, beside one copy of its bytes to the device."""
     engine = open_engine(settings, model)
-    with two_versions(model) as store:
+    with two_versions(model, root_of_two(model)) as store:
         size = store.path(VERSIONS[0]).stat().st_size
         numbers = iter(range(1 << 20))
         took = seconds(

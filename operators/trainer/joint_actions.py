@@ -13,7 +13,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from operators.trainer.published_weights import PublishedWeights
+from operators.trainer.learner_contract import FullWeights
 from operators.trainer.rendezvous import Rendezvous
 
 _COUNTER = "gatherings"
@@ -34,7 +34,7 @@ class JointActions:
     With a single rank nothing is exchanged.
     """
 
-    def __init__(self, rendezvous: Rendezvous, rounded: PublishedWeights, full: PublishedWeights) -> None:
+    def __init__(self, rendezvous: Rendezvous, rounded: FullWeights, full: FullWeights) -> None:
         self._store, self._ranks = rendezvous.store, rendezvous.ranks
         self._weights = {_Action.GATHER: rounded, _Action.GATHER_FULL: full}
         self._joined = 0

@@ -21,9 +21,9 @@ from operators.trainer.checkpoint_files import StoredState, TrainerPosition
 from operators.trainer.device_memory import check_device_memory
 from operators.trainer.joint_actions import JointActions
 from operators.trainer.learner import Learner
+from operators.trainer.learner_contract import FullWeights, OpenLearner
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError
-from operators.trainer.published_weights import PublishedWeights
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import Rendezvous, join_process_group
 from operators.trainer.training_config import TrainingConfig
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 class RankTraining:
     """Trains `model` on whole batches in order, from the newest of `checkpoints` on, as one rank of `rendezvous`.
     `shards` is the number of buffer shards that write the batches, `dtype` the name of the data type of `weights`.
+    `open_learner` opens the learner that holds the model.
 
     Ranks need no coordinator: a batch is whole for all ranks or for none, and each rank's actions are a function of its
     batches, so all ranks call the same collectives in the same order. Between batches rank 0 decides when the weights
@@ -56,13 +57,14 @@ class RankTraining:
         rendezvous: Rendezvous | None = None,
         shards: int = 1,
         dtype: str = "float32",
+        open_learner: OpenLearner = Learner,
     ) -> None:
         self._config, self.rendezvous = config, rendezvous or Rendezvous()
         ranks = self.ranks = self.rendezvous.ranks
         epoch = self._epoch = int(ranks.gather(torch.tensor([epoch]))[0])  # a version is the same on all ranks
         device = config.device_of(ranks.rank)
         check_device_memory(model, config, device)
-        self._learner = Learner(config.learner, model, device, ranks)
+        self._learner = open_learner(config.learner, model, device, ranks)
         rounded, full = self._learner.weights(getattr(torch, dtype)), self._learner.weights()
         self._joint = JointActions(self.rendezvous, rounded, full)
         self.weights, self.full_weights = RankWeights(rounded, self._joint), RankWeights(full, self._joint, full=True)
@@ -233,7 +235,7 @@ class RankTraining:
 class RankWeights:
     """The policy's full weights, gathered from all ranks when they are taken. Only rank 0 takes them."""
 
-    def __init__(self, weights: PublishedWeights, joint: JointActions, *, full: bool = False) -> None:
+    def __init__(self, weights: FullWeights, joint: JointActions, *, full: bool = False) -> None:
         self._weights, self._joint, self._full = weights, joint, full
 
     def specs(self) -> dict[str, Tensor]:
