@@ -76,7 +76,7 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
 
 OBSERVERS: Mapping[str, str] = {
     "metrics": "from the position of the previous observer (in metrics.jsonl), or the newest 20,000 offsets",
-    "relay": "from the position of the previous observer, or the newest 1,000 offsets",
+    "relay": "from the position of the previous observer, or the newest 100 offsets",
     "replicas": _END,
 }
 """By short name: the topics that `laminar run`, `watch` and `metrics serve` read, and the bound."""

@@ -32,8 +32,9 @@ LAG_RETRY_S = 10.0
 """Pause after a lag request that failed."""
 ANSWER_MS = 3_000
 MAX_RECORDS = 2_000
-NEWEST = {METRICS.short_name: 20_000, RELAY.short_name: 1_000}
-"""Number of newest offsets that an observer without positions reads: less than a second of work."""
+NEWEST = {METRICS.short_name: 20_000, RELAY.short_name: 100}
+"""Number of newest offsets that an observer without positions reads: less than a second of work, though the manifest of
+a large model has tens of kilobytes."""
 
 Committed = Mapping[str, Mapping[TopicPartition, int]]
 """Offset by partition by group."""

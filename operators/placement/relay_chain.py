@@ -68,10 +68,10 @@ class RelayChainManager:
         if self.number is not None and chain.number > self.number:
             self._superseded = True
             return False
-        if self._chain is None or chain.number > self._chain.number:
+        if self._chain is None or chain.number > self._chain.number:  # others are repeated, or contradict it
             self._chain = chain
-        for link in chain.links:
-            self._heartbeats.setdefault(link.relay, (None, now))
+            for link in chain.links:
+                self._heartbeats.setdefault(link.relay, (None, now))
         return True
 
     def record_heartbeat(self, status: RelayStatus, now: float) -> None:
@@ -120,7 +120,8 @@ class RelayChainManager:
             if relay in refused:
                 continue
             if status is None:
-                alive[relay] = LiveRelay(known[relay], None, False)
+                if relay in known:  # a relay of an earlier chain alone is not expected any more
+                    alive[relay] = LiveRelay(known[relay], None, False)
                 continue
             held = max(map(PolicyVersion.parse, status.versions), default=None)
             link = RelayLink(relay, status.address, status.host, status.store)

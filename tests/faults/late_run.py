@@ -76,17 +76,17 @@ def late_requests_in_every_role(
     choose: Choice = late_end_txn,
 ) -> Found:
     """Run all roles, deliver late requests of `choose` in all of them `tries` times, then check the log."""
-    config = _config(kafka, run, folder)
+    config = run_config(kafka, run, folder)
     make_topics(config)
     log = RunLog(kafka.broker.config.data_dir / "log", run)
     found = Found()
     roles = start_roles(config)
     try:
-        _wait(roles, lambda: log.count("batches", "MicroBatch") > 0, lambda: "no batch before the faults")
+        wait_until(roles, lambda: log.count("batches", "MicroBatch") > 0, lambda: "no batch before the faults")
         for number in range(tries):
             _deliver_late(kafka, roles, number, choose, found)
         before = log.count("batches", "MicroBatch")
-        _wait(roles, lambda: log.count("batches", "MicroBatch") > before + 4, lambda: "no batch after the faults")
+        wait_until(roles, lambda: log.count("batches", "MicroBatch") > before + 4, lambda: "no batch after the faults")
     except Stalled as stalled:
         found.stalled = str(stalled)
     finally:
@@ -110,7 +110,7 @@ def _deliver_late(kafka: ProxiedBroker, roles: list[RoleThread], number: int, ch
     def awaited() -> dict[str, list[str]]:
         return {name: list(map(str, each.seen)) for name, each in late.items() if not each.released.is_set()}
 
-    _wait(roles, lambda: not awaited(), lambda: f"not delivered; later requests: {awaited()}")
+    wait_until(roles, lambda: not awaited(), lambda: f"not delivered; later requests: {awaited()}")
     kafka.proxy.clear()
     for name, each in late.items():
         assert each.request is not None
@@ -131,7 +131,7 @@ def any_late_request(seed: int) -> Choice:
     return choose
 
 
-def _config(kafka: ProxiedBroker, run: str, folder: Path) -> Config:
+def run_config(kafka: ProxiedBroker, run: str, folder: Path) -> Config:
     file = folder / "late.toml"
     servers = f"127.0.0.1:{kafka.proxy.port}"
     kafka_section = {"bootstrap_servers": servers, "partitions": SHARDS}
@@ -152,7 +152,7 @@ def run_inputs(config: Config) -> dict[str, list[tuple[str, int]]]:
     return inputs
 
 
-def _wait(roles: list[RoleThread], condition: Callable[[], bool], why: Callable[[], str]) -> None:
+def wait_until(roles: list[RoleThread], condition: Callable[[], bool], why: Callable[[], str]) -> None:
     """Return once `condition` holds. Raises Stalled."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():

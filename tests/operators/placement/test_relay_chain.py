@@ -167,6 +167,21 @@ def test_placement_does_not_rewrite_the_chain_after_a_restart() -> None:
     assert not chains(placement)
 
 
+def test_chain_that_contradicts_the_newest_adds_no_relay() -> None:
+    manager = RelayChainManager(TIMEOUT_S, "chain")
+    newest = replace(before("01"), number=5)  # type: ignore[type-var]
+    for chain in (newest, replace(newest, links=(link(7),)), replace(newest, number=3, links=(link(8),))):
+        assert manager.record_chain(chain, 0.0)
+    assert manager.next_chain(1.0, version(NEWEST), 0) is None
+
+
+def test_relays_that_only_an_earlier_chain_names_are_forgotten() -> None:
+    manager = RelayChainManager(TIMEOUT_S, "chain")
+    for number, relays in ((3, "078"), (5, "01")):
+        manager.record_chain(replace(before(relays), number=number), 0.0)  # type: ignore[type-var]
+    assert manager.next_chain(1.0, version(NEWEST), 0) is None
+
+
 def chains(placement: Placement) -> list[Output]:
     return [output for output in placement.run() if isinstance(output.record, RelayChain)]
 

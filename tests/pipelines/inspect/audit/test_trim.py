@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from audit_records import assignment, experience, manifest, micro_batch, settled, trajectory
-from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
-from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NoError, NotCoordinatorError
+from audit_records import assignment, manifest, micro_batch, trajectory
+from trimmed_run import TrimmedRun
 
-from infra.kafka.admin import TopicSpec, admin_client, beginning_offsets, create_topics, end_offsets
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.note import Note
-from infra.kafka.properties import ClientProperties
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.trim_points import newest_trim_point
 from pipelines.run.trim.execute import execute
 from pipelines.run.trim.needs import LogPartition
-from pipelines.run.trim.plan import TrimPlan, TrimRefused, plan_trim
-from schemas.codec import encode
+from pipelines.run.trim.plan import TrimRefused, plan_trim
 from schemas.records import CommitNote, PolicyVersion
 from schemas.topics import (
     BATCHES,
-    EXPERIENCES,
     INBOX,
     PROMPTS,
     RELAY,
@@ -37,93 +32,17 @@ from schemas.topics import (
     group_name,
 )
 
-TOPICS = (INBOX, TRAJECTORIES, EXPERIENCES, SETTLED, BATCHES, RELAY)
-BATCH = 4
-"""Trajectories per batch, in two groups."""
-
-
-class Run:
-    """A run's topics of one partition, written by the test: batch n is trained into version 1.(n + 1)."""
-
-    def __init__(self, broker: Broker, run: str) -> None:
-        self.run, self.servers = run, broker.bootstrap_servers
-        self.client = ClientProperties.at(self.servers)
-        with admin_client(self.client) as admin:
-            create_topics(admin, [TopicSpec(topic.name(run), 1) for topic in TOPICS])
-        self.producer = KafkaProducer(bootstrap_servers=self.servers)
-        self.batches = 0
-        self.write(RELAY, manifest("1.0", None))
-
-    def write(self, topic: Topic, *rows: object) -> None:
-        for row in rows:
-            value, headers = encode(row)
-            key = str(getattr(row, "version", "")).encode() or None
-            self.producer.send(topic.name(self.run), value, key, headers=list(headers))
-        self.producer.flush()
-
-    def train(self, batches: int) -> None:
-        """Write `batches` batches of two groups each, each with one evaluation and one dropped trajectory."""
-        for number in range(self.batches, self.batches + batches):
-            names = [f"p{BATCH * number + group}.{member}" for group in (0, 1) for member in (0, 1)]
-            others = [f"e{number}.0", f"p{BATCH * number + 2}.0"]
-            for topic, make in ((INBOX, assignment), (TRAJECTORIES, trajectory), (EXPERIENCES, experience)):
-                self.write(topic, *map(make, [*names, *others]))
-            self.write(SETTLED, *(settled(name, batch=number) for name in names))
-            self.write(SETTLED, settled(others[0], "evaluated", "a round"), settled(others[1], "dropped", "over-age"))
-            self.write(BATCHES, micro_batch(number, *names))
-            made = manifest(f"1.{number + 1}", f"1.{number}", number)
-            self.write(RELAY, replace(made, batch_offsets=(number + 1,)))
-        self.batches += batches
-
-    def commit_all(self) -> None:
-        """Commit the end offsets for every role and its topics."""
-        with admin_client(self.client) as admin:
-            ends = end_offsets(admin, [topic.name(self.run) for topic in TOPICS])
-        for topic in TOPICS:
-            for role in topic.consumers:
-                self.commit(role, topic, ends[TopicPartition(topic.name(self.run), 0)])
-
-    def commit(self, role: str, topic: Topic, offset: int) -> None:
-        where = TopicPartition(topic.name(self.run), 0)
-        deadline = time.monotonic() + 60.0
-        with admin_client(self.client) as admin:
-            while True:
-                try:
-                    moved = {where: OffsetAndMetadata(offset, "", -1)}
-                    (error,) = admin.alter_group_offsets(group_name(self.run, role), moved).values()
-                    if error is NoError:
-                        return
-                    raise error
-                except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
-                    assert time.monotonic() < deadline  # the broker creates its offsets topic for the first group
-
-    def plan(self, version: str) -> TrimPlan:
-        """Plan a trim to `version`, which has a checkpoint."""
-        to = PolicyVersion.parse(version)
-        return plan_trim(self.client, self.run, {to: Path("checkpoints") / version}, now=lambda: 7)
-
-    def trim(self, version: str) -> TrimPlan:
-        plan = replace(self.plan(version), checkpoint=None)  # the copy of checkpoints has its own test
-        execute(self.client, plan, Path("nowhere"))
-        return plan
-
-    def begins(self) -> dict[str, int]:
-        """The first remaining offset, by the topic's short name."""
-        with admin_client(self.client) as admin:
-            found = beginning_offsets(admin, [topic.name(self.run) for topic in TOPICS])
-        return {where.topic.rpartition(".")[2]: offset for where, offset in found.items()}
-
 
 @pytest.fixture
-def run(broker: Broker, run_id: str) -> Iterator[Run]:
-    made = Run(broker, run_id)
+def run(broker: Broker, run_id: str) -> Iterator[TrimmedRun]:
+    made = TrimmedRun(broker, run_id)
     made.train(4)
     made.commit_all()
     yield made
     made.producer.close()
 
 
-def test_audit_has_the_same_counts_after_trims(run: Run) -> None:
+def test_audit_has_the_same_counts_after_trims(run: TrimmedRun) -> None:
     run.write(INBOX, assignment("p17.0"))  # still active
     before = audit(run.client, run.run)
     assert (before.trained, before.dropped, before.evaluated, before.in_flight) == (16, 4, 4, {"generation": 1})
@@ -150,7 +69,7 @@ def test_audit_has_the_same_counts_after_trims(run: Run) -> None:
         run.plan("1.5")
 
 
-def test_plan_trim_is_read_only_and_hashes_the_cut_records(run: Run) -> None:
+def test_plan_trim_is_read_only_and_hashes_the_cut_records(run: TrimmedRun) -> None:
     plan, again = run.plan("1.2"), run.plan("1.2")
     assert set(run.begins().values()) == {0}
     assert newest_trim_point(run.client, run.run) is None
@@ -161,7 +80,7 @@ def test_plan_trim_is_read_only_and_hashes_the_cut_records(run: Run) -> None:
     assert plan.trim_point.checkpoint == "trim-points/1.2"
 
 
-def test_plan_trim_retains_records_of_active_trajectories(run: Run) -> None:
+def test_plan_trim_retains_records_of_active_trajectories(run: TrimmedRun) -> None:
     """Its group is the first, so records of higher-numbered trajectories are retained too."""
     late = "p0.5"
     run.write(INBOX, assignment(late))
@@ -176,13 +95,15 @@ def test_plan_trim_retains_records_of_active_trajectories(run: Run) -> None:
     ("role", "topic", "place"),
     [("score", TRAJECTORIES, "trajectories:0"), ("export-abc", SETTLED, "settled:0")],
 )
-def test_plan_trim_retains_records_above_committed_offsets(run: Run, role: str, topic: Topic, place: str) -> None:
+def test_plan_trim_retains_records_above_committed_offsets(
+    run: TrimmedRun, role: str, topic: Topic, place: str
+) -> None:
     run.commit(role, topic, 3)
     (cut,) = (cut for where, cut in run.plan("1.3").cuts.items() if str(where) == place)
     assert (cut.offset, cut.held_by) == (3, f"group {group_name(run.run, role)}")
 
 
-def test_plan_trim_retains_records_of_a_ledger(run: Run) -> None:
+def test_plan_trim_retains_records_of_a_ledger(run: TrimmedRun) -> None:
     group = group_name(run.run, "placement")
     note = Note(3, {f"{INBOX.name(run.run)}:0": 5}, {}, {f"{SETTLED.name(run.run)}:0": 4}).encode()
     with admin_client(run.client) as admin:
@@ -196,7 +117,7 @@ def test_plan_trim_retains_records_of_a_ledger(run: Run) -> None:
     assert (cuts[LogPartition("settled", 0)].offset, cuts[LogPartition("settled", 0)].held_by) == (4, f"group {group}")
 
 
-def test_audit_after_a_trim_finds_repeated_training(run: Run) -> None:
+def test_audit_after_a_trim_finds_repeated_training(run: TrimmedRun) -> None:
     run.trim("1.2")
     run.write(BATCHES, micro_batch(4, "p0.0"))
     run.write(RELAY, replace(manifest("1.5", "1.4", 4), batch_offsets=(5,)))
@@ -207,7 +128,7 @@ def test_audit_after_a_trim_finds_repeated_training(run: Run) -> None:
         run.plan("1.4")
 
 
-def test_audit_after_a_trim_finds_lost_trajectories(run: Run) -> None:
+def test_audit_after_a_trim_finds_lost_trajectories(run: TrimmedRun) -> None:
     run.trim("1.2")
     run.write(INBOX, assignment("p30.0"))
     run.write(TRAJECTORIES, trajectory("p30.0"))
@@ -215,7 +136,7 @@ def test_audit_after_a_trim_finds_lost_trajectories(run: Run) -> None:
     assert [each.trajectory_id for each in audit(run.client, run.run).lost] == ["p30.0"]  # lost, not expired
 
 
-def test_plan_trim_does_not_close_undispatched_prompts(run: Run) -> None:
+def test_plan_trim_does_not_close_undispatched_prompts(run: TrimmedRun) -> None:
     """Prompt 3 is not dispatched: only the prompts topic names it, and its trajectories are still to come."""
     with admin_client(run.client) as admin:
         create_topics(admin, [TopicSpec(PROMPTS.name(run.run), 1)])
@@ -229,7 +150,7 @@ def test_plan_trim_does_not_close_undispatched_prompts(run: Run) -> None:
     assert audit(run.client, run.run).in_flight == {"generation": 1}
 
 
-def test_newest_mark_skips_invalid_records(run: Run) -> None:
+def test_newest_mark_skips_invalid_records(run: TrimmedRun) -> None:
     run.trim("1.2")
     trim_point = newest_trim_point(run.client, run.run)
     run.producer.send(TRIM_POINTS.name(run.run), b"garbage").get(10)
@@ -237,7 +158,7 @@ def test_newest_mark_skips_invalid_records(run: Run) -> None:
     assert newest_trim_point(run.client, run.run) == trim_point
 
 
-def test_plan_trim_requires_a_checkpoint(run: Run) -> None:
+def test_plan_trim_requires_a_checkpoint(run: TrimmedRun) -> None:
     with pytest.raises(TrimRefused, match="has no checkpoint yet"):
         plan_trim(run.client, run.run, {})
     foreign = {PolicyVersion(2, 9): Path("2.9")}

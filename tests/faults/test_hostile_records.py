@@ -1,0 +1,144 @@
+"""Extreme, contradictory and foreign records of every class on the topics of a run: no wedge, no wrong training.
+
+The real roles run on a real broker. The records are written by a plain producer, so the log files tell them from the
+run's own, which are transactional.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.late_run import run_config, wait_until
+from faults.log_files import read_topic
+from faults.proxied_broker import ProxiedBroker
+from faults.role_threads import close_roles, start_roles
+from faults.wire import rows_of
+from invalid_records import FAR, invalid_records
+
+from infra.kafka import topic_reader
+from infra.kafka.producer import BoundedProducer
+from pipelines.run.topics import make_topics
+from schemas import records as r
+from schemas.codec import encode
+from schemas.identity import parse_trajectory_id
+from schemas.topics import (
+    BATCH_ASSEMBLY,
+    BATCHES,
+    DEAD_LETTERS,
+    EXPERIENCES,
+    INBOX,
+    METRICS,
+    PROMPTS,
+    RELAY,
+    RELAY_CHAIN,
+    REPLICAS,
+    SETTLED,
+    TRAJECTORIES,
+    Topic,
+)
+
+Placed = tuple[Topic, Any, int]
+"""A record, its topic and its partition."""
+MORE = 4
+"""Batches and settled groups that must follow."""
+
+
+class Log:
+    """The rows of a run in the broker's log files, by whether the run wrote them."""
+
+    def __init__(self, kafka: ProxiedBroker, run: str) -> None:
+        self._folder, self._run, self._client = kafka.broker.config.data_dir / "log", run, kafka.direct
+
+    def own(self, topic: Topic) -> list[dict[str, Any]]:
+        """The rows that the run has committed."""
+        records = read_topic(self._folder, topic.name(self._run))
+        mine = [each for each in records if each.outcome == "committed" and each.transaction != each.offset]
+        return [row for each in mine for row in rows_of(each.value or b"", dict(each.headers))[1]]
+
+    def step(self) -> int:
+        """The newest optimizer step."""
+        return max((row["step"] for row in self.own(METRICS) if row["name"] == "trainer"), default=0)
+
+    def records(self, topic: Topic, kind: type, most: int = 8) -> list[tuple[int, Any]]:
+        """The first records of class `kind`, decoded, with their partitions."""
+        found = topic_reader.read_topic(self._client, topic.name(self._run))
+        return [(each.partition, row) for each in found for row in each.rows if isinstance(row, kind)][:most]
+
+
+def contradictory(log: Log) -> Iterator[Placed]:
+    """What contradicts records of the run: repeated ends with other contents, numbers of other processes."""
+    for at, done in log.records(TRAJECTORIES, r.Trajectory):
+        yield TRAJECTORIES, replace(done, lease=done.lease + 100, text="another answer", replica=1 - done.replica), at
+        yield SETTLED, r.Settled(done.trajectory_id, done.prompt.samples, "dropped", "not so", None, None, 1, 0), 0
+    for at, scored in log.records(EXPERIENCES, r.Experience):
+        yield EXPERIENCES, replace(scored, reward=1e6), at
+    for at, part in log.records(BATCHES, r.MicroBatch):
+        yield BATCHES, part, at
+        yield BATCHES, replace(part, batch=part.batch + 10**6), at
+    for at, asked in log.records(PROMPTS, r.Prompt):
+        yield PROMPTS, replace(asked, text="another question"), at
+    for at, manifest in log.records(RELAY, r.WeightVersion):
+        yield RELAY, replace(manifest, batches=(77,), trajectories_trained=10**9), at
+    for at, status in log.records(REPLICAS, r.ReplicaStatus):
+        yield REPLICAS, replace(status, incarnation=status.incarnation - 1, state="stopped"), at
+    yield RELAY_CHAIN, r.RelayChain(2**52, (), (), "chain", 0), 0
+
+
+def hostile(log: Log, partitions: dict[Topic, int]) -> list[Placed]:
+    """Every class at extreme values and foreign to the run, and what contradicts the run, in random order."""
+    found: list[Placed] = [*contradictory(log)]
+    for topic, record in invalid_records():
+        if isinstance(record, r.MicroBatch) and 0 < record.batch < 1000:
+            record = replace(record, batch=10**6)  # the next number is the buffer's: Kafka's ACLs protect it
+        found += [(topic, record, partition) for partition in range(partitions.get(topic, 1))]
+    random.Random(0).shuffle(found)
+    return found
+
+
+def write(kafka: ProxiedBroker, run: str, records: list[Placed]) -> None:
+    keys = {REPLICAS: "rollout-3", INBOX: ""}
+    with BoundedProducer(kafka.direct) as producer:
+        for topic, record, partition in records:
+            key = type(record).__name__ if topic is BATCH_ASSEMBLY else keys.get(topic, "p")
+            value, headers = encode(record)
+            producer.send(topic.name(run), value, key=key.encode(), headers=headers, partition=partition)
+        producer.flush(60)
+
+
+@pytest.mark.timeout(600)
+def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, run_id: str, tmp_path: Path) -> None:
+    config = run_config(proxied, run_id, tmp_path)
+    make_topics(config)
+    log = Log(proxied, run_id)
+    roles = start_roles(config)
+    try:
+        wait_until(roles, lambda: log.step() > 0, lambda: "no step before the records")
+        records = hostile(log, {INBOX: 2, TRAJECTORIES: 2, EXPERIENCES: 2, BATCHES: 2})
+        write(proxied, run_id, records)
+        before, highest = log.step(), max(row["number"] for row in log.own(PROMPTS))
+        wait_until(roles, lambda: log.step() > before + MORE, lambda: f"step {log.step()} after step {before}")
+
+        def later_prompts() -> int:
+            trained = [parse_trajectory_id(name).number for part in log.own(BATCHES) for name in part["trajectory_ids"]]
+            return len({number for number in trained if number > highest})
+
+        wait_until(roles, lambda: later_prompts() > MORE, lambda: f"{later_prompts()} prompts drawn later are trained")
+    finally:
+        close_roles(roles)
+    assert len(records) > 1000
+    assert {role.name: role.starts for role in roles if role.starts != 1} == {}
+    trained = Counter(name for part in log.own(BATCHES) for name in part["trajectory_ids"])
+    assert max(trained.values()) == 1
+    assert max(parse_trajectory_id(name).number for name in trained) < FAR
+    steps = {row["step"]: row["values"]["trajectories"] for row in log.own(METRICS) if row["name"] == "trainer"}
+    sizes = Counter(part["batch"] for part in log.own(BATCHES) for _ in part["trajectory_ids"])
+    assert steps == {step: float(sum(sizes[batch] for batch in range(step))) for step in steps}
+    letters = Counter(letter["step"] for letter in log.own(DEAD_LETTERS))
+    assert letters["read relay"] > 50
+    assert letters["train"] > 10

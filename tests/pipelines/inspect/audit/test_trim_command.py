@@ -1,0 +1,97 @@
+"""`laminar runs trim`: its output, its effect with --execute and none without, refusals, and invalid versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from trimmed_run import TrimmedRun
+
+from infra.kafka.broker import Broker
+from operators.trainer.checkpoint import write_checkpoint
+from operators.trainer.checkpoint_files import TrainerPosition
+from operators.trainer.learner_state import LearnerState
+from pipelines.config import load_config, save_config
+from pipelines.inspect.audit.trim_points import newest_trim_point
+from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
+from schemas.records import PolicyVersion
+from schemas.release import RELEASE
+
+Trim = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(broker: Broker, run_id: str) -> Iterator[TrimmedRun]:
+    made = TrimmedRun(broker, run_id)
+    made.train(3)
+    made.commit_all()
+    yield made
+    made.producer.close()
+
+
+@pytest.fixture
+def folder(run: TrimmedRun, tmp_path: Path) -> Path:
+    """The folder of the run, without a checkpoint."""
+    folder = tmp_path / run.run
+    folder.mkdir()
+    changes = [f"run.name={run.run}", f"run.folder={tmp_path}"]
+    example = Path(__file__).parents[4] / "examples" / "chain_sum.toml"
+    save_config(load_config(example, changes), folder / CONFIG_FILE)
+    (folder / STATE_FILE).write_text(json.dumps({"run": run.run, "release": RELEASE}))
+    return folder
+
+
+@pytest.fixture
+def trim(run: TrimmedRun, folder: Path, laminar: Trim) -> Trim:
+    return lambda *words: laminar("runs", "trim", "--run", run.run, "--folder", str(folder.parent), *words)
+
+
+@pytest.fixture
+def checkpoint(folder: Path) -> None:
+    """A checkpoint of version 1.2."""
+    state = LearnerState({"w": torch.zeros(2)}, {}, torch.get_rng_state(), 2, 0)
+    write_checkpoint(folder / "checkpoints", state, TrainerPosition(PolicyVersion(1, 2), (2,), 8))
+
+
+@pytest.mark.usefixtures("checkpoint")
+def test_trim_without_execute_shows_its_plan_and_deletes_nothing(run: TrimmedRun, trim: Trim) -> None:
+    code, text, _ = trim()
+    assert code == 0
+    assert f"the log of run {run.run} would begin at version 1.2" in text
+    assert "Dry run: nothing was deleted. Use --execute." in text
+    assert set(run.begins().values()) == {0}
+    assert newest_trim_point(run.client, run.run) is None
+
+
+@pytest.mark.usefixtures("checkpoint")
+def test_trim_with_execute_deletes_and_keeps_the_checkpoint(run: TrimmedRun, trim: Trim, folder: Path) -> None:
+    code, text, _ = trim("--execute", "--json")
+    found = json.loads(text)
+    assert (code, found["executed"], found["version"], found["trim_point"]) == (0, True, "1.2", 1)
+    deleted = {row["partition"]: row["to"] for row in found["partitions"]}
+    assert deleted["batches:0"] == run.begins()["batches"] == 2
+    assert found["checkpoint"] == "trim-points/1.2"
+    assert any((folder / "trim-points" / "1.2").iterdir())
+    code, text, _ = trim("--execute", "--json")
+    assert code == 1
+    assert "1.2 is not newer" in json.loads(text)["refused"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"), [((), "has no checkpoint yet"), (("--version", "1.1"), "version 1.1 is not an ancestor")]
+)
+def test_trim_without_checkpoint_is_refused(run: TrimmedRun, trim: Trim, words: tuple[str, ...], reason: str) -> None:
+    code, text, _ = trim("--execute", *words)
+    assert code == 1
+    assert reason in " ".join(text.split())
+    assert set(run.begins().values()) == {0}
+
+
+def test_trim_names_an_invalid_version(trim: Trim) -> None:
+    code, _, error = trim("--version", "newest")
+    assert code == 2
+    assert "--version" in error
+    assert "newest" in error
