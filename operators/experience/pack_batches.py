@@ -55,13 +55,7 @@ def pack_batches(outputs: Sequence[Any], budget: int, ranks: int, shard: int = 0
     return [each for output in outputs for each in packed(output)]
 
 
-def count_batches(outputs: Sequence[Any], packed: Sequence[Any]) -> dict[str, int]:
-    """The counters of the step: batches, their trajectories, and their micro-batches."""
-    batches = [output for output in outputs if isinstance(output, SelectedBatch)]
-    if not batches:
-        return {}
-    return {
-        "batches": len(batches),
-        "batched_trajectories": sum(len(batch.members) for batch in batches),
-        "micro_batches": len(packed) - len(outputs) + len(batches),
-    }
+def count_batches(outputs: Sequence[Any], _: Sequence[Any]) -> dict[str, int]:
+    """The counter of the step: batches. The fold counts their trajectories, the sink their micro-batches."""
+    batches = sum(isinstance(output, SelectedBatch) for output in outputs)
+    return {"batches": batches} if batches else {}
