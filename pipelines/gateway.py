@@ -36,5 +36,5 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         pipeline
         | "read episodes" >> ReadTopics(source)
         | "serve agents" >> FoldRecords(serve, "track episodes")
-        | "write notes" >> WriteTransactionally(source)
+        | "write dead letters" >> WriteTransactionally(source)
     )
