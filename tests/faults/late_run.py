@@ -152,8 +152,10 @@ def run_inputs(config: Config) -> dict[str, list[tuple[str, int]]]:
     return inputs
 
 
-def wait_until(roles: list[RoleThread], condition: Callable[[], bool], why: Callable[[], str]) -> None:
-    """Return once `condition` holds. Raises Stalled."""
+def wait_until(
+    roles: list[RoleThread], condition: Callable[[], bool], why: Callable[[], str], every_s: float = 0.05
+) -> None:
+    """Return once `condition`, which is read every `every_s` seconds, holds. Raises Stalled."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         for role in roles:
@@ -161,4 +163,4 @@ def wait_until(roles: list[RoleThread], condition: Callable[[], bool], why: Call
                 raise Stalled(f"{role.name} has failed: {role.error!r}")
         if time.monotonic() > deadline:
             raise Stalled(why())
-        time.sleep(0.05)
+        time.sleep(every_s)

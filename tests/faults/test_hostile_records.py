@@ -45,6 +45,8 @@ from schemas.topics import (
 
 Placed = tuple[Topic, Any, int]
 """A record, its topic and its partition."""
+EVERY_S = 0.5
+"""Between two reads of the log files."""
 MORE = 4
 """Batches and settled groups that must follow."""
 
@@ -118,17 +120,19 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
     log = Log(proxied, run_id)
     roles = start_roles(config)
     try:
-        wait_until(roles, lambda: log.step() > 0, lambda: "no step before the records")
+        wait_until(roles, lambda: log.step() > 0, lambda: "no step before the records", EVERY_S)
         records = hostile(log, {INBOX: 2, TRAJECTORIES: 2, EXPERIENCES: 2, BATCHES: 2})
         write(proxied, run_id, records)
         before, highest = log.step(), max(row["number"] for row in log.own(PROMPTS))
-        wait_until(roles, lambda: log.step() > before + MORE, lambda: f"step {log.step()} after step {before}")
+        wait_until(roles, lambda: log.step() > before + MORE, lambda: f"step {log.step()} after step {before}", EVERY_S)
 
         def later_prompts() -> int:
             trained = [parse_trajectory_id(name).number for part in log.own(BATCHES) for name in part["trajectory_ids"]]
             return len({number for number in trained if number > highest})
 
-        wait_until(roles, lambda: later_prompts() > MORE, lambda: f"{later_prompts()} prompts drawn later are trained")
+        wait_until(
+            roles, lambda: later_prompts() > MORE, lambda: f"{later_prompts()} later prompts are trained", EVERY_S
+        )
     finally:
         close_roles(roles)
     assert len(records) > 1000
