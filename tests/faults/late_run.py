@@ -131,11 +131,14 @@ def any_late_request(seed: int) -> Choice:
     return choose
 
 
-def run_config(kafka: ProxiedBroker, run: str, folder: Path) -> Config:
+def run_config(kafka: ProxiedBroker, run: str, folder: Path, **sections: Any) -> Config:
+    """The configuration of the run; `sections` are added to it."""
     file = folder / "late.toml"
     servers = f"127.0.0.1:{kafka.proxy.port}"
     kafka_section = {"bootstrap_servers": servers, "partitions": SHARDS}
-    file.write_text(tomli_w.dumps({**CONFIG, "run": {"time_scale": 100.0, "name": run}, "kafka": kafka_section}))
+    file.write_text(
+        tomli_w.dumps({**CONFIG, "run": {"time_scale": 100.0, "name": run}, "kafka": kafka_section, **sections})
+    )
     return load_config(file)
 
 

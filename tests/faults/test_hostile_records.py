@@ -115,7 +115,7 @@ def write(kafka: ProxiedBroker, run: str, records: list[Placed]) -> None:
 
 @pytest.mark.timeout(600)
 def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, run_id: str, tmp_path: Path) -> None:
-    config = run_config(proxied, run_id, tmp_path)
+    config = run_config(proxied, run_id, tmp_path, placement={"prompt_lead": 8})
     make_topics(config)
     log = Log(proxied, run_id)
     roles = start_roles(config)
