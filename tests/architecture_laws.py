@@ -31,7 +31,7 @@ VENDORS: dict[str, tuple[str, ...]] = {
     "safetensors": _TENSORS,
     "starlette": ("operators/gateway/",),
     "uvicorn": ("operators/gateway/",),
-    "openai": ("operators/agents/call_function.py",),
+    "openai": ("operators/agents/function_server.py",),
     "openenv": ("operators/rollout/environments/openenv_session.py",),
     "verifiers": ("operators/rollout/environments/verifiers_rollout.py",),
     "peft": ("operators/trainer/lora.py",),

@@ -7,12 +7,11 @@ import logging
 import os
 import ssl
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from infra.processes import die_with_parent_command, kill_session
 from operators.agents.config import AgentsConfig
+from operators.agents.function_server import FunctionProcess, FunctionServer
 from operators.io.episode_keys import ADDRESS_FILE, ATTEMPT, EpisodeKeys, read_or_create_secret
 
 log = logging.getLogger(__name__)
@@ -46,17 +46,22 @@ def play_episode(
     secret_file: Path,
     work: Path,
     stop: threading.Event,
+    functions: FunctionServer | None = None,
 ) -> None:
-    """Run the agent of `task`, again after a failure, and report its result. Returns early once `stop` is set."""
+    """Run the agent of `task`, again after a failure, and report its result. Returns early once `stop` is set.
+
+    `functions` starts the processes if the agent is a function.
+    """
     keys = EpisodeKeys(run, read_or_create_secret(secret_file, create=True))
     key, error = keys.key_of(task.episode), ""
+    (folder / "agents").mkdir(exist_ok=True)
     while not (folder / ADDRESS_FILE).exists() and not stop.wait(_POLL_S):
         pass
     for attempt in range(config.retries + 1):
         if stop.is_set():
             return
         report_file = work / f"{task.episode}.{attempt}.json"
-        error = _run_attempt(config, task, f"{key}{ATTEMPT}{attempt}", folder, report_file, stop)
+        error = _run_attempt(config, task, f"{key}{ATTEMPT}{attempt}", folder, report_file, stop, functions)
         if not error:
             try:
                 body = _read_report(report_file)
@@ -70,45 +75,65 @@ def play_episode(
 
 
 def _run_attempt(
-    config: AgentsConfig, task: AgentTask, key: str, folder: Path, report_file: Path, stop: threading.Event
+    config: AgentsConfig,
+    task: AgentTask,
+    key: str,
+    folder: Path,
+    report_file: Path,
+    stop: threading.Event,
+    functions: FunctionServer | None,
 ) -> str:
     """Run the agent once; returns why it failed, "" if it did not."""
-    command = list(config.command) or [sys.executable, "-m", "operators.agents.call_function", config.function]
-    transcript = folder / "agents" / f"{task.episode}.log"
-    transcript.parent.mkdir(exist_ok=True)
+    transcript = folder / "agents" / f"{task.episode}.log" if config.transcripts else Path(os.devnull)
     environment = {
-        **os.environ,
         **config.env,
         "OPENAI_BASE_URL": base_url(folder),
         "OPENAI_API_KEY": key,
         "LAMINAR_TASK": json.dumps(task.task, ensure_ascii=False),
         "LAMINAR_REPORT": str(report_file),
     }
-    with transcript.open("ab") if config.transcripts else open(os.devnull, "wb") as output:
-        start = output.tell()
-        try:
-            process = subprocess.Popen(
-                die_with_parent_command(command),
+    start = transcript.stat().st_size if transcript.exists() else 0
+    try:
+        process: FunctionProcess | CommandProcess = (
+            CommandProcess(config.command, environment, transcript)
+            if functions is None
+            else functions.start(environment, str(transcript))
+        )
+    except OSError as error:
+        return f"it cannot be started: {error}"
+    deadline = time.monotonic() + config.timeout_s
+    try:
+        while (code := process.poll()) is None:
+            if time.monotonic() > deadline:
+                return f"it ran for longer than {config.timeout_s:g} s"
+            if stop.wait(_POLL_S):
+                return "it was stopped"
+    finally:
+        process.kill()
+    return f"exit status {code}: {_tail(transcript, start)}".rstrip(": ") if code else ""
+
+
+class CommandProcess:
+    """The process of one episode, of a command; it leads a session of its own. Raises OSError if it cannot start."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], transcript: Path) -> None:
+        with transcript.open("ab") as output:
+            self._process = subprocess.Popen(
+                die_with_parent_command(list(command)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env={**os.environ, **environment},
                 start_new_session=True,
             )
-        except OSError as error:
-            return f"it cannot be started: {error}"
-        deadline = time.monotonic() + config.timeout_s
-        try:
-            while process.poll() is None:
-                if time.monotonic() > deadline:
-                    return f"it ran for longer than {config.timeout_s:g} s"
-                if stop.wait(_POLL_S):
-                    return "it was stopped"
-        finally:
-            kill_session(process)
-    if process.returncode == 0:
-        return ""
-    return f"exit status {process.returncode}: {_tail(transcript, start) if config.transcripts else ''}".rstrip(": ")
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """Kill it and the processes in its group, and wait until it has ended."""
+        kill_session(self._process)
 
 
 def _tail(transcript: Path, start: int) -> str:

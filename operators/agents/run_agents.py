@@ -19,6 +19,7 @@ from typing import Any
 from infra.runners.step_metrics import phase
 from operators.agents.agent_process import AgentTask, play_episode
 from operators.agents.config import AgentsConfig
+from operators.agents.function_server import FunctionServer
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.ledger import TrajectoryLedger
@@ -62,6 +63,10 @@ class AgentsFold:
         self._work = step.folder / f"agents-{step.index}"
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir(parents=True)
+        self._functions: FunctionServer | None = None
+        if self._config.function:
+            (step.folder / "agents").mkdir(exist_ok=True)
+            self._functions = FunctionServer(self._config.function, step.folder / "agents" / "functions.log")
         self._threads = [
             threading.Thread(target=self._play, name=f"agent-{number}", daemon=True)
             for number in range(self._config.concurrency)
@@ -100,6 +105,8 @@ class AgentsFold:
         if self._started:
             for thread in self._threads:
                 thread.join(CLOSE_S)
+        if self._functions is not None:
+            self._functions.close()
         shutil.rmtree(self._work, ignore_errors=True)
 
     def _assign(self, received: ReceivedRecord, assignment: Assignment) -> None:
@@ -145,7 +152,10 @@ class AgentsFold:
                 stop = self._stopped[task.episode]
             try:
                 if not stop.is_set():
-                    play_episode(self._config, task, step.shard.run, step.folder, step.secret_file, self._work, stop)
+                    play_episode(
+                        *(self._config, task, step.shard.run, step.folder, step.secret_file, self._work, stop),
+                        functions=self._functions,
+                    )
             except Exception:
                 log.exception("the agent of episode %s could not be run", task.episode)
             finally:

@@ -33,6 +33,7 @@ from operators.gateway.conversation import TurnPlan, plan_completion, plan_turn
 from operators.gateway.episode_table import Episode, EpisodeTable
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.play import Player
+from operators.gateway.responses_api import parse_responses, response_body, response_events
 from operators.io.episode_keys import EpisodeKeys
 from schemas.records import TokenRange
 
@@ -65,6 +66,7 @@ class Gateway:
         routes = [
             Route("/v1/chat/completions", self._route(partial(self._complete, parse=parse_chat)), methods=["POST"]),
             Route("/v1/completions", self._route(partial(self._complete, parse=parse_completion)), methods=["POST"]),
+            Route("/v1/responses", self._route(self._respond), methods=["POST"]),
             Route("/v1/models", self._route(self._models), methods=["GET"]),
             Route("/v1/episode", self._route(self._episode), methods=["GET"]),
             Route("/v1/episode/end", self._route(self._end), methods=["POST"]),
@@ -138,6 +140,18 @@ class Gateway:
         body = completion_of(chat, f"chatcmpl-{turn_id}", created, choices, usage_of(responses))
         headers = {"laminar-template": "rewritten"} if any(each.rewritten for each in responses) else None
         return JSONResponse(body, headers=headers)
+
+    async def _respond(self, request: Request, name: str) -> Response:
+        chat = parse_responses(await self._body(request), 2**31)
+        created, plan = int(time.time()), partial(self._plan, chat, name)
+        turn = chat.turn(0, self._occurrence(request, chat))
+        if chat.stream:
+            follow = self.player.follow(name, turn, plan)
+            first = await anext(follow)
+            events = response_events(chat, turn, _chain(first, follow), self.form, created)
+            return StreamingResponse(events, media_type="text/event-stream")
+        response = await self.player.turn(name, turn, plan)
+        return JSONResponse(response_body(chat, turn, response, self.form, created))
 
     def _plan(self, chat: ChatRequest, name: str, episode: Episode) -> TurnPlan:
         try:

@@ -16,9 +16,10 @@ from infra.kafka.topic_reader import read_topic
 from schemas.records import Experience, Trajectory, TurnEnded, TurnRequest
 from schemas.topics import EXPERIENCES, INBOX, PROGRESS, TRAJECTORIES, Topic
 
-STEPS = 2
+STEPS = 1
+BATCH = 8
 AGENT = f"{Path(__file__).with_name('talking_agent.py')}:talk"
-KILLS = {3: "gateway-0", 9: "rollout-0", 15: "agents-0", 21: "placement"}
+KILLS = {2: "gateway-0", 5: "rollout-0", 8: "agents-0", 11: "placement"}
 """The role to kill once so many turns have ended."""
 
 
@@ -35,6 +36,7 @@ def run(start_run: StartRun, broker: Broker) -> LaminarRun:
         "agents.concurrency=4",
         "score.rewards=[{name='environment'}]",
         f"trainer.optimizer_steps={STEPS}",
+        f"experience.global_batch={BATCH}",
     )
     run.pid_of("gateway-0")  # the topics exist by then
     for count, role in KILLS.items():
@@ -53,7 +55,7 @@ def records(broker: Broker, run: LaminarRun, topic: Topic, kind: type) -> list[A
 def test_episodes_of_agents_are_trained_in_spite_of_kills(run: LaminarRun) -> None:
     audit = run.audit()
     assert audit["passed"]
-    assert (audit["trained"], audit["lost"], audit["trained_twice"], audit["failed"]) == (STEPS * 16, 0, 0, 0)
+    assert (audit["trained"], audit["lost"], audit["trained_twice"], audit["failed"]) == (STEPS * BATCH, 0, 0, 0)
 
 
 def test_trajectory_has_the_tokens_and_the_reward_that_its_agent_saw(run: LaminarRun, broker: Broker) -> None:

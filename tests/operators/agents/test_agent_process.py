@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from operators.agents.agent_process import AgentTask, play_episode
-from operators.agents.call_function import report_of
 from operators.agents.config import AgentsConfig
+from operators.agents.function_server import FunctionServer, report_of
 from operators.io.episode_keys import ADDRESS_FILE, EpisodeKeys, read_or_create_secret
 
 REPORTS = "import json, os; report = lambda **of: open(os.environ['LAMINAR_REPORT'], 'w').write(json.dumps(of)); "
@@ -130,3 +130,53 @@ def test_other_return_values_are_errors() -> None:
         report_of([1])
     with pytest.raises(TypeError, match="an agent must return"):
         report_of({"points": 1})
+
+
+FUNCTION = """
+import os, sys, time
+calls = []
+
+def solve(client, task):
+    calls.append(task)
+    print("call", len(calls), client.api_key[:8], client.base_url)
+    if task["text"] == "fail":
+        raise RuntimeError("no idea")
+    while task["text"] == "wait":
+        time.sleep(0.01)
+    return {"reward": 1.0, "answer": task["text"]}
+"""
+
+
+def test_functions_run_in_forked_processes_of_one_server(tmp_path: Path, reports: Reports) -> None:
+    (tmp_path / "my_agent.py").write_text(FUNCTION)
+    config = AgentsConfig(function=f"{tmp_path}/my_agent.py:solve", retries=0, timeout_s=30)
+    functions = FunctionServer(config.function, tmp_path / "functions.log")
+    waiting = threading.Event()
+
+    def run(number: int, text: str, stop: threading.Event) -> None:
+        task = AgentTask(f"p0.{number}", {"text": text})
+        play_episode(config, task, "run", tmp_path, tmp_path / "secret", tmp_path, stop, functions)
+
+    try:
+        slow = threading.Thread(target=run, args=(0, "wait", waiting))
+        slow.start()
+        run(1, "2 + 2", threading.Event())
+        run(2, "fail", threading.Event())
+        waiting.set()
+        slow.join()
+    finally:
+        functions.close()
+    assert reports.received[0] == {"reward": 1.0, "answer": "2 + 2"}
+    assert "RuntimeError: no idea" in reports.received[1]["error"]
+    assert (tmp_path / "agents" / "p0.1.log").read_text().startswith("call 1 lm-p0.1- http://127.0.0.1")
+
+
+def test_function_that_cannot_be_loaded_fails_its_episodes(tmp_path: Path, reports: Reports) -> None:
+    (tmp_path / "my_agent.py").write_text("import nothing_of_that_name")
+    config = AgentsConfig(function=f"{tmp_path}/my_agent.py:solve", retries=0)
+    functions = FunctionServer(config.function, tmp_path / "functions.log")
+    task = AgentTask("p0.1", {})
+    play_episode(config, task, "run", tmp_path, tmp_path / "secret", tmp_path, threading.Event(), functions)
+    functions.close()
+    assert "cannot be loaded: see" in reports.received[0]["error"]
+    assert "nothing_of_that_name" in (tmp_path / "functions.log").read_text()

@@ -1,0 +1,205 @@
+"""Runs an agent's function in a forked process for each episode, so that its libraries are imported once.
+
+`python -m operators.agents.function_server module:function` reads a JSON line for each episode from its standard input,
+and writes a line when the process of one has started or ended. `FunctionServer` is the other end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from infra.name_lookup import import_user_module
+from infra.processes import die_with_parent_command
+
+MAX_RETRIES = 10
+"""Of the client: it outlasts a restart of the gateway."""
+_START_S = 120.0
+_REAP_S = 0.01
+
+
+class FunctionProcess:
+    """The process of one episode; `code` is its exit code, None while it runs."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.code: int | None = None
+        self.changed = threading.Condition()
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self.code
+
+    def kill(self) -> None:
+        """Kill it and the processes in its group, and wait until it has ended."""
+        with suppress(ProcessLookupError, PermissionError):
+            if self.pid and self.code is None:
+                os.killpg(self.pid, signal.SIGKILL)
+        with self.changed:
+            self.changed.wait_for(lambda: self.code is not None, _START_S)
+
+
+class FunctionServer:
+    """Starts processes that call `target`, from any thread. Its log is appended to `log`."""
+
+    def __init__(self, target: str, log: Path) -> None:
+        self._target, self._log = target, log
+        self._lock = threading.Lock()
+        self._processes: dict[int, FunctionProcess] = {}
+        self._number = 0
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def start(self, environment: Mapping[str, str], transcript: str) -> FunctionProcess:
+        """Start a process with `environment`, and its output appended to `transcript`. Raises OSError."""
+        process = FunctionProcess()
+        with self._lock:
+            server = self._running()
+            self._number += 1
+            number = self._number
+            self._processes[number] = process
+            assert server.stdin is not None
+            line = json.dumps({"number": number, "environment": dict(environment), "transcript": transcript})
+            server.stdin.write(line.encode() + b"\n")
+            server.stdin.flush()
+        with process.changed:
+            started = process.changed.wait_for(lambda: process.pid or process.code is not None, _START_S)
+        if not started or (process.code is not None and not process.pid):
+            raise OSError(f"{self._target} cannot be loaded: see {self._log}")
+        return process
+
+    def close(self) -> None:
+        """End the server; its processes end with it."""
+        with self._lock:
+            if self._server is not None:
+                self._server.kill()
+                _close_input(self._server)
+                self._server.wait()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._server is None or self._server.poll() is not None:
+            if self._server is not None:
+                _close_input(self._server)
+            command = [sys.executable, "-m", "operators.agents.function_server", self._target]
+            with self._log.open("ab") as log:
+                self._server = subprocess.Popen(
+                    die_with_parent_command(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+                )
+            threading.Thread(target=self._read, args=(self._server,), daemon=True).start()
+        return self._server
+
+    def _read(self, server: subprocess.Popen[bytes]) -> None:
+        assert server.stdout is not None
+        for line in server.stdout:
+            event = json.loads(line)
+            process = self._processes[event["number"]]
+            with process.changed:
+                process.pid, process.code = event.get("pid", process.pid), event.get("code")
+                process.changed.notify_all()
+            if event.get("code") is not None:
+                del self._processes[event["number"]]
+        server.stdout.close()
+        server.wait()
+        with self._lock:
+            lost = [self._processes.pop(number) for number in list(self._processes)]
+        for process in lost:
+            with process.changed:
+                process.code = process.code if process.code is not None else 1
+                process.changed.notify_all()
+
+
+def _close_input(server: subprocess.Popen[bytes]) -> None:
+    assert server.stdin is not None
+    with suppress(OSError):  # what was not sent yet
+        server.stdin.close()
+
+
+def main(target: str) -> None:
+    """Serve until standard input ends."""
+    import openai
+
+    module, _, name = target.rpartition(":")
+    function = getattr(import_user_module(module), name, None)
+    if not callable(function):
+        raise SystemExit(f"{module} has no function {name!r}")
+    events = os.dup(1)
+    os.dup2(2, 1)
+    client = openai.OpenAI(api_key="none", base_url="http://none", max_retries=MAX_RETRIES)
+    running: dict[int, int] = {}
+    buffer, open_input = b"", True
+    while open_input:
+        if select.select([0], [], [], _REAP_S if running else None)[0]:
+            data = os.read(0, 65536)
+            open_input = bool(data)
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                order = json.loads(line)
+                pid = os.fork()
+                if not pid:
+                    os.close(events)
+                    _call(function, client, order)
+                running[pid] = order["number"]
+                _write(events, {"number": order["number"], "pid": pid})
+        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            _write(events, {"number": running.pop(ended[0]), "code": os.waitstatus_to_exitcode(ended[1])})
+
+
+def _call(function: Any, client: Any, order: Mapping[str, Any]) -> None:
+    """In a forked process: call the function, write its report, and exit."""
+    code = 1
+    try:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        os.setsid()
+        descriptor = os.open(order["transcript"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        environment = order["environment"]
+        os.environ.update(environment)
+        own = client.with_options(api_key=environment["OPENAI_API_KEY"], base_url=environment["OPENAI_BASE_URL"])
+        report = report_of(function(own, json.loads(environment["LAMINAR_TASK"])))
+        Path(environment["LAMINAR_REPORT"]).write_text(json.dumps(report))
+        code = 0
+    except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
+        if isinstance(error, SystemExit) and isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        else:
+            traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def report_of(returned: Any) -> dict[str, Any]:
+    """The report that a function's return value stands for. Raises TypeError for any other value."""
+    if returned is None:
+        return {}
+    if isinstance(returned, bool | int | float):
+        return {"reward": float(returned)}
+    if isinstance(returned, str):
+        return {"answer": returned}
+    if isinstance(returned, dict) and returned.keys() <= {"reward", "answer"}:
+        return returned
+    raise TypeError(f"an agent must return a reward, an answer, both as a dict, or None, not {str(returned)[:80]!r}")
+
+
+def _write(descriptor: int, event: Mapping[str, Any]) -> None:
+    os.write(descriptor, json.dumps(event).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
