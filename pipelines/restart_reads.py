@@ -39,11 +39,11 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
     "gateway": {
         ("inbox", ""): "from the oldest record of an episode that has not finished: " + _ADMITTED,
         ("progress", ""): "from the oldest record of an episode that has not finished: " + _ADMITTED,
-        ("trajectories", ""): _NEXT + "; the finished ones are in the commit's note",
+        ("trajectories", ""): "from the oldest of a group that has not finished: " + _ADMITTED,
     },
     "agents": {
         ("inbox", ""): "from the oldest assignment of an episode that has not finished: " + _ADMITTED,
-        ("trajectories", ""): _NEXT + "; the finished ones are in the commit's note",
+        ("trajectories", ""): "from the oldest of a group that has not finished: " + _ADMITTED,
     },
     "score": {
         ("trajectories", ""): "from the oldest that is not scored: one poll, and newer records",

@@ -22,8 +22,7 @@ from operators.agents.config import AgentsConfig
 from operators.agents.function_server import FunctionServer
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
-from operators.io.ledger import TrajectoryLedger
-from schemas.identity import parse_trajectory_id
+from operators.io.finished import FinishedTrajectories
 from schemas.records import AGENT, Assignment, Trajectory
 
 log = logging.getLogger(__name__)
@@ -51,9 +50,8 @@ class AgentsFold:
 
     def __init__(self, step: RunAgents, state: Mapping[str, Any]) -> None:
         self._step, self._config = step, step.config
-        self._finished = TrajectoryLedger(step.partitions, state.get("finished"))
+        self._finished = FinishedTrajectories(step.partitions, state.get("finished"))
         self._live: dict[str, tuple[PartitionKey, int]] = {}
-        self._emission = 0
         self._waiting: deque[AgentTask] = deque()
         self._change = threading.Condition()
         self._stopped: dict[str, threading.Event] = {}
@@ -73,14 +71,13 @@ class AgentsFold:
         ]
 
     def fold(self, polled: Polled) -> Sequence[Output]:
-        self._emission += 1
         with phase("start agents"):
             for received in polled.records:
                 match received.record:
                     case Assignment() as assignment:
                         self._assign(received, assignment)
                     case Trajectory() as trajectory:
-                        self._finish(trajectory)
+                        self._finish(received, trajectory)
         if polled.caught_up and not self._started and self._config.runs_here:
             self._started = True
             for thread in self._threads:
@@ -88,7 +85,7 @@ class AgentsFold:
         return []
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
-        low = dict(positions)
+        low = self._finished.low_water(positions)
         for place, offset in self._live.values():
             low[place] = min(offset, low.get(place, offset))
         return Checkpoint(low_water=low, state={"finished": self._finished.state()})
@@ -114,7 +111,7 @@ class AgentsFold:
         place = PartitionKey(received.topic, received.partition)
         if prompt.environment != AGENT or prompt.number % self._config.processes != self._step.index:
             return
-        if name in self._live or parse_trajectory_id(name) in self._finished:
+        if name in self._live or name in self._finished:
             return
         self._live[name] = place, received.offset
         reference = json.loads(prompt.reference)
@@ -131,9 +128,9 @@ class AgentsFold:
             self._waiting.append(AgentTask(name, task))
             self._change.notify()
 
-    def _finish(self, trajectory: Trajectory) -> None:
+    def _finish(self, received: ReceivedRecord, trajectory: Trajectory) -> None:
         name = trajectory.trajectory_id
-        self._finished.add(parse_trajectory_id(name), trajectory.prompt.samples, self._emission)
+        self._finished.add(received, trajectory)
         self._live.pop(name, None)
         with self._change:
             if (stop := self._stopped.get(name)) is not None:

@@ -15,9 +15,8 @@ import numpy as np
 from infra.models.conversations import Message
 from operators.gateway.conversation import RecordedConversations, RecordedPrefix, by_digest, response_digest
 from operators.io.elements import PartitionKey, ReceivedRecord
-from operators.io.ledger import TrajectoryLedger
+from operators.io.finished import FinishedTrajectories
 from operators.io.partial_pool import PartialPool, PooledPartial
-from schemas.identity import parse_trajectory_id
 from schemas.records import (
     AGENT,
     Assignment,
@@ -83,12 +82,11 @@ class EpisodeTable:
         self._lock = threading.RLock()
         self._episodes: dict[str, Episode] = {}
         self._pool = PartialPool()
-        self._finished = TrajectoryLedger(partitions, state)
+        self._finished = FinishedTrajectories(partitions, state)
         self._early: dict[str, list[ReceivedRecord]] = {}
         """By trajectory: records that were read before its assignment."""
         self._errors: dict[str, str | None] = {}
         """Why recently finished episodes failed; None for those that did not."""
-        self._emission = 0
 
     # -- reading, from any thread -------------------------------------------------------------------------------------
 
@@ -108,7 +106,7 @@ class EpisodeTable:
     def has_finished(self, name: str) -> bool:
         """Whether the trajectory of the episode has finished."""
         with self._lock:
-            return parse_trajectory_id(name) in self._finished
+            return name in self._finished
 
     def error_of(self, name: str) -> str | None:
         """Why the finished episode failed; None if it did not, or finished long ago."""
@@ -149,7 +147,6 @@ class EpisodeTable:
         """Apply `records`, in order, and notify."""
         changed: set[str] = set()
         with self._lock:
-            self._emission += 1
             for received in records:
                 record = received.record
                 match record:
@@ -158,7 +155,7 @@ class EpisodeTable:
                     case Progress() | TurnRequest() | TurnEnded():
                         self._play(received, record)
                     case Trajectory():
-                        self._finish(record)
+                        self._finish(received, record)
                     case _:
                         continue
                 changed.add(record.trajectory_id)
@@ -167,8 +164,8 @@ class EpisodeTable:
 
     def low_water(self, positions: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
         """The offsets from which a restart must read again."""
-        found = dict(positions)
         with self._lock:
+            found = self._finished.low_water(positions)
             for episode in self._episodes.values():
                 for place, offset in episode.offsets.items():
                     found[place] = min(found.get(place, offset), offset)
@@ -181,7 +178,7 @@ class EpisodeTable:
 
     def _assign(self, received: ReceivedRecord, record: Assignment) -> None:
         name = record.trajectory_id
-        if parse_trajectory_id(name) in self._finished:
+        if name in self._finished:
             return
         episode = self._episodes.get(name)
         if episode is None:
@@ -206,7 +203,7 @@ class EpisodeTable:
         name = record.trajectory_id
         episode = self._episodes.get(name)
         if episode is None:
-            if parse_trajectory_id(name) not in self._finished:
+            if name not in self._finished:
                 self._early.setdefault(name, []).append(received)
                 while len(self._early) > MAX_EARLY:
                     del self._early[next(iter(self._early))]
@@ -278,9 +275,9 @@ class EpisodeTable:
         last = response[-1] if response else -1
         episode.recorded.responses.setdefault(digest, RecordedPrefix(whole, last))
 
-    def _finish(self, record: Trajectory) -> None:
+    def _finish(self, received: ReceivedRecord, record: Trajectory) -> None:
         name = record.trajectory_id
-        self._finished.add(parse_trajectory_id(name), record.prompt.samples, self._emission)
+        self._finished.add(received, record)
         if self._episodes.pop(name, None) is not None:
             self._errors[name] = record.error
             while len(self._errors) > 10_000:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,12 +103,13 @@ class Player:
 
     async def turn(self, name: str, options: TurnOptions, plan: Plan) -> Response:
         """The response to a request; a repeated one gets the recorded response. Raises ApiError."""
-        async for response in self.follow(name, options, plan):
-            if response.finish_reason:
-                return response
+        async with aclosing(self.follow(name, options, plan)) as responses:
+            async for response in responses:
+                if response.finish_reason:
+                    return response
         raise AssertionError("a turn ends with a response")
 
-    async def follow(self, name: str, options: TurnOptions, plan: Plan) -> AsyncIterator[Response]:
+    async def follow(self, name: str, options: TurnOptions, plan: Plan) -> AsyncGenerator[Response]:
         """The response so far, at each change; the last one has a finish reason. Raises ApiError."""
         deadline = self._clock() + self._timeout_s
         sent: tuple[Any, ...] | None = None

@@ -115,9 +115,10 @@ class ScriptedRun:
         self.table.fold(received)
 
     def send(self, order: TurnRequest | EpisodeEnd) -> None:
+        paused = self.paused  # read before a waiting test continues
         self.orders.append(order)
         self.write("inbox", order)
-        if not self.paused:
+        if not paused:
             self.respond(order)
 
     def respond(self, order: TurnRequest | EpisodeEnd) -> None:

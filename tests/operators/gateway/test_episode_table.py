@@ -1,0 +1,100 @@
+"""The table of episodes: records in any order between topics, restarts, and what a restart reads again."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from record_factories import prompt, trajectory
+
+from operators.gateway.episode_table import EpisodeTable
+from operators.io.elements import PartitionKey, ReceivedRecord
+from schemas.columns import flags, floats, token_ids
+from schemas.records import Assignment, PolicyVersion, Progress, Response, TurnEnded, TurnRequest, VersionSpan
+
+PLACES = [PartitionKey("inbox", 0), PartitionKey("progress", 0), *(PartitionKey("trajectories", p) for p in (0, 1))]
+
+
+class Log:
+    """The three topics that a gateway reads; every topic is in order, topics among each other are not."""
+
+    def __init__(self) -> None:
+        self.topics: dict[PartitionKey, list[Any]] = {place: [] for place in PLACES}
+
+    def episode(self, name: str, of: Any, member: int, start: int = 0) -> None:
+        """Assign an episode and play two turns of it."""
+        self.write(0, Assignment(of, member, 1, 1, 0, 1, None, None, 0))
+        for number in range(2):
+            at = start + 3 * number
+            request = TurnRequest(
+                name, 1, 0, 1, f"{name}-{number}", f"d{number}", at, (), token_ids([7]), 8, (), "[]", "[]", False, 0
+            )
+            gained = Response(token_ids([7, 8, 9]), floats([0, -1, -1]), flags([False, True, True]))
+            span = (VersionSpan(PolicyVersion(1, 0), 3),)
+            self.write(0, request)
+            self.write(1, Progress(name, 1, 1, 0, 1, at, gained, span, None, 0, 0))
+            self.write(1, TurnEnded(name, 1, 0, 1, f"{name}-{number}", at, at + 3, "stop", None, 0))
+
+    def write(self, place: int, record: Any) -> None:
+        self.topics[PLACES[place]].append(record)
+
+    def read(self, since: dict[PartitionKey, int], seed: int) -> list[ReceivedRecord]:
+        """The records from the offsets `since` on, in a random order of topics."""
+        rng, at = random.Random(seed), {place: since.get(place, 0) for place in PLACES}
+        found = []
+        while ready := [place for place in PLACES if at[place] < len(self.topics[place])]:
+            place = rng.choice(ready)
+            found.append(ReceivedRecord(*place, at[place], self.topics[place][at[place]]))
+            at[place] += 1
+        return found
+
+    def ends(self) -> dict[PartitionKey, int]:
+        return {place: len(records) for place, records in self.topics.items()}
+
+
+def table(state: dict[str, int] | None = None) -> EpisodeTable:
+    return EpisodeTable(
+        2, lambda turn, tokens: {"role": "assistant", "content": str(tokens)}, lambda names: None, state
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_order_between_topics_does_not_matter(seed: int) -> None:
+    log, of = Log(), prompt(0, 2, environment="agent")
+    log.episode("p0.0", of, 0)
+    log.episode("p0.1", of, 1)
+    it = table()
+    it.fold(log.read({}, seed))
+    assert it.names() == ["p0.0", "p0.1"]
+    for name in it.names():
+        episode = it.get(name)
+        assert episode is not None
+        assert it.length(name) == 6
+        assert episode.pending is None
+        assert [turn.ended is not None for turn in episode.turns.values()] == [True, True]
+        assert len(episode.recorded.responses) == 2
+        assert it.segments(name)[0].ranges[0].start == 3
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_restart_continues_from_its_low_water_mark(seed: int) -> None:
+    log, first, other = Log(), prompt(0, 2, environment="agent"), prompt(1, 1, environment="agent")
+    log.episode("p0.0", first, 0)
+    log.episode("p0.1", first, 1)
+    log.episode("p1.0", other, 0)
+    log.write(2, trajectory(first, 0))
+    log.write(3, trajectory(other, 0))
+    before = table()
+    before.fold(log.read({}, seed))
+    assert before.names() == ["p0.1"]
+    low_water = before.low_water(log.ends())
+    assert low_water[PLACES[3]] == 1, "the group of p1 has finished"
+    again = table(before.state())
+    again.fold(log.read(low_water, seed))
+    assert again.names() == ["p0.1"], "an episode that has finished is not followed again"
+    assert again.length("p0.1") == 6
+    assert [again.has_finished(name) for name in ("p0.0", "p0.1", "p1.0")] == [True, False, True]
+    log.write(2, trajectory(first, 1))
+    before.fold(log.read(log.ends() | {PLACES[2]: 1}, seed))
+    assert before.low_water(log.ends()) == log.ends(), "nothing is read again once all have finished"
