@@ -19,14 +19,16 @@ from schemas.topics import EXPERIENCES, INBOX, PROGRESS, TRAJECTORIES, Topic
 STEPS = 1
 BATCH = 8
 AGENT = f"{Path(__file__).with_name('talking_agent.py')}:talk"
-KILLS = {2: "gateway-0", 5: "rollout-0", 8: "agents-0", 11: "placement"}
+KILLS = {2: "gateway-0", 5: "rollout-0"}
 """The role to kill once so many turns have ended."""
+ALL_KILLS = {**KILLS, 8: "agents-0", 11: "placement"}
 
 
-@pytest.fixture(scope="module")
-def run(start_run: StartRun, broker: Broker) -> LaminarRun:
+@pytest.fixture(scope="module", params=[KILLS, pytest.param(ALL_KILLS, marks=pytest.mark.soak)], ids=["two", "all"])
+def run(start_run: StartRun, broker: Broker, request: pytest.FixtureRequest) -> LaminarRun:
+    kills: dict[int, str] = request.param
     run = start_run(
-        "agents-run",
+        f"agents-{len(kills)}-kills",
         f"kafka.bootstrap_servers={broker.bootstrap_servers}",
         "run.layout=isolated",
         "prompts.environment=agent",
@@ -39,7 +41,7 @@ def run(start_run: StartRun, broker: Broker) -> LaminarRun:
         f"experience.global_batch={BATCH}",
     )
     run.pid_of("gateway-0")  # the topics exist by then
-    for count, role in KILLS.items():
+    for count, role in kills.items():
         run.until(lambda count=count: len(records(broker, run, PROGRESS, TurnEnded)) >= count, 200, f"{count} turns")
         kill(run, role)
     assert run.wait(240) == 0, run.output()

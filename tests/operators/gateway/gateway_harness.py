@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -64,14 +65,25 @@ def in_response_to(order: TurnRequest, texts: list[str]) -> list[int]:
     return LetterTokenizer().encode(texts.pop(0))
 
 
+class ForgettingTokenizer(LetterTokenizer):
+    """Its template removes what is in parentheses from all messages but the last, as templates remove reasoning."""
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> str:
+        *earlier, last = conversation
+        kept = [{**each, "content": re.sub(r"\(.*?\)", "", each["content"])} for each in earlier]
+        return super().apply_chat_template([*kept, last], **options)
+
+
 class ScriptedRun:
     """The log of one episode: answers each order with the next of `texts`, as its owner would."""
 
-    def __init__(self, *texts: str, plain: bool = False, budget: int = 300, **config: Any) -> None:
+    def __init__(
+        self, *texts: str, plain: bool = False, budget: int = 300, tokenizer: Any = None, **config: Any
+    ) -> None:
         self.texts, self.budget = list(texts), budget
         self.orders: list[TurnRequest | EpisodeEnd] = []
         self.paused = False
-        self.tokenizer = LetterTokenizer()
+        self.tokenizer = tokenizer or LetterTokenizer()
         self.form = ConversationFormat(self.tokenizer, plain)
         self.keys = EpisodeKeys("run", "a secret of a run")
         self.offsets = {"inbox": 0, "progress": 0, "trajectories": 0}

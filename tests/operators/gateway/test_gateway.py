@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from gateway_harness import NAME, ScriptedRun, chat, play, user
+from gateway_harness import NAME, ForgettingTokenizer, ScriptedRun, chat, play, user
 
 from schemas.records import EpisodeEnd, TokenRange, TurnRequest
 
@@ -142,6 +142,19 @@ def test_a_stop_string_is_recorded_but_not_returned() -> None:
         assert run.recorded(turns(run)[1]) == "1+1=<c>1</c>=2"
 
     play(ScriptedRun("<c>1</c>", "2$", plain=True), scenario)
+
+
+def test_a_template_that_rewrites_history_is_reported() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        question = user("hello (quietly)")
+        body = {"messages": [question]}
+        first = await client.post("/chat/completions", json=body)
+        said = first.json()["choices"][0]["message"]
+        second = await client.post("/chat/completions", json={"messages": [question, said, AGAIN]})
+        assert [each.headers.get("laminar-template") for each in (first, second)] == [None, "rewritten"]
+        assert run.recorded(turns(run)[1]) == "U:hello (quietly)$\nA:hi (I think)$\nU:again$\nA:"
+
+    play(ScriptedRun("hi (I think)$", "ho$", tokenizer=ForgettingTokenizer()), scenario)
 
 
 def test_a_completion_extends_the_recorded_text() -> None:
