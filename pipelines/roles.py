@@ -131,6 +131,11 @@ def roles_of(config: Config) -> list[Role]:
     return roles
 
 
+def pipelines_of(config: Config) -> tuple[str, ...]:
+    """The pipelines of a run, on all machines, in drain order."""
+    return ALL_PIPELINES if config.has_gateway else PIPELINES
+
+
 def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_options: Sequence[str] = ()) -> None:
     """Run `role` until it is stopped or fails. Raises ConfigError, and the exception that made the pipeline fail."""
     _run(config, role.name, partial(build_role, config=config, role=role), runner, beam_options)

@@ -13,7 +13,7 @@ from infra.deploy.kubernetes import kubernetes_files
 from infra.deploy.plan import SECRETS, DeploymentPlan, Unit
 from infra.deploy.role_acls import role_acls
 from pipelines.config import Config, ConfigError, load_config
-from pipelines.roles import PIPELINES, SHARDED, roles_of
+from pipelines.roles import SHARDED, pipelines_of, roles_of
 from pipelines.run.deployed_memory import HostMemory, host_memory, model_copy
 from pipelines.run.topics import topic_spec
 from schemas.topics import CATALOGUE
@@ -45,7 +45,7 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
         relay_port=relay.port,
         relay_files=tuple(filter(None, (relay.token_file, relay.certificate_file, relay.authority_file))),
         topics=[topic_spec(config, topic) for topic in CATALOGUE.values()],
-        acls=role_acls(config.run.name, PIPELINES),
+        acls=role_acls(config.run.name, pipelines_of(config)),
     )
 
 

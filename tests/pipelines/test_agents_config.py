@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.config import ConfigError, load_config, parse_config
-from pipelines.roles import processes_of, roles_of
+from pipelines.roles import PIPELINES, pipelines_of, processes_of, roles_of
 from pipelines.run.paths import files_read, with_absolute_paths
 
 AGENT = {"environment": "agent", "task": "chain_sum"}
@@ -45,6 +45,8 @@ def test_agents_add_roles_with_processes_of_their_own() -> None:
     assert names[2:5] == ["agents-0", "gateway-0", "gateway-1"]
     assert {"agents-0", "gateway-0", "gateway-1"} <= {process.name for process in processes_of(config)}
     assert not {"agents", "gateway"} & {role.pipeline for role in roles_of(config_of())}
+    assert {"agents", "gateway"} == {*pipelines_of(config)} - {*PIPELINES}
+    assert pipelines_of(config_of()) == PIPELINES
 
 
 def test_files_of_agents_are_absolute_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
