@@ -26,6 +26,7 @@ from schemas.records import (
     Trajectory,
     WeightVersion,
 )
+from schemas.topics import group_name
 
 
 class InvariantViolated(Exception):
@@ -87,6 +88,11 @@ class Invariants:
         }
 
     @property
+    def placement_started(self) -> bool:
+        """Whether placement has committed a note."""
+        return group_name(self._config.run.name, "placement") in self._notes
+
+    @property
     def final(self) -> bool:
         """Whether the final version has been published."""
         return any(manifest.final for manifest in self.manifests.values())
@@ -127,6 +133,8 @@ class Invariants:
         owner = self._owners.get(name)
         if owner is None or record.lease > owner.lease:
             raise InvariantViolated(f"{name} was finished under lease {record.lease}, which nobody was given")
+        if record.lease < owner.lease:
+            raise InvariantViolated(f"{name} was finished under lease {record.lease}, after lease {owner.lease} began")
         versions = {span.version for span in record.version_spans}
         if sum(span.length for span in record.version_spans) != count:
             raise InvariantViolated(f"{name} has {count} tokens, but its version spans have another number")

@@ -190,6 +190,10 @@ class World:
     def _drain(self, role: SimulatedRole) -> None:
         """Drain the first replica of a rollout process, which is restarted after a while: else none would be left."""
         start = role.start_number
+        if (
+            not start or not self.invariants.placement_started
+        ):  # before, placement cannot start on an inbox with records
+            return
         replica = self.config.rollout.hosted(role.wiring.role.index)[0]
         value, headers = encode(Drain(replica, start))
         message = Message(b"", value, tuple(headers), 0)

@@ -117,15 +117,6 @@ def unknown_outcome_is_retried(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShardCommits, "commit", changed)
 
 
-def emissions_of_an_earlier_start_are_written(patch: pytest.MonkeyPatch) -> None:
-    """The sink does not compare start numbers."""
-
-    def fresh(self: ShardCommits, session: Any, emissions: Any) -> list[Any]:
-        return list(emissions)
-
-    patch.setattr(ShardCommits, "_fresh", fresh)
-
-
 def producer_does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """A new producer keeps the epoch of its predecessor, which may go on."""
     init = SimulatedCluster.init_producer_id
@@ -150,6 +141,5 @@ LOG_MUTATIONS = (
     note_is_committed_before_the_outputs,
     consumers_read_uncommitted_records,
     unknown_outcome_is_retried,
-    emissions_of_an_earlier_start_are_written,
     producer_does_not_fence,
 )

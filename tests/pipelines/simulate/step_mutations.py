@@ -19,7 +19,6 @@ from operators.io.ledger_floors import LedgerFloors
 from operators.io.pending import PendingOffsets
 from operators.placement.leases import Leases
 from operators.placement.place_trajectories import PlacementFold
-from operators.placement.replicas import ReplicaTable
 from operators.placement.tracking import TrajectoryTracker
 from operators.prompts.draw_prompts import PromptFold
 from operators.rollout.replica import Replica
@@ -32,11 +31,6 @@ from operators.trainer.manifest_history import PublishedBatches
 def placement_does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """Placement gives lost work to another replica without fencing its owner."""
     patch.setattr(SimulatedClients, "fence", lambda self, group: None)
-
-
-def placement_never_finds_replicas_dead(patch: pytest.MonkeyPatch) -> None:
-    """No replica times out."""
-    patch.setattr(ReplicaTable, "timed_out", lambda *args: [])
 
 
 def lease_counter_is_lost(patch: pytest.MonkeyPatch) -> None:
@@ -152,18 +146,6 @@ def replica_mixes_versions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunningRequest, "spans_of", changed)
 
 
-def replica_accepts_orders_of_another_incarnation(patch: pytest.MonkeyPatch) -> None:
-    """A replica takes every assignment in its inbox, and reports it under the lease that it knows."""
-    from operators.rollout.generate_trajectories import RolloutFold
-
-    handle = RolloutFold._handle
-
-    def changed(self: RolloutFold, order: Any) -> None:
-        handle(self, replace(order, incarnation=self._replicas[order.replica].incarnation))
-
-    patch.setattr(RolloutFold, "_handle", changed)
-
-
 def resumed_tokens_are_lost(patch: pytest.MonkeyPatch) -> None:
     """A resumed trajectory continues without the last recorded token."""
     from operators.rollout import replica
@@ -224,7 +206,6 @@ def evaluation_forgets_open_rounds(patch: pytest.MonkeyPatch) -> None:
 
 STEP_MUTATIONS = (
     placement_does_not_fence,
-    placement_never_finds_replicas_dead,
     lease_counter_is_lost,
     placement_decides_before_it_has_caught_up,
     placement_forgets_what_is_settled,
@@ -237,7 +218,6 @@ STEP_MUTATIONS = (
     buffer_forgets_what_it_holds,
     settlement_ledger_is_empty_after_a_start,
     replica_mixes_versions,
-    replica_accepts_orders_of_another_incarnation,
     resumed_tokens_are_lost,
     trainer_saves_a_batch_it_has_not_trained,
     trainer_publishes_batches_of_another_parent,

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mutations import MUTATIONS
 
 from infra.kafka.note import Note
 from operators.io.ledger import TrajectoryLedger
@@ -44,6 +45,15 @@ def test_history_is_the_same_in_every_process() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
     other = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     assert other.stdout.strip() == play(draw_history(3, ["repack"])).digest
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["note_is_lost", "outputs_are_committed_before_the_note", "lease_counter_is_lost", "prompt_number_is_lost"],
+)
+def test_planted_defect_is_found_within_six_histories(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    MUTATIONS[name](monkeypatch)  # tests/soak/simulated_mutations.py has all of them
+    assert any(play(draw_history(seed)).failure for seed in range(6))
 
 
 def forget_finished(monkeypatch: pytest.MonkeyPatch) -> None:
