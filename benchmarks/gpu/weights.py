@@ -36,7 +36,7 @@ def publication(settings: Settings, model: Path) -> list[Figure]:
                     synchronize(settings.device)
                     began = time.perf_counter()
                     publisher.publish(
-                        _Named(weights),
+                        Named(weights),
                         PolicyVersion(1, number),
                         step=number,
                         batches=[number],
@@ -82,7 +82,7 @@ def load(settings: Settings, model: Path) -> list[Figure]:
     ]
 
 
-class _Named:
+class Named:
     """The learner's weights as the publisher takes them."""
 
     def __init__(self, weights: PublishedWeights) -> None:

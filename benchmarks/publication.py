@@ -1,0 +1,147 @@
+"""The stall of a publication: how long 1, 2 and 4 ranks wait while weights are gathered and copied to the store.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.publication
+    OMP_NUM_THREADS=1 python -m benchmarks.publication --json
+
+Ranks are processes that shard a random model of 33 M parameters over gloo; rank 0 publishes it in `--dtype` to a store
+in shared memory. The stall is beside one thread's copy of as many bytes, which alternates with it; figures are medians.
+Ranks share this machine's cores, so the times of several ranks are those of cores that take turns; CPU seconds are of
+rank 0 alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.engine_sides import Measured, now, since
+from benchmarks.gpu.weights import Named
+from infra.store.names import default_root
+from infra.store.publisher import Publisher
+from infra.store.weight_store import WeightStore
+from operators.trainer.config import LearnerConfig
+from operators.trainer.learner import Learner
+from operators.trainer.ranks import Ranks
+from operators.trainer.replay import forked_ranks
+from operators.trainer.tensor_bytes import copy_tensor, tensor_specs
+from operators.trainer.training_config import TrainingConfig
+from schemas.records import PolicyVersion
+
+_WARM_UPS = 2
+SHAPE = {"hidden_size": 384, "intermediate_size": 1344, "num_hidden_layers": 16, "vocab_size": 2048}
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    arguments.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    arguments.add_argument("--repetitions", type=int, default=9)
+    arguments.add_argument("--json", action="store_true")
+    arguments.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = arguments.parse_args()
+    if options.folder:
+        print(json.dumps(measure(options.folder, options.ranks[0], options.dtype, options.repetitions)))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        make_model(Path(scratch) / "model", SHAPE)
+        rows = [_in_process(Path(scratch), ranks, options) for ranks in options.ranks]
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table(title=f"Publication in {options.dtype}")
+    for name in rows[0]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*[f"{value:,.3g}" for value in row.values()])
+    Console(width=120).print(table)
+
+
+def make_model(folder: Path, shape: dict[str, int]) -> None:
+    """Save a random model."""
+    config = Qwen2Config(
+        **shape, num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=True
+    )
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def measure(folder: Path, ranks: int, dtype: str, repetitions: int) -> dict[str, float]:
+    """The stall with `ranks` ranks, of which this process becomes the first."""
+    torch.set_num_threads(1)
+    config = TrainingConfig(ranks=ranks)
+    published = getattr(torch, dtype)
+
+    def follow(own: Ranks) -> None:
+        weights = Learner(config.learner, folder / "model", ranks=own).weights(published)
+        for _ in range(_WARM_UPS + repetitions):
+            for _ in weights.items():
+                pass
+
+    with forked_ranks(config, follow, folder / f"{ranks}") as own:
+        learner = Learner(LearnerConfig(), folder / "model", ranks=own)
+        weights = learner.weights(published)
+        stalls, copies, size = [], [], 0
+        with WeightStore(default_root("publication"), keep=2) as store:
+            try:
+                with closing(Publisher(store, lambda _: None, tensor_specs(weights.specs()), None, copy_tensor)) as to:
+                    for number in range(1, _WARM_UPS + repetitions + 1):
+                        began = now()
+                        to.publish(
+                            Named(weights),
+                            PolicyVersion(1, number),
+                            step=number,
+                            batches=[number],
+                            batch_offsets=[number],
+                            trajectories_trained=number,
+                        )
+                        stalls.append(since(began))
+                        to.flush()
+                        size = store.path(PolicyVersion(1, number)).stat().st_size
+                        copies.append(_copy(size))
+            finally:
+                store.destroy()
+    stall, copy = (_median(each[_WARM_UPS:]) for each in (stalls, copies))
+    return {
+        "ranks": ranks,
+        "MB": size / 1e6,
+        "stall, ms": 1e3 * stall.wall,
+        "stall, CPU ms": 1e3 * stall.cpu,
+        "copy, CPU ms": 1e3 * copy.cpu,
+        "ratio by CPU": stall.cpu / copy.cpu,
+    }
+
+
+def _in_process(folder: Path, ranks: int, options: argparse.Namespace) -> dict[str, float]:
+    """`measure` in a process of its own: a process can be a rank once."""
+    command = [sys.executable, "-m", "benchmarks.publication", "--folder", str(folder), "--ranks", str(ranks)]
+    command += ["--dtype", options.dtype, "--repetitions", str(options.repetitions)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _copy(size: int) -> Measured:
+    source, target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
+    began = now()
+    target.copy_(source)
+    return since(began)
+
+
+def _median(figures: list[Measured]) -> Measured:
+    return Measured(statistics.median(each.wall for each in figures), statistics.median(each.cpu for each in figures))
+
+
+if __name__ == "__main__":
+    main()
