@@ -118,7 +118,7 @@ PROPOSAL, SELECTION, SUCCESS = "proposal", "selection", "success"
 """Keys of the topic `batch-assembly`. Every shard reads the whole topic, so all number the batches alike."""
 INBOX = Topic(
     "inbox",
-    ("Assignment", "Cancel", "Reserve", "Release", "Drain", "TurnRequest", "EpisodeEnd"),
+    ("Assignment", "Cancel", "Reserve", "Release", "Drain", "TurnRequest", "EpisodeEnd", "StageGroup"),
     "",
     "replicas",
     "delete",
@@ -207,26 +207,26 @@ RELAY_CHAIN = Topic(
 )
 REPLICAS = Topic(
     "replicas",
-    ("ReplicaStatus", "RelayStatus"),
+    ("ReplicaStatus", "StageStatus", "RelayStatus", "RelayArrival"),
     "replica_id",
     "one",
     "compact",
     ("rollout", "relay"),
     ("placement",),
-    "heartbeats",
+    "heartbeats, and what a relay or replica has of a version that is arriving",
     "plain producers only: there is no transaction to wait for",
     transactional=False,
     retention="newest",
 )
 PLANS = Topic(
     "plans",
-    ("RepackPlan", "MoveOutcome"),
+    ("RepackPlan", "MoveOutcome", "GroupPlan"),
     "plan_id",
     "one",
     "delete",
     ("placement",),
     (),
-    "planned moves of trajectories, with the load before and after, and the outcome of each move",
+    "planned moves of trajectories, with the load before and after, and the outcome of each move; stage groups",
 )
 METRICS = Topic(
     "metrics",

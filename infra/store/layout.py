@@ -63,6 +63,11 @@ class Layout:
         """The first byte of each tensor in a file, by name."""
         return {name: len(self.header) + start for name, (start, _) in self._ranges.items()}
 
+    def tensor_ranges(self) -> dict[str, tuple[int, int]]:
+        """The first byte of each tensor in a file and the byte behind its last, by name."""
+        first = len(self.header)
+        return {name: (first + start, first + end) for name, (start, end) in self._ranges.items()}
+
     def tensor_views(self, file: memoryview) -> dict[str, np.ndarray]:
         """The bytes of each tensor in `file`, by name: uint8[bytes]. Raises ValueError for a file of another size."""
         if len(file) != self.size:

@@ -20,6 +20,8 @@ from infra.transport.throttle import Link
 _MAGIC = b"LMN1"
 _HEADER = struct.Struct("!4sBIQ")
 MAX_BODY = 4096
+MAX_ARRAY_BYTES = 1 << 30
+"""Maximum payload of an ARRAYS frame: the hidden states of one pass, or the KV of one trajectory."""
 
 
 class TransportError(RuntimeError):
@@ -50,6 +52,9 @@ class FrameKind(IntEnum):
     WAIT = 7
     ABSENT = 8
     OFFER = 9
+    STAGE = 10
+    STAGE_INPUT = 11
+    ARRAYS = 12
 
 
 class Frame(NamedTuple):
@@ -69,13 +74,21 @@ def send(connection: socket.socket, kind: FrameKind, **body: object) -> None:
         raise PeerGone(f"{error}") from error
 
 
-def send_chunk(connection: socket.socket, payload: memoryview, link: Link, turn: int = 0, **body: object) -> None:
-    """Send `payload` from the memory that holds it, at the rate of `link`. Raises PeerGone.
+def send_chunk(
+    connection: socket.socket,
+    payload: memoryview,
+    link: Link,
+    turn: int = 0,
+    *,
+    kind: FrameKind = FrameKind.CHUNK,
+    **body: object,
+) -> None:
+    """Send a frame with `payload` from the memory that holds it, at the rate of `link`. Raises PeerGone.
 
     The kernel copies it out of mapped memory: with sendfile the receiver takes three times as long on one machine.
     """
     encoded = json.dumps(body, separators=(",", ":")).encode()
-    header = _HEADER.pack(_MAGIC, FrameKind.CHUNK, len(encoded), len(payload)) + encoded
+    header = _HEADER.pack(_MAGIC, kind, len(encoded), len(payload)) + encoded
     try:
         if isinstance(connection, ssl.SSLSocket):
             connection.sendall(header)
@@ -100,8 +113,9 @@ def receive(connection: socket.socket, deadline: float | None = None) -> Frame:
     magic, number, length, payload = _HEADER.unpack(header)
     if magic != _MAGIC:
         raise ProtocolError(f"not a relay's frame: {bytes(header[:8])!r}")
-    if length > MAX_BODY or payload > MAX_CHUNK_BYTES:
-        raise ProtocolError(f"a frame of {length} + {payload} bytes; the limits are {MAX_BODY} + {MAX_CHUNK_BYTES}")
+    most = MAX_ARRAY_BYTES if number == FrameKind.ARRAYS else MAX_CHUNK_BYTES
+    if length > MAX_BODY or payload > most:
+        raise ProtocolError(f"a frame of {length} + {payload} bytes; the limits are {MAX_BODY} + {most}")
     encoded = bytearray(length)
     _fill(connection, memoryview(encoded), deadline)
     try:
@@ -110,8 +124,10 @@ def receive(connection: socket.socket, deadline: float | None = None) -> Frame:
         raise ProtocolError(f"a frame cannot be decoded: {error}") from error
     if not isinstance(body, dict):
         raise ProtocolError(f"the body of a {kind.name} frame is not a JSON object")
-    if payload and kind is not FrameKind.CHUNK:
-        raise ProtocolError(f"a {kind.name} frame has a payload of {payload} bytes; only CHUNK frames have one")
+    if payload and kind not in (FrameKind.CHUNK, FrameKind.ARRAYS):
+        raise ProtocolError(
+            f"a {kind.name} frame has a payload of {payload} bytes; only CHUNK frames and ARRAYS have one"
+        )
     return Frame(kind, body, payload)
 
 

@@ -1,28 +1,31 @@
 """Transfer of KV caches with trajectories: offered under a secret name for a limited time, fetched like weights.
 
 The bytes stay in the memory of the process that computed them, so nothing is left when it dies. A destination that
-cannot fetch them recomputes them.
+cannot fetch them recomputes them. The KV of a trajectory that ran in stages is in several processes: its manifest then
+names a list of manifests, one for each part, in the order of the layers.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
 from infra.store.chunks import MAX_CHUNK_BYTES
 from infra.transport.chunk_registry import BlobBuffer, BlobKey, ChunkRegistry
 from infra.transport.chunked_blob import ChunkedBlob
-from infra.transport.frames import TransportError
+from infra.transport.frames import FrameKind, TransportError
 from infra.transport.peer import dial
 from infra.transport.relay_node import Endpoint
-from infra.transport.serving import Server
+from infra.transport.serving import Handler, Server
 from infra.transport.throttle import Link
 from schemas.records import KVManifest, PolicyVersion
 
@@ -32,6 +35,9 @@ _AHEAD = 4
 """Chunk requests in flight."""
 _MAX_FETCHES = 4
 """KV blobs fetched in parallel."""
+_PARTS = "parts-"
+"""The names of lists of manifests begin with it."""
+_MAX_PARTS = 64
 
 
 class _OfferedKV(NamedTuple):
@@ -43,7 +49,9 @@ class _OfferedKV(NamedTuple):
 class KVTransfers:
     """The KV that one process of `run` offers, at most `max_bytes` bytes in total, and the KV that it fetches.
 
-    An offer that is not fetched within `offer_s` seconds expires. Fetched KV may have at most `max_bytes` bytes.
+    An offer that is not fetched within `offer_s` seconds expires. Fetched KV may have at most `max_bytes` bytes. Data
+    passes the links `sending` and `receiving`. Its server also serves connections of the kinds in `handlers`, which may
+    be added at any time.
     """
 
     def __init__(
@@ -53,7 +61,12 @@ class KVTransfers:
         max_bytes: int,
         offer_s: float = OFFER_S,
         clock: Callable[[], float] = time.monotonic,
+        sending: Link | None = None,
+        receiving: Link | None = None,
     ) -> None:
+        self.run, self.endpoint, self.max_bytes = run, endpoint, max_bytes
+        self.sending, self.receiving = sending or Link(), receiving or Link()
+        self.handlers: dict[FrameKind, Handler] = {}
         self._run, self._token, self._max_bytes, self._offer_s, self._clock = (
             run,
             endpoint.token,
@@ -67,15 +80,25 @@ class KVTransfers:
         self._lock = threading.Lock()
         self._registry = ChunkRegistry(lambda key: None)
         self._server = Server(
-            self._registry, run, endpoint.token, Link(), host=endpoint.host, port=endpoint.port, tls=endpoint.tls
+            self._registry,
+            run,
+            endpoint.token,
+            self.sending,
+            self.handlers,
+            host=endpoint.host,
+            port=endpoint.port,
+            tls=endpoint.tls,
         )
         self.address = endpoint.address_at(self._server.port)
         self._pool = ThreadPoolExecutor(_MAX_FETCHES, "kv transfers")
 
-    def offer(self, version: PolicyVersion, tokens: int, data: memoryview) -> KVManifest | None:
-        """Offer `data`, the KV of `tokens` tokens under `version`, to its next owner; None above `max_bytes`."""
+    def offer(self, version: PolicyVersion, tokens: int, data: memoryview, *, parts: bool = False) -> KVManifest | None:
+        """Offer `data`, the KV of `tokens` tokens under `version`, to its next owner; None above `max_bytes`.
+
+        With `parts`, `data` is a list of manifests, see `encode_parts`.
+        """
         self.expire()
-        name = secrets.token_hex(16)
+        name = (_PARTS if parts else "") + secrets.token_hex(16)
         if len(data):
             with self._lock:
                 if self._bytes + len(data) > self._max_bytes:
@@ -89,15 +112,21 @@ class KVTransfers:
 
     def fetch(self, manifest: KVManifest) -> Future[memoryview]:
         """Fetch the bytes of `manifest`; the future raises TransportError if they cannot be fetched."""
+        if manifest.name.startswith(_PARTS):
+            return self._pool.submit(self._fetch_parts, manifest)
         if not manifest.bytes or manifest.address == self.address:
             found: Future[memoryview] = Future()
-            data = self._remove(manifest.name) if manifest.bytes else memoryview(b"")
-            if data is None:
-                found.set_exception(TransportError(f"KV {manifest.name[:8]} has expired or was fetched"))
-            else:
-                found.set_result(data)
+            try:
+                found.set_result(self._take(manifest))
+            except TransportError as error:
+                found.set_exception(error)
             return found
         return self._pool.submit(self._pull, manifest)
+
+    def fetch_now(self, manifest: KVManifest) -> memoryview:
+        """The bytes of `manifest`. Raises TransportError."""
+        local = not manifest.bytes or manifest.address == self.address
+        return self._take(manifest) if local else self._pull(manifest)
 
     def expire(self) -> None:
         """Remove the offers that have expired."""
@@ -122,6 +151,20 @@ class KVTransfers:
         self._registry.remove(offered.key)
         return offered.data
 
+    def _take(self, manifest: KVManifest) -> memoryview:
+        """The bytes of a manifest of this process, or of an empty one."""
+        data = self._remove(manifest.name) if manifest.bytes else memoryview(b"")
+        if data is None:
+            raise TransportError(f"KV {manifest.name[:8]} has expired or was fetched")
+        return data
+
+    def _fetch_parts(self, manifest: KVManifest) -> memoryview:
+        """The parts of the KV of one trajectory, joined."""
+        parts = decode_parts(self.fetch_now(manifest))
+        if sum(part.bytes for part in parts) > self._max_bytes:
+            raise TransportError(f"KV in {len(parts)} parts exceeds {self._max_bytes} bytes")
+        return memoryview(bytearray().join(self.fetch_now(part) for part in parts))
+
     def _pull(self, manifest: KVManifest) -> memoryview:
         if not 0 < manifest.bytes <= self._max_bytes or not 1 <= manifest.chunk_bytes <= MAX_CHUNK_BYTES:
             raise TransportError(
@@ -140,7 +183,7 @@ class KVTransfers:
         except ValueError as error:
             raise TransportError(str(error)) from error
         memory = memoryview(bytearray(manifest.bytes))
-        peer = dial(manifest.address, self._run, self._token, -1, blob, memory, Link(), False, self._tls)
+        peer = dial(manifest.address, self._run, self._token, -1, blob, memory, self.receiving, False, self._tls)
         try:
             for chunk in range(min(_AHEAD, blob.chunks)):
                 peer.request(chunk)
@@ -153,3 +196,31 @@ class KVTransfers:
         finally:
             peer.close()
         return memory
+
+
+def encode_parts(parts: Sequence[KVManifest]) -> memoryview:
+    """`parts` as the bytes of a list of manifests."""
+    plain = [{**asdict(part), "policy_version": str(part.policy_version)} for part in parts]
+    return memoryview(json.dumps(plain, separators=(",", ":")).encode())
+
+
+def decode_parts(data: memoryview) -> list[KVManifest]:
+    """The manifests in `data`. Raises TransportError if it is not a list of them."""
+    try:
+        listed = json.loads(bytes(data))
+        if not isinstance(listed, list) or len(listed) > _MAX_PARTS:
+            raise ValueError(f"not a list of at most {_MAX_PARTS} parts")
+        return [_manifest(**part) for part in listed]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise TransportError(f"a list of KV manifests cannot be decoded: {error}") from error
+
+
+def _manifest(
+    address: Any, name: Any, policy_version: Any, tokens: Any, bytes: Any, chunk_bytes: Any, chunk_checksums: Any
+) -> KVManifest:
+    """A manifest from JSON. Raises ValueError or TypeError for a field of another type."""
+    numbers = (tokens, bytes, chunk_bytes, *chunk_checksums)
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError("sizes and checksums must be natural numbers")
+    version = PolicyVersion.parse(str(policy_version))
+    return KVManifest(str(address), str(name), version, tokens, bytes, chunk_bytes, tuple(chunk_checksums))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,11 +19,13 @@ from infra.store.deltas import apply_delta
 from infra.store.errors import CorruptVersion, StoreBusy, StoreError, VersionExists
 from infra.store.incoming_version import IncomingVersion
 from infra.store.layout import Layout
+from infra.store.model_parts import runs_of, transfer_order
 from infra.store.weight_store import WeightStore, is_wanted
 from infra.transport.chunk_registry import BlobBuffer, ChunkRegistry
 from infra.transport.chunked_blob import ChunkedBlob, delta_blob, full_blob
 from infra.transport.dialer import Dialer
 from infra.transport.fetch import Fetch, TransferCounts
+from infra.transport.frames import FrameKind
 from infra.transport.incoming_pushes import IncomingPushes
 from infra.transport.peer import Peer
 from infra.transport.serving import Server
@@ -43,6 +45,8 @@ YIELD_S = 0.05
 """Seconds for which others may write to the store after a failed fetch: a trainer may restore the version."""
 KEEP_PARTIAL_S = 60.0
 """Seconds for which a partial version without a source is kept: placement names a new master sooner."""
+MAX_RUNS = 64
+"""Runs of arrived chunks that are reported."""
 MAX_CORRUPT_ARRIVALS = 3
 """Times that a version may arrive complete and corrupted before its manifest is invalid."""
 
@@ -72,11 +76,13 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Progress of the version that is being fetched: `arrived` of `bytes` bytes."""
+    """Progress of the version that is being fetched: `arrived` of `bytes` bytes; `chunks` has runs of whole chunks, as
+    `runs_of` returns them."""
 
     version: PolicyVersion
     arrived: int
     bytes: int
+    chunks: tuple[int, ...] = ()
 
 
 class RelayNode:
@@ -111,7 +117,7 @@ class RelayNode:
             run,
             endpoint.token,
             self.sending,
-            self._pushes.accept,
+            {FrameKind.OFFER: self._pushes.accept},
             endpoint.host,
             endpoint.port,
             tls=endpoint.tls,
@@ -156,8 +162,10 @@ class RelayNode:
         if now is None:
             return None
         blob, buffer = now
-        missing = sum(span.stop - span.start for span in map(blob.span, buffer.missing()))
-        return Arrival(blob.version, blob.bytes - missing, blob.bytes)
+        absent = buffer.missing()
+        missing = sum(span.stop - span.start for span in map(blob.span, absent))
+        present = set(range(blob.chunks)).difference(absent) if blob.form == "full" else ()
+        return Arrival(blob.version, blob.bytes - missing, blob.bytes, runs_of(present, MAX_RUNS))
 
     def close(self) -> None:
         """Stop serving and fetching; an incomplete version is discarded."""
@@ -229,7 +237,7 @@ class RelayNode:
                 if rebuilt:
                     for chunk in range(blob.chunks):
                         buffer.mark_present(chunk)
-                elif not self._fetch(blob, buffer, arriving):
+                elif not self._fetch(blob, buffer, arriving, order=transfer_order(manifest)):
                     self._retry_at[manifest.version] = time.monotonic() + RETRY_S
                     return
                 if layout is not None and not layout.matches(arriving.view):
@@ -248,7 +256,13 @@ class RelayNode:
                     self._registry.remove(blob.key)
 
     def _fetch(
-        self, blob: ChunkedBlob, buffer: BlobBuffer, arriving: IncomingVersion | None, *, max_attempts: int = 3
+        self,
+        blob: ChunkedBlob,
+        buffer: BlobBuffer,
+        arriving: IncomingVersion | None,
+        *,
+        max_attempts: int = 3,
+        order: Sequence[int] | None = None,
     ) -> bool:
         """Pull the missing chunks, following changes of the chain; return False if the fetch is abandoned."""
         self._arriving = (blob, buffer)
@@ -256,7 +270,7 @@ class RelayNode:
         while not self._closed:
             chain = self._chain
             assert chain is not None
-            upstream = upstream_of(chain, self.relay, blob.chunks)
+            upstream = upstream_of(chain, self.relay, blob.chunks, order)
 
             def connect(source: int, chain: RelayChain = chain, upstream: Upstream = upstream) -> Peer:
                 may_wait = source in upstream.may_wait
@@ -267,14 +281,14 @@ class RelayNode:
                 return self._dialer.dial(link, blob, memory, may_wait)
 
             def stop(chain: RelayChain = chain, upstream: Upstream = upstream) -> bool:
-                changed = self._sources_changed(chain, upstream, blob)
+                changed = self._sources_changed(chain, upstream, blob, order)
                 return self._closed or changed or self._superseded(blob, buffer)
 
             progress = IncrementalHasher(blob, buffer, arriving) if arriving is not None else lambda: None
             fetch = Fetch(blob, buffer, upstream.plan, upstream.fallbacks, connect, self.counts)
             if fetch.run(stop, progress, max_attempts):
                 return True
-            if not self._sources_changed(chain, upstream, blob):
+            if not self._sources_changed(chain, upstream, blob, order):
                 if arriving is None or buffer.empty or buffer.idle_s > KEEP_PARTIAL_S or self._superseded(blob, buffer):
                     return False
                 with self._changed:
@@ -282,14 +296,16 @@ class RelayNode:
                         self._changed.wait(RETRY_S)
         return False
 
-    def _sources_changed(self, before: RelayChain, upstream: Upstream, blob: ChunkedBlob) -> bool:
+    def _sources_changed(
+        self, before: RelayChain, upstream: Upstream, blob: ChunkedBlob, order: Sequence[int] | None
+    ) -> bool:
         """Whether the chain now gives other sources than `upstream`, or other addresses of them."""
         chain = self._chain
         assert chain is not None
         if chain.number == before.number:
             return False
         elsewhere = any(find_link(chain, each) != find_link(before, each) for each in upstream.may_wait)
-        return elsewhere or upstream_of(chain, self.relay, blob.chunks) != upstream
+        return elsewhere or upstream_of(chain, self.relay, blob.chunks, order) != upstream
 
     def _superseded(self, blob: ChunkedBlob, buffer: BlobBuffer) -> bool:
         """Whether to abandon this fetch: it is stalled, and there is a newer version or its manifest is gone.

@@ -31,7 +31,8 @@ WAIT_FRAME_EVERY_S = 0.5
 UNKNOWN_TIMEOUT_S = 1.0
 """Seconds to wait for an unknown version before the response is ABSENT."""
 
-OfferHandler = Callable[[socket.socket, Mapping[str, Any]], None]
+Handler = Callable[[socket.socket, Mapping[str, Any]], None]
+"""Takes over a connection whose first frame has the given body; the connection is closed when it returns."""
 
 
 @dataclass(eq=False)
@@ -45,9 +46,9 @@ class _Client:
 class Server:
     """Serves the blobs in `registry` at `host`:`port` (0: any free port) to peers of `run` that know its `token`.
 
-    All data is sent through `link`. `on_offer(connection, body)` takes over a connection over which a trainer offers a
-    version. The response for a version without progress for `stall_s` seconds is ABSENT. With `tls` peers must connect
-    over TLS with a certificate of the run's authority.
+    All data is sent through `link`. A connection whose first frame is of a kind in `handlers` is handed to its handler:
+    a trainer offers a version, or a stage of a group begins. The response for a version without progress for `stall_s`
+    seconds is ABSENT. With `tls` peers must connect over TLS with a certificate of the run's authority.
     """
 
     def __init__(
@@ -56,14 +57,15 @@ class Server:
         run: str,
         token: str,
         link: Link,
-        on_offer: OfferHandler | None = None,
+        handlers: Mapping[FrameKind, Handler] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         stall_s: float = 5.0,
         tls: Tls | None = None,
     ) -> None:
         self._tls = tls
-        self._registry, self._run, self._token, self._link, self._on_offer = registry, run, token, link, on_offer
+        self._registry, self._run, self._token, self._link = registry, run, token, link
+        self._handlers = {} if handlers is None else handlers
         self._stall_s = stall_s
         self._lock = threading.Lock()
         self._unauthenticated: list[_Client] = []  # oldest first
@@ -119,8 +121,9 @@ class Server:
             connection = client.connection
             accept_peer(connection, self._run, self._token, admit=lambda: self._admit(client))
             frame = receive(connection)
-            if frame.kind is FrameKind.OFFER and self._on_offer is not None:
-                self._on_offer(connection, frame.body)
+            handler = self._handlers.get(frame.kind)
+            if handler is not None:
+                handler(connection, frame.body)
                 return
             while True:
                 serve_request(

@@ -28,6 +28,7 @@ from schemas.records import (
     Release,
     Reserve,
     Response,
+    StageGroup,
     VersionSpan,
 )
 from schemas.topics import INBOX, PROGRESS, inbox_partition
@@ -149,7 +150,7 @@ def _routed(outputs: Sequence[Any]) -> Iterator[Any]:
                 release = _release_of(output)
                 if not _is_replaced(release, live):
                     yield _to_inbox(release)
-            case Cancel() | Reserve():
+            case Cancel() | Reserve() | StageGroup():
                 if not _is_replaced(output, live):
                     yield _to_inbox(output)
             case LiveReplicas():
@@ -194,12 +195,12 @@ def _release_of(moved: Moved) -> Release:
     )
 
 
-def _is_replaced(command: Cancel | Reserve | Release, live: Mapping[int, int] | None) -> bool:
+def _is_replaced(command: Cancel | Reserve | Release | StageGroup, live: Mapping[int, int] | None) -> bool:
     """Whether a later incarnation of the replica is alive; one without a heartbeat yet may be alive itself."""
     return live is not None and live.get(command.replica, -1) > command.incarnation
 
 
-def _to_inbox(record: Assignment | Cancel | Reserve | Release) -> Output:
+def _to_inbox(record: Assignment | Cancel | Reserve | Release | StageGroup) -> Output:
     return Output(INBOX, "", record, inbox_partition(record.replica))
 
 

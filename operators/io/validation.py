@@ -157,6 +157,30 @@ def _relay(status: r.RelayStatus) -> Iterator[str]:
         yield reason
 
 
+def _stage_status(status: r.StageStatus) -> Iterator[str]:
+    if status.replica < 0:
+        yield f"replica {status.replica} is negative"
+    if status.address and (reason := _address_error(status.address)) is not None:
+        yield reason
+
+
+def _arrival(arrival: r.RelayArrival) -> Iterator[str]:
+    if len(arrival.chunks) % 2 or any(number < 0 for number in arrival.chunks):
+        yield f"chunks {_few(arrival.chunks)} are not runs of chunks"
+
+
+def _stage_group(order: r.StageGroup) -> Iterator[str]:
+    bounds = [(stage.first, stage.end) for stage in order.stages]
+    ends = [0, *(end for _, end in bounds)]
+    if not bounds or any(first != before or end < first for (first, end), before in zip(bounds, ends, strict=False)):
+        yield f"group {order.group[:40]!r}: its stages do not follow each other from layer 0"
+    elif (order.stages[0].replica, order.stages[0].incarnation) != (order.replica, order.incarnation):
+        yield f"group {order.group[:40]!r}: replica {order.replica} is not its first stage"
+    for stage in order.stages:
+        if (reason := _address_error(stage.address)) is not None:
+            yield f"replica {stage.replica}: {reason}"
+
+
 def _settled(settled: r.Settled) -> Iterator[str]:
     if not is_trajectory_id(settled.trajectory_id):
         yield f"not a trajectory id: {settled.trajectory_id[:80]!r}"
@@ -258,6 +282,9 @@ _RULES: Mapping[type, Callable[[Any], Iterator[str]]] = {
     r.RelayChain: _chain,
     r.ReplicaStatus: _replica,
     r.RelayStatus: _relay,
+    r.StageStatus: _stage_status,
+    r.RelayArrival: _arrival,
+    r.StageGroup: _stage_group,
     r.Settled: _settled,
     r.Progress: _progress,
     r.AssignmentRejected: _trajectory_id,

@@ -32,6 +32,10 @@ class PlacementConfig:
     prefetch: int | None = None
     """Assignments that a replica may hold beyond those that run at once, by its slots and by its KV at the observed
     lengths. None: a whole batch, of which the engine admits what fits, so that its KV is full until none waits."""
+    stage_groups: bool = True
+    """Whether replicas whose machines have parts of the newest version run it in stages until one has all of it."""
+    stage_min_s: float = 2.0
+    """Seconds that the version must still take to arrive for a stage group to be formed."""
     prompt_lead: int = 64
     """How many prompts the prompts pipeline is ahead of dispatch."""
     heartbeat_timeout_s: float = 10.0
@@ -55,6 +59,8 @@ class PlacementConfig:
         for name in ("heartbeat_timeout_s", "repack_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if not self.stage_min_s >= 0:
+            raise ValueError(f"stage_min_s must not be negative, not {self.stage_min_s}")
         if not 0 < self.repack_kv <= 1:
             raise ValueError(f"repack_kv must be in (0, 1], not {self.repack_kv}")
 

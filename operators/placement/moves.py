@@ -18,6 +18,7 @@ from operators.placement.plans import plan_record
 from operators.placement.queue_balancing import plan_queue_balancing
 from operators.placement.repack import Load, Move, plan_repack
 from operators.placement.replicas import ReplicaTable, TrackedReplica
+from operators.placement.stage_shares import plan_shares
 from operators.placement.tracking import TrajectoryTracker
 from operators.placement.work_table import HandOver, Owner
 from schemas.records import PolicyVersion, Reserve
@@ -49,7 +50,8 @@ class _ReleasedMove:
 class MoveCoordinator:
     """Plans moves every `repack_s` seconds and after each global batch, and carries them out.
 
-    While `has_no_fresh_work()` is True, idle replicas may also take waiting requests of others.
+    While `has_no_fresh_work()` is True, idle replicas may also take waiting requests of others. Replicas that lead a
+    stage group give requests away only to members that have become whole.
     """
 
     def __init__(
@@ -61,9 +63,10 @@ class MoveCoordinator:
         start: int,
         now: Callable[[], int],
         has_no_fresh_work: Callable[[], bool],
+        leads: Callable[[int], bool] = lambda replica: False,
     ) -> None:
         self._config, self._tracking, self._replicas, self._leases = config, tracking, replicas, leases
-        self._nothing_fresh = has_no_fresh_work
+        self._nothing_fresh, self._leads = has_no_fresh_work, leads
         self._start, self._now = start, now
         self._plans = 0
         self._next_plan_at = 0.0
@@ -85,12 +88,19 @@ class MoveCoordinator:
         released = any(owner == each.source for each in self._released)
         return reserved or released or bool(self._tracking.table.incoming(owner))
 
-    def advance(self, clock: float) -> list[Output | Reserve | Moved]:
-        """The outputs of now: decisions about reserved moves, and new plans when they are due."""
+    def advance(
+        self, clock: float, switches: Sequence[tuple[int, Sequence[int], int]] = ()
+    ) -> list[Output | Reserve | Moved]:
+        """The outputs of now: decisions about reserved moves, and new plans when they are due.
+
+        `switches` has the stage groups with whole members: leader, whole members, number of the others.
+        """
         alive = self._replicas.alive()
         if len(alive) < 2 and not self._reserved and not self._released:
             return []
         outputs: list[Output | Reserve | Moved] = [*self._release_reserved(clock)]
+        for leader, whole, others in switches:
+            outputs += self._switch(leader, whole, others, clock)
         newest, leaving = self._tracking.newest, any(replica.status.state == "draining" for replica in alive)
         batch_done, self._planned_for = newest != self._planned_for, newest
         if (self._config.rules.repack or leaving) and (batch_done or clock >= self._next_plan_at):
@@ -106,7 +116,8 @@ class MoveCoordinator:
         for replica in alive:
             version = replica.version
             works = replica.status.state in ("running", "draining")
-            if version is not None and works and not self.involves(replica.owner):
+            leads = self._leads(replica.status.replica)
+            if version is not None and works and not leads and not self.involves(replica.owner):
                 groups.setdefault(version, []).append(replica)
         outputs: list[Output | Reserve] = []
         for version, replicas in sorted(groups.items()):
@@ -121,6 +132,24 @@ class MoveCoordinator:
         for replica in alive:
             replica.kv_before = replica.status.kv_used
         return outputs
+
+    def _switch(self, leader: int, whole: Sequence[int], others: int, clock: float) -> list[Output | Reserve]:
+        """Move their shares of a stage group's requests, with KV, to the members that have the whole version."""
+        tracked = {replica.status.replica: replica for replica in self._replicas.alive()}
+        source = tracked.get(leader)
+        if source is None or source.version is None or self.involves(source.owner):
+            return []
+        takers = [
+            tracked[replica]
+            for replica in whole
+            if replica in tracked
+            and tracked[replica].status.state == "running"
+            and tracked[replica].version == source.version
+            and not self.involves(tracked[replica].owner)
+        ]
+        loads = [self._load(replica) for replica in (source, *takers)]
+        moves = plan_shares(loads[0], loads[1:], others, self._config.repack_kv)
+        return self._propose(source.version, loads, moves, clock, "balance") if moves else []
 
     def _load(self, replica: TrackedReplica) -> Load:
         """The load from the last heartbeat, plus the requests assigned since."""
@@ -147,13 +176,18 @@ class MoveCoordinator:
         )
 
     def _propose(
-        self, version: PolicyVersion, loads: Sequence[Load], moves: Sequence[Move], clock: float
+        self,
+        version: PolicyVersion,
+        loads: Sequence[Load],
+        moves: Sequence[Move],
+        clock: float,
+        reason: MoveReason | None = None,
     ) -> list[Output | Reserve]:
         """Write a plan, and a Reserve to each of its destinations."""
         self._plans += 1
         plan_id = f"{self._start}-{self._plans}"
         names = {move.source: self._names_at(move.source) for move in moves}
-        plan = plan_record(plan_id, version, loads, moves, names.__getitem__, self._now())
+        plan = plan_record(plan_id, version, loads, moves, names.__getitem__, self._now(), reason)
         until = clock + self._config.heartbeat_timeout_s
         outputs: list[Output | Reserve] = []
         for move in plan.moves:

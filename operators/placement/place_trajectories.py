@@ -25,6 +25,7 @@ from operators.placement.prompt_numbers import PromptNumbers
 from operators.placement.relay_chain import RelayChainManager
 from operators.placement.replicas import ReplicaTable
 from operators.placement.rounds import Rounds
+from operators.placement.stage_groups import StageGroups
 from operators.placement.tracking import TrajectoryTracker
 from operators.placement.waiting_work import WaitingWork
 from schemas.bounds import fits_inbox
@@ -33,11 +34,14 @@ from schemas.records import (
     Cancel,
     Progress,
     Prompt,
+    RelayArrival,
     RelayChain,
     RelayStatus,
     ReplicaStatus,
     Reserve,
     Settled,
+    StageGroup,
+    StageStatus,
     Trajectory,
     WeightVersion,
 )
@@ -45,7 +49,7 @@ from schemas.topics import RELAY_CHAIN, group_name
 
 log = logging.getLogger(__name__)
 
-PlacementOutput = Output | LiveReplicas | Placed | Moved | Cancel | Reserve
+PlacementOutput = Output | LiveReplicas | Placed | Moved | Cancel | Reserve | StageGroup
 """A record, or a decision that `RepartitionTrajectories` routes to the inbox of a replica."""
 
 
@@ -107,7 +111,9 @@ class PlacementFold:
             restored.start,
             now,
             has_no_fresh_work=lambda: self._dispatcher.has_no_fresh_work(),
+            leads=lambda replica: self._stages.leads(replica),
         )
+        self._stages = StageGroups(config, self._replicas, restored.start, now)
         self._rounds = Rounds(config.rules.round_batches * step.global_batch, restored.state.get("round", 0))
         self._dispatcher = Dispatcher(
             config,
@@ -148,7 +154,8 @@ class PlacementFold:
             with phase("recover lost ones"):
                 outputs += self._recover(now)
             with phase("plan moves"):
-                outputs += self._moves.advance(now)
+                outputs += self._stages.advance(now)
+                outputs += self._moves.advance(now, self._stages.switches())
             with phase("dispatch"):
                 outputs += self._dispatcher.dispatch(self._replicas.alive(), self._emissions)
             if (chain := self._relays.next_chain(now, self._tracking.newest, self._now())) is not None:
@@ -191,6 +198,11 @@ class PlacementFold:
                 return self._record_heartbeat(received, status, now)
             case RelayStatus() as relay:
                 self._relays.record_heartbeat(relay, now)
+                self._stages.record_relay(relay)
+            case RelayArrival() as arrival:
+                self._stages.record_arrival(arrival, now)
+            case StageStatus() as part:
+                self._stages.record_stage(part, now)
             case RelayChain() as chain:
                 if not self._relays.record_chain(chain, now):
                     reason = f"chain {chain.number} was not written by placement, whose last is {self._relays.number}"
@@ -201,6 +213,7 @@ class PlacementFold:
                 return self._tracking.settle(received, settled)
             case WeightVersion() as version:
                 self._tracking.cover(version)
+                self._stages.announce(version)
             case Progress() as progress:
                 return self._tracking.progress(received, progress, self._replicas.is_alive)
             case AssignmentRejected() as refused:
@@ -249,6 +262,6 @@ def _replica_of(output: PlacementOutput) -> int | None:
             return output.to.replica
         case Moved():
             return output.source
-        case Cancel() | Reserve():
+        case Cancel() | Reserve() | StageGroup():
             return output.replica
     return None

@@ -16,8 +16,12 @@ def plan_record(
     moves: Sequence[Move],
     names_at: Callable[[int], Sequence[str]],
     now: int,
+    reason: Literal["repack", "drain", "balance"] | None = None,
 ) -> RepackPlan:
-    """The plan with `moves` among replicas with `loads`; `names_at` returns the ids at a source, oldest first."""
+    """The plan with `moves` among replicas with `loads`; `names_at` returns the ids at a source, oldest first.
+
+    `reason` is that of the moves; None: it follows from them.
+    """
     left: dict[int, list[str]] = {}
     planned = []
     for move in moves:
@@ -32,7 +36,7 @@ def plan_record(
         moves=tuple(planned),
         before=tuple(ReplicaLoad(load.replica, load.kv_used, load.kv_capacity, load.requests) for load in involved),
         after=tuple(_after(load, moves) for load in involved),
-        reason=_reason(involved, moves),
+        reason=reason or _reason(involved, moves),
         planned_at=now,
     )
 

@@ -77,6 +77,11 @@ class ReplicaTable:
         known = self._replicas.get(replica)
         return None if known is None or known.gone else known.status.incarnation
 
+    def version(self, replica: int) -> PolicyVersion | None:
+        """The version that the live incarnation of `replica` reports; None if there is none."""
+        known = self._replicas.get(replica)
+        return None if known is None or known.gone else known.status.policy_version
+
     def find(self, owner: Owner) -> TrackedReplica | None:
         """The replica in this incarnation; None if that has ended."""
         return self._replicas[owner.replica] if self.is_alive(owner) else None

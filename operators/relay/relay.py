@@ -25,7 +25,7 @@ from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.relay.config import AUTO, RelayConfig
 from operators.relay.status import StatusMaker
-from schemas.records import PolicyVersion, RelayChain, RelayStatus, ReplicaStatus, WeightVersion
+from schemas.records import PolicyVersion, RelayArrival, RelayChain, RelayStatus, ReplicaStatus, WeightVersion
 from schemas.topics import RELAY, REPLICAS
 
 _REFUSED = "refused"
@@ -100,7 +100,13 @@ class RelayStep:
 
     def _heartbeats(self, fold: RelayFold) -> list[Heartbeat]:
         topic, key, status = REPLICAS.name(self.run), relay_key(self.config.relay), fold.status()
-        return [] if status is None else [Heartbeat(topic, key, status)]
+        if status is None:
+            return []
+        arrival = fold.arrival(status)
+        return [
+            Heartbeat(topic, key, status),
+            *([] if arrival is None else [Heartbeat(topic, f"arrival-{self.config.relay}", arrival)]),
+        ]
 
 
 class RelayFold:
@@ -188,6 +194,10 @@ class RelayFold:
             return None
         held, size = self._reported
         return self._status.make(held, size, self._clock(), self._wall_ms())
+
+    def arrival(self, status: RelayStatus) -> RelayArrival | None:
+        """What has arrived of a version, to publish with heartbeat `status`; None if there is nothing to report."""
+        return self._status.arrival(status)
 
     def busy(self) -> bool:
         """Never: a relay only reacts to manifests and ticks."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from infra.machine import machine_name
 from infra.transport.relay_node import RelayNode
-from schemas.records import PolicyVersion, RelayStatus
+from schemas.records import PolicyVersion, RelayArrival, RelayStatus
 
 
 class StatusMaker:
@@ -16,6 +16,7 @@ class StatusMaker:
     def __init__(self, node: RelayNode, store: str, now: float) -> None:
         self._node, self._store = node, store
         self._before = (now, 0, 0)
+        self._reported = False
 
     def make(self, held: Sequence[PolicyVersion], size: int, now: float, wall_ms: int) -> RelayStatus:
         """Return the heartbeat at `now` (monotonic seconds) for `held` versions, newest first, of `size` bytes."""
@@ -45,4 +46,25 @@ class StatusMaker:
             lost_sources=node.counts.lost,
             chain_number=node.chain.number if node.chain else 0,
             unreachable=node.unreachable(),
+        )
+
+    def arrival(self, status: RelayStatus) -> RelayArrival | None:
+        """What has arrived of the version that is being fetched, with the rates of `status`.
+
+        Once the fetch has ended an empty record follows; then None.
+        """
+        now, rate = self._node.arriving(), status.received_per_s
+        reported, self._reported = self._reported, now is not None
+        if now is None and not reported:
+            return None
+        left = -1.0 if now is None or rate <= 0 else (now.bytes - now.arrived) / rate
+        return RelayArrival(
+            relay=status.relay,
+            host=status.host,
+            store=status.store,
+            version=None if now is None else now.version,
+            chunks=() if now is None else now.chunks,
+            bytes_per_s=rate,
+            seconds_left=left,
+            sent_at=status.sent_at,
         )

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import Engine
 from operators.rollout.weight_loader import Weights
 from schemas.records import PolicyVersion, Prompt
+
+if TYPE_CHECKING:
+    from operators.rollout.staged.replica_staging import ReplicaStaging
 
 
 class Backend(Protocol):
@@ -25,6 +29,11 @@ class Backend(Protocol):
 
     def engine(self) -> Engine:
         """An engine for one more replica."""
+
+    def staging(
+        self, index: int, incarnation: int, engine: Engine, transfers: KVTransfers | None
+    ) -> ReplicaStaging | None:
+        """The part of replica `index`, which has `engine`, in stage groups; None if it can have none."""
 
     def decode(self, token_ids: list[int]) -> str:
         """Response tokens as text."""

@@ -76,6 +76,9 @@ class EmulatedBackend:
             clock=self._clock,
         )
 
+    def staging(self, index: int, incarnation: int, engine: Engine, transfers: object) -> None:
+        """None: an emulated engine has no weights."""
+
     def decode(self, token_ids: list[int]) -> str:
         """A placeholder: synthetic tokens have no text."""
         return f"{len(token_ids)} synthetic tokens"

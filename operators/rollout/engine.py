@@ -22,12 +22,14 @@ class KV:
     """Keys and values of a trajectory's first `tokens` tokens, prompt included: `data` in the engine's layout.
 
     If `data` has more tokens, `layout_tokens` is their number. Only an engine of the same kind with the same weights
-    can use it; others ignore it.
+    can use it; others ignore it. With `parts`, `data` is a list of manifests (`infra.transport.kv_transfer`), because
+    the layers ran in several processes.
     """
 
     tokens: int
     data: memoryview
     layout_tokens: int = 0
+    parts: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

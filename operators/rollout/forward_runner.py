@@ -6,7 +6,7 @@ returns views of them, so the forward neither concatenates tensors nor builds ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -71,8 +71,10 @@ class ForwardRunner:
         self._columns = torch.arange(slots.context, device=self._device)
         self._rows = torch.arange(slots.tensor.shape[2], device=self._device)
 
-    def prefill(self, blocks: Sequence[Prefill]) -> None:
-        """Compute the KV of `blocks`."""
+    def prefill(self, blocks: Sequence[Prefill], layers: Collection[int] | None = None) -> None:
+        """Compute the KV of `blocks`, of all layers. Raises ValueError for some `layers`."""
+        if layers is not None:
+            raise ValueError(f"a model's own forward computes all layers, not only {sorted(layers)}")
         for block in blocks:
             token_ids = torch.from_numpy(block.token_ids).to(self._device)
             end = block.start + token_ids.shape[1]

@@ -32,6 +32,7 @@ from schemas.records import (
     PolicyVersion,
     Release,
     Reserve,
+    StageGroup,
     Trajectory,
     TurnEnded,
     TurnRequest,
@@ -75,24 +76,7 @@ class GenerateTrajectories:
             backend = self.backend.open()
             for spec in self.config.environments:
                 pools[spec.resolved_name] = EnvironmentPool(spec)
-            replicas = [
-                Replica(
-                    index,
-                    restored.start,
-                    AgentEngine(
-                        EpisodeEngine(backend.engine(), pools, backend.encode, backend.decode, self.frames),
-                        self.config.agent_kv_megabytes * 1_000_000,
-                    ),
-                    backend.weights,
-                    backend.decode,
-                    _wall_ms,
-                    self.config,
-                    interrupts=self.interrupts,
-                    kv_transfers=kv_transfers,
-                    check=backend.check,
-                )
-                for index in hosted
-            ]
+            replicas = [self._replica(index, restored.start, backend, pools, kv_transfers) for index in hosted]
         except BaseException:
             heartbeats.close()
             if kv_transfers is not None:
@@ -109,6 +93,32 @@ class GenerateTrajectories:
             state=restored.state,
             kv_transfers=kv_transfers,
             pools=pools.values(),
+        )
+
+    def _replica(
+        self,
+        index: int,
+        incarnation: int,
+        backend: Backend,
+        pools: Mapping[str, EnvironmentPool],
+        kv_transfers: KVTransfers | None,
+    ) -> Replica:
+        engine = backend.engine()
+        return Replica(
+            index,
+            incarnation,
+            AgentEngine(
+                EpisodeEngine(engine, pools, backend.encode, backend.decode, self.frames),
+                self.config.agent_kv_megabytes * 1_000_000,
+            ),
+            backend.weights,
+            backend.decode,
+            _wall_ms,
+            self.config,
+            interrupts=self.interrupts,
+            kv_transfers=kv_transfers,
+            check=backend.check,
+            staging=backend.staging(index, incarnation, engine, kv_transfers),
         )
 
 
@@ -143,7 +153,7 @@ class RolloutFold:
         with phase("accept assignments"):
             for received in polled.records:
                 if isinstance(received.record, WeightVersion):
-                    self._announce(received.record.version)
+                    self._announce(received.record.version, received.record)
                 elif received.record.replica in self._replicas:
                     self._handle(received.record)
                 else:
@@ -158,7 +168,9 @@ class RolloutFold:
                 self._generate()
         return [*dead_letters, *self._due_events()]
 
-    def _handle(self, order: Assignment | Cancel | Reserve | Release | Drain | TurnRequest | EpisodeEnd) -> None:
+    def _handle(
+        self, order: Assignment | Cancel | Reserve | Release | Drain | TurnRequest | EpisodeEnd | StageGroup
+    ) -> None:
         replica = self._replicas[order.replica]
         if order.incarnation != replica.incarnation:
             return  # the order is for another incarnation
@@ -176,15 +188,17 @@ class RolloutFold:
                 replica.drain()
             case TurnRequest() | EpisodeEnd():
                 replica.play(order)
+            case StageGroup():
+                replica.lead(order)
         if replica.changes != news:
             self._heartbeats.send_now()
 
-    def _announce(self, version: PolicyVersion) -> None:
-        """Record a version that was published during this start or before it."""
+    def _announce(self, version: PolicyVersion, manifest: WeightVersion | None = None) -> None:
+        """Record a version that was published during this start (with its manifest) or before it."""
         self._versions = sorted({*self._versions, version})[-VERSIONS_KEPT:]
         self._backend.announce(version)
         for replica in self._replicas.values():
-            replica.announce(version)
+            replica.announce(version, manifest)
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         versions = list(map(str, self._versions))
@@ -197,7 +211,7 @@ class RolloutFold:
     def close(self) -> None:
         self._heartbeats.close()
         for replica in self._replicas.values():
-            replica.engine.close()
+            replica.close()
         self._backend.close()
         if self._kv_transfers is not None:
             self._kv_transfers.close()

@@ -19,7 +19,7 @@ from infra.runners.liveness import LIVENESS
 from operators.rollout.engine import EngineStatus
 from operators.rollout.replica import Replica
 from schemas.codec import encode
-from schemas.records import Metric, PolicyVersion, ReplicaState, ReplicaStatus
+from schemas.records import Metric, PolicyVersion, ReplicaState, ReplicaStatus, StageStatus
 from schemas.topics import METRICS, REPLICAS
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ class Heartbeats:
         self._replicas: Sequence[Replica] = ()
         self._stopped = False
         self._failing = False
+        self._staged: set[int] = set()
+        """Replicas whose part in a stage group was published last time."""
         self._wake = threading.Event()
         self._ended = threading.Event()
         self._step_timeout_s, self._end = step_timeout_s, end
@@ -114,6 +116,10 @@ class Heartbeats:
                 value, headers = encode(status)
                 key = f"rollout-{status.replica}".encode()
                 self._producer.send(self._replicas_topic, value, key=key, headers=headers)
+            for part in self.stage_statuses():
+                value, headers = encode(part)
+                key = f"stage-{part.replica}".encode()
+                self._producer.send(self._replicas_topic, value, key=key, headers=headers)
             value, headers = encode(self.usage_metric())
             self._producer.send(self._metrics_topic, value, key=b"rollout", headers=headers)
             self._failing = False
@@ -133,6 +139,21 @@ class Heartbeats:
             values["kv/reused"] = sum(replica.kv_reused for replica in self._replicas)
             values["kv/recomputed"] = sum(replica.kv_recomputed for replica in self._replicas)
         return Metric("rollout", self._process, values, time.time_ns() // 10**6)
+
+    def stage_statuses(self) -> list[StageStatus]:
+        """The parts of the replicas in stage groups: of those that have no whole version or are in a group, and once
+        more when that has ended."""
+        now = time.time_ns() // 10**6
+        found = []
+        for replica in self._replicas:
+            if replica.staging is None or self._stopped:
+                continue
+            status = replica.staging.status(now)
+            involved = bool(status.group) or replica.engine.version is None
+            if involved or replica.index in self._staged:
+                found.append(status)
+            (self._staged.add if involved else self._staged.discard)(replica.index)
+        return found
 
     def statuses(self) -> list[ReplicaStatus]:
         """The status of each replica now."""

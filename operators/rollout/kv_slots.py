@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -54,12 +54,35 @@ class KVSlots:
         """
         layers, _, _, heads, _, size = self.tensor.shape
         layout_tokens = kv.layout_tokens or kv.tokens
-        if not layout_tokens or len(kv.data) != layers * 2 * heads * layout_tokens * size * self.tensor.element_size():
+        if (
+            kv.parts
+            or not layout_tokens
+            or len(kv.data) != layers * 2 * heads * layout_tokens * size * self.tensor.element_size()
+        ):
             return False
         values = torch.frombuffer(kv.data, dtype=self.tensor.dtype).view(layers, 2, heads, layout_tokens, size)
         held = min(tokens, kv.tokens)
         self.tensor[:, :, row, :, :held] = values[..., :held, :].to(self.tensor.device)
         return True
+
+    def read_row(self, row: int, tokens: int) -> dict[int, memoryview]:
+        """A copy of the KV of the first `tokens` tokens of `row`, by layer: `[0|1, head, position, :]`."""
+        data = self.export_row(row, tokens).data
+        each = len(data) // max(1, len(self.layers))
+        return {layer: data[layer * each : (layer + 1) * each] for layer in range(len(self.layers))}
+
+    def write_row(self, row: int, layout_tokens: int, tokens: int, layers: Mapping[int, memoryview]) -> set[int]:
+        """Store the first `tokens` tokens of `layers`, as `read_row` of `layout_tokens` tokens returned them.
+
+        Returns the layers that were stored: those whose size matches.
+        """
+        _, _, _, heads, _, size = self.tensor.shape
+        expected = 2 * heads * layout_tokens * size * self.tensor.element_size()
+        stored = {layer for layer, data in layers.items() if layer < len(self.layers) and len(data) == expected}
+        for layer in stored if expected else ():
+            values = torch.frombuffer(layers[layer], dtype=self.tensor.dtype).view(2, heads, layout_tokens, size)
+            self.tensor[layer, :, row, :, :tokens] = values[..., :tokens, :].to(self.tensor.device)
+        return stored
 
     def permute(self, order: np.ndarray, width: int) -> None:
         """Reorder the first `width` positions: row i becomes the former row `order[i]` (int64[rows], a permutation)."""

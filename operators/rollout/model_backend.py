@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from infra.gpus import visible_gpus
 from infra.models.checkpoint_folder import load_tokenizer
 from infra.store.weight_store import WeightStore
+from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.config import RolloutConfig
+from operators.rollout.engine import Engine
 from schemas.records import PolicyVersion, Prompt
+
+if TYPE_CHECKING:
+    from operators.rollout.staged.replica_staging import ReplicaStaging
 
 
 class ModelBackend:
@@ -30,6 +36,12 @@ class ModelBackend:
         self._tokenizer = load_tokenizer(model)
         self._checked = ""
         self.weights = WeightStore(store)
+
+    def staging(
+        self, index: int, incarnation: int, engine: Engine, transfers: KVTransfers | None
+    ) -> ReplicaStaging | None:
+        """None: the engine runs whole models only."""
+        return None
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of `token_ids`, without special tokens."""

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,10 +37,15 @@ from schemas.records import (
     Release,
     ReplicaState,
     Reserve,
+    StageGroup,
     Trajectory,
     TurnEnded,
     TurnRequest,
+    WeightVersion,
 )
+
+if TYPE_CHECKING:
+    from operators.rollout.staged.replica_staging import ReplicaStaging  # imports torch
 
 STREAM_S = 0.2
 """Progress of a turn whose agent reads along is published after so many seconds."""
@@ -70,6 +76,7 @@ class Replica:
         interrupts: bool = False,
         kv_transfers: KVTransfers | None = None,
         check: Callable[[Prompt], None] = lambda prompt: None,
+        staging: ReplicaStaging | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = config or RolloutConfig()
@@ -77,7 +84,9 @@ class Replica:
         self._agents = engine if isinstance(engine, AgentEngine) else None
         self._decode, self._check, self._now, self._clock = decode, check, now, clock
         self._interrupts, self._kv_transfers = interrupts, kv_transfers
-        self._weights = WeightLoader(index, engine, weights)
+        self.staging = staging
+        may_load = (lambda version: True) if staging is None else staging.may_load
+        self._weights = WeightLoader(index, engine, weights, may_load)
         self._waiting = WaitingAssignments(IncomingKV(index, kv_transfers))
         self._running: dict[str, RunningRequest] = {}
         self._progress = ProgressSchedule(config.progress_tokens, config.progress_s)
@@ -185,9 +194,22 @@ class Replica:
         self._draining = True
         self.changes += 1
 
-    def announce(self, version: PolicyVersion) -> None:
-        """Record that a weight version was published."""
+    def announce(self, version: PolicyVersion, manifest: WeightVersion | None = None) -> None:
+        """Record that a weight version was published; its parts can be used while it arrives if `manifest` is known."""
         self._weights.announce(version)
+        if self.staging is not None and manifest is not None:
+            self.staging.announce(manifest)
+
+    def close(self) -> None:
+        """Free the engine, and end the stage groups."""
+        if self.staging is not None:
+            self.staging.close()
+        self.engine.close()
+
+    def lead(self, group: StageGroup) -> None:
+        """Form a stage group and lead it. Does nothing for an engine that cannot run in stages."""
+        if self.staging is not None:
+            self.staging.order(group)
 
     # -- one step: schedule, run, publish -----------------------------------------------------------------------------
 
@@ -206,10 +228,12 @@ class Replica:
     def _schedule(self) -> list[ReplicaEvent]:
         """Load weights if the engine may take others, and start the assignments that are ready; returns rejections."""
         self._reservations.expire(self._clock())
+        if self.staging is not None and self.staging.advance():
+            self.changes += 1
         if self._interrupts and self._running and self._weights.newest != self.engine.version:
             self._interrupt()
         elif not self._running and not self._reservations.plans:  # reserved trajectories need the loaded weights
-            self.changes += self._weights.refresh(self._waiting.next_version)
+            self.changes += self._refresh()
         loaded = self.engine.version
         if loaded is None or not self._waiting:
             return []
@@ -218,6 +242,18 @@ class Replica:
             for assignment in self._waiting.take_ready(loaded, self._weights.available)
             if (rejected := self._start(assignment, loaded)) is not None
         ]
+
+    def _refresh(self) -> bool:
+        """Load other weights into the empty engine, if there are any to load; returns whether it did."""
+        staging = self.staging
+        if staging is None:
+            return self._weights.refresh(self._waiting.next_version)
+        version = self._weights.would_load(self._waiting.next_version)
+        if version is None:
+            return False
+        staging.leave()
+        with staging.member.claims.changing(version) as free:
+            return free and self._weights.load(version)
 
     def _run(self) -> Sequence[Completion]:
         """Run one engine step."""
@@ -294,7 +330,11 @@ class Replica:
         pinned = any(running.assignment.prompt.policy_version is not None for running in self._running.values())
         if before is None or newer is None or newer <= before or pinned or self._reservations.plans:
             return
+        if self.staging is not None and not self.staging.may_load(newer):
+            return
         partials = self.engine.release(list(self._running))
+        if self.staging is not None:
+            self.staging.leave()
         self.changes += self._weights.load(newer)
         for name, running in self._running.items():
             partial = partials[name]
@@ -325,6 +365,6 @@ class Replica:
         gained = generated.since(running.reported)
         version, kv, manifest = self.engine.version, generated.kv, None
         if kv is not None and self._kv_transfers is not None and version is not None:
-            manifest = self._kv_transfers.offer(version, kv.tokens, kv.data)
+            manifest = self._kv_transfers.offer(version, kv.tokens, kv.data, parts=kv.parts)
         placed = running.handed_over(to, generated, version, now, pinned=not self._interrupts, kv=manifest)
         return [running.progress(gained, version, to, now), placed]

@@ -15,10 +15,11 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decode:
-    """The last known token of every row: `token_ids` and `positions`, int64[rows]; row i is KV row i."""
+    """The last known token of rows: `token_ids` and `positions`, int64[rows]; row i is KV row `first_row` + i."""
 
     token_ids: np.ndarray
     positions: np.ndarray
+    first_row: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from operators.rollout.engine import KV, Completion, Engine, EngineStatus, PartialResponse, Request
+from operators.rollout.engine import Completion, Engine, EngineStatus, PartialResponse, Request
 from operators.rollout.request_checks import check_loadable
 from operators.rollout.turns import last_turn
 from schemas.records import PolicyVersion
@@ -68,7 +68,8 @@ class _WatchedRequest:
             return None
         keep, mask, kv = self.turn_start + end, generated.loss_mask, generated.kv
         if kv is not None:
-            kv = KV(min(kv.tokens, len(self.request.prompt) + keep), kv.data, kv.layout_tokens or kv.tokens)
+            tokens = min(kv.tokens, len(self.request.prompt) + keep)
+            kv = replace(kv, tokens=tokens, layout_tokens=kv.layout_tokens or kv.tokens)
         mask = None if mask is None else mask[:keep]
         return PartialResponse(generated.token_ids[:keep], generated.logprobs[:keep], kv, mask)
 

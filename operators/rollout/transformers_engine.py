@@ -13,12 +13,14 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from infra.models.weights import load_weights
+from operators.rollout.direct_layers import LlamaModules
 from operators.rollout.direct_runner import DirectRunner
 from operators.rollout.engine import KV, Completion, EngineStatus, PartialResponse, Request
 from operators.rollout.forward_runner import ForwardRunner, kv_geometry
@@ -27,7 +29,7 @@ from operators.rollout.kv_slots import KVSlots
 from operators.rollout.llama_layout import unsupported_reason
 from operators.rollout.random_streams import uniforms
 from operators.rollout.request_checks import check_loadable
-from operators.rollout.runner import Runner
+from operators.rollout.runner import KVStorage, Runner, RunnerLost
 from operators.rollout.runner_check import max_logit_difference, tolerance
 from operators.rollout.sampling import sample
 from operators.rollout.sampling_columns import NO_TOKEN
@@ -70,7 +72,8 @@ class TransformersEngine:
         config = SchedulerConfig(slots, context, capacity, vocabulary)
         self._scheduler = Scheduler(config, TokenRows(slots, context))
         layers, heads, head_size = kv_geometry(model)
-        self._kv = KVSlots(
+        self.slots, self.context, self._layers = slots, context, layers
+        self._slots = KVSlots(
             layers=layers,
             rows=slots,
             heads=heads,
@@ -79,7 +82,11 @@ class TransformersEngine:
             dtype=model.dtype,
             device=model.device,
         )
-        self._runner = self._choose_runner(direct, fixed)
+        self._own_runner = self._choose_runner(direct, fixed)
+        self._runner, self._kv = self._own_runner, cast(KVStorage, self._slots)
+        self._lost: RunnerLost | None = None
+        self._confirmed = 0
+        """The rows that had KV when the runner was lost."""
         self._version = version
         self._tokens_generated = 0
         self._model_seconds = 0.0
@@ -95,7 +102,27 @@ class TransformersEngine:
     @property
     def direct(self) -> bool:
         """Whether passes use the model's modules directly, not its forward."""
-        return isinstance(self._runner, DirectRunner)
+        return isinstance(self._own_runner, DirectRunner)
+
+    @property
+    def modules(self) -> LlamaModules | None:
+        """The model's modules, if passes use them directly."""
+        return self._own_runner.modules if isinstance(self._own_runner, DirectRunner) else None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model, whose weights may be only in part those of a version while the engine is `staged`."""
+        return self._model
+
+    @property
+    def staged(self) -> bool:
+        """Whether it computes with a runner in several processes."""
+        return self._runner is not self._own_runner
+
+    @property
+    def lost(self) -> RunnerLost | None:
+        """Why it computes nothing until `relocate`; None if it can compute."""
+        return self._lost
 
     def load(self, weights: Path, version: PolicyVersion) -> None:
         """Replace the weights in place with the safetensors file `weights`, rounded to the model's precision.
@@ -104,8 +131,48 @@ class TransformersEngine:
         weights are then unchanged.
         """
         check_loadable(self.status(), version)
+        if self.staged:
+            raise RuntimeError(f"version {version} cannot be loaded: the engine runs in stages")
         load_weights(self._model, weights, rounds=True)
         self._version = version
+
+    def relocate(self, runner: Runner, kv: KVStorage, version: PolicyVersion) -> None:
+        """Compute with `runner` over `kv` from now on, under the same `version`. Requests continue with their KV.
+
+        What is lost of the KV is computed again: only the layers that are missing are stored. Raises RunnerLost if
+        `runner` is lost meanwhile; nothing has changed then.
+        """
+        rows = self._scheduler.rows
+        confirmed = rows.count if self._lost is None else self._confirmed
+        incomplete: dict[frozenset[int], list[int]] = {}
+        with torch.inference_mode():
+            for row in range(rows.count):
+                tokens = int(rows.length[row]) - 1
+                layers = self._kv.read_row(row, tokens) if row < confirmed and tokens else {}
+                stored = kv.write_row(row, tokens, tokens, layers) if layers else set()
+                if tokens and len(stored) < self._layers:
+                    incomplete.setdefault(frozenset(range(self._layers)) - stored, []).append(row)
+            for missing, these in incomplete.items():
+                known = [rows.known_tokens(row)[:-1] for row in these]
+                for block in plan_prefill(known, these, MAX_PREFILL_TOKENS):
+                    runner.prefill([block], missing)
+        self._runner, self._kv, self._version, self._lost = runner, kv, version, None
+
+    def complete(self, weights: Path, version: PolicyVersion) -> None:
+        """Load the rest of `version`, of which the engine runs a part in stages, and run all of it here.
+
+        Raises RuntimeError for another version than that of the engine.
+        """
+        if version != self._version:
+            raise RuntimeError(f"the engine runs version {self._version}, not {version}")
+        load_weights(self._model, weights, rounds=True)
+        self.relocate(self._own_runner, self._slots, version)
+
+    def leave_stages(self) -> None:
+        """Forget the runner in several processes and its version. Raises RuntimeError while there are requests."""
+        if not self._scheduler.idle:
+            raise RuntimeError("the engine has requests: it cannot leave its stages")
+        self._runner, self._kv, self._version, self._lost = self._own_runner, self._slots, None, None
 
     def submit(self, request: Request) -> None:
         """Queue a request; it starts when a slot and KV capacity are free.
@@ -120,18 +187,34 @@ class TransformersEngine:
             self._provided_kv[request.trajectory_id] = partial.kv
 
     def step(self) -> Sequence[Completion]:
-        """Run one round and return the requests that finished in it; an empty engine returns at once."""
+        """Run one round and return the requests that finished in it; an empty engine returns at once.
+
+        If its runner is lost, the round is repeated after `relocate`.
+        """
         completions = self._scheduler.take_finished()
         for completion in completions:
             self._provided_kv.pop(completion.trajectory_id, None)
+        if self._lost is not None:
+            return completions
+        self._confirmed = self._scheduler.rows.count
+        try:
+            return [*completions, *self._round()]
+        except RunnerLost as error:
+            log.warning("the engine pauses: %s", error)
+            self._lost = error
+            self._started += self._scheduler.admitted
+            return completions
+
+    def _round(self) -> list[Completion]:
         with torch.inference_mode():
             self._kv.copy(self._scheduler.preempt())
             before = time.thread_time()
+            self._confirmed = self._scheduler.rows.count
             blocks = self._start(self._scheduler.admit())
             rows = self._scheduler.rows
             count = rows.count
             if not count:
-                return completions
+                return []
             step = Decode(rows.last_token[:count].copy(), rows.length[:count] - 1)
             logits = self._runner.decode(step, blocks)
             draws = uniforms(rows.keys, rows.generated[:count])
@@ -144,12 +227,12 @@ class TransformersEngine:
             self._started += self._scheduler.admitted
             self._kv.copy(self._scheduler.remove_rows(ended))
             self._reorder(count)
-        return [*completions, *ended.values()]
+        return list(ended.values())
 
     def _with_kv(self, row: int, ended: Completion) -> Completion:
         """`ended`, with the KV of its row if the request has `keep_kv`."""
         rows = self._scheduler.rows
-        if not rows.requests[row].keep_kv or ended.finish_reason == "failed":
+        if not rows.requests[row].keep_kv or ended.finish_reason == "failed" or self.staged:
             return ended
         return replace(
             ended, generated=replace(ended.generated, kv=self._kv.export_row(row, int(rows.length[row]) - 1))
@@ -161,8 +244,8 @@ class TransformersEngine:
         return started
 
     def due(self) -> float:
-        """0 while there are requests, infinite otherwise."""
-        return math.inf if self._scheduler.idle else 0.0
+        """0 while there are requests that it can compute, infinite otherwise."""
+        return math.inf if self._scheduler.idle or self._lost is not None else 0.0
 
     def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
         """Stop these requests and return their partial responses, on request with KV; unknown ids are left out."""
@@ -192,14 +275,14 @@ class TransformersEngine:
     def _choose_runner(self, direct: bool, fixed: bool | None) -> Runner:
         reason = unsupported_reason(self._model) if direct else "requested"
         if reason is None:
-            runner: Runner = DirectRunner(self._model, self._kv, fixed=fixed)
+            runner: Runner = DirectRunner(self._model, self._slots, fixed=fixed)
             difference = self._check(runner)
             if difference <= tolerance(self._model.dtype):
                 return runner
             reason = f"with the direct runner its logits differ by {difference:.1e} of the largest"
         if direct:
             log.warning("%s uses its own forward, which is slower: %s", type(self._model).__name__, reason)
-        runner = ForwardRunner(self._model, self._kv)
+        runner = ForwardRunner(self._model, self._slots)
         difference = self._check(runner)
         if difference > tolerance(self._model.dtype):
             raise ValueError(

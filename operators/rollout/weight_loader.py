@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -29,13 +29,26 @@ class WeightLoader:
     """Loads weights into `engine` of replica `index`.
 
     `newest` is the newest version announced. A version may be announced before its bytes are complete on this machine,
-    and may be evicted later. `state` is `loading` during a load, and `running` once a version is loaded.
+    and may be evicted later. Only versions that `may_load` accepts are loaded.
     """
 
-    def __init__(self, index: int, engine: Engine, weights: Weights) -> None:
-        self._index, self._engine, self._weights = index, engine, weights
-        self.state: ReplicaState = "starting"
+    def __init__(
+        self,
+        index: int,
+        engine: Engine,
+        weights: Weights,
+        may_load: Callable[[PolicyVersion], bool] = lambda version: True,
+    ) -> None:
+        self._index, self._engine, self._weights, self._may_load = index, engine, weights, may_load
+        self._loading = False
         self.newest: PolicyVersion | None = None
+
+    @property
+    def state(self) -> ReplicaState:
+        """`loading` during a load, and `running` once the engine has a version."""
+        if self._loading:
+            return "loading"
+        return "running" if self._engine.version is not None else "starting"
 
     def announce(self, version: PolicyVersion) -> None:
         """Record that `version` was published."""
@@ -54,21 +67,28 @@ class WeightLoader:
 
         The engine must be empty. Returns whether weights were loaded.
         """
+        version = self.would_load(named)
+        return version is not None and self.load(version)
+
+    def would_load(self, named: PolicyVersion | None) -> PolicyVersion | None:
+        """The version that `refresh` loads now; None if it loads none."""
         available = self.available()
         version = named if named in available else self._newest_of(available)
-        return version is not None and version != self._engine.version and self.load(version)
+        if version is None or version == self._engine.version or not self._may_load(version):
+            return None
+        return version
 
     def load(self, version: PolicyVersion) -> bool:
         """Load `version`; returns False, and logs a warning, if it was evicted in the meantime."""
-        self.state = "loading"
-        loaded = False
+        self._loading, loaded = True, False
         try:
             with self._weights.pin(version) as file:
                 self._engine.load(file, version)
             loaded = True
         except VersionGone as gone:
             log.warning("replica %d: weight version %s is gone: %s", self._index, version, gone)
-        self.state = "running" if self._engine.version is not None else "starting"
+        finally:
+            self._loading = False
         return loaded
 
     def _newest_of(self, available: Collection[PolicyVersion]) -> PolicyVersion | None:

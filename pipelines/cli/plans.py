@@ -16,7 +16,7 @@ from pipelines.cli.options import Address, Printing
 from pipelines.present.output import RowOutput, utc
 from schemas.codec import record_type
 from schemas.plain import to_plain
-from schemas.records import MoveOutcome, RepackPlan
+from schemas.records import GroupPlan, MoveOutcome, RepackPlan
 from schemas.topics import PLANS
 
 app = Commands()
@@ -43,7 +43,8 @@ def plans(
 
     Outcomes: `handed over`; `finished before` the move; `rejected`, so it stays (no room was reserved, or it was not
     released in time); `lost with a replica`, so it continues on another replica; `open`, not known yet. With --follow
-    each new outcome is a row of its own.
+    each new outcome is a row of its own. Groups of replicas that run a version in stages while it arrives are listed
+    as plans without moves.
 
     \b
     Examples:
@@ -65,17 +66,18 @@ def plans(
 
 def _since_plan(client: ClientProperties, name: str, count: int) -> list[StoredRecord]:
     """Return the newest `count` plans, and all records after the first of them."""
-    limit, kind = max(FIRST_READ, 2 * count), record_type(RepackPlan).schema
+    limit, kinds = max(FIRST_READ, 2 * count), {record_type(kind).schema for kind in (RepackPlan, GroupPlan)}
     while True:
         found = last_records(client, name, limit, decoder=raw_decoder)
-        plans = [index for index, record in enumerate(found) if record.schema == kind]
+        plans = [index for index, record in enumerate(found) if record.schema in kinds]
         if len(plans) >= count or len(found) < limit:
             return decode_stored(found[plans[-count] if len(plans) >= count else 0 :]) if count else []
         limit *= 4
 
 
-def _plans_with_outcomes(rows: Iterable[RepackPlan | MoveOutcome]) -> Iterator[dict[str, Any]]:
-    """Yield the plans, each move with its trajectories by outcome; `open` are those without one yet."""
+def _plans_with_outcomes(rows: Iterable[RepackPlan | MoveOutcome | GroupPlan]) -> Iterator[dict[str, Any]]:
+    """Yield the plans, each move with its trajectories by outcome; `open` are those without one yet. Plans of stage
+    groups have no moves."""
     listed = list(rows)
     ends: dict[str, list[MoveOutcome]] = {}
     for row in listed:
@@ -87,6 +89,14 @@ def _plans_with_outcomes(rows: Iterable[RepackPlan | MoveOutcome]) -> Iterator[d
             for move in plan["moves"]:
                 move |= _outcomes(move["trajectory_ids"], ends.get(row.plan_id, ()))
             yield plan
+        elif isinstance(row, GroupPlan):
+            yield _group_row(row)
+
+
+def _group_row(row: GroupPlan) -> dict[str, Any]:
+    """Return the row of a stage group."""
+    plan = to_plain(row)
+    return {"plan_id": plan.pop("group"), "reason": f"stages {plan.pop('action')}", **plan, "moves": []}
 
 
 def _outcomes(names: Sequence[str], ends: Sequence[MoveOutcome]) -> dict[str, list[str]]:
@@ -94,8 +104,10 @@ def _outcomes(names: Sequence[str], ends: Sequence[MoveOutcome]) -> dict[str, li
     return {outcome: [name for name in names if known.get(name, "open") == outcome] for outcome in (*OUTCOMES, "open")}
 
 
-def _single_row(row: RepackPlan | MoveOutcome) -> dict[str, Any]:
-    """Return the row of a new plan, whose outcomes are all open, or of the outcome of one move."""
+def _single_row(row: RepackPlan | MoveOutcome | GroupPlan) -> dict[str, Any]:
+    """Return the row of a new plan, whose outcomes are all open, of the outcome of one move, or of a stage group."""
+    if isinstance(row, GroupPlan):
+        return _group_row(row)
     if isinstance(row, RepackPlan):
         return next(_plans_with_outcomes([row]))
     end = to_plain(row)
@@ -109,6 +121,8 @@ def plan_lines(plan: Any) -> str:
         (move,) = plan["moves"]
         text = f"{move['source']} → {move['destination']}  {_outcome_counts(move)}"
         return f"{utc(plan['ended_at'])} plan {plan['plan_id']}: {text}"
+    if "stages" in plan:
+        return _group_line(plan)
     before = {load["replica"]: load for load in plan["before"]}
     after = {load["replica"]: load for load in plan["after"]}
     lines = [
@@ -125,6 +139,17 @@ def plan_lines(plan: Any) -> str:
         outcomes = f"; {counts}" if (counts := _outcome_counts(move)) else ""
         lines.append(f"  {move['source']} → {move['destination']}  {what}; KV use of {use}{outcomes}")
     return "\n".join(lines)
+
+
+def _group_line(plan: Any) -> str:
+    stages = ", ".join(f"replica {each['replica']} layers {each['first']}-{each['end'] - 1}" for each in plan["stages"])
+    text = f"{utc(plan['planned_at'])} group {plan['plan_id']} ({plan['reason']}), policy version "
+    text += f"{plan['policy_version']}: {stages}"
+    if plan["replaces"]:
+        text += f"; replaces {plan['replaces']}"
+    if plan["seconds_left"] >= 0:
+        text += f"; whole in {plan['seconds_left']:.0f} s"
+    return text + (f"; {plan['note']}" if plan["note"] else "")
 
 
 def _outcome_counts(row: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption, Printing
 from pipelines.present.output import Report, Row, RowOutput
 from schemas.codec import encode
-from schemas.records import Drain, ReplicaStatus
+from schemas.records import Drain, ReplicaStatus, StageStatus
 from schemas.topics import INBOX, REPLICAS, inbox_partition
 
 app = Commands(invoke_without_command=True)
@@ -21,6 +22,7 @@ COLUMNS = (
     "replica",
     "state",
     "version",
+    "stage",
     "kv",
     "running",
     "waiting",
@@ -42,6 +44,9 @@ def replicas(
 ) -> RowOutput | None:
     """Show each replica's state, weight version, load, speed and last heartbeat.
 
+    `stage` is its part in a group of replicas that run a version together while it arrives: the group, whether the
+    replica leads it, and its layers.
+
     \b
     Examples:
       laminar replicas
@@ -51,7 +56,9 @@ def replicas(
     if context.invoked_subcommand is not None:
         return None
     connection = address.open_log()
-    rows = [replica_row(each, time.time_ns() // 10**6) for each in read_heartbeats(connection).values()]
+    found, now = _last_rows(connection), time.time_ns() // 10**6
+    stages = stages_in(found)
+    rows = [replica_row(each, now, stages.get(replica)) for replica, each in heartbeats_in(found).items()]
     return RowOutput([rows], COLUMNS, printing.form(), f"run {connection.run} has no replicas yet", cells=_cells)
 
 
@@ -92,21 +99,37 @@ def drain(
 
 def read_heartbeats(connection: Connection) -> dict[int, list[ReplicaStatus]]:
     """Return the last heartbeats of each replica's latest incarnation, oldest first, by replica."""
+    return heartbeats_in(_last_rows(connection))
+
+
+def heartbeats_in(rows: Iterable[Any]) -> dict[int, list[ReplicaStatus]]:
+    """Return the heartbeats among `rows` of each replica's latest incarnation, oldest first, by replica."""
     heartbeats: dict[int, list[ReplicaStatus]] = {}
-    for record in last_of_each_key(connection.client, REPLICAS.name(connection.run), MAX_HEARTBEATS, RATE_WINDOW_MS):
-        for row in record.rows:
-            if isinstance(row, ReplicaStatus):
-                found = heartbeats.setdefault(row.replica, [])
-                if found and row.incarnation > found[-1].incarnation:
-                    found.clear()
-                if not found or row.incarnation == found[-1].incarnation:
-                    found.append(row)
+    for row in rows:
+        if isinstance(row, ReplicaStatus):
+            found = heartbeats.setdefault(row.replica, [])
+            if found and row.incarnation > found[-1].incarnation:
+                found.clear()
+            if not found or row.incarnation == found[-1].incarnation:
+                found.append(row)
     return dict(sorted(heartbeats.items()))
 
 
-def replica_row(heartbeats: list[ReplicaStatus], now: int) -> dict[str, Any]:
-    """Return the row of one replica from its heartbeats, at `now` (Unix milliseconds)."""
+def stages_in(rows: Iterable[Any]) -> dict[int, StageStatus]:
+    """Return the last part in stage groups among `rows`, by replica."""
+    return {row.replica: row for row in rows if isinstance(row, StageStatus)}
+
+
+def _last_rows(connection: Connection) -> list[Any]:
+    name = REPLICAS.name(connection.run)
+    records = last_of_each_key(connection.client, name, MAX_HEARTBEATS, RATE_WINDOW_MS)
+    return [row for record in records for row in record.rows]
+
+
+def replica_row(heartbeats: list[ReplicaStatus], now: int, stage: StageStatus | None = None) -> dict[str, Any]:
+    """Return the row of one replica from its heartbeats and its `stage`, at `now` (Unix milliseconds)."""
     last = heartbeats[-1]
+    grouped = stage is not None and stage.group and stage.incarnation == last.incarnation and last.state != "stopped"
     idle = last.running == last.waiting == 0
     return {
         "replica": last.replica,
@@ -125,6 +148,9 @@ def replica_row(heartbeats: list[ReplicaStatus], now: int) -> dict[str, Any]:
         "host": last.host,
         "pid": last.pid,
         "reserved": list(last.reserved),
+        "group": stage.group if grouped and stage is not None else None,
+        "leads": bool(grouped and stage is not None and stage.leads),
+        "layers": [stage.first, stage.end] if grouped and stage is not None else None,
     }
 
 
@@ -136,10 +162,19 @@ def _rate(heartbeats: list[ReplicaStatus]) -> float | None:
     return round(1000 * (last.tokens_generated - first.tokens_generated) / milliseconds, 1) if milliseconds else None
 
 
+def _stage_text(row: Row) -> str | None:
+    if row["group"] is None:
+        return None
+    first, end = row["layers"]
+    layers = f"layers {first}-{end - 1}" if end > first else "no layers"
+    return f"{row['group']}{' (leads)' if row['leads'] else ''}: {layers}"
+
+
 def _cells(row: Row) -> Row:
     share = f"{100 * row['kv_used'] / row['kv_capacity']:.0f} %" if row["kv_capacity"] else None
     return {
         **{name: row[name] for name in ("replica", "state", "version", "running", "waiting", "incarnation")},
+        "stage": _stage_text(row),
         "kv": share,
         "tokens_per_s": row["tokens_per_s"],
         "heartbeat": f"{row['heartbeat_age_s']:g} s ago",

@@ -16,6 +16,7 @@ from schemas.records.progress import AssignmentRejected, NextOwner, Progress, Tr
 from schemas.records.prompts import Prompt, Sampling
 from schemas.records.record_schemas import RecordSchema, SchemaField
 from schemas.records.relays import RelayChain, RelayLink, RelayStatus
+from schemas.records.stage_groups import GroupPlan, RelayArrival, Stage, StageGroup, StageStatus
 from schemas.records.status import CommitNote, DeadLetter, Metric, ReplicaState, ReplicaStatus
 from schemas.records.trajectories import (
     Ending,
@@ -41,19 +42,23 @@ RECORDS: tuple[type, ...] = (
     Drain,
     TurnRequest,
     EpisodeEnd,
+    StageGroup,
     Progress,
     AssignmentRejected,
     TrajectoryClosed,
     TurnEnded,
     RepackPlan,
     MoveOutcome,
+    GroupPlan,
     Trajectory,
     Experience,
     Settled,
     MicroBatch,
     WeightVersion,
     ReplicaStatus,
+    StageStatus,
     RelayStatus,
+    RelayArrival,
     RelayChain,
     Metric,
     DeadLetter,
@@ -83,6 +88,7 @@ __all__ = [
     "EpisodeEnd",
     "Experience",
     "FinishReason",
+    "GroupPlan",
     "KVManifest",
     "LevelReply",
     "LevelRequest",
@@ -97,6 +103,7 @@ __all__ = [
     "Progress",
     "Prompt",
     "RecordSchema",
+    "RelayArrival",
     "RelayChain",
     "RelayLink",
     "RelayStatus",
@@ -112,6 +119,9 @@ __all__ = [
     "SchemaField",
     "Segment",
     "Settled",
+    "Stage",
+    "StageGroup",
+    "StageStatus",
     "TensorSpec",
     "TokenRange",
     "Trajectory",

@@ -33,8 +33,8 @@ class RepackPlan:
     """Moves among the replicas of one weight version, with the load of all replicas concerned before and after.
 
     Written by placement, for people and tools. `after` is the expected load. `reason` is that of the moves: `repack`
-    empties replicas, `drain` empties those that drain, `balance` moves only waiting requests that can run elsewhere at
-    once.
+    empties replicas, `drain` empties those that drain, `balance` moves requests that run sooner elsewhere: waiting
+    ones, or those of a stage group, to a member that has become complete.
     """
 
     plan_id: str

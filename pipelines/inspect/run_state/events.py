@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from schemas.records import Metric, RelayStatus, ReplicaStatus, WeightVersion
+from schemas.records import Metric, RelayArrival, RelayStatus, ReplicaStatus, StageStatus, WeightVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,4 +55,5 @@ class Tick:
     at: int
 
 
-Event = Metric | WeightVersion | ReplicaStatus | RelayStatus | PhaseStarted | RolesChanged | LagMeasured | Tick
+Heartbeat = ReplicaStatus | StageStatus | RelayStatus | RelayArrival
+Event = Metric | WeightVersion | Heartbeat | PhaseStarted | RolesChanged | LagMeasured | Tick

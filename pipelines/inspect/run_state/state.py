@@ -15,7 +15,15 @@ from pipelines.inspect.run_state.buffers import SHARD, merge_shards
 from pipelines.inspect.run_state.curve import NO_POINTS, Curve
 from pipelines.inspect.run_state.events import Event, LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.learning import NO_SIGNS, WARN_STEPS, LearningSigns
-from schemas.records import Metric, PolicyVersion, RelayStatus, ReplicaStatus, WeightVersion
+from schemas.records import (
+    Metric,
+    PolicyVersion,
+    RelayArrival,
+    RelayStatus,
+    ReplicaStatus,
+    StageStatus,
+    WeightVersion,
+)
 from schemas.topics import STEP_COUNTERS
 
 PACE_POINTS = 16
@@ -138,6 +146,8 @@ def fold(state: RunState, event: Event) -> RunState:
             return _replica(state, event)
         case RelayStatus():
             return replace(state, relays={**state.relays, event.relay: event}, now=max(state.now, event.sent_at))
+        case StageStatus() | RelayArrival():  # `laminar replicas` shows them
+            return replace(state, now=max(state.now, event.sent_at))
         case PhaseStarted():
             repeated = bool(state.phases) and state.phases[-1].phase == event.phase
             phases = state.phases if repeated else (*state.phases, event)

@@ -18,10 +18,18 @@ from pipelines.inspect.metrics_file import (
     unreadable_metric,
     version_metric,
 )
-from pipelines.inspect.run_state.events import Event, LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
+from pipelines.inspect.run_state.events import (
+    Event,
+    Heartbeat,
+    LagMeasured,
+    PhaseStarted,
+    RolesChanged,
+    RoleState,
+    Tick,
+)
 from pipelines.inspect.run_state.state import RunState, fold_all
 from pipelines.present.view.live import LiveView
-from schemas.records import Metric, RelayStatus, ReplicaStatus, WeightVersion
+from schemas.records import Metric, ReplicaStatus, WeightVersion
 
 REPLICA_EVERY_MS = 2_000
 LAG_EVERY_MS = 2_000
@@ -32,7 +40,7 @@ POSITION_EVERY_MS = 5_000
 class EventSource(Protocol):
     """The source of a run's records: `infra.kafka.observer.Observer`."""
 
-    def poll(self) -> Iterable[Metric | WeightVersion | ReplicaStatus | RelayStatus | UnreadableRecord]: ...
+    def poll(self) -> Iterable[Metric | WeightVersion | Heartbeat | UnreadableRecord]: ...
 
     def lag(self) -> Mapping[str, int]: ...
 

@@ -14,7 +14,7 @@ from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import PACE_POINTS, RunState, fold, fold_all, new_run
 from pipelines.inspect.run_state.waiting import waiting_for
 from pipelines.present.view.text import eta
-from schemas.records import Metric, PolicyVersion, RelayStatus
+from schemas.records import Metric, PolicyVersion, RelayArrival, RelayStatus
 
 NEW = new_run("r", 80, START)
 
@@ -39,6 +39,7 @@ def after(*events: Any) -> RunState:
         ([LagMeasured({"inbox": 4}), LagMeasured({"batches": 1})], "lag", {"batches": 1}),
         ([RolesChanged({"a": RoleState(1, 2, "up"), "b": RoleState(2, 0, "down")})], "restarts", {"a": 2}),
         ([RelayStatus(0, ("1.2",), 5, "h", 6, START + 7)], "now", START + 7),
+        ([RelayArrival(0, "h", "/s", None, (), 0.0, -1.0, START + 7)], "now", START + 7),
         ([Metric("weather", 1, {"rain": 1.0}, START + 9)], "last_metric_at", {}),
         ([Metric("score", 1, {"errors": 2.0}, START + 9)], "last_metric_at", {"score": START + 9}),
         # tokens of two incarnations add up; a late heartbeat of the first changes nothing

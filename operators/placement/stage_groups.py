@@ -1,0 +1,272 @@
+"""Stage groups: replicas whose machines have parts of the newest version run it together until one has all of it.
+
+Placement decides from heartbeats: relays report the chunks that have arrived, replicas whether they can run in stages
+and the groups they are in. An order goes to the leader of a group; it opens the stages of the others. A group that has
+lost a member gets a new one with the same leader. Nothing is kept across a restart: the heartbeats have all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from infra.store.model_parts import HeldParts, ModelParts, chunks_in, model_parts
+from operators.io.elements import Output
+from operators.placement.config import PlacementConfig
+from operators.placement.replicas import ReplicaTable
+from operators.placement.stage_pipelines import Pipeline, plan_pipeline, plan_pipelines
+from schemas.records import (
+    GroupPlan,
+    PolicyVersion,
+    RelayArrival,
+    RelayStatus,
+    Stage,
+    StageGroup,
+    StageStatus,
+    WeightVersion,
+)
+from schemas.topics import PLANS
+
+log = logging.getLogger(__name__)
+
+Action = Literal["formed", "changed", "failed", "ended"]
+Machine = tuple[str, str]
+"""Host and store: the folder of weights that a relay fills and replicas read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A group that was ordered at `at`, and the one that it replaces."""
+
+    group: StageGroup
+    replaces: str
+    at: float
+
+
+class StageGroups:
+    """Forms stage groups of the replicas in `replicas`; `start` is placement's start number."""
+
+    def __init__(self, config: PlacementConfig, replicas: ReplicaTable, start: int, now: Callable[[], int]) -> None:
+        self._config, self._replicas, self._start, self._now = config, replicas, start, now
+        self._parts: tuple[PolicyVersion, ModelParts] | None = None
+        self._arrivals: dict[Machine, tuple[RelayArrival, float]] = {}
+        self._complete: dict[Machine, frozenset[str]] = {}
+        self._staged: dict[int, tuple[StageStatus, float]] = {}
+        self._orders: dict[int, _Order] = {}
+        """By leader: orders that it has not reported yet."""
+        self._led: dict[str, StageGroup] = {}
+        self._avoid: dict[int, float] = {}
+        """Replicas that failed, and until when they get no stage."""
+        self._failed: set[str] = set()
+        self._count = 0
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def announce(self, manifest: WeightVersion) -> None:
+        """Record a published version. One that cannot be staged is loaded as a whole."""
+        if not self._config.stage_groups or (self._parts is not None and manifest.version <= self._parts[0]):
+            return
+        try:
+            self._parts = manifest.version, model_parts(manifest)
+        except ValueError as error:
+            self._parts = None
+            log.info("version %s cannot run in stages: %s", manifest.version, error)
+
+    def record_arrival(self, arrival: RelayArrival, now: float) -> None:
+        """Record what has arrived at a relay."""
+        self._arrivals[arrival.host, arrival.store] = arrival, now
+
+    def record_relay(self, relay: RelayStatus) -> None:
+        """Record the complete versions of a relay."""
+        self._complete[relay.host, relay.store] = frozenset(relay.versions)
+
+    def record_stage(self, status: StageStatus, now: float) -> None:
+        """Record a replica's part in stage groups."""
+        self._staged[status.replica] = status, now
+
+    # -- queries ------------------------------------------------------------------------------------------------------
+
+    def leads(self, replica: int) -> bool:
+        """Whether the replica leads a group, or is about to."""
+        return replica in self._orders or any(group.replica == replica for group in self._led.values())
+
+    def switches(self) -> list[tuple[int, list[int], int]]:
+        """For each group some of whose members have the whole version: its leader, these members, and the number of
+        the others, the leader included."""
+        found = []
+        for group in self._led.values():
+            whole = [stage.replica for stage in group.stages[1:] if self._runs(stage.replica, group.version)]
+            if whole:
+                found.append((group.replica, whole, len(group.stages) - len(whole)))
+        return found
+
+    # -- decisions ----------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> list[Output | StageGroup]:
+        """The orders of now, and their plans for people."""
+        if not self._config.stage_groups:
+            return []
+        timeout = self._config.heartbeat_timeout_s
+        self._staged = {
+            replica: (status, at)
+            for replica, (status, at) in self._staged.items()
+            if now - at <= timeout and self._replicas.incarnation(replica) == status.incarnation
+        }
+        self._arrivals = {machine: each for machine, each in self._arrivals.items() if now - each[1] <= timeout}
+        self._avoid = {replica: until for replica, until in self._avoid.items() if until > now}
+        outputs = self._follow(now, timeout)
+        outputs += self._repair(now)
+        return [*outputs, *self._form(now)]
+
+    def _follow(self, now: float, timeout: float) -> list[Output | StageGroup]:
+        """Take the leaders' reports about the groups ordered and led."""
+        outputs: list[Output | StageGroup] = []
+        for leader, order in list(self._orders.items()):
+            status = self._status(leader)
+            name = order.group.group
+            if status is not None and status.group == name and status.leads:
+                del self._orders[leader]
+                self._led.pop(order.replaces, None)
+                self._led[name] = order.group
+            elif (status is not None and status.failed == name) or now - order.at > timeout:
+                del self._orders[leader]
+                reason = status.error if status is not None and status.failed == name else "its leader does not reply"
+                self._give_up(order.group, () if status is None else status.lost, now)
+                outputs.append(self._plan(order.group, "failed", order.replaces, reason))
+        for status, _ in self._staged.values():  # groups of an earlier start of placement
+            unknown = status.leads and status.group not in self._led and status.replica not in self._orders
+            if unknown and (group := self._reported(status)) is not None:
+                self._led[status.group] = group
+        for name, group in list(self._led.items()):
+            status = self._status(group.replica)
+            if status is None or status.group != name:
+                del self._led[name]
+                outputs.append(self._plan(group, "ended", "", "" if status is not None else "its leader is gone"))
+        return outputs
+
+    def _repair(self, now: float) -> list[Output | StageGroup]:
+        """Order a group with the same leader where a member has been lost."""
+        outputs: list[Output | StageGroup] = []
+        for name, group in self._led.items():
+            status = self._status(group.replica)
+            if status is None or status.failed != name or group.replica in self._orders:
+                continue
+            if name not in self._failed:
+                self._failed.add(name)
+                self._give_up(group, status.lost, now)
+            members = {stage.replica for stage in group.stages}
+            holdings = self._holdings(group.version, members)
+            pipeline = plan_pipeline(holdings, group.stages[-1].end, group.replica)
+            if pipeline is not None:
+                outputs += self._order(group.version, pipeline, name, now)
+        return outputs
+
+    def _form(self, now: float) -> list[Output | StageGroup]:
+        """Order groups of the replicas that are in none."""
+        if self._parts is None:
+            return []
+        version, parts = self._parts
+        outputs: list[Output | StageGroup] = []
+        for pipeline in plan_pipelines(self._holdings(version, set()), len(parts.layers)):
+            if len(pipeline) > 1 and self._seconds_left(version, pipeline) >= self._config.stage_min_s:
+                outputs += self._order(version, pipeline, "", now)
+        return outputs
+
+    def _holdings(self, version: PolicyVersion, members: set[int]) -> dict[int, HeldParts]:
+        """The parts of `version` that `members`, and replicas without a group or weights, have."""
+        busy = {stage.replica for order in self._orders.values() for stage in order.group.stages}
+        busy |= {stage.replica for group in self._led.values() for stage in group.stages}
+        found: dict[int, HeldParts] = {}
+        if self._parts is None or self._parts[0] != version:
+            return found
+        for replica, (status, _) in self._staged.items():
+            free = replica not in busy and not status.group and not self._has_weights(replica)
+            if status.refusal or replica in self._avoid or not (replica in members or free):
+                continue
+            held = self._held(status, version)
+            if held is not None:
+                found[replica] = held
+        return found
+
+    def _held(self, status: StageStatus, version: PolicyVersion) -> HeldParts | None:
+        machine = status.host, status.store
+        parts = self._parts[1] if self._parts is not None else None
+        if parts is None:
+            return None
+        if str(version) in self._complete.get(machine, ()):
+            return HeldParts(True, frozenset(range(len(parts.layers))))
+        arrival = self._arrivals.get(machine)
+        if arrival is None or arrival[0].version != version:
+            return None
+        most = 1 + max(max(chunks) for chunks in (parts.ends, *parts.layers))
+        return parts.held(chunks_in(arrival[0].chunks, most))
+
+    def _seconds_left(self, version: PolicyVersion, pipeline: Pipeline) -> float:
+        """The time until the first replica of `pipeline` has `version`; infinite if that is unknown."""
+        found = [float("inf")]
+        for stage in pipeline:
+            status = self._staged[stage.replica][0]
+            arrival = self._arrivals.get((status.host, status.store))
+            if str(version) in self._complete.get((status.host, status.store), ()):
+                return 0.0
+            if arrival is not None and arrival[0].seconds_left >= 0:
+                found.append(arrival[0].seconds_left)
+        return min(found)
+
+    def _order(
+        self, version: PolicyVersion, pipeline: Pipeline, replaces: str, now: float
+    ) -> list[Output | StageGroup]:
+        self._count += 1
+        statuses = {stage.replica: self._staged[stage.replica][0] for stage in pipeline}
+        stages = tuple(
+            Stage(
+                each.replica, statuses[each.replica].incarnation, statuses[each.replica].address, each.first, each.end
+            )
+            for each in pipeline
+        )
+        group = StageGroup(f"g{self._start}-{self._count}", version, stages, stages[0].replica, stages[0].incarnation)
+        self._orders[group.replica] = _Order(group, replaces, now)
+        left = self._seconds_left(version, pipeline)
+        action: Action = "changed" if replaces else "formed"
+        return [group, self._plan(group, action, replaces, "", left)]
+
+    def _give_up(self, group: StageGroup, lost: tuple[int, ...], now: float) -> None:
+        """Avoid the replicas of `group` that failed for a while; without a known one, all of them."""
+        for replica in lost or [stage.replica for stage in group.stages]:
+            self._avoid[replica] = now + self._config.heartbeat_timeout_s
+
+    def _plan(self, group: StageGroup, action: Action, replaces: str, note: str, left: float = -1.0) -> Output:
+        seconds = -1.0 if left == float("inf") else round(left, 3)
+        record = GroupPlan(group.group, group.version, group.stages, action, replaces, seconds, note, self._now())
+        return Output(PLANS, group.group, record)
+
+    def _reported(self, leader: StageStatus) -> StageGroup | None:
+        """The group that `leader` reports, from the heartbeats of its members; None before all have reported."""
+        members = sorted(
+            (status for status, _ in self._staged.values() if status.group == leader.group and not status.leads),
+            key=lambda status: status.first,
+        )
+        if leader.version is None:
+            return None
+        stages = tuple(
+            Stage(each.replica, each.incarnation, each.address, each.first, each.end) for each in (leader, *members)
+        )
+        follows = all(after.first == before.end for before, after in pairwise(stages))
+        return StageGroup(leader.group, leader.version, stages, leader.replica, leader.incarnation) if follows else None
+
+    def _status(self, replica: int) -> StageStatus | None:
+        found = self._staged.get(replica)
+        return None if found is None else found[0]
+
+    def _has_weights(self, replica: int) -> bool:
+        return self._version_of(replica) is not None
+
+    def _runs(self, replica: int, version: PolicyVersion) -> bool:
+        """Whether the replica has the whole `version`; a leader's is that of its group."""
+        return self._version_of(replica) == version and not self.leads(replica)
+
+    def _version_of(self, replica: int) -> PolicyVersion | None:
+        return self._replicas.version(replica)

@@ -1,0 +1,1 @@
+"""Replicas that run a model in stages while it is being loaded."""

@@ -1,0 +1,94 @@
+"""A replica as a member of stage groups: which stages of its engine are in use, and why it can have none."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+
+from infra.models.partial_weights import load_parts, open_arriving
+from operators.rollout.staged.claims import WeightClaims
+from operators.rollout.staged.stage import Stage
+from operators.rollout.transformers_engine import TransformersEngine
+from schemas.records import PolicyVersion, WeightVersion
+
+_MANIFESTS = 8
+
+
+class StageRefused(RuntimeError):
+    """A replica cannot run the stage that was asked for."""
+
+
+class StageMember:
+    """The stages of replica `replica`, which run in the model of `engine` with weights from the folder `store`."""
+
+    def __init__(self, replica: int, incarnation: int, engine: TransformersEngine, store: Path) -> None:
+        self.replica, self.incarnation, self.engine, self.store = replica, incarnation, engine, store
+        self.claims = WeightClaims()
+        self._manifests: OrderedDict[PolicyVersion, WeightVersion] = OrderedDict()
+        self._stages: dict[str, Stage] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def refusal(self) -> str:
+        """Why this engine can have no stages; empty if it can."""
+        return "" if self.engine.direct else "its model does not have the layout of llama, or runs in its own forward"
+
+    @property
+    def serving(self) -> tuple[str, range]:
+        """The group that it serves, and its layers; an empty name if there is none."""
+        with self._lock:
+            found = next(reversed(self._stages.items()), None) if self._stages else None
+        return ("", range(0)) if found is None else (found[0], found[1].layers)
+
+    def announce(self, manifest: WeightVersion) -> None:
+        """Record the manifest of a published version."""
+        self._manifests[manifest.version] = manifest
+        while len(self._manifests) > _MANIFESTS:
+            self._manifests.popitem(last=False)
+
+    def open(
+        self, group: str, incarnation: int, version: PolicyVersion, layers: range, rows: int, context: int
+    ) -> Stage:
+        """Load `layers` of `version` and return a stage with them.
+
+        Raises StageRefused, PartsMissing if they are not here, ValueError for layers that the model does not have.
+        """
+        if incarnation != self.incarnation:
+            raise StageRefused(f"replica {self.replica} is incarnation {self.incarnation}, not {incarnation}")
+        stage = self.load(group, version, layers, rows, context, ends=False)
+        with self._lock:
+            self._stages[group] = stage
+        return stage
+
+    def load(self, group: str, version: PolicyVersion, layers: range, rows: int, context: int, *, ends: bool) -> Stage:
+        """A stage of `group` with these layers of `version`, whose weights stay until `end`. Raises as `open`."""
+        modules, engine = self.engine.modules, self.engine
+        if modules is None or self.refusal:
+            raise StageRefused(f"replica {self.replica} cannot run in stages: {self.refusal}")
+        if not 0 <= layers.start <= layers.stop <= len(modules.layers):
+            raise StageRefused(f"the model has {len(modules.layers)} layers, not {layers.start} to {layers.stop}")
+        if not (0 < rows <= engine.slots and 0 < context <= engine.context):
+            raise StageRefused(
+                f"replica {self.replica} has {engine.slots} slots of {engine.context} tokens, not {rows} of {context}"
+            )
+        with self.claims.claiming(group, version) as free:
+            if not free or engine.version not in (None, version):
+                held = self.claims.version or engine.version
+                raise StageRefused(f"replica {self.replica} uses weight version {held}, not {version}")
+            if engine.version is None or engine.staged:
+                manifest = self._manifests.get(version)
+                if manifest is None:
+                    raise StageRefused(f"replica {self.replica} has no manifest of version {version}")
+                data = open_arriving(self.store, version)
+                with torch.inference_mode():
+                    load_parts(engine.model, manifest, data, layers, ends=ends)
+        return Stage(modules, layers, rows, context)
+
+    def end(self, group: str) -> None:
+        """The stage of `group` has ended."""
+        with self._lock:
+            self._stages.pop(group, None)
+        self.claims.release(group)

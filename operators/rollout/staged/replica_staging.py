@@ -1,0 +1,200 @@
+"""A replica's part in stage groups: it leads a group that placement has formed, until its machine has the version.
+
+Groups are opened in a thread, because members load their layers meanwhile. The engine changes its runner in the thread
+that steps it, between two steps. A trajectory never sees two versions: a group computes one, and the engine leaves it
+only while it is empty, or for the same version as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+from infra.models.partial_weights import PartsMissing
+from infra.store.errors import VersionGone
+from infra.store.weight_store import WeightStore
+from operators.rollout.runner import RunnerLost
+from operators.rollout.staged.member import StageMember, StageRefused
+from operators.rollout.staged.pipeline import GroupFailed, StagePipeline
+from operators.rollout.staged.service import StageService
+from operators.rollout.staged.stage import Stage
+from operators.rollout.staged.staged_runner import StagedKV, StagedRunner
+from schemas.records import PolicyVersion, StageGroup, StageStatus, WeightVersion
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaStaging:
+    """Stage groups of one replica, over its `member`; `weights` is the store of its machine."""
+
+    def __init__(self, member: StageMember, weights: WeightStore, service: StageService) -> None:
+        self.member, self._weights, self._service = member, weights, service
+        self._engine = member.engine
+        self._pool = ThreadPoolExecutor(1, "form stage group")
+        self._forming: Future[tuple[Stage, StagePipeline]] | None = None
+        self._next: StageGroup | None = None
+        self._current: StageGroup | None = None
+        self._led: tuple[StageGroup, StagePipeline] | None = None
+        self._failed = self._error = ""
+        self._lost: tuple[int, ...] = ()
+        service.add(member)
+
+    @property
+    def leading(self) -> bool:
+        """Whether the engine computes with a group."""
+        return self._led is not None
+
+    def announce(self, manifest: WeightVersion) -> None:
+        """Record the manifest of a published version."""
+        self.member.announce(manifest)
+
+    def may_load(self, version: PolicyVersion) -> bool:
+        """Whether the engine, which is empty, may load `version`: not older than that of its group, nor another one
+        than a stage here uses."""
+        if self._led is None:
+            return self.member.claims.version in (None, version)
+        order = self._led[0]
+        return version > order.version and self.member.claims.version_besides(order.group) in (None, version)
+
+    def order(self, group: StageGroup) -> None:
+        """Form `group` and lead it; a group that is led continues until then."""
+        self._next = group
+
+    def advance(self) -> bool:
+        """Carry out what is due, between two steps; returns whether something has changed."""
+        if self._next is not None and self._forming is None:
+            order, self._next = self._next, None
+            self._current = order
+            self._forming = self._pool.submit(self._open, order)
+        changed = self._complete()
+        if self._forming is not None and self._forming.done():
+            self._use(self._forming)
+            self._forming = None
+            changed = True
+        if self._engine.lost is not None and self._led is not None and self._failed != self._led[0].group:
+            self._fail(self._led[0].group, self._engine.lost)
+            changed = True
+        return changed
+
+    def leave(self) -> None:
+        """End the group that is led; the engine is empty."""
+        if self._led is not None:
+            self._engine.leave_stages()
+            self._end()
+
+    def status(self, now: int) -> StageStatus:
+        """The heartbeat record at `now` (Unix milliseconds)."""
+        member, led = self.member, self._led
+        group, layers = member.serving
+        version = member.claims.version
+        if led is not None:
+            stage = led[0].stages[0]
+            group, layers, version = led[0].group, range(stage.first, stage.end), led[0].version
+        return StageStatus(
+            replica=member.replica,
+            incarnation=member.incarnation,
+            host=os.uname().nodename,
+            store=str(member.store),
+            address=self._service.transfers.address,
+            refusal=member.refusal,
+            version=version,
+            group=group,
+            leads=led is not None,
+            first=layers.start,
+            end=layers.stop,
+            failed=self._failed,
+            error=self._error,
+            lost=self._lost,
+            sent_at=now,
+        )
+
+    def close(self) -> None:
+        """End the group and stop."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._led is not None:
+            self._led[1].close()
+
+    def _open(self, order: StageGroup) -> tuple[Stage, StagePipeline]:
+        """Load the leader's part and connect the members. Raises GroupFailed."""
+        engine, first = self._engine, order.stages[0]
+        rows, context = engine.slots, engine.context
+        try:
+            layers = range(first.first, first.end)
+            own = self.member.load(order.group, order.version, layers, rows, context, ends=True)
+        except (StageRefused, PartsMissing, ValueError) as error:
+            raise GroupFailed(f"replica {self.member.replica}: {error}") from error
+        try:
+            return own, StagePipeline(self._service, order, rows, context)
+        except BaseException:
+            self.member.end(order.group)
+            raise
+
+    def _use(self, formed: Future[tuple[Stage, StagePipeline]]) -> None:
+        """Continue with a group that was formed, if the engine still needs it."""
+        order = self._current
+        assert order is not None
+        try:
+            own, pipeline = formed.result()
+        except GroupFailed as error:
+            self._fail(order.group, error)
+            return
+        engine = self._engine
+        if engine.version not in (None, order.version) or (engine.version is not None and not engine.staged):
+            pipeline.close()
+            self.member.end(order.group)
+            return
+        assert engine.modules is not None
+        try:
+            runner, kv = StagedRunner(engine.modules, own, pipeline), StagedKV(own, pipeline, order.version)
+            engine.relocate(runner, kv, order.version)
+        except RunnerLost as error:
+            self._fail(order.group, error)
+            pipeline.close()
+            self.member.end(order.group)
+            return
+        self._end()
+        self._led = order, pipeline
+        log.info(
+            "replica %d leads group %s of %d stages under version %s",
+            self.member.replica,
+            order.group,
+            len(order.stages),
+            order.version,
+        )
+
+    def _complete(self) -> bool:
+        """Run the whole version here, once this machine has it; the requests continue with their KV."""
+        if self._led is None or self._led[0].version not in self._weights.versions():
+            return False
+        order = self._led[0]
+        began = time.monotonic()
+        with suppress(VersionGone), self._weights.pin(order.version) as file:
+            requests = self._engine.status().running
+            self._engine.complete(file, order.version)
+            self._end()
+            log.info(
+                "replica %d has version %s complete: %d requests continue without group %s, after %.2f s",
+                self.member.replica,
+                order.version,
+                requests,
+                order.group,
+                time.monotonic() - began,
+            )
+            return True
+        return False
+
+    def _fail(self, group: str, error: RunnerLost) -> None:
+        log.warning("group %s: %s", group, error)
+        self._failed, self._error = group, str(error)[:1000]
+        self._lost = error.lost if isinstance(error, GroupFailed) else ()
+
+    def _end(self) -> None:
+        """Close the group that is led, whose KV is no longer needed."""
+        if self._led is not None:
+            order, pipeline = self._led
+            pipeline.close()
+            self.member.end(order.group)
+            self._led = None

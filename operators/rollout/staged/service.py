@@ -1,0 +1,235 @@
+"""The members' side of stage groups: serves the stages of a process's replicas to the leaders of their groups.
+
+A leader opens a control connection to each member, on which it sends plans of steps and changes of KV rows, in order.
+Hidden states travel along another chain of connections: from the leader to the first member, from member to member, and
+from the last one back. A member that loses a neighbour keeps its stage and its KV until the leader has fetched it, or
+closes the control connection.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from infra.models.partial_weights import PartsMissing
+from infra.transport.array_messages import Message, receive_message, send_message
+from infra.transport.frames import MAX_ARRAY_BYTES, FrameKind, ProtocolError, TransportError, interrupt, send
+from infra.transport.handshake import connect
+from infra.transport.kv_transfer import KVTransfers, encode_parts
+from operators.rollout.kv_rows import RowCopy
+from operators.rollout.staged.member import StageMember, StageRefused
+from operators.rollout.staged.stage import PLAN_ARRAYS, Stage, decode_plan
+from schemas.records import PolicyVersion
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 5.0
+INPUT_TIMEOUT_S = 20.0
+"""Seconds in which the stage before must connect."""
+SILENCE_S = 600.0
+"""Seconds without a message after which a connection is taken as lost."""
+
+
+@dataclass(eq=False)
+class Input:
+    """A connection over which a stage receives hidden states; `done` ends the thread that holds it."""
+
+    connection: socket.socket
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class StageService:
+    """The stages of this process, reachable through the server of `transfers`; `add` registers its replicas."""
+
+    def __init__(self, transfers: KVTransfers) -> None:
+        self.transfers = transfers
+        self._members: dict[int, StageMember] = {}
+        self._inputs: dict[tuple[str, int], Input] = {}
+        self._changed = threading.Condition()
+        transfers.handlers[FrameKind.STAGE] = self._serve
+        transfers.handlers[FrameKind.STAGE_INPUT] = self._hold_input
+
+    def add(self, member: StageMember) -> None:
+        """Serve stages of this replica."""
+        self._members[member.replica] = member
+
+    def connect(self, address: str, kind: FrameKind, **body: object) -> socket.socket:
+        """Open a connection of `kind` to the process at `address`. Raises TransportError."""
+        transfers = self.transfers
+        endpoint = transfers.endpoint
+        connection = connect(address, transfers.run, endpoint.token, -1, CONNECT_S, endpoint.tls)
+        try:
+            send(connection, kind, **body)
+            connection.settimeout(SILENCE_S)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def take_input(self, group: str, index: int, timeout_s: float = INPUT_TIMEOUT_S) -> Input:
+        """The connection over which stage `index` of `group` receives hidden states. Raises TransportError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: (group, index) in self._inputs, timeout_s):
+                raise TransportError(f"no hidden states for stage {index} of group {group}: nothing has connected")
+            return self._inputs.pop((group, index))
+
+    def _hold_input(self, connection: socket.socket, body: Mapping[str, Any]) -> None:
+        """Keep an input connection open until its stage has ended."""
+        group, index = body.get("group"), body.get("index")
+        if not isinstance(group, str) or not isinstance(index, int):
+            raise ProtocolError("hidden states without group and index")
+        held = Input(connection)
+        connection.settimeout(SILENCE_S)
+        with self._changed:
+            self._inputs[group, index] = held
+            self._changed.notify_all()
+        held.done.wait(INPUT_TIMEOUT_S)
+        with self._changed:
+            unused = self._inputs.get((group, index)) is held
+            if unused:
+                del self._inputs[group, index]
+        if not unused:
+            held.done.wait()
+
+    def _serve(self, connection: socket.socket, body: Mapping[str, Any]) -> None:
+        """One stage, from its leader's request to the end of the control connection."""
+        connection.settimeout(SILENCE_S)
+        group, member = str(body.get("group"))[:80], self._members.get(_integer(body, "replica"))
+        output = None
+        try:
+            if member is None:
+                raise StageRefused(f"replica {body.get('replica')!r} is not hosted here")
+            version = PolicyVersion.parse(str(body.get("version")))
+            layers = range(_integer(body, "first"), _integer(body, "end"))
+            shape = _integer(body, "rows"), _integer(body, "context")
+            stage = member.open(group, _integer(body, "incarnation"), version, layers, *shape)
+        except (StageRefused, PartsMissing, ValueError, TransportError) as error:
+            self._send(connection, "refused", reason=str(error)[:1000])
+            return
+        try:
+            index, next_index = _integer(body, "index"), _integer(body, "next_index")
+            output = self.connect(str(body.get("next")), FrameKind.STAGE_INPUT, group=group, index=next_index)
+            self._send(connection, "ready")
+            _ServedStage(self, connection, stage, group, version, index, output).run()
+        finally:
+            if output is not None:
+                output.close()
+            member.end(group)
+
+    def _send(self, connection: socket.socket, kind: str, **body: Any) -> None:
+        send_message(connection, self.transfers.sending, kind, **body)
+
+
+class _ServedStage:
+    """The messages of one control connection, applied to `stage` in their order."""
+
+    def __init__(
+        self,
+        service: StageService,
+        control: socket.socket,
+        stage: Stage,
+        group: str,
+        version: PolicyVersion,
+        index: int,
+        output: socket.socket,
+    ) -> None:
+        self._service, self._transfers, self._control, self._stage = service, service.transfers, control, stage
+        self._group, self._version, self._index, self._output = group, version, index, output
+        self._input: Input | None = None
+        self._broken = False
+
+    def run(self) -> None:
+        """Serve until the leader closes the connection."""
+        try:
+            while True:
+                message = receive_message(self._control, self._transfers.receiving, MAX_ARRAY_BYTES)
+                with torch.inference_mode():
+                    self._apply(message)
+        except TransportError as error:
+            log.info("the stage of group %s has ended: %s", self._group, error)
+        finally:
+            self._break()
+
+    def _apply(self, message: Message) -> None:
+        arrays = message.arrays
+        match message.kind:
+            case "step":
+                if not self._broken:
+                    self._step(message)
+            case "copy":
+                self._stage.slots.copy([RowCopy(*copy) for copy in self._rows_of(arrays[0]).tolist()])
+            case "permute":
+                self._stage.slots.permute(self._rows_of(arrays[0]), _integer(message.body, "width"))
+            case "clear":
+                self._stage.slots.clear(self._rows_of(arrays[0]).tolist())
+            case "offer":
+                self._offer(_integer(message.body, "row"), _integer(message.body, "tokens"))
+            case "write":
+                self._write(message)
+            case "ping":
+                self._reply("pong", broken=self._broken)
+            case other:
+                raise ProtocolError(f"unknown message {other[:20]!r} for a stage")
+
+    def _step(self, message: Message) -> None:
+        """Compute a step on the hidden states that the stage before sends, and pass the result on."""
+        try:
+            if self._input is None:
+                self._input = self._service.take_input(self._group, self._index)
+            step, blocks = decode_plan(message.arrays[:PLAN_ARRAYS], self._stage.rows, self._stage.context)
+            stored = None if len(message.arrays) == PLAN_ARRAYS else message.arrays[PLAN_ARRAYS].tolist()
+            received = receive_message(self._input.connection, self._transfers.receiving, MAX_ARRAY_BYTES)
+            x = self._stage.run(self._stage.from_bytes(received.arrays[0]), step, blocks, stored)
+            if message.body.get("forward"):
+                send_message(self._output, self._transfers.sending, "hidden", [self._stage.to_bytes(x)])
+        except (TransportError, RuntimeError, IndexError, ValueError) as error:
+            log.warning("stage %d of group %s failed: %s", self._index, self._group, error)
+            self._break()
+
+    def _offer(self, row: int, tokens: int) -> None:
+        """Offer the KV of a row to whoever continues it."""
+        data = self._stage.slots.export_row(row, tokens).data
+        manifest = self._transfers.offer(self._version, tokens, data)
+        listed = b"" if manifest is None else bytes(encode_parts([manifest]))
+        send_message(self._control, self._transfers.sending, "offered", [np.frombuffer(listed, np.uint8)])
+
+    def _write(self, message: Message) -> None:
+        """Store the KV of a row, all layers of this stage one after the other."""
+        body, count = message.body, len(self._stage.slots.layers)
+        data = memoryview(message.arrays[0].reshape(-1).copy().data)
+        each = len(data) // max(1, count)
+        layers = {layer: data[layer * each : (layer + 1) * each] for layer in range(count)}
+        row, layout, tokens = (_integer(body, name) for name in ("row", "layout", "tokens"))
+        stored = self._stage.slots.write_row(row, layout, tokens, layers)
+        self._reply("written", layers=len(stored))
+
+    def _rows_of(self, array: np.ndarray) -> np.ndarray:
+        if array.dtype != np.int64 or array.ndim > 2:
+            raise ProtocolError("rows that are not int64")
+        return array
+
+    def _reply(self, kind: str, **body: Any) -> None:
+        send_message(self._control, self._transfers.sending, kind, **body)
+
+    def _break(self) -> None:
+        """Close the connections to both neighbours, which then do the same: so the leader notices."""
+        self._broken = True
+        interrupt(self._output)
+        if self._input is not None:
+            interrupt(self._input.connection)
+            self._input.done.set()
+
+
+def _integer(body: Mapping[str, Any], name: str) -> int:
+    value = body.get(name)
+    if not isinstance(value, int) or value < -1:
+        raise ProtocolError(f"a message for a stage has no valid {name}: {json.dumps(value)[:40]}")
+    return value

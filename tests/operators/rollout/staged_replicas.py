@@ -1,0 +1,136 @@
+"""Replicas with a part of a weight version each, in one process: each has its own store, engine and server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import torch
+from tiny_engines import TransformersEngine
+from tiny_models import GQA, VOCABULARY
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from infra.models.weights import save_weights
+from infra.store import names
+from infra.store.chunks import chunk_checksums
+from infra.store.incoming_version import Seal, write_seal
+from infra.store.model_parts import model_parts
+from infra.store.weight_files import tensor_places
+from infra.store.weight_store import WeightStore
+from infra.transport.kv_transfer import KVTransfers
+from infra.transport.relay_node import Endpoint
+from operators.rollout.engine import Completion
+from operators.rollout.staged.member import StageMember
+from operators.rollout.staged.replica_staging import ReplicaStaging
+from operators.rollout.staged.service import StageService
+from schemas.records import PolicyVersion, Stage, StageGroup, TensorSpec, WeightVersion
+
+LAYERS = 5
+CHUNK = 512
+
+
+def model(seed: int = 0) -> Qwen2ForCausalLM:
+    """A model of five layers, so that stages differ in size."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(**{**GQA, "num_hidden_layers": LAYERS, "vocab_size": VOCABULARY}, tie_word_embeddings=True)
+    return Qwen2ForCausalLM(config).eval()
+
+
+class Version:
+    """A weight version: its bytes and its manifest."""
+
+    def __init__(self, folder: Path, number: int = 1, seed: int = 7) -> None:
+        file = folder / f"whole-{number}"
+        save_weights(model(seed), file)
+        self.bytes = file.read_bytes()
+        self.version = PolicyVersion(1, number)
+        places = tensor_places(memoryview(self.bytes))
+        specs = tuple(TensorSpec(name, place.spec.dtype, place.spec.shape) for name, place in places.items())
+        checks = chunk_checksums(memoryview(self.bytes), CHUNK)
+        self.manifest = WeightVersion(
+            version=self.version,
+            parent=None,
+            step=number,
+            file=names.weight_file(self.version),
+            bytes=len(self.bytes),
+            blake3="",
+            tensors=specs,
+            batches=(),
+            batch_offsets=(),
+            trajectories_trained=0,
+            final=False,
+            created_at=0,
+            chunk_bytes=CHUNK,
+            chunk_checksums=checks,
+        )
+        self.parts = model_parts(self.manifest)
+
+    def arrived(self, layers: Collection[int], *, ends: bool) -> bytes:
+        """The bytes with only these parts; the other chunks are zeros."""
+        chunks = set(self.parts.ends) if ends else set()
+        chunks = chunks.union(*(self.parts.layers[layer] for layer in layers))
+        found = bytearray(len(self.bytes))
+        for chunk in chunks:
+            found[chunk * CHUNK : (chunk + 1) * CHUNK] = self.bytes[chunk * CHUNK : (chunk + 1) * CHUNK]
+        return bytes(found)
+
+
+class Replica:
+    """A replica without weights; `arrive` puts a part of a version into its store, `whole` all of it."""
+
+    def __init__(self, index: int, root: Path, slots: int = 16) -> None:
+        self.store = WeightStore(root / f"store-{index}")
+        self.transfers = KVTransfers("run", Endpoint(), 1 << 26)
+        self.engine = TransformersEngine(model(seed=100 + index), slots=slots)
+        self.index = index
+        member = StageMember(index, 1, self.engine, self.store.root)
+        self.staging = ReplicaStaging(member, self.store, StageService(self.transfers))
+
+    def arrive(self, version: Version, layers: Collection[int], *, ends: bool = False) -> None:
+        self.staging.announce(version.manifest)
+        (self.store.root / f"{version.version}{names.PARTIAL}").write_bytes(version.arrived(layers, ends=ends))
+
+    def whole(self, version: Version) -> None:
+        write_seal(self.store.root, Seal(version.version, len(version.bytes), ""))
+        (self.store.root / f"{version.version}{names.PARTIAL}").unlink(missing_ok=True)
+        (self.store.root / names.weight_file(version.version)).write_bytes(version.bytes)
+
+    def stage(self, first: int, end: int) -> Stage:
+        return Stage(self.index, 1, self.transfers.address, first, end)
+
+    def die(self) -> None:
+        """Close all connections, as the end of the process does."""
+        self.transfers.close()
+
+    def close(self) -> None:
+        self.staging.close()
+        self.transfers.close()
+        self.store.close()
+
+
+def group(version: Version, stages: Sequence[Stage], name: str = "g-1") -> StageGroup:
+    return StageGroup(name, version.version, tuple(stages), stages[0].replica, 1)
+
+
+def lead(leader: Replica, order: StageGroup) -> None:
+    """Form `order` and wait until it is formed or has failed."""
+    leader.staging.order(order)
+    leader.staging.advance()
+    formed = leader.staging._forming
+    assert formed is not None
+    formed.exception(timeout=30)
+    leader.staging.advance()
+
+
+def finish(
+    leader: Replica, steps: int | None = None, before_step: Callable[[int], None] = lambda step: None
+) -> dict[str, Completion]:
+    """Step the leader's engine `steps` times, or until nothing is left that it can compute."""
+    done: dict[str, Completion] = {}
+    step = 0
+    while leader.engine.due() == 0 and (steps is None or step < steps):
+        before_step(step)
+        done |= {each.trajectory_id: each for each in leader.engine.step()}
+        leader.staging.advance()
+        step += 1
+    return done

@@ -1,0 +1,256 @@
+"""Groups of replicas that run a version in stages give the tokens of a whole engine, whatever happens to the group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from record_factories import prompt
+from staged_replicas import LAYERS, Replica, Version, finish, group, lead, model
+from tiny_engines import assert_same, mixed, run
+
+from operators.io.repartition import Placed, assignment_of
+from operators.rollout.engine import KV, Completion, Request
+from operators.rollout.replica import Replica as ProductReplica
+from operators.rollout.running_request import request_of
+from operators.rollout.staged.staged_runner import StagedRunner
+from operators.rollout.transformers_engine import TransformersEngine
+from schemas.records import Assignment, Release, Sampling, Trajectory
+
+Replicas = Callable[[int], list[Replica]]
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> Version:
+    return Version(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def expected(version: Version) -> dict[str, Completion]:
+    """What a whole engine generates."""
+    return run(TransformersEngine(model(seed=7), slots=16, version=version.version), mixed(18))
+
+
+@pytest.fixture
+def replicas(tmp_path: Path) -> Iterator[Replicas]:
+    made: list[Replica] = []
+
+    def make(count: int) -> list[Replica]:
+        made.extend(Replica(index, tmp_path) for index in range(count))
+        return made
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def three_stages(replicas: Replicas, version: Version) -> list[Replica]:
+    """Replicas 0, 1, 2 lead and run layers 0-1, 2-3 and 4; replica 3 has layers 2-4 and no part."""
+    made = replicas(4)
+    made[0].arrive(version, (0, 1), ends=True)
+    made[1].arrive(version, (2, 3))
+    made[2].arrive(version, (4,))
+    made[3].arrive(version, (2, 3, 4))
+    lead(made[0], group(version, [made[0].stage(0, 2), made[1].stage(2, 4), made[2].stage(4, 5)]))
+    assert made[0].staging.leading, made[0].staging.status(0).error
+    return made
+
+
+def submit(leader: Replica, requests: list[Request]) -> None:
+    for request in requests:
+        leader.engine.submit(request)
+
+
+def product_replica(of: Replica) -> ProductReplica:
+    """The replica of a rollout process over the engine and the store of `of`."""
+    return ProductReplica(
+        of.index, 1, of.engine, of.store, str, lambda: 0, kv_transfers=of.transfers, staging=of.staging
+    )
+
+
+def assignment(number: int) -> Assignment:
+    asked = prompt(number, 1, sampling=Sampling(1.0, 1.0, 0, 12, (), 3))
+    return Assignment(asked, 0, 1, 1, 0, 1, None, None, 0)
+
+
+def assert_all_same(done: dict[str, Completion], expected: dict[str, Completion]) -> None:
+    assert done.keys() == expected.keys()
+    for name, completion in done.items():
+        assert_same(completion, expected[name])
+
+
+def test_group_generates_the_tokens_of_a_whole_engine(
+    replicas: Replicas, version: Version, expected: dict[str, Completion]
+) -> None:
+    made = three_stages(replicas, version)
+    assert [(each.staging.status(0).leads, each.staging.status(0).group) for each in made] == [
+        (True, "g-1"),
+        (False, "g-1"),
+        (False, "g-1"),
+        (False, ""),
+    ]
+    submit(made[0], mixed(18))
+    assert_all_same(finish(made[0]), expected)
+
+
+def test_leader_takes_the_kv_over_when_it_is_whole(
+    replicas: Replicas, version: Version, expected: dict[str, Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_stages(replicas, version)
+    leader = made[0]
+    submit(leader, mixed(18))
+    done = finish(leader, 4)
+    runner = leader.engine._own_runner
+    monkeypatch.setattr(runner, "prefill", lambda *args: pytest.fail("KV was computed again"))
+    leader.whole(version)
+    assert leader.staging.advance()
+    assert not leader.staging.leading
+    assert not leader.engine.staged
+    assert leader.engine.status().running
+    assert_all_same(done | finish(leader), expected)
+
+
+def test_lost_member_costs_only_the_kv_of_its_stage(
+    replicas: Replicas, version: Version, expected: dict[str, Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_stages(replicas, version)
+    leader = made[0]
+    submit(leader, mixed(18))
+    done = finish(leader, 4, lambda step: made[1].die() if step == 3 else None)
+    status = leader.staging.status(0)
+    assert (leader.engine.due() > 0, status.failed, status.lost) == (True, "g-1", (1,))
+    computed: list[set[int]] = []
+    original = StagedRunner.prefill
+
+    def record(self: StagedRunner, blocks: object, layers: object = None) -> None:
+        computed.append(set(layers or ()))  # type: ignore[arg-type]
+        original(self, blocks, layers)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StagedRunner, "prefill", record)
+    stages = [leader.stage(0, 2), made[3].stage(2, 4), made[2].stage(4, 5)]
+    lead(leader, group(version, stages, "g-2"))
+    assert leader.staging.status(0).group == "g-2"
+    rebuilt = {frozenset(layers) for layers in computed}
+    assert rebuilt
+    assert rebuilt <= {frozenset({2, 3}), frozenset(range(LAYERS))}  # all layers: rows just admitted
+    assert frozenset({2, 3}) in rebuilt
+    assert_all_same(done | finish(leader), expected)
+
+
+def test_members_vanish_one_after_another_until_leader_is_whole(
+    replicas: Replicas, version: Version, expected: dict[str, Completion]
+) -> None:
+    made = three_stages(replicas, version)
+    leader = made[0]
+    submit(leader, mixed(18))
+    done = finish(leader, 3)
+    made[1].die()
+    made[2].die()
+    done |= finish(leader)
+    assert leader.staging.status(0).lost == (1, 2)
+    leader.whole(version)
+    leader.staging.advance()
+    assert_all_same(done | finish(leader), expected)
+
+
+def test_group_is_refused_if_a_chunk_has_not_arrived(replicas: Replicas, version: Version) -> None:
+    leader, member = replicas(2)
+    leader.arrive(version, (0, 1), ends=True)
+    member.arrive(version, (2, 3))
+    lead(leader, group(version, [leader.stage(0, 2), member.stage(2, 5)]))
+    status = leader.staging.status(0)
+    assert (leader.staging.leading, status.failed, status.lost) == (False, "g-1", (1,))
+    assert "replica 1: chunk" in status.error
+    assert "has not arrived" in status.error
+    assert member.staging.may_load(version.version)
+
+
+def test_stage_keeps_its_version_until_the_group_ends(replicas: Replicas, version: Version, tmp_path: Path) -> None:
+    made = three_stages(replicas, version)
+    newer = Version(tmp_path, number=2, seed=9)
+    leader, member = made[0], made[1]
+    assert not member.staging.may_load(newer.version)
+    assert member.staging.may_load(version.version)
+    member.arrive(newer, range(LAYERS), ends=True)
+    made[3].arrive(newer, range(LAYERS), ends=True)
+    lead(made[3], group(newer, [made[3].stage(0, 2), member.stage(2, 5)], "g-2"))
+    assert f"uses weight version {version.version}" in made[3].staging.status(0).error
+    assert leader.staging.may_load(newer.version)
+    assert not leader.staging.may_load(version.version)
+    leader.staging.leave()
+    assert leader.engine.version is None
+
+
+def test_hand_over_from_a_group_takes_the_kv_along(
+    replicas: Replicas, version: Version, expected: dict[str, Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_stages(replicas, version)
+    leader, other = made[0], made[3]
+    other.whole(version)
+    other.engine.load(other.store.path(version.version), version.version)
+    requests = {request.trajectory_id: request for request in mixed(18)}
+    submit(leader, list(requests.values()))
+    done = finish(leader, 4)
+    running = [name for name in requests if leader.engine.generated({name: 0}).get(name) and name not in done][:5]
+    monkeypatch.setattr(other.engine._own_runner, "prefill", lambda *args: pytest.fail("KV was computed again"))
+    for name, partial in leader.engine.release(running, with_kv=True).items():
+        assert partial.kv is not None
+        assert partial.kv.parts
+        manifest = leader.transfers.offer(version.version, partial.kv.tokens, partial.kv.data, parts=True)
+        assert manifest is not None
+        data = other.transfers.fetch(manifest).result(timeout=10)
+        continued = replace(partial, kv=KV(partial.kv.tokens, data))
+        other.engine.submit(replace(requests[name], partial=continued))
+    moved = finish(other)
+    assert moved.keys() == set(running)
+    assert_all_same(done | moved | finish(leader), expected)
+
+
+def test_replica_hands_its_group_over_with_kv_to_a_whole_one(replicas: Replicas, version: Version) -> None:
+    made = three_stages(replicas, version)
+    leading, other = (product_replica(each) for each in (made[0], made[3]))
+    made[3].whole(version)
+    other.announce(version.version, version.manifest)
+    for number in range(4):
+        leading.accept(assignment(number))
+    events = [event for _ in range(4) for event in leading.step()]
+    assert leading.state == "running"
+    order = Release("plan", tuple(f"p{number}.0" for number in range(4)), (2,) * 4, 3, 1, 0, 1)
+    events += leading.hand_over(order)
+    placed = [event for event in events if isinstance(event, Placed)]
+    assert len(placed) == 4
+    for each in placed:
+        other.accept(assignment_of(each))
+    done: list[Trajectory] = []
+    while len(done) < 4:
+        done += [event for event in other.step() if isinstance(event, Trajectory)]
+    assert (other.kv_reused, other.kv_recomputed) == (4, 0)
+    assert {each.version_spans[0].version for each in done} == {version.version}
+    whole = TransformersEngine(model(seed=7), slots=16, version=version.version)
+    expected = run(whole, [request_of(assignment(number)) for number in range(4)])
+    assert [each.response.token_ids.to_pylist() for each in sorted(done, key=lambda each: each.prompt.number)] == [
+        expected[f"p{number}.0"].generated.token_ids.tolist() for number in range(4)
+    ]
+
+
+def test_replica_leaves_its_group_for_a_newer_whole_version(
+    replicas: Replicas, version: Version, tmp_path: Path
+) -> None:
+    made = three_stages(replicas, version)
+    newer = Version(tmp_path, number=2, seed=9)
+    leading = product_replica(made[0])
+    leading.announce(version.version, version.manifest)
+    leading.accept(assignment(0))
+    leading.step()
+    made[0].whole(newer)
+    leading.announce(newer.version, newer.manifest)
+    done: list[Trajectory] = []
+    while not done:
+        assert leading.engine.version == version.version
+        done += [event for event in leading.step() if isinstance(event, Trajectory)]
+    assert [span.version for span in done[0].version_spans] == [version.version]
+    leading.step()
+    assert leading.engine.version == newer.version
+    assert not made[0].staging.leading
