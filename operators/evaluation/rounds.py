@@ -13,6 +13,9 @@ from schemas.records import Experience, PolicyVersion
 
 Mode = Literal["greedy", "sampled"]
 
+FULL_REWARD = 1.0
+"""The reward of a correct answer, where no verifier says what is correct."""
+
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedVersion:
@@ -45,38 +48,41 @@ class Round:
         return all(map(self._is_valid, self.answers.values()))
 
     def values(self) -> dict[str, float]:
-        """The values of the metric: number of valid answers and mean accuracy; with several tasks, by task too.
+        """The values of the metric: number of valid answers, accuracy and mean reward; with several tasks, by task too.
 
         An answer is valid if it was generated under the version of this round.
         """
-        scores: dict[str, list[float]] = defaultdict(list)
+        valid: dict[str, list[Experience]] = defaultdict(list)
         for answer in self.answers.values():
-            task_scores = scores[answer.trajectory.prompt.task]
+            answers = valid[answer.trajectory.prompt.task]
             if self._is_valid(answer):
-                task_scores.append(accuracy_of(answer))
+                answers.append(answer)
         values = {
             "final": float(self.final),
-            **self._values("", [score for task_scores in scores.values() for score in task_scores]),
+            **self._values("", [answer for answers in valid.values() for answer in answers]),
         }
-        if len(scores) > 1:
-            for task, task_scores in scores.items():
-                values |= self._values(f"/{task}", task_scores)
+        if len(valid) > 1:
+            for task, answers in valid.items():
+                values |= self._values(f"/{task}", answers)
         return values
 
-    def _values(self, task: str, scores: Sequence[float]) -> dict[str, float]:
-        accuracy = {f"accuracy/{self.mode}{task}": fmean(scores)} if scores else {}
-        return {f"questions{task}": float(len(scores)), **accuracy}
+    def _values(self, task: str, answers: Sequence[Experience]) -> dict[str, float]:
+        means = {}
+        if answers:
+            means[f"accuracy/{self.mode}{task}"] = fmean(map(accuracy_of, answers))
+            means[f"reward/{self.mode}{task}"] = fmean(answer.reward for answer in answers)
+        return {f"questions{task}": float(len(answers)), **means}
 
     def _is_valid(self, answer: Experience) -> bool:
         return answer.trajectory.policy_version == self.version
 
 
 def accuracy_of(experience: Experience) -> float:
-    """The value of the component named accuracy; the reward if there is none."""
+    """Whether the answer is correct, 1 or 0: the component named accuracy, or else whether the reward is 1 or more."""
     for component in experience.components:
         if component.name == "accuracy":
             return component.value
-    return experience.reward
+    return float(experience.reward >= FULL_REWARD)
 
 
 def round_name(version: PolicyVersion, mode: Mode, final: bool) -> str:

@@ -21,8 +21,10 @@ def write_card(root: StorageFolder) -> None:
 
 def _metadata(contents: Contents) -> dict[str, Any]:
     """The metadata for `load_dataset`: files and columns, so that it also reads files without the newest columns."""
+    files = f"{DATA}/*.{contents.format}"
+    data_files: Any = [{"split": "test", "path": files}] if contents.split == "test" else files
     metadata: dict[str, Any] = {
-        "configs": [{"config_name": "default", "data_files": f"{DATA}/*.{contents.format}"}],
+        "configs": [{"config_name": "default", "data_files": data_files}],
         "tags": ["reinforcement-learning", "laminar"],
     }
     if contents.format != "jsonl":  # its reader infers the types
@@ -46,7 +48,7 @@ def _feature_type(kind: pa.DataType) -> dict[str, Any]:
 def card(contents: Contents, parts: Sequence[ExportPart]) -> str:
     """The card of an export of `contents` with `parts`."""
     view = view_of(contents.source, contents.view)
-    conditions = [condition for condition in (view.condition, contents.where) if condition]
+    conditions = contents.conditions
     columns = [f"| `{field.name}` | `{field.type}` |" for field in contents.schema]
     return "\n".join(
         [

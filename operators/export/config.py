@@ -12,7 +12,7 @@ from infra.conditions.tables import table_condition
 from infra.storage import StorageFolder
 from operators.export.columns import row_schema
 from operators.export.formats import Format
-from operators.export.views import ViewName, view_of
+from operators.export.views import SPLITS, Split, ViewName, view_of
 from schemas.topics import CATALOGUE, Topic
 
 
@@ -26,9 +26,13 @@ class Contents:
     view: ViewName = "full"
     where: str = ""
     starts: Mapping[int, int] = field(default_factory=dict)
+    split: Split = "all"
+    """Of experiences and trajectories: the rows of training, those of held-out questions, or all."""
 
     def __post_init__(self) -> None:
         view_of(self.source, self.view)
+        if self.split != "all" and "purpose" not in row_schema(self.source).names:
+            raise ValueError(f"{self.topic} have no split: their rows do not say which questions are held out")
         if self.where:
             table_condition(self.where, row_schema(self.source))
 
@@ -44,10 +48,15 @@ class Contents:
 
     def selected_rows(self, rows: pa.Table) -> pa.Table:
         """The rows of `rows` (with all columns) for which the conditions of the view and `where` hold."""
-        for condition in (view_of(self.source, self.view).condition, self.where):
-            if condition:
-                rows = table_condition(condition, rows.schema).rows(rows)
+        for condition in self.conditions:
+            rows = table_condition(condition, rows.schema).rows(rows)
         return rows
+
+    @property
+    def conditions(self) -> list[str]:
+        """The conditions that all its rows satisfy: of the split, of the view, and `where`."""
+        every = (SPLITS[self.split], view_of(self.source, self.view).condition, self.where)
+        return [condition for condition in every if condition]
 
     def view_rows(self, rows: pa.Table) -> pa.Table:
         """The rows of a file, made from selected `rows`."""

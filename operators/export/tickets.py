@@ -15,7 +15,7 @@ from typing import Any
 
 from infra.name_lookup import suggest_name
 from operators.export.config import Contents
-from operators.export.views import ViewName
+from operators.export.views import SPLITS, Split, ViewName, default_split
 from schemas.topics import CATALOGUE
 
 MAX_TICKET_BYTES = 64 * 1024
@@ -31,6 +31,8 @@ class Ticket:
     start: str | Mapping[int, int] = "beginning"
     until: Mapping[int, int] = field(default_factory=dict)
     follow: bool = False
+    split: Split | None = None
+    """None: that of the view, see `default_split`."""
 
     def __post_init__(self) -> None:
         if self.topic not in CATALOGUE:
@@ -42,7 +44,7 @@ class Ticket:
 
     def contents(self, run: str) -> Contents:
         """The contents it requests of `run`. Raises ValueError for a condition or view that its topic does not have."""
-        return Contents(run, self.topic, view=self.view, where=self.where)
+        return Contents(run, self.topic, view=self.view, where=self.where, split=self.split or default_split(self.view))
 
     def encode(self) -> bytes:
         """The ticket as JSON."""
@@ -77,7 +79,11 @@ def _validated(request: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} must be of type {kind.__name__}, not {request[name]!r}")
     if view not in ("full", "trl", "sft", "verl", "preference"):
         raise ValueError(f"there is no view {view!r}")
+    split = request.get("split")
+    if split not in (None, *SPLITS):
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
     return {
+        "split": split,
         "topic": request["topic"],
         "where": request.get("where", ""),
         "view": view,

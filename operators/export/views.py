@@ -5,6 +5,7 @@ Every view but `full` is of experiences. Rows keep their position in the log, so
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,9 @@ from operators.export.columns import LOG_POSITION, row_schema
 from schemas.topics import EXPERIENCES, Topic
 
 ViewName = Literal["full", "trl", "verl", "sft", "preference"]
+Split = Literal["train", "test", "all"]
+SPLITS: Mapping[Split, str] = {"train": "purpose != 'evaluation'", "test": "purpose = 'evaluation'", "all": ""}
+"""The condition of each split: `test` has the questions that are held out from training."""
 
 _ROW_POSITION = pa.schema([LOG_POSITION.field(name) for name in ("kafka_partition", "kafka_offset", "kafka_row")])
 _MESSAGES = pa.list_(pa.struct([("role", pa.utf8()), ("content", pa.utf8())]))
@@ -36,6 +40,11 @@ def view_of(topic: Topic, name: ViewName) -> View:
     if topic is not EXPERIENCES:
         raise ValueError(f"the view {name} is of experiences; {topic.short_name} have only the view full")
     return _VIEWS[name]
+
+
+def default_split(view: ViewName) -> Split:
+    """The split that a view has unless another is requested: trainers must not see held-out questions."""
+    return "all" if view == "full" else "train"
 
 
 def _schema(*fields: tuple[str, pa.DataType]) -> pa.Schema:
@@ -60,7 +69,7 @@ def _question_view(table: pa.Table) -> pa.Table:
             "prompt": _one_message("user", questions),
             "ability": table["task"],
             "reward_model": _struct(
-                style=pa.repeat("rule", len(table)), ground_truth=table["ground_truth"].combine_chunks()
+                style=pa.repeat("rule", len(table)), ground_truth=pa.array(_answers(table), pa.utf8())
             ),
             "extra_info": _struct(
                 split=pc.if_else(pc.equal(table["purpose"], "evaluation"), "test", "train").combine_chunks(),
@@ -68,6 +77,23 @@ def _question_view(table: pa.Table) -> pa.Table:
             ),
         },
     )
+
+
+def _answers(table: pa.Table) -> list[str]:
+    """The plain answer of each row: of a reference with several the first; the whole reference if it names none."""
+    return [plain_answer(reference) for reference in table["ground_truth"].to_pylist()]
+
+
+def plain_answer(reference: str) -> str:
+    """The answer in `reference`, JSON."""
+    try:
+        entry = json.loads(reference)
+    except ValueError:
+        return reference
+    answer = entry.get("answer") if isinstance(entry, dict) else None
+    if isinstance(answer, list) and answer:
+        answer = answer[0]
+    return reference if answer is None else answer if isinstance(answer, str) else json.dumps(answer)
 
 
 def _preference_view(table: pa.Table) -> pa.Table:
@@ -120,6 +146,7 @@ _COMPLETION_SCHEMA = _schema(
     ("trajectory_id", pa.utf8()),
     ("group_id", pa.utf8()),
     ("policy_version", pa.int64()),
+    ("purpose", pa.utf8()),
 )
 _PREFERENCE_SCHEMA = _schema(
     ("prompt", pa.utf8()),
@@ -130,6 +157,7 @@ _PREFERENCE_SCHEMA = _schema(
     ("trajectory_id", pa.utf8()),
     ("rejected_trajectory_id", pa.utf8()),
     ("group_id", pa.utf8()),
+    ("purpose", pa.utf8()),
 )
 _QUESTION_SCHEMA = _schema(
     ("data_source", pa.utf8()),
@@ -137,6 +165,7 @@ _QUESTION_SCHEMA = _schema(
     ("ability", pa.utf8()),
     ("reward_model", pa.struct([("style", pa.utf8()), ("ground_truth", pa.utf8())])),
     ("extra_info", pa.struct([("split", pa.utf8()), ("index", pa.int64())])),
+    ("purpose", pa.utf8()),
 )
 _VIEWS: Mapping[str, View] = {
     "trl": View(

@@ -42,7 +42,8 @@ class TaskConfig:
     task_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of reasoning-gym's task, except seed and size."""
     size: int | None = None
-    """Questions in an epoch of a reasoning-gym task; None generates a new question for every number."""
+    """Questions in an epoch of a reasoning-gym task; None generates a new question for every number (500 questions of
+    the few tasks that cannot)."""
 
     where: str = ""
     """The condition on the rows to draw, such as `rate >= 0.2 and subject in ('algebra', 'geometry')`; dots select

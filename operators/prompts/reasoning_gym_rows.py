@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from infra.name_lookup import suggest_name
+from infra.reasoning_gym_entries import restored_entry
 from operators.prompts.config import MAX_SUGGESTIONS, TaskConfig
 from operators.prompts.question import BadRow, Question, SourceError, UnusableRow
 
@@ -18,8 +19,7 @@ class ReasoningGymRows:
 
     The reference is the library's entry (question, answer, metadata) plus `task_args`, from which the task's verifier
     is constructed again, and `task` if the prompts have another name. Raises SourceError for an unknown task, invalid
-    arguments, and tasks whose verifier rejects its own entry after a JSON round trip (arc_agi and rearc in 0.1.25: they
-    distinguish tuples from lists).
+    arguments, and tasks whose verifier rejects its own entry after a JSON round trip.
     """
 
     def __init__(self, config: TaskConfig, seed: int, size: int | None) -> None:
@@ -60,7 +60,7 @@ class ReasoningGymRows:
     def _check_json_round_trip(self) -> None:
         try:
             entry = self._dataset[0]
-            decoded = json.loads(json.dumps(entry, allow_nan=False))
+            decoded = restored_entry(self._task, json.loads(json.dumps(entry, allow_nan=False)))
             score_before, score_after = (
                 self._dataset.score_answer(entry["answer"], known) for known in (entry, decoded)
             )

@@ -26,6 +26,11 @@ from operators.prompts.synthetic import SyntheticSource
 MAX_BAD_ROWS = 1000
 """Maximum bad rows that are reported one by one; the rest is counted."""
 
+FINITE_TASKS = frozenset({"acre", "gsm_symbolic", "list_functions", "word_ladder"})
+"""reasoning-gym's tasks (0.1.25) that do not generate a question for every number."""
+FINITE_TASK_SIZE = 500
+"""Their number of questions without `size`, the library's default."""
+
 # Positions in the endless sequence of a task. Some tasks need seed + item below 2**32.
 _HELDOUT_START = 1 << 30
 _RETRY_START = 1 << 31
@@ -60,6 +65,7 @@ def open_source(config: TaskConfig, excluded: Sequence[Question] = ()) -> Prompt
     """
     if config.source == "synthetic":
         return SyntheticSource(config)
+    config = _sized(config)
     if config.endless:
         return EndlessSource(config, excluded=excluded)
     heldout = _read_heldout_path(config) if config.heldout_path else ()
@@ -73,12 +79,22 @@ def open_levels(config: TaskConfig, excluded: Sequence[Question] = ()) -> tuple[
     """
     if not config.levels:
         return (open_source(config, excluded),)
+    config = _sized(config)
     heldout = heldout_questions(config)
     configs = [config.for_level(level) for level in range(len(config.levels))]
     if config.endless:
         return tuple(EndlessSource(each, heldout, excluded) for each in configs)
     rows = open_rows(config)
     return tuple(TableSource(each, rows, heldout, excluded) for each in configs)
+
+
+def _sized(config: TaskConfig) -> TaskConfig:
+    """`config` with a size if its reasoning-gym task has only so many questions: it is then a table."""
+    if not config.endless or config.source != "reasoning_gym" or config.task not in FINITE_TASKS:
+        return config
+    if config.levels:
+        raise SourceError(f"levels: reasoning-gym task {config.task!r} is finite: set size")
+    return replace(config, size=FINITE_TASK_SIZE)
 
 
 def open_tasks(config: PromptsConfig) -> tuple[tuple[PromptSource, ...], ...]:

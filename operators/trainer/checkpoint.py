@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from infra.files import describe_free_space, is_out_of_space, sync_path
-from infra.storage import RemotePath, StorageFolder
+from infra.storage import StorageFolder
 from operators.io.elements import PartitionKey
 from operators.trainer.checkpoint_files import (
-    MANIFEST,
     RankFile,
     TrainerPosition,
     file_names,
@@ -27,6 +26,7 @@ from operators.trainer.checkpoint_files import (
     write_manifest,
     write_rank_file,
 )
+from operators.trainer.checkpoint_list import MANIFEST, is_complete, list_checkpoints
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError
 from operators.trainer.ranks import ALONE, Ranks
@@ -74,7 +74,7 @@ def write_part(root: StorageFolder, state: LearnerState, position: TrainerPositi
     checkpoint.
     """
     with _explained(root, position):
-        if _is_complete(root / str(position.version)):
+        if is_complete(root / str(position.version)):
             raise CheckpointError(f"{root} already has a checkpoint of version {position.version}")
         unfinished = _unfinished(root, position)
         unfinished.mkdir(parents=True, exist_ok=True)
@@ -155,16 +155,6 @@ def read_position(folder: StorageFolder) -> TrainerPosition:
         raise CheckpointError(f"cannot read the checkpoint {folder}: {error!r}") from error
 
 
-def list_checkpoints(root: StorageFolder) -> list[StorageFolder]:
-    """The complete checkpoints under `root`, oldest first; none if `root` does not exist.
-
-    Raises OSError if `root` cannot be read.
-    """
-    if isinstance(root, Path) and not root.is_dir():
-        return []
-    return [root / name for name in _versions(folder.name for folder in root.iterdir()) if _is_complete(root / name)]
-
-
 @contextmanager
 def _explained(root: StorageFolder, position: TrainerPosition) -> Iterator[None]:
     """Raise CheckpointError for a failed write under `root`, with what remains there."""
@@ -186,10 +176,6 @@ def _unfinished(root: StorageFolder, position: TrainerPosition) -> StorageFolder
 def _absolute(root: StorageFolder) -> StorageFolder:
     """`root` as an absolute path or URI."""
     return root.absolute() if isinstance(root, Path) else root
-
-
-def _is_complete(folder: StorageFolder) -> bool:
-    return (folder / MANIFEST).exists() if isinstance(folder, RemotePath) else folder.exists()
 
 
 def _remove(folder: StorageFolder) -> None:
@@ -215,14 +201,3 @@ def _existing(root: StorageFolder) -> list[StorageFolder]:
         return list_checkpoints(root)
     except OSError:
         return []
-
-
-def _versions(names: Iterable[str]) -> list[str]:
-    """The `names` that are policy versions, in the order of versions."""
-    found = []
-    for name in names:
-        try:
-            found.append((PolicyVersion.parse(name), name))
-        except ValueError:
-            continue
-    return [name for _, name in sorted(found)]

@@ -27,13 +27,13 @@ from infra.models.local_part import local_part
 from infra.models.stored_tensors import StoredTensors
 from infra.storage import RangeReader, StorageFolder
 from infra.store.layout import Layout
+from operators.trainer.checkpoint_list import MANIFEST
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError
 from operators.trainer.ranks import Ranks
 from schemas.records import PolicyVersion, TensorSpec
 
 FORMAT = 2
-MANIFEST = "checkpoint.json"
 _HASH_BYTES = 16 << 20
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -153,6 +154,13 @@ def forked_ranks(config: TrainingConfig, run: Callable[[Ranks], object], folder:
         process.join()
         if process.exitcode:
             raise RuntimeError(f"another rank ended with exit code {process.exitcode}")
+
+
+def folder_distance(folder: Path, reference: Path) -> float:
+    """The 2-norm of the difference of two models' weights, relative to that of the weights in `reference`."""
+    one, other = weight_tensors(load_model(folder)), weight_tensors(load_model(reference))
+    differences = sum(float((one[name].double() - tensor.double()).square().sum()) for name, tensor in other.items())
+    return math.sqrt(differences / sum(float(tensor.double().square().sum()) for tensor in other.values()))
 
 
 def folder_digest(folder: Path) -> str:

@@ -68,6 +68,13 @@ def topic(
             "--view", help="full: every field. The others: the columns that a trainer reads (experiences only)."
         ),
     ] = "full",
+    split: Annotated[
+        Literal["train", "test", "all"] | None,
+        typer.Option(
+            "--split",
+            help="test: answers to held-out questions only; train: all others; default: all for full, else train.",
+        ),
+    ] = None,
     where: Annotated[
         str,
         typer.Option("--where", metavar="CONDITION", help="Only matching rows, e.g. reward > 0.5 and task = 'gcd'."),
@@ -105,6 +112,7 @@ def topic(
     Examples:
       laminar export topic experiences data/answers
       laminar export experiences data/pairs --view preference --since-version 100
+      laminar export experiences data/verl-test --view verl --split test
       laminar export settled data/outcomes --format jsonl --follow --every 10
       laminar export trajectories data/long --where "completion_tokens > 1000"
     """
@@ -113,6 +121,7 @@ def topic(
     from operators.export.config import ExportConfig
     from operators.export.folder import ExportError, ExportFolder
     from operators.export.verify import check_manifests
+    from operators.export.views import default_split
     from operators.io.shards import close_shards
     from pipelines.export import build
     from pipelines.roles import configure_logging
@@ -125,7 +134,7 @@ def topic(
             topic,
             since_offset,
             since_time,
-            {"format": format, "view": view},
+            {"format": format, "view": view, "split": split or default_split(view)},
             _combined(where, since_version),
         ),
         follow=follow,

@@ -130,10 +130,10 @@ def _head(manifest: WeightVersion) -> str:
 def _body(step: VersionStep) -> str:
     lines = []
     if step.trajectories:
-        ages = ", ".join(f"{count} of staleness {age}" for age, count in sorted(step.staleness.items()))
+        ages = ", ".join(f"{count} of {age}" for age, count in sorted(step.staleness.items()))
         versions = ", ".join(f"{count} by {version}" for version, count in sorted(step.made_by.items()))
         totals = f"{step.trajectories:,} trajectories, {step.tokens:,} tokens, mean reward {step.reward:.3f}"
-        lines += [f"  {totals}", f"  generated {versions}; {ages}"]
+        lines += [f"  {totals}", f"  generated {versions}; staleness {ages} (versions behind the newest, when batched)"]
     if step.missing:
         lines.append(f"  batches {step.missing} are deleted by retention or unreadable")
     return "\n".join(lines)

@@ -25,6 +25,8 @@ COMPARED = (
     "reward_last",
     "heldout_before",
     "heldout_after",
+    "heldout_reward_before",
+    "heldout_reward_after",
     "staleness_mean",
     "staleness_max",
     "error_share",

@@ -67,7 +67,8 @@ def replay(
 
     Without --set the weights equal the run's bit by bit, however often its trainer was killed. The command compares
     them, and exits with 1 if they differ. With --set the trainer learns from recorded responses and rewards, that is,
-    from experience that another policy generated.
+    from experience that another policy generated; the command prints how far the weights are from the run's. The
+    replay ends with the step with which the run ended, unless trainer.optimizer_steps is set.
 
     \b
     Examples:
@@ -76,7 +77,7 @@ def replay(
       laminar train replay first --out /tmp/again --json | jq .weights
     """
     from operators.trainer.ranks import Ranks
-    from operators.trainer.replay import Replay, folder_digest, forked_ranks
+    from operators.trainer.replay import Replay, folder_digest, folder_distance, forked_ranks
     from pipelines.inspect.audit.trim_points import newest_trim_point
 
     task = _task(folder, run, changes or [], out)
@@ -100,6 +101,8 @@ def replay(
     with TemporaryDirectory() as meeting, forked_ranks(task.config.trainer, train, Path(meeting)) as first:
         updates, weights = train(first, lambda found: _logged(found, task))
     own = task.run_folder / "model"
+    run_weights = folder_digest(own) if own.is_dir() else None
+    compared = changes and run_weights is not None
     data = {
         "run": task.config.run.name,
         "changes": list(changes or []),
@@ -109,7 +112,8 @@ def replay(
         "skipped_records": skipped_records[0],
         "seconds": round(time.monotonic() - started, 3),
         "weights": weights,
-        "run_weights": folder_digest(own) if own.is_dir() else None,
+        "run_weights": run_weights,
+        "weight_distance": folder_distance(task.out / "model", own) if compared else None,
         "model": str(task.out / "model"),
         "metrics": str(task.out / METRICS_FILE),
     }
@@ -120,8 +124,8 @@ def replay(
 @dataclass(frozen=True)
 class _Task:
     config: Config
-    steps: int | None
-    """Batches to train; None: all in the topic."""
+    steps: int
+    """Batches to train at most."""
     run_folder: Path
     out: Path
     recorded: int
@@ -139,7 +143,9 @@ def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task
         if not change.startswith(SECTION):
             raise typer.BadParameter(f"{change!r}: a replay can change only {SECTION}* settings", param_hint="--set")
     config = load_config(place / CONFIG_FILE, changes)
-    limited = not changes or any(change.startswith("trainer.optimizer_steps") for change in changes)
+    steps = config.trainer.optimizer_steps
+    if not any(change.startswith("trainer.optimizer_steps") for change in changes):
+        steps = min(steps, _last_step(place) or steps)
     if out is None:
         out = next(name for name in (place / f"replay-{number}" for number in count(1)) if not name.exists())
     if out.exists():
@@ -149,7 +155,16 @@ def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task
         raise typer.BadParameter(
             f"the run's batches are for {recorded} ranks: trainer.ranks must be {recorded} or 1", param_hint="--set"
         )
-    return _Task(config, config.trainer.optimizer_steps if limited else None, place, out, recorded)
+    return _Task(config, steps, place, out, recorded)
+
+
+def _last_step(run_folder: Path) -> int | None:
+    """The last optimizer step of the run; None if its folder does not have its metrics."""
+    from pipelines.inspect.metrics_file import read_metrics
+
+    file = run_folder / METRICS_FILE
+    metrics = read_metrics(file) if file.exists() else []
+    return max((metric.step for metric in metrics if metric.name == "trainer"), default=None)
 
 
 @dataclass
@@ -211,6 +226,10 @@ def _text(data: dict[str, Any], updates: list[Update]) -> Any:
     elif not data["changes"]:
         same = data["weights"] == data["run_weights"]
         lines.append("the weights equal the run's, bit by bit" if same else "THE WEIGHTS DIFFER FROM THE RUN'S")
+    else:
+        distance = f"{100 * data['weight_distance']:.3g} % of the norm of the run's weights"
+        lines.append(f"the weights differ from the run's by {distance} (norm of the difference)")
+        lines.append("rewards are the run's: the replay trains its recorded responses and generates none")
     return Group(table(rows, COLUMNS), *lines)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import mmap
-import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,10 @@ from infra.store.weight_store import WeightStore
 from infra.transport.download import download
 from operators.relay.config import RelayConfig
 from pipelines.cli.options import Connection
+from pipelines.cli.weight_copies import COPIED, new_folder
 from pipelines.config import Config
 from pipelines.present.output import Row
 from schemas.records import PolicyVersion, RelayChain, WeightVersion
-
-COPIED = ("*.json", "*.jinja", "*.model", "*.txt")
-"""The files of a model folder that `pull` copies beside the weights: configuration and tokenizer."""
 
 
 def store_root(connection: Connection, config: Config | None, given: Path | None) -> Path:
@@ -82,58 +81,61 @@ def _differences(before: memoryview, after: memoryview) -> list[Row]:
     return rows
 
 
-def pull(
+def pull_from_store(root: Path, manifest: WeightVersion, model: Path, folder: Path) -> str | None:
+    """Write a version in the store `root` to the new `folder` for `from_pretrained`, with the other files of `model`.
+
+    Returns the source; None if the store does not have the version. Raises FileExistsError, FileNotFoundError for a
+    model folder without configuration.
+    """
+    if not root.is_dir():
+        return None
+    try:
+        with (
+            WeightStore(root) as store,
+            store.read(manifest.version, manifest.blake3) as data,
+            _beside(model, folder) as file,
+        ):
+            file.write_bytes(data)
+    except VersionGone:
+        return None
+    return str(root)
+
+
+def pull_from_relays(
     connection: Connection,
-    root: Path,
     manifest: WeightVersion,
     chain: RelayChain | None,
     relay: RelayConfig,
     model: Path,
     folder: Path,
+    elsewhere: str,
 ) -> str:
-    """Write a version to the new `folder` for `from_pretrained`, with the other files of `model`; return the source.
+    """As `pull_from_store`, from the relays in `chain`; `elsewhere` says which versions can be pulled without them.
 
-    Raises FileExistsError, FileNotFoundError for a model folder without configuration, StoreError, TransportError.
+    Raises StoreError without relays, TransportError, and as `pull_from_store`.
     """
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists already: choose another folder, or remove it")
-    if not (model / "config.json").is_file():
-        raise FileNotFoundError(f"{model} has no config.json: give the run's model folder with --model")
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    unfinished.mkdir(parents=True)
-    try:
-        source = _fetch(connection, root, manifest, chain, relay, unfinished / SINGLE)
-        for path in sorted(path for pattern in COPIED for path in model.glob(pattern)):
-            if path.name != "model.safetensors.index.json":
-                shutil.copyfile(path, unfinished / path.name)
-        unfinished.replace(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return source
-
-
-def _fetch(
-    connection: Connection,
-    root: Path,
-    manifest: WeightVersion,
-    chain: RelayChain | None,
-    relay: RelayConfig,
-    file: Path,
-) -> str:
-    if root.is_dir():
-        try:
-            with WeightStore(root) as store, store.read(manifest.version, manifest.blake3) as data:
-                file.write_bytes(data)
-            return str(root)
-        except VersionGone:
-            pass
     if chain is None or not chain.links:
-        raise StoreError(f"version {manifest.version} is not in {root}, and run {connection.run} has no relays")
-    with file.open("xb+") as out:
+        raise StoreError(
+            f"version {manifest.version} is gone, and run {connection.run} has no relays: {elsewhere}. "
+            "trainer.checkpoint_every and trainer.checkpoints_kept keep more versions"
+        )
+    with _beside(model, folder) as file, file.open("xb+") as out:
         out.truncate(manifest.bytes)
         with mmap.mmap(out.fileno(), manifest.bytes) as memory, memoryview(memory) as view:
             download(manifest, chain, connection.run, relay.token(), view, relay.tls())
     return f"{len(chain.links)} relays"
+
+
+@contextmanager
+def _beside(model: Path, folder: Path) -> Iterator[Path]:
+    """The weight file to write in the new `folder`, which gets configuration and tokenizer of `model`."""
+    if not (model / "config.json").is_file():
+        raise FileNotFoundError(f"{model} has no config.json: give the run's model folder with --model")
+    with new_folder(folder) as unfinished:
+        yield unfinished / SINGLE
+        for path in sorted(path for pattern in COPIED for path in model.glob(pattern)):
+            if path.name != "model.safetensors.index.json":
+                shutil.copyfile(path, unfinished / path.name)
 
 
 def publish(

@@ -12,6 +12,7 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption, Printing
 from pipelines.inspect.log.manifests import Manifests
 from pipelines.inspect.run_folders import config_file
+from pipelines.inspect.weight_places import Places, WeightPlace, weight_places
 from pipelines.present.output import Report, Row, RowOutput, utc
 from schemas.plain import to_plain
 from schemas.records import PolicyVersion, WeightVersion
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pipelines.config import Config
 
 app = Commands(no_args_is_help=True)
-COLUMNS = ("version", "parent", "step", "trained", "batches", "bytes", "created", "final", "ancestor")
+COLUMNS = ("version", "parent", "step", "trained", "batches", "bytes", "created", "final", "ancestor", "where")
 
 
 @app.callback()
@@ -39,16 +40,20 @@ def weights() -> None:
 def list_(address: Address, printing: Printing) -> RowOutput:
     """List the weight versions of a run, oldest first. `ancestor`: the newest version is or descends from this one.
 
+    `where` says where this machine has the weights, for `laminar weights pull`: in the weight store (shared memory,
+    while the run is active), in the folder of the final model, in a checkpoint, or in the run's initial model.
+
     \b
     Examples:
       laminar weights list
-      laminar weights list --json | jq '.[-1].version'
+      laminar weights list --json | jq '.[] | select(.where != []) | .version'
     """
-    connection = address.connect()
+    connection = address.open_log()
     manifests = Manifests(connection.client, connection.run).readable()
     ancestors = set(ancestor_line(manifests))
-    rows = [_row(manifest, manifest.version in ancestors) for manifest in manifests]
-    return RowOutput([rows], COLUMNS, printing.form(), f"run {connection.run} has no weights yet")
+    places = weight_places(manifests, connection.run, address.folder)
+    rows = [_row(each, each.version in ancestors, places.get(each.version, [])) for each in manifests]
+    return RowOutput([rows], COLUMNS, printing.form(), f"run {connection.run} has no weights yet", cells=_cells)
 
 
 @app.command()
@@ -147,7 +152,9 @@ def pull(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> Report:
-    """Write a version to a Hugging Face folder, from this machine's store or else from a relay.
+    """Write a version to a Hugging Face folder, from where this machine has it (see `laminar weights list`) or a relay.
+
+    A checkpoint is converted. So every checkpoint becomes a model that transformers and vLLM load.
 
     \b
     Examples:
@@ -155,18 +162,24 @@ def pull(
       laminar weights pull 1.12 out --model models/base
     """
     from pipelines.cli.relays import read_chain
-    from pipelines.cli.weight_bytes import pull as pull_bytes
-    from pipelines.cli.weight_bytes import store_root
+    from pipelines.cli.weight_bytes import pull_from_relays, pull_from_store, store_root
+    from pipelines.cli.weight_copies import pull_from_place
 
     connection, (manifest,) = _find([version], address)
     config = _config(address.folder)
     base = model or (Path(config.model.path) if config is not None else Path())
-    from operators.relay.config import RelayConfig
+    manifests = Manifests(connection.client, connection.run).readable()
+    places = weight_places(manifests, connection.run, address.folder, store)
+    source = pull_from_store(store_root(connection, config, store), manifest, base, folder)
+    if source is None and config is not None:
+        found = (pull_from_place(place, config, base, folder) for place in places.get(manifest.version, []))
+        source = next(filter(None, found), None)
+    if source is None:
+        from operators.relay.config import RelayConfig
 
-    relay = RelayConfig() if config is None else config.relay
-    source = pull_bytes(
-        connection, store_root(connection, config, store), manifest, read_chain(connection), relay, base, folder
-    )
+        relay = RelayConfig() if config is None else config.relay
+        chain = None if connection.client.log is not None else read_chain(connection)
+        source = pull_from_relays(connection, manifest, chain, relay, base, folder, _available(places))
     data = {"version": str(manifest.version), "folder": str(folder), "bytes": manifest.bytes, "from": source}
     return Report(data, lambda: f"wrote version {manifest.version} to {folder}, from {source}", as_json=json)
 
@@ -205,7 +218,7 @@ def _find(versions: list[str], address: Address) -> tuple[Connection, list[Weigh
     """Return the connection and the manifests of `versions`. Raises as `find_version` does."""
     for version in versions:
         _parsed(version)  # reject an invalid version before connecting
-    connection = address.connect()
+    connection = address.open_log()
     manifests = Manifests(connection.client, connection.run)
     return connection, [manifests[find_version(connection, manifests, version)] for version in versions]
 
@@ -246,7 +259,23 @@ def ancestor_line(manifests: Iterable[WeightVersion]) -> list[PolicyVersion]:
     return line
 
 
-def _row(manifest: WeightVersion, ancestor: bool) -> Row:
+def _available(places: Places) -> str:
+    """Return which versions this machine has, as a part of an error."""
+    listed = [f"{version} ({', '.join(sorted(map(str, found)))})" for version, found in sorted(places.items())]
+    return f"this machine has {', '.join(listed)}" if listed else "this machine has none of its versions"
+
+
+def _cells(row: Row) -> Row:
+    return {**row, "where": ", ".join(map(_shortest, row["where"])) or "gone"}
+
+
+def _shortest(place: str) -> str:
+    """Return a path relative to the working directory if it is in it."""
+    path = Path(place)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place
+
+
+def _row(manifest: WeightVersion, ancestor: bool, places: Iterable[WeightPlace]) -> Row:
     return {
         "version": str(manifest.version),
         "parent": None if manifest.parent is None else str(manifest.parent),
@@ -257,6 +286,7 @@ def _row(manifest: WeightVersion, ancestor: bool) -> Row:
         "created": utc(manifest.created_at),
         "final": manifest.final,
         "ancestor": ancestor,
+        "where": [str(place) for place in places],
     }
 
 

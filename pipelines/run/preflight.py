@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from infra.models.demo_config import PHRASES
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
 from pipelines.run.host_checks import host_problems
@@ -32,6 +33,11 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
     warm = config.warm_start if warm_start and not config.model.path else None
     if warm and all(task.task != warm.model.task for task in config.prompts.mixture):
         yield f"warm_start.model.task is {warm.model.task!r}, but no task of [prompts] is"
+    if warm and warm.model.task not in PHRASES:
+        yield (
+            f"warm_start: there are no worked answers for task {warm.model.task!r}, only for "
+            f"{', '.join(sorted(PHRASES))}; set model.path to a model of your own, which needs no warm start"
+        )
     missing = {key: path for key, path in files_read(config) if not path.exists()}
     yield from (f"{key}: {path} does not exist" for key, path in missing.items())
     yield from _secrets(config, missing)

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.kafka.broker import Broker
 from infra.listening import exposed_addresses, listening_sockets
-from operators.trainer.checkpoint import list_checkpoints, read_position
+from operators.trainer.checkpoint import read_position
+from operators.trainer.checkpoint_list import list_checkpoints
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.roles import roles_of
@@ -127,17 +128,13 @@ def test_next_run_finds_the_warm_start(ended: LaminarRun, start_run: StartRun, b
     assert (run.folder.parent / "latest").resolve() == run.folder
 
 
-def test_failed_warm_start_ends_the_run_with_its_error(start_run: StartRun, broker: Broker, run_id: str) -> None:
-    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+def test_warm_start_without_worked_answers_is_refused_at_the_start(start_run: StartRun, run_id: str) -> None:
     warm_start = "warm_start={examples = 8, model = {task = 'leg_counting'}}"
-    run = start_run(run_id, servers, "model.path=''", warm_start, "prompts.task=leg_counting", "prompts.task_args={}")
+    run = start_run(run_id, "model.path=''", warm_start, "prompts.task=leg_counting", "prompts.task_args={}")
     assert run.wait() == 1
-    cause = "there are no worked answers for task 'leg_counting', only for chain_sum, gcd"
-    reason = f"the warm start failed: ValueError: {cause}"
-    last = run.output().splitlines()[-1]
-    assert last.startswith(f"laminar: {reason} (see {run.folder / 'logs' / 'warm-start.log'}); once that is fixed, ")
-    assert reason in run.state()["error"]
-    assert not run.leftovers()
+    cause = "warm_start: there are no worked answers for task 'leg_counting', only for chain_sum, gcd"
+    assert run.output().splitlines()[-1].startswith(f"laminar: {cause}; set model.path to a model of your own")
+    assert not run.folder.exists()
 
 
 def test_run_folder_is_complete(ended: LaminarRun) -> None:
@@ -177,6 +174,32 @@ def test_run_model_and_checkpoints_load(ended: LaminarRun) -> None:
     model = AutoModelForCausalLM.from_pretrained(ended.folder / "model", local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(ended.folder / "model", local_files_only=True)
     assert model.generate(**tokenizer("1 + 1 =", return_tensors="pt"), max_new_tokens=2).shape[0] == 1
+
+
+def test_checkpoint_of_an_ended_run_becomes_a_model(ended: LaminarRun, tmp_path: Path) -> None:
+    """Its topics are read from the files of its stopped broker."""
+
+    def laminar(*arguments: str) -> str:
+        command = [sys.executable, "-c", "from pipelines.cli.main import main; main()", *arguments, "--run", NAME]
+        path = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run(
+            command, cwd=ended.here, env=path, capture_output=True, text=True, check=True, timeout=120
+        )
+        assert "starting Apache Kafka" not in done.stderr
+        return done.stdout
+
+    listed = {row["version"]: row["where"] for row in json.loads(laminar("weights", "list", "--json"))}
+    final = [str(Path("runs", NAME, each)) for each in ("model", "checkpoints/1.8")]
+    assert (listed["1.0"], listed["1.8"]) == (["initial model"], final)
+    model = ended.folder / "model"
+    model.rename(tmp_path / "model")
+    try:
+        assert f"from {final[1]}" in laminar("weights", "pull", "latest", str(tmp_path / "converted"))
+    finally:
+        (tmp_path / "model").rename(model)
+    weights, converted = ((each / "model.safetensors").read_bytes() for each in (model, tmp_path / "converted"))
+    assert converted == weights
+    AutoTokenizer.from_pretrained(tmp_path / "converted", local_files_only=True)
 
 
 def test_run_command_imports_no_heavy_modules() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from infra.reasoning_gym_entries import restored_entry
+
 # Reviewed one by one (0.1.25): string comparison or one Decimal, linear in the answer. Others parse or eval() it.
 _SAFE_TASKS = frozenset({"ab", "chain_sum", "decimal_chain_sum", "dice", "leg_counting", "products"})
 
@@ -21,8 +23,9 @@ def verify(answer: str | None, entry: Mapping[str, Any], task: str) -> float:
     """
     if "metadata" not in entry:
         raise ValueError(f"the reference is not an entry of a reasoning-gym task (task {task!r})")
-    args = entry.get("task_args")
-    return float(_dataset(entry.get("task", task), json.dumps(args) if args else "").score_answer(answer, entry))
+    args, name = entry.get("task_args"), entry.get("task", task)
+    dataset = _dataset(name, json.dumps(args) if args else "")
+    return float(dataset.score_answer(answer, restored_entry(name, entry)))
 
 
 @lru_cache(maxsize=1024)

@@ -50,7 +50,10 @@ class BatchPace:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Held-out accuracy of one weight version; None if not measured. `by_task`: greedy, if there are several tasks."""
+    """Held-out accuracy of one weight version; None if not measured. `by_task`: greedy, if there are several tasks.
+
+    Accuracy is the share of correct answers, those with a full reward; `*_reward` are mean rewards.
+    """
 
     version: int
     greedy: float | None
@@ -58,6 +61,8 @@ class Evaluation:
     questions: int | None
     final: bool
     by_task: Values = field(default_factory=dict)
+    greedy_reward: float | None = None
+    sampled_reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +209,8 @@ def merge_evaluation(known: Evaluation | None, metric: Metric) -> Evaluation:
         int(values["questions"]) if "questions" in values else known.questions,
         bool(values.get("final")) or known.final,
         {**known.by_task, **{key.removeprefix(GREEDY_OF): value for key, value in values.items() if GREEDY_OF in key}},
+        values.get("reward/greedy", known.greedy_reward),
+        values.get("reward/sampled", known.sampled_reward),
     )
 
 

@@ -78,9 +78,10 @@ def laminar_command() -> str:
 
 def _changes(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     rows = (
-        ("reward", "reward_first", "reward_last"),
-        ("held-out, greedy", "heldout_before", "heldout_after"),
-        ("held-out, sampled", "heldout_sampled_before", "heldout_sampled_after"),
+        ("mean reward", "reward_first", "reward_last"),
+        ("accuracy, greedy", "heldout_before", "heldout_after"),
+        ("accuracy, sampled", "heldout_sampled_before", "heldout_sampled_after"),
+        ("held-out reward", "heldout_reward_before", "heldout_reward_after"),
         ("response length", "response_length_first", "response_length_last"),
     )
     shown = [(label, figure(summary.get(first)), figure(summary.get(last))) for label, first, last in rows]

@@ -27,6 +27,8 @@ LABELS: Mapping[str, str] = {
     "reward_last": "reward, last tenth",
     "heldout_before": "held-out accuracy before, greedy",
     "heldout_after": "held-out accuracy after, greedy",
+    "heldout_reward_before": "mean reward of greedy held-out answers before",
+    "heldout_reward_after": "mean reward of greedy held-out answers after",
     "heldout_sampled_before": "held-out accuracy before, sampled",
     "heldout_sampled_after": "held-out accuracy after, sampled",
     "heldout_warm_start_best": "best supervised checkpoint, greedy",

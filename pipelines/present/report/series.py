@@ -38,9 +38,16 @@ def evaluations(metrics: Iterable[Metric]) -> list[Evaluation]:
 
 
 def staleness_histogram(metrics: Iterable[Metric], when: str = "staleness") -> dict[int, int]:
-    """Return the number of trained trajectories by staleness in versions: at training, or `staleness_at_finish`."""
+    """Return the number of trained trajectories by staleness in versions: at training, or `staleness_at_finish`.
+
+    A last batch that was packed and not trained does not count, as in the lineage of versions.
+    """
+    metrics = list(metrics)
+    trained = max((metric.step for metric in metrics if metric.name == "trainer"), default=None)
     counts: dict[int, int] = defaultdict(int)
     for metric in newest_by_step(metrics, "experience"):
+        if trained is not None and metric.step >= trained:
+            continue
         for key, value in metric.values.items():
             versions = key.removeprefix(f"{when}/")
             if versions != key and versions.isdigit():

@@ -102,7 +102,8 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
 
     reward_first and reward_last are means over the first and the last tenth of the trained trajectories. heldout_before
     is the accuracy of the first evaluated version, heldout_after of the final one (greedy; `_sampled_`: sampled as in
-    training). heldout_warm_start_best is the greedy accuracy of the best supervised checkpoint of the warm start.
+    training), heldout_reward_* the mean reward of the greedy answers. heldout_warm_start_best is the greedy accuracy of
+    the best supervised checkpoint of the warm start.
     warm_start_careful_share and warm_start_habit_share are the shares of its examples from a careful teacher and of
     those that teach a bad habit. `tasks` has the metrics by task if there are several.
     """
@@ -126,6 +127,8 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "heldout_after": after and after.greedy,
         "heldout_sampled_before": before and before.sampled,
         "heldout_sampled_after": after and after.sampled,
+        "heldout_reward_before": before and before.greedy_reward,
+        "heldout_reward_after": after and after.greedy_reward,
         "heldout_warm_start_best": best_warm_start(metrics, facts.warm_start),
         "warm_start_careful_share": careful_share(facts.teaching),
         "warm_start_habit_share": habit_share(facts.teaching),

@@ -81,7 +81,8 @@ def test_complete_round_is_settled_and_published() -> None:
     assert evaluation.shard.run() == []
     evaluation.answer(1, reward=0.0)
     evaluation.shard.run()
-    assert evaluation.points() == [(0, {"questions": 3.0, "final": 0.0, "accuracy/greedy": pytest.approx(2 / 3)})]
+    means = {"accuracy/greedy": pytest.approx(2 / 3), "reward/greedy": pytest.approx(2 / 3)}
+    assert evaluation.points() == [(0, {"questions": 3.0, "final": 0.0, **means})]
     assert {(r.trajectory_id, r.outcome) for r in evaluation.log.rows(SETTLED)} == {
         (f"e{number}.0", "evaluated") for number in range(3)
     }
@@ -96,9 +97,15 @@ def test_metric_has_accuracy_by_task_for_several_tasks() -> None:
     evaluation.answer(1, under=version(7))  # under another version
     evaluation.shard.run()
     ((_, values),) = evaluation.points()
-    figures = {"": (4.0, 0.375), "/sums": (2.0, 0.5), "/words": (2.0, 0.25)}
-    assert values == {"final": 0.0} | {f"questions{task}": count for task, (count, _) in figures.items()} | {
-        f"accuracy/greedy{task}": accuracy for task, (_, accuracy) in figures.items()
+    figures = {
+        "": (4.0, 0.25, 0.375),
+        "/sums": (2.0, 0.5, 0.5),
+        "/words": (2.0, 0.0, 0.25),
+    }  # half a reward: not correct
+    assert values == {"final": 0.0} | {
+        f"{name}{task}": figure
+        for task, found in figures.items()
+        for name, figure in zip(("questions", "accuracy/greedy", "reward/greedy"), found, strict=True)
     }
 
 
@@ -112,7 +119,8 @@ def test_metric_counts_only_answers_of_the_version() -> None:
     evaluation.score(experience(trajectory(second, 0, under=version(4))))
     evaluation.score(experience(failed(third, 0), reward=0.0))
     evaluation.shard.run()
-    assert evaluation.points() == [(0, {"questions": 1.0, "final": 0.0, "accuracy/greedy": 1.0})]
+    means = {"accuracy/greedy": 1.0, "reward/greedy": -7.0}
+    assert evaluation.points() == [(0, {"questions": 1.0, "final": 0.0, **means})]
 
 
 def test_round_without_valid_answers_has_no_accuracy() -> None:
@@ -151,7 +159,10 @@ def test_lost_final_version_is_evaluated_again_if_republished(late: bool) -> Non
     evaluation.shard.run()
     evaluation.publish(6, epoch=5, final=True)
     assert evaluation.shard.run() == []
-    assert evaluation.points()[-1] == (6, {"questions": 2.0, "final": 1.0, "accuracy/sampled": 1.0})
+    assert evaluation.points()[-1] == (
+        6,
+        {"questions": 2.0, "final": 1.0, "accuracy/sampled": 1.0, "reward/sampled": 1.0},
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,7 +256,7 @@ def test_unexpected_and_repeated_answers_are_ignored() -> None:
     assert evaluation.shard.run() == []
     evaluation.answer()
     evaluation.shard.run()
-    assert evaluation.points() == [(0, {"questions": 3.0, "final": 0.0, "accuracy/greedy": 1.0})]
+    assert evaluation.points() == [(0, {"questions": 3.0, "final": 0.0, "accuracy/greedy": 1.0, "reward/greedy": 1.0})]
     group = evaluation.log.committed(evaluation.shard.config.group)
     assert all(group.offsets[place] == evaluation.log.end(place) for place in evaluation.shard.places)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 from export_factories import experience, rows_of
@@ -9,9 +11,13 @@ from record_samples import SAMPLES
 
 from infra.conditions.tables import table_condition
 from operators.export.columns import RecordRows, as_table, row_schema
+from operators.export.config import Contents
 from operators.export.formats import Format, read_table, write_table
-from operators.export.views import view_of
+from operators.export.tickets import parse_ticket
+from operators.export.views import Split, default_split, plain_answer, view_of
 from schemas.block import Block
+from schemas.identity import Purpose
+from schemas.records import Experience
 from schemas.topics import CATALOGUE, EXPERIENCES, SETTLED
 
 ROWS = rows_of(experience(0, 0, 1.0), experience(0, 1, 0.25), experience(1, 0, 0.5), experience(1, 1, 0.5, tokens=0))
@@ -59,7 +65,49 @@ def test_views_transform_rows() -> None:
     prompts = _view("verl")
     assert [row["extra_info"] for row in prompts] == [{"split": "train", "index": 0}, {"split": "train", "index": 1}]
     assert prompts[0]["prompt"] == [{"role": "user", "content": "What is 0 + 1?"}]
-    assert prompts[0]["reward_model"] == {"style": "rule", "ground_truth": '{"answer": "1"}'}
+    assert prompts[0]["reward_model"] == {"style": "rule", "ground_truth": "1"}
+    for name in ("trl", "sft", "preference", "verl"):
+        assert {row["purpose"] for row in _view(name)} == {"train"}
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ('{"answer":"72"}', "72"),
+        ('{"answer":["a","b"],"x":1}', "a"),
+        ('{"answer":7}', "7"),
+        ('{"tests":[]}', '{"tests":[]}'),
+        ("[1]", "[1]"),
+        ("plain", "plain"),
+    ],
+)
+def test_plain_answer_of_a_reference(reference: str, answer: str) -> None:
+    assert plain_answer(reference) == answer
+
+
+@pytest.mark.parametrize(("split", "kept"), [("train", ["p0.0", "i0.0"]), ("test", ["e0.0"]), ("all", None)])
+def test_split_selects_rows_by_purpose(split: Split, kept: list[str] | None) -> None:
+    every = [experience(0), asked_for("evaluation"), asked_for("imported")]
+    contents = Contents("run", "experiences", view="trl", split=split)
+    rows = contents.view_rows(contents.selected_rows(rows_of(*every)))
+    assert rows["trajectory_id"].to_pylist() == (kept or ["p0.0", "e0.0", "i0.0"])
+
+
+def asked_for(purpose: Purpose) -> Experience:
+    made = experience(0)
+    prompt = replace(made.trajectory.prompt, purpose=purpose)
+    return replace(made, trajectory=replace(made.trajectory, prompt=prompt))
+
+
+def test_trainer_views_leave_out_held_out_questions_by_default() -> None:
+    splits = {name: default_split(name) for name in ("full", "trl", "sft", "preference", "verl")}
+    assert splits == {"full": "all", **dict.fromkeys(("trl", "sft", "preference", "verl"), "train")}
+    assert parse_ticket(b'{"topic": "experiences", "view": "trl"}').contents("run").split == "train"
+    assert parse_ticket(b'{"topic": "experiences", "split": "test"}').contents("run").split == "test"
+    with pytest.raises(ValueError, match="split must be one of train, test, all, not 'both'"):
+        parse_ticket(b'{"topic": "experiences", "split": "both"}')
+    with pytest.raises(ValueError, match="settled have no split"):
+        Contents("run", "settled", split="test")
 
 
 @pytest.mark.parametrize("name", ["trl", "sft", "preference", "verl"])

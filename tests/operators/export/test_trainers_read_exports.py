@@ -80,5 +80,5 @@ def test_verl_dataset_reads_the_prompts(model: Path, tmp_path: Path) -> None:
     (batch,) = torch.utils.data.DataLoader(dataset, batch_size=len(dataset), collate_fn=verl.collate_fn)
     assert [list(each) for each in batch["raw_prompt"]] == [[{"role": "user", "content": q}] for q in QUESTIONS]
     assert set(batch["data_source"]) == {"sums"}
-    assert batch["reward_model"][0] == {"style": "rule", "ground_truth": '{"answer": "1"}'}
+    assert batch["reward_model"][0] == {"style": "rule", "ground_truth": "1"}
     assert list(batch["index"]) == [0, 1, 2, 4, 5, 6]

@@ -14,7 +14,7 @@ import pytest
 from operators.prompts.config import PromptsConfig
 from operators.prompts.permutation import Permutation
 from operators.prompts.question import BadRow, SourceError
-from operators.prompts.sources import heldout_questions, open_levels, open_source
+from operators.prompts.sources import FINITE_TASK_SIZE, heldout_questions, open_levels, open_source
 
 CHAIN_SUM = {"min_terms": 3, "max_terms": 5, "min_digits": 1, "max_digits": 1}
 GCD = {"min_value": 1, "max_value": 50}
@@ -204,13 +204,24 @@ def test_bad_rows_beyond_the_report_limit_are_counted(tmp_path: Path) -> None:
         ({"task": "chain_sums"}, "did you mean 'chain_sum'"),
         ({"task": "chain_sum", "task_args": {"max_term": 3}}, "no argument 'max_term'; did you mean 'max_terms'"),
         ({"task": "chain_sum", "task_args": {"min_terms": 9}}, "max_terms must be >= min_terms"),
-        ({"task": "word_ladder"}, "set size"),
-        ({"task": "arc_agi"}, "JSON cannot represent"),
+        ({"task": "composite"}, "Must specify at least one dataset"),
     ],
 )
 def test_open_source_names_what_cannot_be_opened(options: dict, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         open_source(PromptsConfig(**options))
+
+
+@pytest.mark.parametrize("task", ["list_functions", "gsm_symbolic"])
+def test_task_without_endless_questions_is_a_table(task: str) -> None:
+    source = open_source(PromptsConfig(task=task, heldout=2))
+    assert (source.row_count, len(source.heldout)) == (FINITE_TASK_SIZE, 2)
+    assert source[FINITE_TASK_SIZE].text  # the next epoch
+
+
+@pytest.mark.parametrize("task", ["arc_agi", "rearc"])
+def test_task_with_tuples_opens(task: str) -> None:
+    assert open_source(PromptsConfig(task=task))[0].text
 
 
 def test_file_without_usable_rows_raises_with_the_reason(tmp_path: Path) -> None:

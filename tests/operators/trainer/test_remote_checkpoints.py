@@ -14,11 +14,11 @@ from infra.storage import RemotePath
 from operators.trainer.checkpoint import (
     CheckpointPositions,
     check_writable,
-    list_checkpoints,
     read_position,
     write_checkpoint,
 )
 from operators.trainer.checkpoint_files import TrainerPosition
+from operators.trainer.checkpoint_list import list_checkpoints
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.persist import CheckpointError

@@ -16,7 +16,7 @@ import pytest
 
 from infra.models.checkpoint_folder import load_model, load_tokenizer
 from infra.models.demo import build_demo_model
-from infra.models.demo_config import DemoModelConfig
+from infra.models.demo_config import PHRASES, DemoModelConfig
 from infra.models.generate import generate
 from operators.trainer import warm_start as module
 from operators.trainer.imitation import Example, LearningRates, imitate, scheduled
@@ -132,6 +132,7 @@ def test_warm_start_rejects_unusable_questions(tmp_path: Path) -> None:
         warm_start(TINY, HELDOUT, HELDOUT, tmp_path)
     with pytest.raises(ValueError, match="0 questions to learn from"):
         warm_start(TINY, [], HELDOUT, tmp_path)
+    assert TRACES.keys() == PHRASES.keys()  # by which a run is checked before it starts
     with pytest.raises(ValueError, match="no worked answers for task 'leg_counting'"):
         warm_start(replace(TINY, model=replace(MODEL, task="leg_counting")), ENTRIES, HELDOUT, tmp_path)
     assert os.listdir(tmp_path) == []

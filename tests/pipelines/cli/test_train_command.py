@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -111,8 +112,20 @@ def test_train_replay_with_other_algorithm_changes_weights(laminar: Laminar, tmp
     change = "trainer.learner.algorithm.name=cispo"
     code, out, _ = laminar(RUN, "--set", change, "--out", str(tmp_path / "other"), "--json")
     result = json.loads(out)
-    assert (code, result["steps"], result["changes"]) == (0, 5, [change])
+    assert (code, result["steps"], result["changes"]) == (0, 4, [change])  # the log has a fifth batch
     assert result["weights"] != result["run_weights"]
+    assert 0 < result["weight_distance"] < 1
+
+
+def test_train_replay_says_how_far_the_weights_are(laminar: Laminar, runs: Path, tmp_path: Path) -> None:
+    (runs / RUN / "metrics.jsonl").write_text('{"name": "trainer", "step": 3, "values": {}, "measured_at": 1}\n')
+    try:
+        out = laminar(RUN, "--set", "trainer.learner.learning_rate=1e-3", "--out", str(tmp_path / "less"))[1]
+    finally:
+        (runs / RUN / "metrics.jsonl").unlink()
+    assert "3 steps in " in out  # the run ended there
+    assert re.search(r"the weights differ from the run's by [\d.]+ % of the norm of the run's weights", out)
+    assert "rewards are the run's" in out
 
 
 def test_train_replay_reports_different_weights(laminar: Laminar, runs: Path, tmp_path: Path) -> None:

@@ -187,6 +187,12 @@ def test_newest_by_step_keeps_newest_record() -> None:
     assert staleness_histogram([*odd, *odd]) == {1: 3}
 
 
+def test_staleness_histogram_counts_trained_batches_only() -> None:
+    packed = [Metric("experience", batch, {f"staleness/{batch}": 4.0}, 1) for batch in range(3)]
+    trained = [Metric("trainer", step, {}, 1) for step in (1, 2)]
+    assert staleness_histogram([*packed, *trained]) == {0: 4, 1: 4}
+
+
 def summary(
     best: float, before: float, after: float, questions: int | None = 256, careful: float = 1.0, habit: float = 0.0
 ) -> dict[str, Any]:
@@ -297,7 +303,7 @@ def test_summary_has_metrics_of_each_task() -> None:
         "response_length_last": pytest.approx(9.0),
     }
     text = closing_lines(Path("runs/sums"), summary, Path("my.toml"))
-    assert re.search(r"many\n +reward +0\.60 → 0\.90\n +held-out, greedy +0\.00 → 0\.30\n", text)
+    assert re.search(r"many\n +mean reward +0\.60 → 0\.90\n +accuracy, greedy +0\.00 → 0\.30\n", text)
     assert {"Training reward by task", "Held-out accuracy by task, greedy"} <= {
         c.title for c in charts(metrics, summary)
     }

@@ -1,0 +1,66 @@
+"""Writes a weight version to a Hugging Face folder from a place of this machine (see `weight_places.py`)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from pipelines.config import Config
+from pipelines.inspect.weight_places import WeightPlace
+
+COPIED = ("*.json", "*.jinja", "*.model", "*.txt")
+"""The files of a model folder that are copied beside the weights: configuration and tokenizer."""
+
+
+def pull_from_place(place: WeightPlace, config: Config, model: Path, folder: Path) -> str | None:
+    """Write the version in `place`, of the run of `config`, to the new `folder`; return the source.
+
+    None if the version has been evicted meanwhile. Raises FileExistsError, FileNotFoundError without a model folder,
+    CheckpointError for a damaged checkpoint.
+    """
+    if place.kind == "store":
+        return None  # the caller has tried it
+    if place.kind == "checkpoint":
+        return _convert(place, config, model, folder)
+    with new_folder(folder) as unfinished:
+        shutil.copytree(Path(str(place.path)), unfinished, dirs_exist_ok=True)
+    return str(place.path)
+
+
+def _convert(place: WeightPlace, config: Config, model: Path, folder: Path) -> str:
+    """Write the model of a checkpoint; adapters are merged into their weights."""
+    if not model.is_dir():
+        raise FileNotFoundError(f"{model} does not exist: give the run's model folder with --model")
+    from infra.storage import local_copy
+    from operators.trainer.checkpoint_files import file_names, read_manifest
+    from operators.trainer.replay import Replay
+
+    trainer = replace(config.trainer, device="cpu", ranks=1)
+    with (
+        new_folder(folder) as unfinished,
+        local_copy(place.path, tuple(file_names(read_manifest(place.path)))) as local,
+    ):
+        unfinished.rmdir()  # written anew, as a whole
+        Replay(trainer, model, config.trainer.ranks, shards=config.experience.shards, checkpoint=local).save(unfinished)
+    return str(place.path)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder that becomes `folder` at the end of this context, and is removed after an error.
+
+    Raises FileExistsError if `folder` exists.
+    """
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists already: choose another folder, or remove it")
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        unfinished.replace(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

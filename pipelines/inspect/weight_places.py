@@ -1,0 +1,99 @@
+"""Where this machine has the weight versions of a run: store, final model, checkpoints, initial model."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from infra.storage import StorageFolder, open_storage
+from infra.store.names import default_root, version_of
+from operators.trainer.checkpoint_list import list_checkpoints
+from pipelines.inspect.run_folders import config_file
+from schemas.records import PolicyVersion, WeightVersion
+
+Kind = Literal["store", "model", "checkpoint", "initial model"]
+_EARLIER_MODEL = re.compile(r"model-(\d+)")
+
+
+@dataclass(frozen=True)
+class WeightPlace:
+    """A place of a version: the weight store's file, a Hugging Face folder, or a checkpoint of the trainer."""
+
+    kind: Kind
+    path: StorageFolder
+
+    def __str__(self) -> str:
+        return self.kind if self.kind in ("store", "initial model") else str(self.path)
+
+
+Places = Mapping[PolicyVersion, list[WeightPlace]]
+
+
+def weight_places(
+    manifests: Iterable[WeightVersion], run: str, folder: Path | None, store: Path | None = None
+) -> Places:
+    """The places of each version of `run`, those with the least work first; versions without a place are missing.
+
+    `folder` is the run's on this machine, if it has one; `store` replaces the weight store that it names.
+    """
+    known = sorted(manifests, key=lambda manifest: manifest.version)
+    config = _read_config(folder)
+    found: dict[PolicyVersion, list[WeightPlace]] = {}
+    for version, place in (
+        *_stored(store or _store_of(config, run)),
+        *_models(known, folder),
+        *_checkpoints(config, run, folder),
+        *_initial(known, config),
+    ):
+        found.setdefault(version, []).append(place)
+    return found
+
+
+def _read_config(folder: Path | None) -> Mapping[str, Any]:
+    """The configuration of the run in `folder` as a table: the commands that list versions start without pydantic."""
+    file = None if folder is None else config_file(folder)
+    return {} if file is None else tomllib.loads(file.read_text("utf-8"))
+
+
+def _store_of(config: Mapping[str, Any], run: str) -> Path:
+    configured = config.get("relay", {}).get("store", "auto")
+    return default_root(run) if configured in ("", "auto") else Path(configured)
+
+
+def _stored(store: Path) -> Iterator[tuple[PolicyVersion, WeightPlace]]:
+    for file in sorted(store.iterdir()) if store.is_dir() else []:
+        if (version := version_of(file.name)) is not None:
+            yield version, WeightPlace("store", file)
+
+
+def _checkpoints(
+    config: Mapping[str, Any], run: str, folder: Path | None
+) -> Iterator[tuple[PolicyVersion, WeightPlace]]:
+    named = config.get("trainer", {}).get("checkpoint_folder", "")
+    root = open_storage(named) / run if named else None if folder is None else folder / "checkpoints"
+    for each in [] if root is None else list_checkpoints(root):
+        yield PolicyVersion.parse(each.name), WeightPlace("checkpoint", each)
+
+
+def _initial(known: list[WeightVersion], config: Mapping[str, Any]) -> Iterator[tuple[PolicyVersion, WeightPlace]]:
+    path = config.get("model", {}).get("path", "")
+    if path and Path(path).is_dir():
+        yield from ((each.version, WeightPlace("initial model", Path(path))) for each in known if each.step == 0)
+
+
+def _models(known: list[WeightVersion], folder: Path | None) -> Iterator[tuple[PolicyVersion, WeightPlace]]:
+    """The final model, and those of earlier goals of an extended run: `model-STEPS`."""
+    if folder is None or not folder.is_dir():
+        return
+    newest_of_step = {manifest.step: manifest.version for manifest in known}
+    final = [manifest.version for manifest in known if manifest.final]
+    if final and (folder / "model").is_dir():
+        yield final[-1], WeightPlace("model", folder / "model")
+    for each in sorted(folder.iterdir()):
+        match = _EARLIER_MODEL.fullmatch(each.name)
+        if match is not None and (version := newest_of_step.get(int(match[1]))) is not None:
+            yield version, WeightPlace("model", each)
