@@ -60,6 +60,8 @@ def _completion_view(table: pa.Table) -> pa.Table:
 
 
 def _question_view(table: pa.Table) -> pa.Table:
+    """The prompts; a held-out question, which every evaluation repeats, only once in a file."""
+    table = _without_repetitions(table)
     questions = table["prompt_text"].combine_chunks()
     return _select_columns(
         _QUESTION_SCHEMA,
@@ -77,6 +79,15 @@ def _question_view(table: pa.Table) -> pa.Table:
             ),
         },
     )
+
+
+def _without_repetitions(table: pa.Table) -> pa.Table:
+    """The rows of `table` without those of held-out questions that an earlier row has."""
+    heldout = pc.equal(table["purpose"], "evaluation")
+    keys = pc.if_else(heldout, table["prompt_text"], table["group_id"])
+    numbered = pa.table({"heldout": heldout, "key": keys, "row": pa.arange(0, len(table))})
+    first = numbered.group_by(["heldout", "key"], use_threads=False).aggregate([("row", "min")])
+    return table.take(first.sort_by("row_min")["row_min"])
 
 
 def _answers(table: pa.Table) -> list[str]:

@@ -93,9 +93,19 @@ def test_split_selects_rows_by_purpose(split: Split, kept: list[str] | None) -> 
     assert rows["trajectory_id"].to_pylist() == (kept or ["p0.0", "e0.0", "i0.0"])
 
 
-def asked_for(purpose: Purpose) -> Experience:
+def test_verl_view_has_each_held_out_question_once() -> None:
+    repeated = [asked_for("evaluation"), asked_for("evaluation", 5), experience(0), experience(1)]
+    rows = _view("verl", rows_of(*repeated))
+    assert [(row["purpose"], row["extra_info"]["index"]) for row in rows] == [
+        ("evaluation", 0),
+        ("train", 0),
+        ("train", 1),
+    ]
+
+
+def asked_for(purpose: Purpose, number: int = 0) -> Experience:
     made = experience(0)
-    prompt = replace(made.trajectory.prompt, purpose=purpose)
+    prompt = replace(made.trajectory.prompt, purpose=purpose, number=number)
     return replace(made, trajectory=replace(made.trajectory, prompt=prompt))
 
 
