@@ -59,11 +59,11 @@ from schemas.records import (
     WeightVersion,
 )
 
-JOINERS, REQUESTS, NEW_TOKENS = 4, 64, 32
+JOINERS, REQUESTS, NEW_TOKENS = 4, 64, 16
 RATE = 8e6
 CHUNK = 1 << 20
 VERSION = PolicyVersion(1, 0)
-DEADLINE_S = 400.0
+DEADLINE_S = 700.0
 
 
 class Joiner:
