@@ -104,6 +104,8 @@ def _problems(config: Config) -> list[str]:
     if not config.run.name:
         return ["run.name is not set: it names the run whose topics the roles read and write"]
     volume, found = PurePosixPath(config.deploy.volume_path), []
+    if config.has_gateway:
+        found.append("[agents] and [gateway] are not deployed yet: submit both roles on a machine that agents reach")
     if not config.kafka.bootstrap_servers:
         found.append("kafka.bootstrap_servers is not set: name the brokers as pods reach them")
     in_volume = {"run.folder": str(config.run.folder)} | ({} if config.emulated else {"model.path": config.model.path})

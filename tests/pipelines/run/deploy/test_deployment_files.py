@@ -87,6 +87,7 @@ def _without_machine(command: list[str]) -> list[str]:
         ("run.name=''", "run.name is not set"),
         ("kafka.bootstrap_servers=''", "kafka.bootstrap_servers is not set"),
         ("model.path='/models/base'", "model.path is '/models/base', but must be below deploy.volume_path"),
+        ("gateway={}", "[agents] and [gateway] are not deployed yet"),
         ("run.folder='runs'", "run.folder is 'runs', but must be below deploy.volume_path"),
         ("relay.listen='127.0.0.1'", "relay.listen is 127.0.0.1"),
         ("relay.token_file='/root/token'", "relay.token_file is '/root/token', but must be in /etc/laminar-secrets"),
