@@ -190,9 +190,7 @@ class World:
     def _drain(self, role: SimulatedRole) -> None:
         """Drain the first replica of a rollout process, which is restarted after a while: else none would be left."""
         start = role.start_number
-        if (
-            not start or not self.invariants.placement_started
-        ):  # before, placement cannot start on an inbox with records
+        if not start or not self.invariants.placement_started:  # as `laminar replicas drain`, which then refuses
             return
         replica = self.config.rollout.hosted(role.wiring.role.index)[0]
         value, headers = encode(Drain(replica, start))

@@ -19,8 +19,17 @@ from pipelines.cli.plans import COLUMNS, _single_row, plan_lines
 from pipelines.cli.replicas import replica_row
 from schemas.codec import encode
 from schemas.plain import to_plain
-from schemas.records import Drain, MoveOutcome, PlannedMove, PolicyVersion, RepackPlan, ReplicaLoad, ReplicaStatus
-from schemas.topics import INBOX, PLANS, REPLICAS
+from schemas.records import (
+    CommitNote,
+    Drain,
+    MoveOutcome,
+    PlannedMove,
+    PolicyVersion,
+    RepackPlan,
+    ReplicaLoad,
+    ReplicaStatus,
+)
+from schemas.topics import INBOX, PLANS, REPLICAS, RESTORE, group_name
 
 RUN = "replica-commands"
 VERSION = PolicyVersion(1, 4)
@@ -69,7 +78,7 @@ def filled(broker: Broker) -> ClientProperties:
     client = ClientProperties.at(broker.bootstrap_servers)
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(REPLICAS.name(RUN), 1), TopicSpec(INBOX.name(RUN), 4)])
-        create_topics(admin, [TopicSpec(PLANS.name(RUN), 1)])
+        create_topics(admin, [TopicSpec(PLANS.name(RUN), 1), TopicSpec(RESTORE.name(RUN), 1)])
     heartbeats = [
         status(0, 1000, 50, incarnation=2),
         status(0, 2000, 10),
@@ -108,7 +117,17 @@ def test_replicas_shows_current_state(laminar: Laminar) -> None:
     assert "here, pid 77" in out
 
 
+def test_drain_is_refused_before_placement_has_started(laminar: Laminar, filled: ClientProperties) -> None:
+    code, _, err = laminar("replicas", "drain", "0")
+    assert (code, "placement of run replica-commands has not started yet" in err) == (1, True)
+    assert not list(read_topic(filled, INBOX.name(RUN)))
+
+
 def test_drain_is_sent_to_current_incarnation(laminar: Laminar, filled: ClientProperties) -> None:
+    group = group_name(RUN, "placement")
+    value, headers = encode(CommitNote(group, "{}", 0))
+    with BoundedProducer(filled) as producer:
+        producer.send(RESTORE.name(RUN), value, key=group.encode(), headers=headers)
     code, out, _ = laminar("replicas", "drain", "0", "--json")
     assert (code, json.loads(out)["drained"]) == (0, False)
     (record,) = read_topic(filled, INBOX.name(RUN))
