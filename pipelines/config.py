@@ -30,7 +30,7 @@ from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.config_tables import add_named_environments, complete_tasks
-from pipelines.old_conditions import old_conditions
+from pipelines.old_settings import old_conditions, old_gpus
 from pipelines.progress_config import ProgressConfig
 from pipelines.roles import ADMIN, ROLE
 from pipelines.run_config import RunConfig
@@ -256,6 +256,8 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
         raise ConfigError(
             f"{origin}: a condition of [prompts] is a table, the form of release 0.2.0; write {'; '.join(written)}"
         )
+    if written_gpus := old_gpus(table.get("rollout")):
+        raise ConfigError(f"{origin}: rollout.gpus is a number, the form of release 0.2.0; write {written_gpus}")
     table = add_named_environments(table)
     run = table.get("run", {})
     if isinstance(run, dict) and "seed" in run:

@@ -1,4 +1,4 @@
-"""Conditions of prompts in the form of release 0.2.0, tables, as the conditions of today."""
+"""Settings in the form of release 0.2.0, and how to write them now: conditions of prompts, a replica's GPUs."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def old_conditions(prompts: Mapping[str, Any]) -> Iterator[str]:
             tables = [level for level in levels if isinstance(level, Mapping)]
             if tables:
                 yield f"levels = [{', '.join(_quoted(condition_text(level)) for level in tables)}]"
+
+
+def old_gpus(rollout: object) -> str:
+    """How to write `rollout.gpus` if it is a number, the form of release 0.2.0; else empty."""
+    gpus = rollout.get("gpus") if isinstance(rollout, Mapping) else None
+    return f"tensor_parallel = {gpus}" if isinstance(gpus, int) else ""
 
 
 def condition_text(where: Mapping[str, Any]) -> str:

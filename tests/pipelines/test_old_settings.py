@@ -8,7 +8,7 @@ import pytest
 
 from infra.conditions.grammar import parse_condition
 from pipelines.config import ConfigError, parse_config
-from pipelines.old_conditions import condition_text
+from pipelines.old_settings import condition_text
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,8 @@ def test_config_with_an_old_condition_names_the_new_form(prompts: dict[str, Any]
         parse_config(table, "config.toml")
     assert str(error.value).startswith("config.toml: a condition of [prompts] is a table, the form of release 0.2.0")
     assert expected in str(error.value)
+
+
+def test_config_with_the_old_number_of_gpus_names_the_new_key() -> None:
+    with pytest.raises(ConfigError, match=r"gpus is a number, .*; write tensor_parallel = 2"):
+        parse_config({"rollout": {"engine": "vllm", "gpus": 2}}, "config.toml")
