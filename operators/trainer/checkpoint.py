@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.files import describe_free_space, is_out_of_space, sync_path
+from infra.models.checkpoint_list import MANIFEST, is_complete, list_checkpoints
 from infra.storage import StorageFolder
 from operators.io.elements import PartitionKey
 from operators.trainer.checkpoint_files import (
@@ -26,7 +27,6 @@ from operators.trainer.checkpoint_files import (
     write_manifest,
     write_rank_file,
 )
-from operators.trainer.checkpoint_list import MANIFEST, is_complete, list_checkpoints
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError
 from operators.trainer.ranks import ALONE, Ranks

@@ -22,12 +22,12 @@ from blake3 import blake3
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from infra.models.checkpoint_list import MANIFEST
 from infra.models.dtypes import DTYPES
 from infra.models.local_part import local_part
 from infra.models.stored_tensors import StoredTensors
 from infra.storage import RangeReader, StorageFolder
 from infra.store.layout import Layout
-from operators.trainer.checkpoint_list import MANIFEST
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError
 from operators.trainer.ranks import Ranks

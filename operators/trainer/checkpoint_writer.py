@@ -12,11 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 
+from infra.models.checkpoint_list import list_checkpoints
 from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
 from operators.trainer.checkpoint import complete_checkpoint, write_checkpoint, write_part
 from operators.trainer.checkpoint_files import RankFile, TrainerPosition
-from operators.trainer.checkpoint_list import list_checkpoints
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.rank_training import RankTraining

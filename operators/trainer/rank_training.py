@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from infra.models.checkpoint_list import list_checkpoints
 from infra.storage import StorageFolder
 from operators.io.elements import PartitionKey
 from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch, empty_reason
 from operators.trainer.checkpoint_files import StoredState, TrainerPosition
-from operators.trainer.checkpoint_list import list_checkpoints
 from operators.trainer.device_memory import check_device_memory
 from operators.trainer.joint_actions import JointActions
 from operators.trainer.learner import Learner

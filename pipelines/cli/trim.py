@@ -43,7 +43,7 @@ def trim_command(
       laminar runs trim
       laminar runs trim --run first --version 1.200 --execute
     """
-    from operators.trainer.checkpoint_list import list_checkpoints
+    from infra.models.checkpoint_list import list_checkpoints
     from pipelines.config import load_config
     from pipelines.inspect.run_folders import find_run
     from pipelines.run.trim.execute import execute as execute_trim

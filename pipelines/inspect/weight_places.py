@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from infra.models.checkpoint_list import list_checkpoints
 from infra.storage import StorageFolder, open_storage
 from infra.store.names import default_root, version_of
-from operators.trainer.checkpoint_list import list_checkpoints
 from pipelines.inspect.run_folders import config_file
 from schemas.records import PolicyVersion, WeightVersion
 

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.kafka.broker import Broker
 from infra.listening import exposed_addresses, listening_sockets
+from infra.models.checkpoint_list import list_checkpoints
 from operators.trainer.checkpoint import read_position
-from operators.trainer.checkpoint_list import list_checkpoints
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.roles import roles_of

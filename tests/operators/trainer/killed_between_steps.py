@@ -27,8 +27,8 @@ sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
 from pydantic import TypeAdapter  # noqa: E402
 from trainer_batches import make_batch  # noqa: E402
 
+from infra.models.checkpoint_list import list_checkpoints  # noqa: E402
 from operators.trainer.checkpoint import write_checkpoint  # noqa: E402
-from operators.trainer.checkpoint_list import list_checkpoints  # noqa: E402
 from operators.trainer.rank_training import RankTraining  # noqa: E402
 from operators.trainer.trained_model import TrainedModel  # noqa: E402
 from operators.trainer.training_config import TrainingConfig  # noqa: E402

@@ -26,9 +26,9 @@ sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
 
 from trainer_batches import make_batch  # noqa: E402
 
+from infra.models.checkpoint_list import list_checkpoints  # noqa: E402
 from infra.models.weights import WeightsDigest  # noqa: E402
 from operators.trainer.checkpoint_files import StoredState  # noqa: E402
-from operators.trainer.checkpoint_list import list_checkpoints  # noqa: E402
 from operators.trainer.checkpoint_writer import CheckpointWriter  # noqa: E402
 from operators.trainer.config import LearnerConfig  # noqa: E402
 from operators.trainer.learner import Learner  # noqa: E402

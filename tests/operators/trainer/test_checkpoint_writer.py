@@ -10,10 +10,10 @@ import torch
 from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
+from infra.models.checkpoint_list import list_checkpoints
 from operators.trainer import checkpoint_writer
 from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
-from operators.trainer.checkpoint_list import list_checkpoints
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.config import LearnerConfig
 from operators.trainer.persist import CheckpointError

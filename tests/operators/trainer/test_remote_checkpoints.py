@@ -10,6 +10,7 @@ from object_store import ObjectStore, object_store
 from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
+from infra.models.checkpoint_list import list_checkpoints
 from infra.storage import RemotePath
 from operators.trainer.checkpoint import (
     CheckpointPositions,
@@ -18,7 +19,6 @@ from operators.trainer.checkpoint import (
     write_checkpoint,
 )
 from operators.trainer.checkpoint_files import TrainerPosition
-from operators.trainer.checkpoint_list import list_checkpoints
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.persist import CheckpointError

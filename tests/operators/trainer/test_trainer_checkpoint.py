@@ -15,9 +15,9 @@ import torch
 from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
+from infra.models.checkpoint_list import list_checkpoints
 from operators.trainer.checkpoint import read_position, write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
-from operators.trainer.checkpoint_list import list_checkpoints
 from operators.trainer.config import AlgorithmConfig, LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.learner_state import LearnerState
