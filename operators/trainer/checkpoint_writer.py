@@ -39,17 +39,23 @@ class CheckpointWriter:
         self._part: Future[RankFile] | None = None
         self._whole: Future[None] | None = None
         self._completed = False
+        self._begun: PolicyVersion | None = None
         training.before_change(self.wait_for_own_part)
 
     def kept(self) -> list[PolicyVersion]:
-        """The versions of the newest `checkpoints_kept` checkpoints, oldest first."""
+        """The versions of the newest `checkpoints_kept` checkpoints, oldest first, and of the one being written.
+
+        A process that is killed may have completed it, so that its successor resumes from it.
+        """
         newest = list_checkpoints(self._checkpoints)[-self._config.checkpoints_kept :]
-        return [PolicyVersion.parse(folder.name) for folder in newest]
+        versions = [PolicyVersion.parse(folder.name) for folder in newest]
+        return versions if self._begun in (None, *versions) else [*versions, self._begun]  # type: ignore[list-item]
 
     def begin(self) -> None:
         """Begin a checkpoint of the current version, which is due; an earlier one must be complete first."""
         self.finish()
         state, position = self._training.state(), self._training.position
+        self._begun = position.version
         if self._training.ranks.count == 1:
             self._part = None
             self._whole = self._thread.submit(self._write_alone, state, position)
@@ -77,7 +83,7 @@ class CheckpointWriter:
         whole, self._whole, self._part = self._whole, None, None
         if whole is not None:
             whole.result()
-            self._completed = True
+            self._completed, self._begun = True, None
 
     def close(self) -> None:
         """Stop waiting for other ranks; a checkpoint that is not complete stays so."""

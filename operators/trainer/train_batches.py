@@ -215,6 +215,7 @@ class _Training:
         due = self._training.checkpoint_due
         if self._versions.publish(wait_for_previous=wait_for_previous, wait=due) and due:
             self._checkpoints.begin()
+            self._manifests.keep(self._checkpoints.kept())
             if self._training.done:
                 self._checkpoints.finish()
                 self._manifests.keep(self._checkpoints.kept())

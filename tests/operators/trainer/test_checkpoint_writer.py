@@ -81,3 +81,19 @@ def test_checkpoint_of_other_partitions_is_rejected(tmp_path: Path, training: Ra
     write_checkpoint(tmp_path / "checkpoints", training.state(), position)
     with pytest.raises(ValueError, match=r"1\.1 is of a run with 2 partitions .* trainer.ranks = 1 .* fixed for a run"):
         RankTraining(CONFIG, tmp_path / "model", tmp_path / "checkpoints", 2)
+
+
+def test_checkpoint_being_written_counts_as_kept(
+    tmp_path: Path, training: RankTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process may have completed it: its successor then needs the manifest of that version."""
+    written = threading.Event()
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", lambda *_, **__: written.wait(30))
+    writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
+    assert writer.kept() == []
+    writer.begin()
+    assert writer.kept() == [PolicyVersion(1, 1)]
+    written.set()
+    writer.finish()
+    assert writer.kept() == []  # this test's write has left nothing
+    writer.close()

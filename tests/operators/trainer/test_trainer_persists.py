@@ -1,10 +1,13 @@
-"""A failed checkpoint is retried, then an error; it is never treated as written."""
+"""A failed checkpoint is retried, then an error; one that was complete only after the last commit can be resumed from."""
 
 from __future__ import annotations
 
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_disk import fill, small_disk
@@ -13,6 +16,7 @@ from trainer_on_a_log import Producer, Trainer
 
 from operators.trainer import checkpoint_writer, final_model, persist, publishing
 from operators.trainer.persist import CheckpointError
+from schemas.topics import BATCHES, RELAY
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +104,33 @@ def test_trainer_does_not_start_without_a_checkpoint_folder(trainer: Trainer) ->
     (trainer.folder / "checkpoints").touch()
     with pytest.raises(CheckpointError, match=f"checkpoints cannot be written to {trainer.folder / 'checkpoints'}"):
         trainer.start()
+
+
+def test_restart_restores_a_version_whose_checkpoint_was_being_written(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last commit is older than the checkpoint: it must leave the manifest to be read again."""
+    released, write = threading.Event(), checkpoint_writer.write_checkpoint
+
+    def write_late(*args: Any, **options: Any) -> None:
+        assert released.wait(30)
+        write(*args, **options)
+
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write_late)
+    trainer.start()
+    trainer.run()
+    trainer.feed(0, 1)
+    deadline = time.monotonic() + 30
+    while trainer.committed(BATCHES) < 2 or len(trainer.log.rows(RELAY)) < 3:  # does not wait for the checkpoint of 1.2
+        trainer.shard.run()
+        assert time.monotonic() < deadline
+    trainer.shard.run()
+    assert trainer.committed(RELAY) == 2  # the manifest of 1.2
+    before = trainer.weights("1.2")
+    released.set()
+    trainer.shard.fold._checkpoints.finish()  # type: ignore[union-attr]
+    trainer.shard.crash()
+    shutil.rmtree(trainer.folder / "store")
+    trainer.start()
+    trainer.run()
+    assert all((before[name] == value).all() for name, value in trainer.weights("1.2").items())
