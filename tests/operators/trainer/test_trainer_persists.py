@@ -1,4 +1,4 @@
-"""A failed checkpoint is retried, then an error; one that was complete only after the last commit can be resumed from."""
+"""A failed checkpoint is retried, then an error; one that was complete after the last commit can be resumed from."""
 
 from __future__ import annotations
 
