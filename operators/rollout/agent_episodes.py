@@ -12,16 +12,15 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from operators.rollout.engine import KV, Completion, Engine, EngineStatus, PartialResponse, Request
 from operators.rollout.episodes import EMPTY_RESPONSE
-from operators.rollout.request_checks import check_loadable
 from operators.rollout.turns import append_observation
-from schemas.records import AGENT, Episode, EpisodeEnd, PolicyVersion, Segment, TokenRange, TurnRequest
+from operators.rollout.wrapped_engine import WrappedEngine
+from schemas.records import AGENT, Episode, EpisodeEnd, Segment, TokenRange, TurnRequest
 from schemas.records.agents import extended
 
 MAX_EARLY_ORDERS = 4096
@@ -59,7 +58,7 @@ class _AgentEpisode:
         return self.request.trajectory_id
 
 
-class AgentEngine:
+class AgentEngine(WrappedEngine):
     """`engine` with episodes of agents; requests of other prompts pass through.
 
     The KV of waiting episodes is kept, in at most `kv_bytes` bytes together, so that the next turn need not recompute
@@ -67,21 +66,11 @@ class AgentEngine:
     """
 
     def __init__(self, engine: Engine, kv_bytes: int = 0) -> None:
-        self._engine, self._kv_bytes = engine, kv_bytes
+        super().__init__(engine)
+        self._kv_bytes = kv_bytes
         self._active: dict[str, _AgentEpisode] = {}
         self._early: OrderedDict[str, TurnRequest | EpisodeEnd] = OrderedDict()
-        self._ended: list[Completion] = []
         self._ended_turns: list[EndedTurn] = []
-
-    @property
-    def version(self) -> PolicyVersion | None:
-        """The weight version loaded, None before the first."""
-        return self._engine.version
-
-    def load(self, weights: Path, version: PolicyVersion) -> None:
-        """As the engine's; also raises RuntimeError while an episode waits for its agent."""
-        check_loadable(self.status(), version)
-        self._engine.load(weights, version)
 
     def submit(self, request: Request) -> None:
         """As the engine's."""
@@ -124,7 +113,7 @@ class AgentEngine:
 
     def step(self) -> Sequence[Completion]:
         """One round of the engine; returns finished requests, and episodes that their agents ended."""
-        ended, self._ended = self._ended, []
+        ended = self._take_ended()
         for completion in self._engine.step():
             episode = self._active.get(completion.trajectory_id)
             if episode is None or episode.turn is None:
@@ -132,10 +121,6 @@ class AgentEngine:
             else:
                 self._finish_turn(episode, episode.turn, completion)
         return ended
-
-    def take_started(self) -> Sequence[str]:
-        """As the engine's: a trajectory is listed once per turn."""
-        return self._engine.take_started()
 
     def due(self) -> float:
         """As the engine's; 0 if a turn or an episode has ended."""
@@ -148,10 +133,7 @@ class AgentEngine:
             released[episode.name] = _joined(episode.known, released.get(episode.name))
             if episode.turn is not None:
                 self._early[episode.name] = episode.turn  # it continues if the episode resumes here
-        for ended in [each for each in self._ended if each.trajectory_id in set(trajectory_ids)]:
-            released[ended.trajectory_id] = ended.generated
-            self._ended.remove(ended)
-        return released
+        return released | self._release_ended(trajectory_ids)
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """As the engine's, loss masks included."""
@@ -166,10 +148,6 @@ class AgentEngine:
         status = self._engine.status()
         waiting = sum(each.turn is None for each in self._active.values())
         return replace(status, running=status.running + waiting, waiting=status.waiting + len(self._ended))
-
-    def close(self) -> None:
-        """As the engine's."""
-        self._engine.close()
 
     # -- one episode --------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -21,10 +20,10 @@ from infra.models.chat import MessageFrame
 from operators.rollout.engine import KV, Completion, Engine, EngineStatus, PartialResponse, Request
 from operators.rollout.environments.contract import EpisodeState
 from operators.rollout.environments.pool import EnvironmentFailed, EnvironmentPool
-from operators.rollout.request_checks import check_loadable
 from operators.rollout.stop_strings import StoppingEngine
 from operators.rollout.turns import append_observation, last_turn, observation_ranges, turn_ranges, with_loss_mask
-from schemas.records import Ending, Episode, PolicyVersion
+from operators.rollout.wrapped_engine import WrappedEngine
+from schemas.records import Ending, Episode
 
 ENVIRONMENT_WAIT_S = 0.005
 """A step without other work waits so many seconds for an environment."""
@@ -61,7 +60,7 @@ class _ActiveEpisode:
         return len(self.known.token_ids) >= self.request.sampling.max_new_tokens
 
 
-class EpisodeEngine:
+class EpisodeEngine(WrappedEngine):
     """`engine` with the environments of `pools`, by the name that prompts use.
 
     `encode` and `decode` are the tokenizer's; `frames` has the message frame of each environment whose observations are
@@ -76,21 +75,10 @@ class EpisodeEngine:
         decode: Callable[[list[int]], str],
         frames: Mapping[str, MessageFrame] | None = None,
     ) -> None:
-        self._engine = StoppingEngine(engine, decode)
+        super().__init__(StoppingEngine(engine, decode))
         self._pools, self._encode, self._decode = pools, encode, decode
         self._frames = frames or {}
         self._active: dict[str, _ActiveEpisode] = {}
-        self._ended: list[Completion] = []
-
-    @property
-    def version(self) -> PolicyVersion | None:
-        """The weight version loaded, None before the first."""
-        return self._engine.version
-
-    def load(self, weights: Path, version: PolicyVersion) -> None:
-        """As the engine's; also raises RuntimeError while an environment's reply is pending."""
-        check_loadable(self.status(), version)
-        self._engine.load(weights, version)
 
     def submit(self, request: Request) -> None:
         """As the engine's; also raises ValueError for an unknown environment."""
@@ -127,12 +115,7 @@ class EpisodeEngine:
                 self._handle_turn_end(episode, completion.generated)
         for episode in [each for each in self._active.values() if each.reply is not None and each.reply.done()]:
             self._handle_reply(episode)
-        ended, self._ended = self._ended, []
-        return ended
-
-    def take_started(self) -> Sequence[str]:
-        """As the engine's: a trajectory is listed once per turn."""
-        return self._engine.take_started()
+        return self._take_ended()
 
     def due(self) -> float:
         """As the engine's; 0 if an environment has replied, or was requested less than RECENT_REQUEST_S ago."""
@@ -153,10 +136,7 @@ class EpisodeEngine:
                 released[episode.name] = replace(episode.known, kv=None)
             if episode.reply is not None:
                 episode.reply.cancel()
-        for ended in [each for each in self._ended if each.trajectory_id in set(trajectory_ids)]:
-            released[ended.trajectory_id] = ended.generated
-            self._ended.remove(ended)
-        return released
+        return released | self._release_ended(trajectory_ids)
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """As the engine's, loss masks included."""
@@ -171,10 +151,6 @@ class EpisodeEngine:
         status = self._engine.status()
         pending = sum(each.reply is not None for each in self._active.values())
         return replace(status, running=status.running + pending, waiting=status.waiting + len(self._ended))
-
-    def close(self) -> None:
-        """Free the engine's resources; the caller closes the pools."""
-        self._engine.close()
 
     # -- one episode --------------------------------------------------------------------------------------------------
 

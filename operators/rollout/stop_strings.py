@@ -9,14 +9,12 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from operators.rollout.engine import Completion, Engine, EngineStatus, PartialResponse, Request
-from operators.rollout.request_checks import check_loadable
 from operators.rollout.turns import last_turn
-from schemas.records import PolicyVersion
+from operators.rollout.wrapped_engine import WrappedEngine
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -74,24 +72,14 @@ class _WatchedRequest:
         return PartialResponse(generated.token_ids[:keep], generated.logprobs[:keep], kv, mask)
 
 
-class StoppingEngine:
+class StoppingEngine(WrappedEngine):
     """`engine` with stop strings; `decode` is the tokenizer's. Requests without stop strings pass through."""
 
     def __init__(self, engine: Engine, decode: Callable[[list[int]], str]) -> None:
-        self._engine, self._decode = engine, decode
+        super().__init__(engine)
+        self._decode = decode
         self._matchers: dict[tuple[str, ...], StopMatcher] = {}
         self._watched: dict[str, _WatchedRequest] = {}
-        self._ended: list[Completion] = []
-
-    @property
-    def version(self) -> PolicyVersion | None:
-        """The weight version loaded, None before the first."""
-        return self._engine.version
-
-    def load(self, weights: Path, version: PolicyVersion) -> None:
-        """As the engine's."""
-        check_loadable(self.status(), version)
-        self._engine.load(weights, version)
 
     def submit(self, request: Request) -> None:
         """As the engine's; a partial response with a stop string completes in the next step."""
@@ -115,7 +103,7 @@ class StoppingEngine:
 
     def step(self) -> Sequence[Completion]:
         """One round of the engine; also returns the requests that reached a stop string in it."""
-        ended, self._ended = self._ended, []
+        ended = self._take_ended()
         ended += [self._cut_completion(completion) for completion in self._engine.step()]
         checked = {name: watched.checked for name, watched in self._watched.items()}
         stopping = []
@@ -131,10 +119,6 @@ class StoppingEngine:
                 ended.append(self._cut_completion(Completion(name, released, "stop")))
         return ended
 
-    def take_started(self) -> Sequence[str]:
-        """As the engine's."""
-        return self._engine.take_started()
-
     def due(self) -> float:
         """As the engine's."""
         return 0.0 if self._ended else self._engine.due()
@@ -144,9 +128,7 @@ class StoppingEngine:
         released = self._engine.release(trajectory_ids, with_kv=with_kv)
         for name in trajectory_ids:
             self._watched.pop(name, None)
-        released |= {each.trajectory_id: each.generated for each in self._ended if each.trajectory_id in trajectory_ids}
-        self._ended = [each for each in self._ended if each.trajectory_id not in trajectory_ids]
-        return released
+        return released | self._release_ended(trajectory_ids)
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """As the engine's."""
@@ -156,10 +138,6 @@ class StoppingEngine:
         """As the engine's."""
         status = self._engine.status()
         return replace(status, waiting=status.waiting + len(self._ended)) if self._ended else status
-
-    def close(self) -> None:
-        """As the engine's."""
-        self._engine.close()
 
     def _cut_completion(self, completion: Completion) -> Completion:
         """`completion` cut after its stop string: the engine may generate several tokens per step."""
