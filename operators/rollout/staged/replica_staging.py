@@ -8,11 +8,11 @@ only while it is empty, or for the same version as a whole.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
+from infra.machine import machine_name
 from infra.models.partial_weights import PartsMissing
 from infra.store.errors import VersionGone
 from infra.store.weight_store import WeightStore
@@ -96,7 +96,7 @@ class ReplicaStaging:
         return StageStatus(
             replica=member.replica,
             incarnation=member.incarnation,
-            host=os.uname().nodename,
+            host=machine_name(),
             store=str(member.store),
             address=self._service.transfers.address,
             refusal=member.refusal,

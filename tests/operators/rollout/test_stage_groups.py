@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,11 @@ from record_factories import prompt
 from staged_replicas import LAYERS, Replica, Version, finish, group, lead, model
 from tiny_engines import assert_same, mixed, run
 
+from infra import machine
+from infra.store.weight_store import WeightStore
+from infra.transport.relay_node import RelayNode
 from operators.io.repartition import Placed, assignment_of
+from operators.relay.status import StatusMaker
 from operators.rollout.engine import KV, Completion, Request
 from operators.rollout.replica import Replica as ProductReplica
 from operators.rollout.running_request import request_of
@@ -165,6 +170,17 @@ def test_group_is_refused_if_a_chunk_has_not_arrived(replicas: Replicas, version
     assert "replica 1: chunk" in status.error
     assert "has not arrived" in status.error
     assert member.staging.may_load(version.version)
+
+
+def test_stages_and_relays_name_the_same_machine(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Placement pairs a replica with the relay that fills its store. A container has a host name of its own."""
+    monkeypatch.setenv(machine.VARIABLE, "node-1")
+    (replica,) = replicas(1)
+    folder = replica.staging.member.store
+    with WeightStore(folder, 4) as store, closing(RelayNode(store, "run", 0)) as node:
+        relay = StatusMaker(node, str(folder), 0.0).make((), 0, 1.0, 0)
+    status = replica.staging.status(0)
+    assert (status.host, status.store) == (relay.host, relay.store) == ("node-1", relay.store)
 
 
 def test_stage_keeps_its_version_until_the_group_ends(replicas: Replicas, version: Version, tmp_path: Path) -> None:
