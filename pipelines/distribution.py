@@ -1,8 +1,12 @@
-"""The Python package: its name, its version, and how its extras are installed."""
+"""The Python package: its name, its version, its command, and how its extras are installed."""
 
 from __future__ import annotations
 
+import sys
+
 NAME = "laminar-rl"
+LAMINAR = (sys.executable, "-c", "from pipelines.cli.main import main; main()")
+"""The command `laminar` for child processes: it need not be on PATH."""
 
 
 def version() -> str:

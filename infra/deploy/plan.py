@@ -62,12 +62,12 @@ class DeploymentPlan:
     """Whether each role has a client.properties file, named after the role, among the secrets."""
     restore_s: float = 3600.0
     """How long a role may take before its first step."""
-    relay_port: int = 0
-    """The relays' port; 0: relays accept no other machine."""
     relay_files: Sequence[str] = ()
     """Paths of the relays' token and certificates, below SECRETS."""
     topics: Sequence[TopicSpec] = ()
     acls: Sequence[Acl] = ()
+    note: str = ""
+    """For the person who deploys: what the plan could not be computed from."""
 
     @property
     def name(self) -> str:

@@ -12,12 +12,13 @@ from infra.models.conversations import ConversationFormat, Message, content_of
 from operators.gateway.conversation import digests_of
 from operators.gateway.errors import invalid
 from operators.gateway.play import Response, TurnOptions, stops_of
-from operators.gateway.tool_calls import cut_at_stop, parse_response
+from operators.gateway.tool_calls import cut_at_stop, parse_response, possible_stop
 from schemas.records import TurnRequest
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_CHOICES = 16
 MAX_MESSAGES = 4096
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,12 @@ def response_message(
         message["content"] = parsed.content or None
         message["tool_calls"] = parsed.tool_calls
     return message
+
+
+def streamable_text(form: ConversationFormat, turn: TurnOptions, token_ids: Sequence[int]) -> str:
+    """The text of an incomplete response without its end that may change: half a character, or of a stop string."""
+    text = form.text_of(token_ids).rstrip(_INCOMPLETE)
+    return text[: len(text) - possible_stop(text, turn.stop_strings)]
 
 
 def choice_of(

@@ -7,12 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from infra.models.conversations import ConversationFormat
-from operators.gateway.chat_api import ChatRequest, choice_of, response_message, usage_of
+from operators.gateway.chat_api import ChatRequest, choice_of, response_message, streamable_text, usage_of
 from operators.gateway.errors import ApiError
 from operators.gateway.play import Response, TurnOptions
-from operators.gateway.tool_calls import possible_stop
-
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 async def chat_chunks(
@@ -43,8 +40,7 @@ async def chat_chunks(
             last = response
             if response.finish_reason or request.tools:
                 continue
-            text = form.text_of(response.token_ids).rstrip(_INCOMPLETE)
-            text = text[: len(text) - possible_stop(text, turn.stop_strings)]
+            text = streamable_text(form, turn, response.token_ids)
             if len(text) > len(sent) and text.startswith(sent):
                 yield event({"content": text[len(sent) :]})
                 sent = text

@@ -7,12 +7,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from infra.models.conversations import ConversationFormat, Message
-from operators.gateway.chat_api import ChatRequest, parse_chat, response_message
+from operators.gateway.chat_api import ChatRequest, parse_chat, response_message, streamable_text
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.play import Response, TurnOptions
-from operators.gateway.tool_calls import possible_stop
 
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _IGNORED = ("reasoning",)
 """Types of input items that are dropped."""
 
@@ -138,8 +136,7 @@ async def response_events(
             if message is None and request.tools:
                 continue
             if message is None:
-                text = form.text_of(response.token_ids).rstrip(_INCOMPLETE)
-                text = text[: len(text) - possible_stop(text, turn.stop_strings)]
+                text = streamable_text(form, turn, response.token_ids)
             else:
                 text = message.get("content") or ""
                 if message.get("tool_calls") and not text:

@@ -196,7 +196,7 @@ class RelayFold:
         return self._status.make(held, size, self._clock(), self._wall_ms())
 
     def arrival(self, status: RelayStatus) -> RelayArrival | None:
-        """What has arrived of a version, to publish with heartbeat `status`; None if there is nothing to report."""
+        """The arrived chunks of a version, to publish with heartbeat `status`; None if there is nothing to report."""
         return self._status.arrival(status)
 
     def busy(self) -> bool:

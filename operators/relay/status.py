@@ -49,7 +49,7 @@ class StatusMaker:
         )
 
     def arrival(self, status: RelayStatus) -> RelayArrival | None:
-        """What has arrived of the version that is being fetched, with the rates of `status`.
+        """The arrived chunks of the version that is being fetched, with the rates of `status`.
 
         Once the fetch has ended an empty record follows; then None.
         """

@@ -139,7 +139,7 @@ class TransformersEngine:
     def relocate(self, runner: Runner, kv: KVStorage, version: PolicyVersion) -> None:
         """Compute with `runner` over `kv` from now on, under the same `version`. Requests continue with their KV.
 
-        What is lost of the KV is computed again: only the layers that are missing are stored. Raises RunnerLost if
+        Lost KV is computed again, and only the missing layers of it are stored. Raises RunnerLost if
         `runner` is lost meanwhile; nothing has changed then.
         """
         rows = self._scheduler.rows

@@ -49,7 +49,9 @@ class CheckpointWriter:
         """
         newest = list_checkpoints(self._checkpoints)[-self._config.checkpoints_kept :]
         versions = [PolicyVersion.parse(folder.name) for folder in newest]
-        return versions if self._begun in (None, *versions) else [*versions, self._begun]  # type: ignore[list-item]
+        if self._begun is not None and self._begun not in versions:
+            versions.append(self._begun)
+        return versions
 
     def begin(self) -> None:
         """Begin a checkpoint of the current version, which is due; an earlier one must be complete first."""

@@ -33,13 +33,13 @@ def deploy(
       laminar deploy run.toml cluster --set deploy.image=registry.example/laminar:1 --set deploy.namespace=rl
       sh cluster/kubernetes/secrets.sh DIR && kubectl apply -k cluster/kubernetes
     """
-    from pipelines.run.deployment import files_of, missing_model, plan_of
+    from pipelines.run.deployment import files_of, plan_of
 
     if other := [each for each in changes or () if not each.startswith("deploy.")]:
         raise typer.BadParameter(f"{other[0]}: set it in {config}, which the pods read", param_hint="--set")
     plan = plan_of(config, tuple(changes or ()))
-    if note := missing_model(config, tuple(changes or ())):
-        typer.echo(note, err=True)
+    if plan.note:
+        typer.echo(plan.note, err=True)
     files = files_of(plan)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

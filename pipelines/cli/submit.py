@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +10,7 @@ import typer
 from infra.escaping import escape_control_characters
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
+from pipelines.distribution import LAMINAR
 from pipelines.present.output import Report
 from pipelines.roles import ALL_PIPELINES, SHARDED, Role, relay_of
 
@@ -121,8 +121,7 @@ def _group(
 
     numbers = range(index * size, (index + 1) * size)
     options = [word for change in changes for word in ("--set", change)] + ["--runner", runner, "--", *context.args]
-    laminar = [sys.executable, "-c", "from pipelines.cli.main import main; main()"]
-    commands = [[*laminar, "submit", pipeline, str(config), "--index", str(number), *options] for number in numbers]
+    commands = [[*LAMINAR, "submit", pipeline, str(config), "--index", str(number), *options] for number in numbers]
     return run_group(commands, numbers)
 
 

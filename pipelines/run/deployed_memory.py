@@ -36,8 +36,8 @@ def model_copy(config: Config) -> Path | None:
 def host_memory(config: Config) -> HostMemory:
     """The memory of each role's process. Raises ValueError if the model's files are invalid.
 
-    A machine's weight versions count for the relay and for the trainer: whoever writes a page of the store is charged
-    for it. A rollout holds a copy of the weights while it loads them; on a CPU it also has the KV cache.
+    A machine's weight versions count for the relay and for the trainer: a page of the store is charged to the container
+    that writes it. A rollout holds a copy of the weights while it loads them; on a CPU it also has the KV cache.
     """
     folder = model_copy(config)
     if config.emulated:

@@ -42,16 +42,15 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
         brokers=config.kafka.bootstrap_servers,
         authenticated=bool(config.kafka.client_properties),
         restore_s=config.progress.restore_s,
-        relay_port=relay.port,
         relay_files=tuple(filter(None, (relay.token_file, relay.certificate_file, relay.authority_file))),
         topics=[topic_spec(config, topic) for topic in CATALOGUE.values()],
         acls=role_acls(config.run.name, pipelines_of(config)),
+        note=_missing_model(config),
     )
 
 
-def missing_model(file: Path, changes: tuple[str, ...] = ()) -> str:
+def _missing_model(config: Config) -> str:
     """A note for the user if the model's files are not on this machine; else empty."""
-    config = load_config(file, changes)
     if config.emulated or model_copy(config):
         return ""
     return (

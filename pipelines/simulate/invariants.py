@@ -1,4 +1,4 @@
-"""What must hold at every commit of a run, checked on the records as they become visible (ARCHITECTURE's invariants).
+"""ARCHITECTURE's invariants of a run, checked at every commit on the records that become visible.
 
 The checks know the records alone. They share no code with the ledgers, leases and notes of the operators.
 """

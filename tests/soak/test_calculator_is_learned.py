@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from pipelines.run.submission.respawner import LAMINAR
+from pipelines.distribution import LAMINAR
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
@@ -18,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_calculator_run_raises_reward_and_accuracy(seed: int, tmp_path: Path) -> None:
     arguments = ["run", "examples/calculator.toml", "--set", f"run.seed={seed}", "--set", f"run.folder={tmp_path}"]
-    command = [sys.executable, "-c", LAMINAR, *arguments, "--name", "calculator"]
+    command = [*LAMINAR, *arguments, "--name", "calculator"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
     summary = json.loads((tmp_path / "calculator" / "summary.json").read_text())
     assert summary["audit_passed"]

@@ -22,7 +22,7 @@ def kubernetes_files(plan: DeploymentPlan) -> dict[str, str]:
         "monitoring.yaml": list(operators.monitoring(plan)),
         "strimzi.yaml": list(operators.strimzi(plan)),
     }
-    files = {name: _file(plan, manifests) for name, manifests in documents.items() if manifests}
+    files = {name: _file(manifests) for name, manifests in documents.items() if manifests}
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -36,5 +36,5 @@ def kubernetes_files(plan: DeploymentPlan) -> dict[str, str]:
     return {f"kubernetes/{name}": text for name, text in texts.items()}
 
 
-def _file(plan: DeploymentPlan, manifests: Iterable[Manifest]) -> str:
+def _file(manifests: Iterable[Manifest]) -> str:
     return "".join(f"---\n{as_yaml(each)}" for each in manifests)

@@ -195,7 +195,7 @@ class _ServedStage:
             self._break()
 
     def _offer(self, row: int, tokens: int) -> None:
-        """Offer the KV of a row to whoever continues it."""
+        """Offer the KV of a row to the next owner of its trajectory."""
         data = self._stage.slots.export_row(row, tokens).data
         manifest = self._transfers.offer(self._version, tokens, data)
         listed = b"" if manifest is None else bytes(encode_parts([manifest]))

@@ -17,11 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from pipelines.distribution import LAMINAR
 from pipelines.inspect.submissions import Submission, read_submission
 from pipelines.roles import CANNOT_RUN
 from pipelines.run.restarts import Restarts
-
-LAMINAR = "from pipelines.cli.main import main; main()"
 
 
 class Respawner:
@@ -65,7 +64,7 @@ class Respawner:
         ]
         with tempfile.TemporaryDirectory(prefix="laminar-submitted-", ignore_cleanup_errors=True) as temporary_folder:
             self._child = subprocess.Popen(
-                [sys.executable, "-c", LAMINAR, *arguments, "--", *submission.options],
+                [*LAMINAR, *arguments, "--", *submission.options],
                 env={**os.environ, "TMPDIR": temporary_folder},
             )
             if self._stopping.is_set():  # stopped between the check and the start

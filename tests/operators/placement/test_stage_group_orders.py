@@ -40,7 +40,7 @@ def manifest(version: PolicyVersion = V1, names: tuple[str, ...] = ()) -> Weight
 
 
 class Cluster:
-    """Replicas on machines of their own, and what placement knows of them; `now` is in seconds."""
+    """Replicas, each on its own machine, and placement's records of them; `now` is in seconds."""
 
     def __init__(self, replicas: int, **config: Any) -> None:
         self.table, self.now = ReplicaTable(), 100.0

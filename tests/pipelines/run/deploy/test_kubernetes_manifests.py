@@ -14,7 +14,7 @@ import yaml
 from deployments import CONFIG_TEXTS, deployment, run_file
 
 from infra.kafka.properties import ClientProperties
-from pipelines.run.deployment import files_of, missing_model, plan_of, units_of
+from pipelines.run.deployment import files_of, plan_of, units_of
 from schemas.topics import CATALOGUE
 
 VERSIONS = ("1.29", "1.34")
@@ -131,9 +131,9 @@ def test_memory_requests_follow_from_the_model(tmp_path: Path) -> None:
     from pipelines.run.deployed_memory import PROCESS_GIB
 
     file = run_file(tmp_path, "example")
-    assert "set deploy.model_folder" in missing_model(file)
+    assert "set deploy.model_folder" in plan_of(file).note
     change = f"deploy.model_folder='{make_model(tmp_path / 'model', layers=1)}'"
-    assert missing_model(file, (change,)) == ""
+    assert plan_of(file, (change,)).note == ""
     small = {unit.name: unit.memory_gib for unit in units_of(load_config(file, [change]))}
     assert small["relay"] == PROCESS_GIB + 1
     assert small["rollout"] >= PROCESS_GIB + 1
