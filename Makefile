@@ -10,10 +10,12 @@ export OMP_NUM_THREADS ?= 1
 # Keep bytecode, whatever the shell says: without it every process compiles Beam and torch, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help check docs run test lint types pytest prism flink-test soak requirements sbom clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test verl-env verl-requirements verl-vectors benchmark-end-to-end gpu-check image
+.PHONY: help install check docs run test lint types pytest prism flink-test soak green requirements sbom clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test agents-env agents-requirements agents-test object-store-test verl-env verl-requirements verl-vectors benchmark-end-to-end gpu-check image
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-24s %s\n", $$1, $$2 }'
+
+install: $(READY)  ## the environment in .venv, nothing else
 
 run: $(READY)  ## a whole run on this machine: CONFIG=file, ARGS="--set key=value"
 	$(BIN)/laminar run $(CONFIG) $(ARGS)
@@ -32,9 +34,14 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# With it the start of each of the tests' brokers takes half the CPU time (see the file). The tests pass without it, too.
+BROKER_CACHE := $(VENV)/broker.aot
+$(BROKER_CACHE): $(READY)
+	-$(BIN)/python tests/broker_cache.py $@
+
 # Two tests at a time, each file in one worker, because most of a test of a whole run is waiting.
-pytest: $(READY)  ## the tests alone; ARGS="-k name"
-	$(BIN)/pytest -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+pytest: $(READY) $(BROKER_CACHE)  ## the tests alone; ARGS="-k name"
+	JAVA_TOOL_OPTIONS="$$(test -f $(BROKER_CACHE) && echo -XX:AOTCache=$(abspath $(BROKER_CACHE)))" $(BIN)/pytest -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 prism: $(READY)  ## build Prism, a Beam runner, with Go; tests then run on it too
 	$(BIN)/python -m infra.runners.prism
@@ -42,12 +49,13 @@ prism: $(READY)  ## build Prism, a Beam runner, with Go; tests then run on it to
 flink-test: $(READY)  ## every pipeline, and exactly-once, on a local Flink (jars are fetched once a user)
 	LAMINAR_TEST_FLINK=1 LAMINAR_ALLOW_EXPOSED_RUNNERS=1 $(BIN)/pytest --timeout 900 -k flink tests/end_to_end/test_submit.py tests/operators/io $(ARGS)
 
-# Kills and stops, late requests and faults on a cluster (root), every algorithm on the demonstration, mutations of the
-# trainer's arithmetic, fuzzing; then the tests marked `soak`. Each campaign prints a table and continues after an
+# Kills and stops, late requests and faults on a cluster (root), fixes taken out, every algorithm on the demonstration,
+# mutations of the trainer's arithmetic, fuzzing; then the tests marked `soak`. Each campaign prints a table and continues after an
 # interrupt. `rm -r build/soak` starts again from nothing; ARGS go to the first campaign.
 soak: $(READY)  ## campaigns of hours
 	$(BIN)/python tests/soak/campaign.py --folder build/soak $(ARGS)
 	$(BIN)/python tests/soak/fault_campaign.py --folder build/soak/faults
+	$(BIN)/python tests/soak/removed_fixes.py --folder build/soak/fixes
 	$(BIN)/python tests/soak/simulated_mutations.py --folder build/soak/simulated
 	$(BIN)/python tests/soak/simulated_histories.py --folder build/soak/simulated
 	$(BIN)/python tests/soak/broker_restarts.py --folder build/soak/broker
@@ -57,6 +65,9 @@ soak: $(READY)  ## campaigns of hours
 	$(BIN)/python tests/soak/mutation_run.py
 	$(BIN)/python tests/fuzz/campaign.py --folder build/soak/fuzz
 	$(BIN)/pytest -m soak
+
+green: $(READY)  ## `make test` ten times, three of them in random order under load; ARGS=--show prints the results
+	$(BIN)/python tests/soak/green.py $(ARGS)
 
 # The environment: pinned packages, each with its hash, then the project itself, editable.
 $(READY): requirements.txt requirements-uv.txt pyproject.toml
@@ -155,6 +166,27 @@ exports-requirements: requirements.txt | $(READY)
 exports-test: exports-env  ## exports read by TRL and verl, metrics by MLflow
 	$(EXPORTS_VENV)/bin/pytest -W ignore tests/operators/export/test_trainers_read_exports.py \
 		tests/pipelines/present/report/test_trackers.py $(ARGS)
+
+# Real clients of the gateway: they know an address and a key, and nothing of Laminar.
+AGENTS_VENV := .venv-agents
+
+agents-env: $(AGENTS_VENV)/.ready
+
+$(AGENTS_VENV)/.ready: tests/agents_environment/requirements.txt | $(READY)
+	$(PYTHON) -m venv $(AGENTS_VENV)
+	$(BIN)/uv pip install --quiet --python $(AGENTS_VENV)/bin/python -r tests/agents_environment/requirements.txt
+	touch $@
+
+agents-requirements: | $(READY)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header tests/agents_environment/requirements.in -o tests/agents_environment/requirements.txt
+
+agents-test: agents-env  ## openai, litellm, pydantic-ai and inspect-ai against a live run
+	$(BIN)/python tests/agents_environment/live_run.py $(AGENTS_VENV)/bin/python -m pytest -c /dev/null -q \
+		-p no:cacheprovider --confcutdir=tests/agents_environment tests/agents_environment/real_clients.py $(ARGS)
+
+object-store-test: $(READY)  ## checkpoints and exports in S3Proxy, an S3-compatible server (55 MB, once per user)
+	LAMINAR_OBJECT_STORE=s3proxy $(BIN)/pytest tests/infra/test_storage.py \
+		tests/operators/trainer/test_remote_checkpoints.py tests/operators/export/test_remote_export.py $(ARGS)
 
 # verl is the oracle of the trainer's losses. It is installed without its dependencies, which are those of a cluster.
 VERL_VENV := .venv-verl

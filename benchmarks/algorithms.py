@@ -36,22 +36,25 @@ from benchmarks.results import Result, Results
 from pipelines.config import load_config
 from pipelines.present.report.machine import describe_machine
 
+LOOSE = "correction_cap=5"
 CELLS: Mapping[str, tuple[str, ...]] = {
-    "grpo": (),
-    "ppo": (),
-    "decoupled_ppo": (),
-    "dr_grpo": ("max_response_tokens=48",),
-    "dapo": (),
-    "rloo": (),
-    "reinforce_plus_plus": (),
-    "reinforce_plus_plus_baseline": (),
-    "gspo": (),
-    "cispo": (),
-    "tis": (),
-    "tis, sequence": ("correction_level=sequence",),
-    "icepop": (),
+    "grpo": (LOOSE,),
+    "ppo": (LOOSE,),
+    "decoupled_ppo": (LOOSE,),
+    "dr_grpo": (LOOSE, "max_response_tokens=48"),
+    "dapo": (LOOSE,),
+    "rloo": (LOOSE, "aggregation=sequence_mean"),
+    "reinforce_plus_plus": (LOOSE,),
+    "reinforce_plus_plus_baseline": (LOOSE,),
+    "gspo": (LOOSE,),
+    "cispo": (LOOSE, "clip_low=0.2"),
+    "tis": ("correction_cap=2",),
+    "tis, sequence": ("correction_cap=2", "correction_level=sequence"),
+    "icepop": (LOOSE, "aggregation=token_mean"),
 }
 """Each algorithm, and the settings of its section besides the name."""
+ONE_STEP = ("trainer.learner.mini_batches=1", "trainer.learner.epochs=1", "trainer.learner.critic.learning_rate=1e-3")
+"""One optimizer step per batch for every algorithm, so that the cells differ in nothing else."""
 THROUGH_KAFKA = ("grpo", "ppo", "decoupled_ppo")
 ALIKE = ("decoupled_ppo", "tis", "tis, sequence")
 """Equal without lag: the policy that generated a batch trains on it, so every weight is 1 up to rounding. One loop
@@ -77,7 +80,7 @@ class Cell(NamedTuple):
         section, seed = "trainer.learner.algorithm", self.seed
         changes = [f"run.seed={seed}", f"warm_start.model.seed={seed}", f"prompts.heldout={heldout}"]
         changes += [f"warm_start.measured={heldout}", f"{section}.name={self.name.partition(',')[0]}"]
-        return [*changes, *[f"{section}.{change}" for change in CELLS[self.name]]]
+        return [*changes, *ONE_STEP, *[f"{section}.{change}" for change in CELLS[self.name]]]
 
 
 def main() -> None:

@@ -5,9 +5,10 @@
         benchmarks.placement --replicas 64 --rounds 1 --json
 
 Each round runs the module with its arguments in both checkouts, in alternating order. Compared is a figure of the JSON
-that it prints (a path of keys and indices), or else the CPU seconds of the whole process with its children, start
-included. Give figures that are CPU times: other work on the machine changes times of a clock much more. `ratio` is the
-median of the rounds' ratios, with the quartiles: what affects both runs of a round cancels out.
+that it prints (a path of keys and indices; where it leads to numbers by name, their sum), or else the CPU seconds of
+the whole process with its children, start included. Give figures that are CPU times: other work on the machine changes
+times of a clock much more. `ratio` is the median of the rounds' ratios, with the quartiles: what affects both runs of a
+round cancels out.
 """
 
 from __future__ import annotations
@@ -68,10 +69,13 @@ def cpu_s() -> float:
 
 
 def lookup(value: Any, path: str) -> float:
-    """The number at `path`, such as `rows.0.us`. Raises KeyError, IndexError or ValueError if there is none."""
+    """The number at `path`, such as `rows.0.us`, or the sum of the numbers by name that are there.
+
+    Raises KeyError, IndexError, TypeError or ValueError if there is none.
+    """
     for key in path.split("."):
         value = value[int(key)] if isinstance(value, list) else value[key]
-    return float(value)
+    return sum(map(float, value.values())) if isinstance(value, dict) else float(value)
 
 
 def compare(rounds: Sequence[tuple[float, float]]) -> dict[str, float]:

@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measures import median
+from benchmarks.measures import median, spread
 from benchmarks.other_sides import run_control, run_trl
 from benchmarks.processes import OthersWatch
 from benchmarks.sides import Side, Work, run_laminar, warm_start
@@ -156,18 +156,20 @@ _ROWS = {
 
 
 def _print_recipe(name: str, cells: Mapping[str, Any], options: argparse.Namespace, console: Console) -> None:
-    """Medians of all sides; in brackets, the median over seeds of Laminar's ratio to that side, and its goal."""
-    table = Table(title=f"{name}: median of seeds {', '.join(map(str, options.seeds))} (ratio of Laminar; goal, aim)")
+    """Medians of all sides; in brackets, Laminar's ratio to that side, paired by seed: median, range, seeds; goals."""
+    seeds = ", ".join(map(str, options.seeds))
+    table = Table(title=f"{name}: median of seeds {seeds} (ratio of Laminar paired by seed, its range; goal, aim)")
     for column in ("", *options.sides):
         table.add_column(column, justify="right" if column else "left")
     for key, label in _ROWS.items():
         row = [label]
         for side in options.sides:
             text = _seconds(_median(cells, name, side, key))
-            ratio = median(_ratio(cells, name, seed, side, key) for seed in options.seeds)
-            if side != "laminar" and ratio is not None:
+            paired = spread(_ratio(cells, name, seed, side, key) for seed in options.seeds)
+            if side != "laminar" and paired is not None:
                 goals = RECIPES[name].goals.get(side, ()) if "start" not in key and "cpu" not in key else ()
-                text += f" ({ratio:.2f}{''.join(f'; {goal:.2f}' for goal in goals)})"
+                ratios = "{1:.2f}, {0:.2f} to {2:.2f}, n = {3}".format(*paired)
+                text += f" ({ratios}{''.join(f'; {goal:.2f}' for goal in goals)})"
             row.append(text)
         table.add_row(*row)
     console.print(table)

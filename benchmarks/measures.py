@@ -50,6 +50,12 @@ def median(values: Iterable[float | None]) -> float | None:
     return None if low is None or high is None else (low + high) / 2
 
 
+def spread(values: Iterable[float | None]) -> tuple[float, float, float, int] | None:
+    """Least, median and greatest of the values that are not None, and their number; None if there are none."""
+    known = [value for value in values if value is not None]
+    return (min(known), statistics.median(known), max(known), len(known)) if known else None
+
+
 def outside(model_seconds: float, process_seconds: float) -> float | None:
     """The share of a process's CPU time that is not model code."""
     return max(0.0, 1 - model_seconds / process_seconds) if process_seconds else None

@@ -1,12 +1,12 @@
-"""The stall of a publication: how long 1, 2 and 4 ranks wait while weights are gathered and copied to the store.
+"""The stall of a publication: how long 1, 2 and 4 ranks wait while their parts of the weights are written to the store.
 
     OMP_NUM_THREADS=1 python -m benchmarks.publication
     OMP_NUM_THREADS=1 python -m benchmarks.publication --json
 
-Ranks are processes that shard a random model of 33 M parameters over gloo; rank 0 publishes it in `--dtype` to a store
-in shared memory. The stall is beside one thread's copy of as many bytes, which alternates with it; figures are medians.
-Ranks share this machine's cores, so the times of several ranks are those of cores that take turns; CPU seconds are of
-rank 0 alone.
+Ranks are processes that shard a random model of 33 M parameters over gloo, and publish it in `--dtype` to a store in
+shared memory. With `--remote` all ranks but the first are as on another machine: they send their parts to it. The stall
+is beside one thread's copy of as many bytes, which alternates with it; figures are medians. Ranks share this machine's
+cores, so the times of several ranks are those of cores that take turns; CPU seconds are of rank 0 alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import torch
@@ -26,15 +26,14 @@ from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.engine_sides import Measured, now, since
-from benchmarks.gpu.weights import Named
 from infra.store.names import default_root
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
-from operators.trainer.config import LearnerConfig
-from operators.trainer.learner import Learner
-from operators.trainer.ranks import Ranks
+from operators.trainer import joint_actions
+from operators.trainer.rank_training import RankTraining
+from operators.trainer.rendezvous import Rendezvous
 from operators.trainer.replay import forked_ranks
-from operators.trainer.tensor_bytes import copy_tensor, tensor_specs
+from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import PolicyVersion
 
@@ -48,11 +47,16 @@ def main() -> None:
     arguments.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     arguments.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     arguments.add_argument("--repetitions", type=int, default=9)
+    arguments.add_argument("--remote", action="store_true", help="all ranks but the first are on another machine")
     arguments.add_argument("--json", action="store_true")
     arguments.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.folder:
-        print(json.dumps(measure(options.folder, options.ranks[0], options.dtype, options.repetitions)))
+        print(
+            json.dumps(
+                measure(options.folder, options.ranks[0], options.dtype, options.repetitions, remote=options.remote)
+            )
+        )
         return
     with tempfile.TemporaryDirectory() as scratch:
         make_model(Path(scratch) / "model", SHAPE)
@@ -77,29 +81,32 @@ def make_model(folder: Path, shape: dict[str, int]) -> None:
     Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
-def measure(folder: Path, ranks: int, dtype: str, repetitions: int) -> dict[str, float]:
+def measure(folder: Path, ranks: int, dtype: str, repetitions: int, *, remote: bool = False) -> dict[str, float]:
     """The stall with `ranks` ranks, of which this process becomes the first."""
     torch.set_num_threads(1)
     config = TrainingConfig(ranks=ranks)
-    published = getattr(torch, dtype)
 
-    def follow(own: Ranks) -> None:
-        weights = Learner(config.learner, folder / "model", ranks=own).weights(published)
+    def follow(own: Rendezvous) -> None:
+        if remote:
+            joint_actions.open_file = lambda *_: nullcontext()  # type: ignore[assignment, return-value]
+        training = open_training(own)
         for _ in range(_WARM_UPS + repetitions):
-            for _ in weights.items():
-                pass
+            training.join_after_training()
+
+    def open_training(own: Rendezvous) -> RankTraining:
+        return RankTraining(config, folder / "model", folder / "none", 1, own, dtype=dtype)
 
     with forked_ranks(config, follow, folder / f"{ranks}") as own:
-        learner = Learner(LearnerConfig(), folder / "model", ranks=own)
-        weights = learner.weights(published)
+        training = open_training(own)
+        specs = tensor_specs(training.weights.specs())
         stalls, copies, size = [], [], 0
         with WeightStore(default_root("publication"), keep=2) as store:
             try:
-                with closing(Publisher(store, lambda _: None, tensor_specs(weights.specs()), None, copy_tensor)) as to:
+                with closing(Publisher(store, lambda _: None, specs)) as to:
                     for number in range(1, _WARM_UPS + repetitions + 1):
                         began = now()
                         to.publish(
-                            Named(weights),
+                            training.weights,
                             PolicyVersion(1, number),
                             step=number,
                             batches=[number],
@@ -127,6 +134,7 @@ def _in_process(folder: Path, ranks: int, options: argparse.Namespace) -> dict[s
     """`measure` in a process of its own: a process can be a rank once."""
     command = [sys.executable, "-m", "benchmarks.publication", "--folder", str(folder), "--ranks", str(ranks)]
     command += ["--dtype", options.dtype, "--repetitions", str(options.repetitions)]
+    command += ["--remote"] * options.remote
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found

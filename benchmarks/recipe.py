@@ -14,7 +14,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,10 @@ from operators.trainer.traces import answer_of
 from operators.trainer.warm_start import warm_start
 from operators.trainer.warm_start_record import WarmStart
 from pipelines.config import Config, load_config
+from pipelines.run.warm_start import warm_start_questions
 from schemas import columns
 from schemas.identity import trajectory_id
 from schemas.records import MicroBatch, PolicyVersion, Sampling
-
-_WARM_START_SEED = 1_000_003  # added to the seed of the training questions for the worked answers
 
 
 @dataclass
@@ -52,7 +51,8 @@ class Loop:
         self.tokenizer = load_tokenizer(self.folder)
         self.learner = Learner(self.config.trainer.learner, self.folder)
         self.engine = TransformersEngine(load_model(self.folder), slots=self.config.rollout.slots)
-        self.heldout = [question.reference for question in heldout_questions(self.config.prompts)]
+        self.heldout_questions = heldout_questions(self.config.prompts)
+        self.heldout = [question.reference for question in self.heldout_questions]
 
     def load(self, update: int) -> None:
         """Load the weights after `update` updates into the engine."""
@@ -116,6 +116,7 @@ class Loop:
             staleness=zeros,
             lineage_partitions=zeros,
             lineage_offsets=columns.integers(range(len(rows))),
+            breaks=columns.integers([]),
         )
 
 
@@ -173,10 +174,8 @@ def run_seed(seed: int, config: Config, lag: int, cache: Path) -> Outcome:
 def make_start(config: Config, cache: Path) -> WarmStart:
     """The warm start that a run of `config` makes."""
     assert config.warm_start is not None
-    worked = numbered_questions(replace(config.prompts, seed=config.prompts.seed + _WARM_START_SEED))
-    entries = [question.reference for question in itertools.islice(worked, config.warm_start.examples)]
-    heldout = [question.reference for question in heldout_questions(config.prompts)]
-    return warm_start(config.warm_start, entries, heldout[: config.warm_start.measured], cache)
+    entries, heldout = warm_start_questions(config)
+    return warm_start(config.warm_start, entries, heldout, cache)
 
 
 def reinforce(loop: Loop, seed: int, lag: int) -> tuple[float, ...]:

@@ -2,29 +2,36 @@
 
 `python -m benchmarks.restart` fills the log of a run on its own broker as after a number of trajectories and weight
 versions whose work has ended, lets every role commit once, and then measures a start of each role in its own process:
-from the session's first request until the step has processed all records. The goal: after 10^6 trajectories and 20,000
+from the session's first request until the step has processed all records. The processes are forks of one that has
+imported everything, as those of `laminar run` are. The goal: after 10^6 trajectories and 20,000
 versions at most 1.2 times the time after 10^4 and 100, and at most 10 s. `times` is the ratio of the CPU times of the
 role's process: on a busy machine the other one says little. Memory is the peak of the process, imports included.
 Records are 1,000 rows of zeros, since no role may read them; manifests have the tensors of a 7B model. The roles are
-those of an emulated run with an observer, a relay that lacks the newest versions, and evaluation; no model is loaded.
+those of an emulated run with an observer, a relay that lacks the newest versions, and evaluation. `trainer (model)` is
+the trainer of a tiny model: it loads the newest checkpoint and restores that version to an empty store.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-import subprocess
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import apache_beam as beam
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import restart_model
 from infra.kafka.admin import admin_client, end_offsets
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.observer import Observer
@@ -34,8 +41,10 @@ from operators.io.elements import Polled, Restored
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.source import ShardSource
-from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
+from pipelines.config import Config, KafkaConfig, parse_config
+from pipelines.roles import EMULATED
 from pipelines.run.topics import make_topics
+from pipelines.run.zygote import import_role_modules
 from schemas.codec import encode
 from schemas.columns import token_ids
 from schemas.records import Metric, PolicyVersion, Prompt, Sampling, TensorSpec, WeightVersion
@@ -52,10 +61,14 @@ from schemas.topics import (
 )
 
 RUN, ROWS = "restarts", 1000
-ROLES = ("prompts", "placement", "rollout", "score", "experience", "trainer", "relay", "evaluation", "observer")
+MODEL_TRAINER, OBSERVER = "trainer (model)", "observer"
+PIPELINES = ("prompts", "placement", "rollout", "score", "experience", "trainer", "relay", "evaluation")
+ROLES = (*PIPELINES, MODEL_TRAINER, OBSERVER)
 LAYERS, TENSORS, CHUNKS = 28, 12, 480
 """The manifest of a 7B model."""
 QUESTION = Prompt(0, "evaluation", "synthetic", "", token_ids([1]), "{}", 1, Sampling(1.0, 1.0, 0, 8, (), 0))
+GOAL = 10**6
+"""Updates of the run: it has not ended."""
 HELD_VERSIONS = 8
 """The newest manifests, which a relay and the trainer read again."""
 
@@ -65,20 +78,21 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, nargs=2, default=[10**4, 10**6])
     parser.add_argument("--versions", type=int, nargs=2, default=[100, 20_000])
     parser.add_argument("--rounds", type=int, default=3, help="starts of each role; the fastest is reported")
+    parser.add_argument("--roles", nargs="*", default=ROLES, choices=ROLES)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--start", nargs=2, metavar=("ROLE", "SERVERS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.start:
-        print(json.dumps(measure(*arguments.start)))
-        return
-    found = [after(*size, arguments.rounds) for size in zip(arguments.trajectories, arguments.versions, strict=True)]
+    preload()
+    found = [
+        after(*size, arguments.rounds, arguments.roles)
+        for size in zip(arguments.trajectories, arguments.versions, strict=True)
+    ]
     if arguments.json:
         print(json.dumps(found, indent=1))
         return
     table = Table(
         "role", *(f"{n:,} trajectories, {v:,} versions" for n, v in zip(*sizes(arguments), strict=True)), "times"
     )
-    for role in ROLES:
+    for role in arguments.roles:
         first, second = (each[role] for each in found)
         cells = [
             f"{each['seconds']:.2f} s, CPU {each['cpu_seconds']:.2f} s, {each['megabytes']:.0f} MB"
@@ -92,52 +106,86 @@ def sizes(arguments: argparse.Namespace) -> tuple[list[int], list[int]]:
     return arguments.trajectories, arguments.versions
 
 
-def after(trajectories: int, versions: int, rounds: int) -> dict[str, Any]:
-    """The fastest start of each role after a run of this size."""
-    with tempfile.TemporaryDirectory() as folder, start_broker(BrokerConfig(Path(folder))) as broker:
-        config = config_of(broker.bootstrap_servers)
-        make_topics(config)
-        sessions = {role: Session(graph_of(config, role)[0].session()) for role in ROLES[:-1]}
+def preload() -> None:
+    """Import what the process imports from which `laminar run` forks its roles, and the roles of an emulated run."""
+    import_role_modules()
+    import_role_modules(EMULATED)
+
+
+def after(trajectories: int, versions: int, rounds: int, roles: Sequence[str]) -> dict[str, Any]:
+    """The fastest start of each of `roles` after a run of this size."""
+    with tempfile.TemporaryDirectory() as scratch, start_broker(BrokerConfig(Path(scratch) / "kafka")) as broker:
+        servers, folder = broker.bootstrap_servers, Path(scratch)
         began = time.monotonic()
-        fill(config, trajectories, versions)
+        in_child(lambda: make_run(servers, folder, trajectories, versions))
         print(f"filled in {time.monotonic() - began:.0f} s", file=sys.stderr)
-        for role in ROLES[:-1]:
-            commit(config, role, sessions[role], versions)
-        return {
-            role: min((start(role, broker.bootstrap_servers) for _ in range(rounds)), key=seconds) for role in ROLES
-        }
+        found = {}
+        for role in roles:
+            starts = [in_child(lambda role=role: measure(role, servers, folder)) for _ in range(rounds)]
+            found[role] = min(starts, key=seconds)
+            print(f"{role}: {found[role]}", file=sys.stderr)
+        return found
+
+
+def in_child(work: Callable[[], Mapping[str, float]]) -> dict[str, float]:
+    """The result of `work` in a fork of this process. Raises RuntimeError if it failed."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.write(writer, json.dumps(work()).encode())
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - the child must end here
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as source:
+        answer = source.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise RuntimeError(f"process {child} ended with status {status}, see its output above")
+    result: dict[str, float] = json.loads(answer)
+    return result
+
+
+def make_run(servers: str, folder: Path, trajectories: int, versions: int) -> dict[str, float]:
+    """Write the log of a run of this size, with a last commit of each role."""
+    config = config_of(servers)
+    make_topics(config)
+    with ExitStack() as sessions:
+        opened = {role: Session(graph_of(config, role)[0].session()) for role in PIPELINES}
+        for session in opened.values():
+            sessions.callback(session.close)
+        fill(config, trajectories, versions, folder)
+        for role, session in opened.items():
+            commit(config, role, session, versions)
+    return {}
 
 
 def seconds(measured: dict[str, float]) -> float:
     return measured["cpu_seconds"]
 
 
-def start(role: str, servers: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.restart", "--start", role, servers]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return measured
-
-
-def measure(role: str, servers: str) -> dict[str, float]:
+def measure(role: str, servers: str, folder: Path) -> dict[str, float]:
     """Measure one start of `role` in this process."""
+    if role == OBSERVER:
+        return timed(lambda: observe(config_of(servers)))
     with tempfile.TemporaryDirectory() as store:
-        return measure_start(role, config_of(servers, store))
+        model = restart_model.settings(folder, RUN) if role == MODEL_TRAINER else None
+        return measure_start("trainer" if model else role, config_of(servers, store, model))
 
 
 def measure_start(role: str, config: Config) -> dict[str, float]:
-    shard, step = (None, None) if role == "observer" else graph_of(config, role)
+    shard, step = graph_of(config, role)
     if role == "evaluation":
         step = replace(step, questions=lambda: [QUESTION])
-    began, used = time.monotonic(), time.process_time()
-    if shard is None:
-        observe(config)
-        took, spent = time.monotonic() - began, time.process_time() - used
-    else:
-        source = ShardSource(shard)
+    source = ShardSource(shard)
+    folds = []
+
+    def until_caught_up() -> None:
         element = source.next(wait=True)
         assert isinstance(element, Restored)
-        fold = step.restore(element)
+        folds.append(fold := step.restore(element))
         caught_up = False
         while not caught_up:
             polled = source.next(wait=not fold.busy())
@@ -145,9 +193,17 @@ def measure_start(role: str, config: Config) -> dict[str, float]:
             fold.fold(polled)
             fold.checkpoint(polled.positions)
             caught_up = polled.caught_up
-        took, spent = time.monotonic() - began, time.process_time() - used
-        fold.close()
-        source.close()
+
+    measured = timed(until_caught_up)
+    folds[0].close()
+    source.close()
+    return measured
+
+
+def timed(work: Callable[[], None]) -> dict[str, float]:
+    began, used = time.monotonic(), time.process_time()
+    work()
+    took, spent = time.monotonic() - began, time.process_time() - used
     return {"seconds": took, "cpu_seconds": spent, "megabytes": peak_bytes() / 1e6}
 
 
@@ -163,18 +219,16 @@ def observe(config: Config) -> None:
             observer.poll(0.1)
 
 
-def config_of(servers: str, store: str = "not used") -> Config:
-    settings = {"rollout": {"engine": "emulated"}, "prompts": {"source": "synthetic"}, "relay": {"store": store}}
-    parsed = parse_config(settings, "the benchmark")
-    return replace(parsed, run=RunConfig(RUN), kafka=KafkaConfig(servers, replication_factor=1))
+def config_of(servers: str, store: str = "not used", model: dict[str, Any] | None = None) -> Config:
+    """The configuration of an emulated run; `model`: of a run with a model, from these settings."""
+    chosen = model or {"rollout": {"engine": "emulated"}, "run": {"name": RUN}}
+    others = {"prompts": {"source": "synthetic"}, "relay": {"store": store}, "trainer": {"optimizer_steps": GOAL}}
+    parsed = parse_config({**chosen, **others}, "the benchmark")
+    return replace(parsed, kafka=KafkaConfig(servers, replication_factor=1))
 
 
 def graph_of(config: Config, role: str) -> tuple[Any, Any]:
     """The shard and the step of a role's pipeline."""
-    import importlib
-
-    import apache_beam as beam
-
     pipeline = beam.Pipeline(runner="FnApiRunner")
     importlib.import_module(f"pipelines.{role}").build(pipeline, config=config)
     parts = [part.transform for part in pipeline.transforms_stack[0].parts]
@@ -182,8 +236,8 @@ def graph_of(config: Config, role: str) -> tuple[Any, Any]:
     return shard, next(part for part in parts if isinstance(part, FoldRecords)).step
 
 
-def fill(config: Config, trajectories: int, versions: int) -> None:
-    """Write the topics of a run with so many trajectories and versions."""
+def fill(config: Config, trajectories: int, versions: int, folder: Path) -> None:
+    """Write the topics of a run with so many trajectories and versions; the newest is that of a model in `folder`."""
     per_row = {PROMPTS: 300, INBOX: 400, PROGRESS: 300, TRAJECTORIES: 600, EXPERIENCES: 700, SETTLED: 40, BATCHES: 500}
     with BoundedProducer(config.kafka.client()) as producer:
         for _ in range(trajectories // ROWS):
@@ -194,8 +248,14 @@ def fill(config: Config, trajectories: int, versions: int) -> None:
                 Metric("rollout", 0, {"cpu/process_seconds": float(number), "kv/reused": 1.0}, number)
             )
             producer.send(METRICS.name(RUN), value, headers=headers)
-        for value, headers, key in manifests(versions):
+        for value, headers, key in manifests(versions - 1):
             producer.send(RELAY.name(RUN), value, key=key, headers=headers)
+        producer.flush(600)
+        with admin_client(config.kafka.client()) as admin:
+            (batches,) = end_offsets(admin, [BATCHES.name(RUN)]).values()
+        newest = restart_model.prepare(folder, RUN, PolicyVersion(1, versions - 1), batches)
+        value, headers = encode(newest)
+        producer.send(RELAY.name(RUN), value, key=str(newest.version).encode(), headers=headers)
         producer.flush(600)
 
 
@@ -252,7 +312,6 @@ def commit(config: Config, role: str, session: Session, versions: int) -> None:
         positions[relay] = max(0, ends[relay] - HELD_VERSIONS)
     ledger = {f"{where.topic}:{where.partition}": ends[where] for where in session.config.ledger}
     session.commit([], positions, ledger, state.get(role, {}))
-    session.close()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-from html import escape
 from pathlib import Path
 
 from pipelines.inspect.metrics_file import read_metrics
@@ -18,23 +17,18 @@ from pipelines.inspect.run_files import METRICS_FILE, SUMMARY_FILE
 from pipelines.present.report.charts import SMOOTHING
 from pipelines.present.report.plots import Axis, Level, Line, line_plot, smoothed
 from pipelines.present.report.series import batches, evaluations
+from pipelines.present.report.standalone_plot import standalone
 from schemas.records import Metric
 
 TITLE = "Accuracy on held-out questions and training reward over weight versions"
-STYLE = (
-    "text{font:11px sans-serif;fill:#5b5b60}.level-label{fill:#1d1d1f}.grid{stroke:#e3e3e6}.axis{stroke:#8a8a8f}"
-    ".level{stroke:#1d1d1f;stroke-dasharray:5 4;opacity:.7}polyline{fill:none;stroke-width:2}"
-    "polyline.c0{stroke:#0b6bcb}circle.c0{fill:#0b6bcb}polyline.c1{stroke:#b87400}circle.c1{fill:#b87400}"
-    ".page{fill:#fff}"
-)
-LEGEND = (("c0", "held-out questions, greedy"), ("c1", f"training reward, mean over {SMOOTHING} steps"))
+LEGEND = ("held-out questions, greedy", f"training reward, mean over {SMOOTHING} steps")
 
 
 def main() -> None:
     """Draw the plot of the run in the first argument into the file of the second."""
     folder, target = map(Path, sys.argv[1:3])
     best = json.loads((folder / SUMMARY_FILE).read_text("utf-8")).get("heldout_warm_start_best")
-    target.write_text(standalone(plot(read_metrics(folder / METRICS_FILE), best)), encoding="utf-8")
+    target.write_text(standalone(plot(read_metrics(folder / METRICS_FILE), best), TITLE, LEGEND), encoding="utf-8")
 
 
 def plot(metrics: list[Metric], best: float | None) -> str:
@@ -45,19 +39,6 @@ def plot(metrics: list[Metric], best: float | None) -> str:
     levels = [] if best is None else [Level(f"best supervised checkpoint, greedy: {best:.2f}", best)]
     x = Axis("weight version", lambda value: f"{value:.0f}", low=0)
     return line_plot(TITLE, lines, x, Axis("", lambda value: f"{value:.1f}", low=0, high=1), levels)
-
-
-def standalone(plot: str) -> str:
-    """The SVG element in `plot` as a document: with its style, its title, a background and a legend."""
-    head, _, content = plot[: plot.index("</svg>")].partition(">")
-    keys = "".join(
-        f'<circle class="{colour}" cx="{70 + 210 * at}" cy="194" r="4"/>'
-        f'<text x="{80 + 210 * at}" y="198">{escape(label)}</text>'
-        for at, (colour, label) in enumerate(LEGEND)
-    )
-    page = '<rect class="page" width="100%" height="100%"/>'
-    about = f"<title>{escape(TITLE)}</title>"
-    return f'{head} xmlns="http://www.w3.org/2000/svg">{about}<style>{STYLE}</style>{page}{content}{keys}</svg>\n'
 
 
 if __name__ == "__main__":

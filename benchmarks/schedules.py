@@ -7,6 +7,8 @@ token. Every schedule trains the same number of trajectories. Throughput is that
 global batch, prompts included, per time between two steps. Bubbles are the share of all 32 GPUs' time without work.
 Figures are means over seeds. Each result is saved as soon as it is measured; run again, the command measures only
 missing runs. `--known` only prints saved results.
+
+`--predicted` runs nothing: it predicts the same runs in virtual time (`laminar simulate`), beside the measured figures.
 """
 
 from __future__ import annotations
@@ -24,11 +26,23 @@ from rich.table import Table
 
 from benchmarks.emulated_runs import run_emulated
 from benchmarks.results import Result, Results
+from pipelines.config import load_config
 from pipelines.present.report.machine import describe_machine
+from pipelines.simulate.prediction.cluster import Cluster
+from pipelines.simulate.prediction.measurement import Prediction
+from pipelines.simulate.prediction.world import PredictedWorld
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
 SCHEDULES = ("synchronous", "one_step", "stream", "partial_rollout", "laminar")
 GLOBAL_BATCH = 1024
+MEASURED = {
+    "synchronous": 11_293.0,
+    "one_step": 16_452.0,
+    "stream": 16_655.0,
+    "partial_rollout": 31_305.0,
+    "laminar": 32_843.0,
+}
+"""Trained tokens/s of docs/benchmarks.md: means of three seeds with the default options."""
 
 
 def changes(schedule: str, train_us: float, time_scale: float, steps: int, seed: int) -> list[str]:
@@ -59,8 +73,12 @@ def main() -> None:
     arguments.add_argument("--folder", type=Path, help="the folder of the runs; by default a temporary one")
     arguments.add_argument("--results", type=Path, default=Path("runs/schedules.json"))
     arguments.add_argument("--known", action="store_true", help="only print saved results")
+    arguments.add_argument("--predicted", action="store_true", help="predict the runs, beside the measured figures")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
+    if options.predicted:
+        _print_predicted(options)
+        return
     results = Results(options.results)
     with tempfile.TemporaryDirectory(prefix="laminar-schedules-") as temporary:
         folder = (options.folder or Path(temporary)).absolute()
@@ -92,6 +110,38 @@ def measure(schedule: str, seed: int, options: argparse.Namespace, folder: Path)
     """Measure one run. Raises RunFailed."""
     settings = changes(schedule, options.train_us, options.time_scale, options.steps, seed)
     return run_emulated(EXAMPLE, f"{schedule.replace('_', '-')}-{seed}", folder, settings).to_json()
+
+
+def predicted(schedule: str, options: argparse.Namespace) -> Prediction:
+    """The prediction of the run of the first seed."""
+    settings = changes(schedule, options.train_us, options.time_scale, options.steps, options.seeds[0])
+    cluster = Cluster(load_config(EXAMPLE, settings), train_gpus=16, gpus_per_replica=4)
+    return PredictedWorld(cluster).run().prediction()
+
+
+def _print_predicted(options: argparse.Namespace) -> None:
+    found = {schedule: predicted(schedule, options) for schedule in options.schedules}
+    if options.json:
+        print(json.dumps({name: each.to_json() for name, each in found.items()}))
+        return
+    table = Table(title="16 + 16 emulated H800, 32B: predicted and measured")
+    for column in (
+        "schedule",
+        "predicted tokens/s",
+        "measured",
+        "difference",
+        "idle GPUs",
+        "staleness",
+        "max",
+        "latency s",
+    ):
+        table.add_column(column, justify="left" if column == "schedule" else "right")
+    for name, each in found.items():
+        rate, measured = each.trained_tokens_per_s, MEASURED[name]
+        shares = f"{100 * each.bubbles:.1f} %", f"{each.staleness_mean:.2f}", f"{each.staleness_max}"
+        difference = f"{100 * (rate / measured - 1):+.1f} %"
+        table.add_row(name, f"{rate:,.0f}", f"{measured:,.0f}", difference, *shares, f"{each.latency_s:.0f}")
+    Console(width=120).print(table)
 
 
 def _table(found: Mapping[str, Sequence[Result]]) -> Table:

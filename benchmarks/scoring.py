@@ -12,9 +12,9 @@ Scorer = Callable[[str, int, str, str, Mapping[str, Any]], float]
 """The reward of a response: its text, its tokens, its prompt, its task, and the reference of its question."""
 
 
-def scorer(answer_marker: str) -> Scorer:
-    """A scorer that calls the verifier `reasoning_gym` on the answer after the last `answer_marker`."""
-    judge = make_judge("reasoning_gym", {})
+def scorer(answer_marker: str, reward: str = "reasoning_gym", options: Mapping[str, Any] | None = None) -> Scorer:
+    """A scorer that calls the verifier `reward` on the answer after the last `answer_marker`."""
+    judge = make_judge(reward, options or {})
     extraction = Extraction("marker", answer_marker)
 
     def score(text: str, tokens: int, prompt: str, task: str, reference: Mapping[str, Any]) -> float:

@@ -141,6 +141,7 @@ def draw(kind: str) -> MicroBatch:
         staleness=zeros,
         lineage_partitions=zeros,
         lineage_offsets=columns.integers(range(count)),
+        breaks=columns.integers([]),
     )
 
 

@@ -5,20 +5,21 @@ import json
 import sys
 
 import pyarrow as pa
-from kafka import KafkaConsumer
+from kafka import KafkaConsumer, TopicPartition
 
 brokers, topic = sys.argv[1:]
 
 
 def records(topic):
-    """All records of a topic up to its end."""
-    return KafkaConsumer(
-        topic,
-        bootstrap_servers=brokers,
-        auto_offset_reset="earliest",
-        isolation_level="read_committed",
-        consumer_timeout_ms=5000,
-    )
+    """All committed records of a topic up to its present end."""
+    consumer = KafkaConsumer(bootstrap_servers=brokers, isolation_level="read_committed", auto_offset_reset="earliest")
+    partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
+    consumer.assign(partitions)
+    ends = consumer.end_offsets(partitions)
+    while any(consumer.position(each) < ends[each] for each in partitions):
+        for found in consumer.poll(timeout_ms=500).values():
+            yield from found
+    consumer.close()
 
 
 published = [json.loads(record.value) for record in records(topic.rpartition(".")[0] + ".schemas")]

@@ -8,6 +8,7 @@ provider's own tools. A remote file exists only once its upload is complete.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,11 +17,12 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
-from urllib.parse import urlsplit
 
 from infra.files import write_durably
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+_PASSWORD = re.compile(r"[^/@?]*:[^@?]*@|[^?]*\?(.*&)?[^=&]*(key|secret|token|password)[^=&]*=", re.IGNORECASE)
+"""After "://": a password before the host, which may contain slashes, or an option that is one."""
 
 
 class RemotePath:
@@ -46,8 +48,7 @@ class RemotePath:
         return RemotePath(f"{self._uri}/{name}{self._options}")
 
     def __str__(self) -> str:
-        parts = urlsplit(self._uri)  # without options and without a password
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        return self._uri
 
     def __repr__(self) -> str:
         return f"RemotePath({str(self)!r})"
@@ -161,7 +162,8 @@ StorageFolder = Path | RemotePath
 def open_storage(text: str) -> StorageFolder:
     """Return a remote path if `text` starts with one of `SCHEMES`, else a local path.
 
-    Raises ValueError for another scheme; other errors appear on first use.
+    Raises ValueError for another scheme, and for a URI with a password: configurations and exports, which others may
+    read, contain it. Other errors appear on first use.
     """
     scheme, mark, rest = text.partition("://")
     if not mark:
@@ -170,7 +172,12 @@ def open_storage(text: str) -> StorageFolder:
         return Path(rest)
     if scheme not in SCHEMES:
         raise ValueError(
-            f"{text!r}: the scheme must be one of file, {', '.join(SCHEMES)}, or it must be a path without a scheme"
+            f"the scheme of {scheme[:20]!r}://... must be one of file, {', '.join(SCHEMES)}, or use a path without one"
+        )
+    if _PASSWORD.match(rest) and scheme not in ("hdfs", "viewfs"):  # these have ports, and no passwords
+        raise ValueError(
+            f"the URI {scheme}://... contains a password: remove it, and put credentials into the environment, as for "
+            "the provider's own tools (S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
         )
     return RemotePath(text)
 

@@ -276,7 +276,15 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
 
 def save_config(config: Config, file: Path) -> None:
     """Write `config` as TOML; `load_config` reads it back equal."""
-    file.write_bytes(tomli_w.dumps(_without_none(TypeAdapter(Config).dump_python(config, mode="json"))).encode())
+    file.write_bytes(tomli_w.dumps(plain_table(config)).encode())
+
+
+def plain_table(config: Config, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """`config` as the table of a TOML file, with `changes` as in `load_config`. Raises ConfigError."""
+    table: dict[str, Any] = _without_none(TypeAdapter(Config).dump_python(config, mode="json"))
+    for change in changes:
+        _apply_change(table, change)
+    return table
 
 
 def flattened(config: Config) -> dict[str, Any]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import apache_beam as beam
 
+from operators.agents.config import AgentsConfig
 from operators.gateway.config import GatewayConfig
-from operators.gateway.serve_agents import ServeAgents
+from operators.gateway.serve_agents import HandOut, ServeAgents
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
 from pipelines.shards import shard_config, topic_input
 from schemas.topics import INBOX, PROGRESS, TRAJECTORIES
+
+_CONFIG_FILE = "config.toml"
+"""The configuration that the roles read (`pipelines/inspect/run_files.py`)."""
 
 
 def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
@@ -24,6 +29,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         *(topic_input(config, topic) for topic in (INBOX, PROGRESS, TRAJECTORIES)),
         index=process,
     )
+    agents = config.agents or AgentsConfig()
     serve = ServeAgents(
         config.gateway or GatewayConfig(),
         source,
@@ -31,6 +37,9 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         config.run_folder,
         config.kafka.partitions,
         config.context,
+        _most_tokens(config),
+        (sys.executable, "-m", "pipelines.serve_versions", str(config.run_folder / _CONFIG_FILE)),
+        None if agents.runs_here else HandOut(agents.timeout_s, agents.retries),
     )
     (
         pipeline
@@ -38,3 +47,9 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         | "serve agents" >> FoldRecords(serve, "track episodes")
         | "write dead letters" >> WriteTransactionally(source)
     )
+
+
+def _most_tokens(config: Config) -> int:
+    """How many tokens of an episode may be trained: a learner has memory for a context, or for a micro-batch."""
+    learner = max(config.context, config.trainer.learner.micro_batch_tokens)
+    return min(config.experience.micro_batch_tokens, learner)

@@ -15,8 +15,8 @@ from schemas.topics import EVAL_PROMPTS, INBOX, PROGRESS, PROMPTS, RELAY, RELAY_
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Consumes prompts, heartbeats, progress, trajectories, settled and relay; produces inbox, progress (closed), plans
-    and relay-chain.
+    """Consumes prompts, heartbeats, progress, trajectories, settled and relay; produces inbox, progress (closed),
+    trajectories (failed), plans and relay-chain.
     """
     source = shard_config(
         config,

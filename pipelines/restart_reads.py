@@ -58,7 +58,8 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
     },
     "trainer": {
         ("batches", ""): "from the newest checkpoint: `trainer.checkpoint_every` batches",
-        ("relay", ""): "from the manifest of the oldest of `trainer.checkpoints_kept` checkpoints",
+        ("relay", ""): "from the manifest of the oldest of `trainer.checkpoints_kept` checkpoints; before the "
+        "first checkpoint, of the initial model",
         ("relay-chain", ""): _CHAIN,
     },
     "evaluation": {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 
 from infra.store.ownership import choose_store_folder
@@ -11,6 +13,8 @@ from schemas.topics import Topic
 
 COUNTERS_S = 10.0
 """Seconds between two reports of a role's counters: every scrape of 15 s sees new ones."""
+_NAME_CHARACTERS = 80
+"""Of a run's name in the name of its weight store, which has a hash beside it."""
 
 
 def shard_config(
@@ -74,3 +78,15 @@ def store_folder(config: Config) -> Path:
     if config.relay.store != "auto":
         return Path(config.relay.store)
     return choose_store_folder(config.run.name, config.run_folder)
+
+
+def own_store_folder(config: Config) -> Path:
+    """The folder of the weight store of a run that one command starts whole: no run of another user or folder has it.
+
+    Roles that are started one by one find each other's store by the run's name alone, see `store_folder`.
+    """
+    if config.relay.store != "auto":
+        return Path(config.relay.store)
+    place = f"{os.geteuid()}:{config.run_folder.absolute()}"
+    digest = hashlib.sha256(place.encode()).hexdigest()[:8]
+    return choose_store_folder(f"{config.run.name[:_NAME_CHARACTERS]}-{digest}", config.run_folder)

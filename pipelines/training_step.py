@@ -25,7 +25,7 @@ def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldS
     from operators.trainer.train_batches import TrainBatches  # deferred: imports torch
     from operators.trainer.train_follower import TrainFollower
 
-    checkpoints, rendezvous_file = checkpoints_of(config), config.run_folder / "checkpoints" / "ranks.json"
+    checkpoints = checkpoints_of(config)
     if rank:
         follower = TrainFollower(
             config=config.trainer,
@@ -34,7 +34,6 @@ def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldS
             checkpoints=checkpoints,
             rank=rank,
             shards=config.experience.shards,
-            rendezvous_file=rendezvous_file,
             dtype=config.rollout.weights_dtype,
         )
         return follower, follower.resumed()
@@ -54,7 +53,6 @@ def training_step(config: Config, source: ShardConfig, rank: int) -> tuple[FoldS
             config.relay.tls(),
         ),
         shards=config.experience.shards,
-        rendezvous_file=rendezvous_file,
         dtype=config.rollout.weights_dtype,
     )
     return train, train.resumed()

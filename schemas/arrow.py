@@ -8,8 +8,8 @@ records are built column by column, because a call into Arrow costs microseconds
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, partial
 from itertools import compress
 from typing import Any
@@ -66,6 +66,24 @@ def decode_many(kind: type, values: Sequence[bytes]) -> tuple[pa.RecordBatch, li
         raise ValueError(f"{kind.__name__}: not valid Arrow record batches ({error})") from error
     _check_values(kind, batch)
     return batch, counts
+
+
+def add_empty_columns(kind: type, data: bytes, names: Collection[str]) -> bytes:
+    """`data` of an earlier version of `kind`, which had no list columns `names`, with these columns, their lists empty.
+
+    Raises ValueError if the bytes are not a valid batch of that version.
+    """
+    layout = _layout(kind)
+    columns = tuple(column for column in layout.columns if column[0] not in names)
+    schema = pa.schema([field for field in layout.schema if field.name not in names])
+    row_bytes = layout.row_bytes - 4 * len(names)
+    batch = _read(kind, data, replace(layout, columns=columns, schema=schema, row_bytes=row_bytes))
+    arrays = [
+        pa.array([[]] * batch.num_rows, field.type) if field.name in names else batch.column(field.name)
+        for field in layout.schema
+    ]
+    complete = pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
+    return complete.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
 def flatten_records(rows: Sequence[Any]) -> pa.RecordBatch:
@@ -149,9 +167,16 @@ def _flatten(kind: type, row: Any, prefix: str, into: dict[str, Any]) -> None:
         elif field.kind == "array":
             if value.type != ELEMENTS[field.of] or value.null_count:
                 raise TypeError(f"{name} must be {field.of} without nulls, not {value.type}")
-            into[name] = value.to_numpy(zero_copy_only=False)  # Arrow copies an array at once, but iterates over a list
+            into[name] = _elements(value)
         else:
             into[name] = _plain(name, field, value)
+
+
+def _elements(array: pa.Array) -> Any:
+    try:
+        return array.to_numpy(zero_copy_only=False)  # Arrow copies an array at once, but iterates over a list
+    except ImportError:  # read-only commands do not load NumPy
+        return array.to_pylist()
 
 
 def _plain(where: str, field: Field, value: Any) -> Any:
@@ -167,9 +192,9 @@ def _plain(where: str, field: Field, value: Any) -> Any:
     return checked_scalar(where, field.of, value)
 
 
-def _read(kind: type, data: bytes) -> pa.RecordBatch:
+def _read(kind: type, data: bytes, layout: _Layout | None = None) -> pa.RecordBatch:
     """The columns in `data`, valid as Arrow data; values are not checked. Raises ValueError."""
-    layout = _layout(kind)
+    layout = layout or _layout(kind)
     try:
         message = pa.ipc.read_message(pa.py_buffer(data))
         _reject_compression(message.metadata)

@@ -42,6 +42,11 @@ def decode_as_block(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -
     return _as_block(*identify(value, headers))
 
 
+def decode_as_blocks(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple[Block]:
+    """`decode_as_block` as a decoder of `read_topic`, whose records then have one block each."""
+    return (decode_as_block(value, headers),)
+
+
 def decode_block(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Block:
     """The records in `value`, at least one, of an Arrow-encoded class, as columns. Raises UndecodableRecord."""
     entry, value = identify(value, headers)
@@ -88,18 +93,20 @@ def decode_all(values: Sequence[bytes | None], headers: Sequence[Headers]) -> De
     contents: list[tuple[type, int] | str] = [""] * len(values)
     kinds: dict[RecordType, list[int]] = {}
     last, indices = None, []
+    newest = list(values)
     for at, (value, header) in enumerate(zip(values, headers, strict=True)):
         if header is not last or value is None or len(value) > MAX_VALUE_BYTES:  # equal headers mostly come in runs
             try:
-                indices = kinds.setdefault(identify(value, header)[0], [])
+                entry, newest[at] = identify(value, header)
             except UndecodableRecord as error:
                 contents[at] = str(error)
                 continue
-            last = header
+            indices = kinds.setdefault(entry, [])
+            last = header if newest[at] is value else None  # each value of an earlier version is converted
         indices.append(at)
     blocks = {}
     for entry, indices in kinds.items():
-        same = [values[at] or b"" for at in indices]
+        same = [newest[at] or b"" for at in indices]
         try:
             blocks[entry.kind], counts = _TOGETHER[entry.encoding](entry.kind, same)
         except (ValueError, TypeError):  # at least one of them is invalid

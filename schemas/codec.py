@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Literal
 
 from schemas import records
-from schemas.plain import decode_json, encode_json
+from schemas.plain import add_empty_list, decode_json, encode_json
 from schemas.release import OldRelease
 
 MAX_VALUE_BYTES = 8 * 1024 * 1024
@@ -66,7 +66,21 @@ _ARROW = {
     records.DeadLetter,
 }
 _SINGLE_ROW = {records.MicroBatch, records.DeadLetter}
-_VERSIONS: Mapping[type, int] = {records.WeightVersion: 3, records.RelayStatus: 3}
+_ADDED: Mapping[type, tuple[str, ...]] = {
+    records.Prompt: ("messages",),
+    records.Assignment: ("prompt.messages",),
+    records.Trajectory: ("prompt.messages", "conversations"),
+    records.Experience: ("trajectory.prompt.messages", "trajectory.conversations"),
+    records.MicroBatch: ("breaks",),
+    records.RelayChain: ("needed",),
+}
+"""The list that each version of these records after version 2 has beside those of the version before."""
+_VERSIONS: Mapping[type, int] = {
+    records.WeightVersion: 3,
+    records.RelayStatus: 3,
+    records.EpisodeEnd: 3,
+    **{kind: 2 + len(columns) for kind, columns in _ADDED.items()},
+}
 """Schema versions; 2 for all other records."""
 _OLD_SCHEMAS = re.compile(rb"[A-Za-z]{1,40}/1|(WeightVersion|RelayStatus)/2")
 RECORD_TYPES: tuple[RecordType, ...] = tuple(
@@ -75,6 +89,13 @@ RECORD_TYPES: tuple[RecordType, ...] = tuple(
 )
 _BY_KIND = {entry.kind: entry for entry in RECORD_TYPES}
 _BY_SCHEMA = {entry.schema.encode(): entry for entry in RECORD_TYPES}
+_EARLIER = {
+    f"{kind.__name__}/{2 + at}".encode(): (_BY_KIND[kind], columns[at:])
+    for kind, columns in _ADDED.items()
+    for at in range(len(columns))
+} | {b"EpisodeEnd/2": (_BY_KIND[records.EpisodeEnd], ())}
+"""Earlier versions that are still read, with the lists that they lack: `identify` adds them, empty. EpisodeEnd/2 lacks
+optional fields only."""
 
 
 def record_type(kind: type) -> RecordType:
@@ -136,7 +157,10 @@ def reject_old_release(headers: Iterable[tuple[str, bytes]]) -> None:
 
 
 def identify(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple[RecordType, bytes]:
-    """The record type of `value` by its headers, and `value` within bounds. Raises UndecodableRecord, OldRelease."""
+    """The record type of `value` by its headers, and `value` within bounds and of its newest version.
+
+    Raises UndecodableRecord, OldRelease.
+    """
     if value is None:
         raise UndecodableRecord("no value (a tombstone)")
     if len(value) > MAX_VALUE_BYTES:
@@ -146,10 +170,22 @@ def identify(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple
     if schema is None:
         raise UndecodableRecord("no laminar-schema header")
     entry = _BY_SCHEMA.get(schema)
+    if entry is None and (earlier := _EARLIER.get(schema)) is not None:
+        entry, lacking = earlier
+        return entry, _upgraded(entry.kind, value, lacking) if lacking else value
     if entry is None:
         reject_old_release(headers)
         raise UndecodableRecord(f"unknown schema {schema[:80]!r}")
     return entry, value
+
+
+def _upgraded(kind: type, value: bytes, lacking: tuple[str, ...]) -> bytes:
+    try:
+        if kind is records.RelayChain:
+            return add_empty_list(kind, value, *lacking)
+        return _arrow().add_empty_columns(kind, value, lacking)  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise UndecodableRecord(str(error)) from error
 
 
 @cache

@@ -42,6 +42,17 @@ def decode_json(kind: type, data: bytes) -> Any:
     return from_plain(kind, value)
 
 
+def add_empty_list(kind: type, data: bytes, field: str) -> bytes:
+    """The JSON object `data` of a `kind` with an empty list in `field`, which it lacks. Raises ValueError."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"{kind.__name__}: not JSON ({error})") from error
+    if not isinstance(value, dict) or field in value:
+        raise ValueError(f"{kind.__name__}: expected an object without {field}")
+    return orjson.dumps({**value, field: []})
+
+
 def from_plain(kind: type, value: Any) -> Any:
     """The record of class `kind` from `value`, the output of `to_plain`. Raises TypeError or ValueError."""
     if hasattr(kind, "parse") and isinstance(value, str):

@@ -205,6 +205,18 @@ RELAY_CHAIN = Topic(
     "the master relay and the order of the relays",
     retention="newest",
 )
+RANKS = Topic(
+    "ranks",
+    ("RankAddress",),
+    "rank",
+    "one",
+    "compact",
+    ("trainer",),
+    ("trainer",),
+    "the address at which the trainer's ranks meet",
+    transactional=False,
+    retention="newest",
+)
 REPLICAS = Topic(
     "replicas",
     ("ReplicaStatus", "StageStatus", "RelayStatus", "RelayArrival"),
@@ -307,6 +319,7 @@ CATALOGUE: Mapping[str, Topic] = {
         BATCHES,
         RELAY,
         RELAY_CHAIN,
+        RANKS,
         REPLICAS,
         PLANS,
         METRICS,

@@ -30,7 +30,7 @@ VENDORS: dict[str, tuple[str, ...]] = {
     "tokenizers": _TENSORS,
     "safetensors": _TENSORS,
     "starlette": ("operators/gateway/",),
-    "uvicorn": ("operators/gateway/",),
+    "uvicorn": ("infra/http_server.py",),
     "openai": ("operators/agents/function_server.py",),
     "openenv": ("operators/rollout/environments/openenv_session.py",),
     "verifiers": ("operators/rollout/environments/verifiers_rollout.py",),

@@ -16,6 +16,7 @@ PROMPT = r.Prompt(
     samples=8,
     sampling=r.Sampling(1.0, 0.95, 0, 64, (2, 7), 42, ("\n\n",)),
     environment="calculator",
+    messages=(r.Message("system", "Be brief."), r.Message("user", "What is 2 + 3?")),
 )
 RESPONSE = r.Response(token_ids([4, 6, 2]), floats([-0.5, -1.25, 0.0]), flags([True, False, True]))
 TRAJECTORY = r.Trajectory(
@@ -35,6 +36,7 @@ TRAJECTORY = r.Trajectory(
     first_token_at=1_700_000_000_050,
     finished_at=1_700_000_000_250,
     episode=r.Episode((0.0, 1.0), "done"),
+    conversations=(r.Conversation(0, 4, '[{"role":"user","content":"2 + 3"}]'), r.Conversation(1, 1, "")),
 )
 
 SAMPLES: dict[type, object] = {
@@ -76,6 +78,8 @@ SAMPLES: dict[type, object] = {
             "5",
             None,
             1_700_000_000_000,
+            "tree",
+            '[[{"role":"user","content":"2 + 3"}]]',
         ),
         r.TurnEnded("p12.3", 5, 0, 4, "0f3a#0", 9, 14, "stop", None, 1_700_000_000_000),
         r.StageGroup("3-1", VERSION, (r.Stage(0, 4, "host:9001", 0, 6), r.Stage(1, 6, "other:9001", 6, 12)), 0, 4),
@@ -126,6 +130,7 @@ SAMPLES: dict[type, object] = {
             staleness=integers([1]),
             lineage_partitions=integers([0]),
             lineage_offsets=integers([33]),
+            breaks=integers([5]),
         ),
         r.WeightVersion(
             version=VERSION,
@@ -218,6 +223,7 @@ SAMPLES: dict[type, object] = {
             joining=(1,),
             schedule="chain",
             written_at=1_700_000_000_750,
+            needed=(VERSION,),
         ),
         r.Metric("train", 17, {"loss": 0.25, "reward": 0.75}, 1_700_000_000_800),
         r.DeadLetter("ScoreTrajectory", "not JSON", "laminar.a.trajectories", 1, 5, b"\x00\xff", 1_700_000_000_900),
@@ -226,6 +232,7 @@ SAMPLES: dict[type, object] = {
         r.LevelSuccess(1, "sums", 40, ("sums",), (30.5,), (64,), 1_700_000_000_390),
         r.LevelRequest("sums", 2, 31, 0.875, 64, 1_700_000_001_100),
         r.LevelReply("sums", 2, 410, 1_700_000_001_200),
+        r.RankAddress("10.0.0.7", 40123, "f00d", 4, 2, "ab" * 32, 1_700_000_001_250),
         r.TrimPoint(
             2,
             VERSION,

@@ -72,6 +72,7 @@ def pack_rows(
         staleness=columns.integers([i % 3 for i in range(count_of_rows)]),
         lineage_partitions=columns.integers([0] * count_of_rows),
         lineage_offsets=columns.integers(range(count_of_rows)),
+        breaks=columns.integers([]),
     )
 
 

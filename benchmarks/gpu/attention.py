@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.figures import Figure, seconds
 from benchmarks.gpu.settings import Settings
-from operators.trainer.packed_attention import lay_out, packed_attention
+from operators.trainer.packed_attention import PackedLayout, attention_in_blocks, lay_out
+from operators.trainer.varlen_attention import Kernel, varlen_attention, varlen_kernel
 
 _KERNELS = {
     "chosen by torch": None,
@@ -38,12 +38,13 @@ def attention(settings: Settings, model: Path) -> list[Figure]:
             if settings.device == "cpu" and kernel in ("efficient", "cudnn"):
                 continue
 
-            def ours(*parts: Tensor, packed: Any = packed) -> Tensor:
-                return packed_attention(nn.Identity(), *parts, None, packed=packed)[0]
+            def ours(*parts: Tensor, packed: PackedLayout = packed) -> Tensor:
+                return attention_in_blocks(*parts, packed, None)
 
             figures.append(_measure(settings, f"{name}, {kernel}", ours, inputs, backend))
-        if precision == torch.bfloat16 and find_spec("flash_attn"):
-            figures.append(_measure(settings, f"{name}, flash-attn varlen", _varlen(lengths, settings), inputs, None))
+        if (kernel_of := varlen_kernel(inputs[0])) is not None:
+            varlen = partial(_varlen, kernel_of, packed)
+            figures.append(_measure(settings, f"{name}, flash-attn varlen", varlen, inputs, None))
     return figures
 
 
@@ -71,15 +72,5 @@ def _measure(
         return Figure(name, float("nan"), "ms", note=str(error).splitlines()[0][:60])
 
 
-def _varlen(lengths: np.ndarray, settings: Settings) -> Callable[..., Tensor]:
-    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
-
-    ends = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(settings.device)
-    longest = int(lengths.max())
-
-    def call(*parts: Tensor) -> Tensor:
-        packed = [part[0].transpose(0, 1) for part in parts]
-        out: Tensor = flash_attn_varlen_func(*packed, ends, ends, longest, longest, causal=True)
-        return out
-
-    return call
+def _varlen(kernel: Kernel, packed: PackedLayout, *parts: Tensor) -> Tensor:
+    return varlen_attention(kernel, *parts, packed.starts, packed.longest, None)

@@ -78,6 +78,7 @@ def batch_of(sequences: int, length: int, vocabulary: int) -> MicroBatch:
         "truncated": zeros.astype(bool),
         **dict.fromkeys(("version_epochs", "version_numbers", "staleness"), zeros),
         **dict.fromkeys(("lineage_partitions", "lineage_offsets"), zeros),
+        "breaks": np.empty(0, np.int64),
     }
     columns: dict[str, Any] = {name: _Column(each) for name, each in values.items()}
     names = tuple(trajectory_id("train", i // GROUP, i % GROUP) for i in range(sequences))
@@ -89,6 +90,9 @@ class _Column:
     """A column of a record, without pyarrow."""
 
     values: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.values)
 
     def to_numpy(self, **_: object) -> np.ndarray:
         """The values."""

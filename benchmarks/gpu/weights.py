@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import KeysView
+from collections.abc import KeysView, Mapping
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks.engine_weights import VERSIONS, load_version, two_versions
@@ -19,7 +20,9 @@ from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
 from operators.trainer.learner import Learner
 from operators.trainer.published_weights import PublishedWeights
-from operators.trainer.tensor_bytes import copy_tensor, tensor_specs
+from operators.trainer.ranks import ALONE
+from operators.trainer.tensor_bytes import tensor_specs
+from operators.trainer.version_file import write_parts
 from schemas.records import PolicyVersion
 
 
@@ -31,12 +34,12 @@ def publication(settings: Settings, model: Path) -> list[Figure]:
     stalls, completions = [], []
     with WeightStore(root_of_two(model), keep=2) as store:
         try:
-            with closing(Publisher(store, lambda _: None, specs, None, copy_tensor)) as publisher:
+            with closing(Publisher(store, lambda _: None, specs)) as publisher:
                 for number in range(1, settings.repetitions + 3):
                     synchronize(settings.device)
                     began = time.perf_counter()
                     publisher.publish(
-                        Named(weights),
+                        Written(weights),
                         PolicyVersion(1, number),
                         step=number,
                         batches=[number],
@@ -82,15 +85,19 @@ def load(settings: Settings, model: Path) -> list[Figure]:
     ]
 
 
-class Named:
-    """The learner's weights as the publisher takes them."""
+class Written:
+    """The learner's weights as the publisher takes them from a single rank."""
 
     def __init__(self, weights: PublishedWeights) -> None:
-        self.items, self._names = weights.items, weights.specs().keys()
+        self._weights, self._names = weights, weights.specs().keys()
 
     def keys(self) -> KeysView[str]:
         """The names of the tensors."""
         return self._names
+
+    def write_to(self, file: Path, views: Mapping[str, np.ndarray]) -> None:
+        """Write the tensors, rounded, into `views`."""
+        write_parts(self._weights, ALONE, lambda part: part.write(views))
 
 
 def _copy_to_pinned(settings: Settings, size: int) -> float:

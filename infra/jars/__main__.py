@@ -1,8 +1,16 @@
-"""`python -m infra.jars`: writes the SHA-256 of the resolved jars; run it after a change of versions."""
+"""`python -m infra.jars`: writes the SHA-256 of the resolved jars, and the bootstrap checkpoint of the local broker.
+
+Run it after a change of versions.
+"""
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
+from infra.kafka.broker import BrokerConfig, format_by_kafka, server_properties
 from infra.kafka.broker_jars import JARS as KAFKA
+from infra.kafka.storage_format import BOOTSTRAP_CHECKPOINT, CHECKPOINT_FILE
 from infra.maven import sha256_of
 from infra.runners.flink_jars import JARS as FLINK
 
@@ -10,3 +18,11 @@ for jars in (KAFKA, FLINK):
     lines = sorted(f"{sha256_of(jar)}  {jar.name}\n" for jar in jars.resolve(print))
     jars.digest_file.write_text("".join(lines), encoding="utf-8")
     print(f"{jars.digest_file}: {len(lines)} jars")
+
+with tempfile.TemporaryDirectory() as folder:
+    settings = server_properties(BrokerConfig(Path(folder)), 9092, 9093)
+    properties = Path(folder) / "server.properties"
+    properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    format_by_kafka(KAFKA.class_path(), properties, [])
+    CHECKPOINT_FILE.write_bytes((Path(folder) / "log" / BOOTSTRAP_CHECKPOINT).read_bytes())
+print(CHECKPOINT_FILE)

@@ -40,14 +40,19 @@ class TopicDescription:
     config: Mapping[str, str]
 
 
-def admin_client(properties: ClientProperties) -> KafkaAdminClient:
+def admin_client(properties: ClientProperties, **arguments: Any) -> KafkaAdminClient:
     """Return a connected admin client, a context manager; for the log of a stopped broker one that only reads.
 
-    Raises KafkaTimeoutError if no broker responds.
+    `arguments` are kafka-python's. Raises KafkaTimeoutError if no broker responds.
     """
     if properties.log is not None:
         return cast("KafkaAdminClient", StoredAdmin(properties.log))
-    return KafkaAdminClient(**properties.admin())
+    return KafkaAdminClient(**properties.admin(**arguments))
+
+
+def cluster_id(client: KafkaAdminClient) -> str:
+    """The id of the cluster, which it keeps as long as its data. Raises KafkaError."""
+    return str(client.describe_cluster()["cluster_id"])
 
 
 def create_topics(client: KafkaAdminClient, specs: Iterable[TopicSpec]) -> list[str]:

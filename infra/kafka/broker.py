@@ -7,14 +7,12 @@ on the same folder and port restores every topic, offset and transaction.
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import signal
 import socket
 import subprocess
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +25,7 @@ from infra.files import write_private
 from infra.kafka.broker_jars import JARS
 from infra.kafka.properties import ClientProperties
 from infra.kafka.security import ADMIN, Security
+from infra.kafka.storage_format import META_PROPERTIES, format_storage, random_id
 from infra.processes import is_running, locked, spawn, stop_process
 
 HOST = "127.0.0.1"
@@ -176,7 +175,7 @@ class Broker:
 
     def has_data(self) -> bool:
         """Whether its folder has the data of an earlier start."""
-        return (self.config.data_dir / "log" / "meta.properties").exists()
+        return (self.config.data_dir / "log" / META_PROPERTIES).exists()
 
     def is_alive(self) -> bool:
         """Whether the broker's process is running."""
@@ -200,7 +199,10 @@ class Broker:
             write_private(properties, "".join(f"{name}={value}\n" for name, value in settings.items()))
             fresh = not self.has_data()
             if fresh:
-                _format(jars, properties, self.config.security.format_arguments() if self.config.secure else [])
+                if self.config.secure:
+                    format_by_kafka(jars, properties, self.config.security.format_arguments())
+                else:
+                    _format(Path(settings["log.dirs"]), settings["node.id"])
             progress(f"starting Apache Kafka on {self.bootstrap_servers}")
             log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
             command = java_command(self.config.heap_mb, jars, MAIN_CLASS, str(properties))
@@ -335,10 +337,16 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def _format(jars: list[Path], properties: Path, more: list[str]) -> None:
-    # A cluster id is 16 bytes in URL-safe base64; one that begins with "-" would be parsed as an option.
-    cluster_id = "L" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
-    words = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties), *more]
+def _format(log_dir: Path, node_id: str) -> None:
+    try:
+        format_storage(log_dir, node_id, random_id())
+    except OSError as error:
+        raise BrokerStartError(f"cannot format {log_dir}: {error.strerror or error}") from error
+
+
+def format_by_kafka(jars: list[Path], properties: Path, users: list[str]) -> None:
+    """Format the log folder of the broker with the file `properties` by Kafka's own tool, which also makes `users`."""
+    words = ["kafka.tools.StorageTool", "format", "-t", random_id(), "-c", str(properties), *users]
     java, *flags = java_command(64, jars, *words)
     arguments = properties.with_name("format.arguments")  # a file, since command lines are public and these are secret
     write_private(arguments, "".join(f'"{flag}"\n' for flag in flags))

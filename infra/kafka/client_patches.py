@@ -67,8 +67,10 @@ def _sock_recv(transport: Any) -> tuple[bytes, Exception | None]:
     from kafka.errors import KafkaConnectionError
 
     parts: list[bytes] = []
+    if (sock := transport._sock) is None:  # closed since the selector reported it readable
+        return b"", KafkaConnectionError("socket closed")
     try:
-        while part := transport._sock.recv(READ_BYTES):
+        while part := sock.recv(READ_BYTES):
             parts.append(part)
     except (BlockingIOError, InterruptedError):
         return b"".join(parts), None

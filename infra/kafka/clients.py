@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
 
+from infra.kafka.admin import admin_client, committed_offsets
 from infra.kafka.notes import uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem
@@ -24,6 +26,10 @@ RETRY_BACKOFF_MS = 3
 """A transaction that begins before the markers of the last one are written must retry: soon, not after 100 ms."""
 RECONNECT = {"reconnect_backoff_max_ms": 500}
 """Reconnect to a restarted broker within half a second (default 30 s), unless the client properties set it."""
+
+COORDINATOR_S = 30.0
+"""How long a new cluster may take to create its topic of group offsets, or a broker that has started to load it."""
+_NO_COORDINATOR = CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError
 
 
 class Lock(Protocol):
@@ -54,6 +60,9 @@ class SessionClients(Protocol):
 
     def observer(self) -> Any:
         """A consumer of batches and markers that reads open transactions too, see `uncommitted_consumer`."""
+
+    def committed(self, group: str) -> Mapping[TopicPartition, int]:
+        """The offsets that `group` has committed, as Kafka's tools show them."""
 
     def check_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
         """Raise KafkaTimeoutError if a transaction of `producer_id` is open in one of `places`."""
@@ -115,6 +124,17 @@ class KafkaClients:
 
     def observer(self) -> KafkaConsumer:
         return uncommitted_consumer(self._client)
+
+    def committed(self, group: str) -> Mapping[TopicPartition, int]:
+        deadline = time.monotonic() + COORDINATOR_S
+        with admin_client(self._client) as admin:
+            while True:
+                try:
+                    return {place: found.offset for place, found in committed_offsets(admin, group).items()}
+                except _NO_COORDINATOR:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.05)
 
     def check_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
         check_own_transactions(self._client, group, producer_id, places)

@@ -24,7 +24,7 @@ _idle: list[tuple[ClientProperties, KafkaConsumer]] | None = None
 @contextlib.contextmanager
 def open_consumer(client: ClientProperties) -> Iterator[KafkaConsumer]:
     """A consumer that starts at the beginning of its partitions; it may be an idle one, see `reuse_consumers`."""
-    consumer, sound = _take_idle(client) or _new_consumer(client), False
+    consumer, sound = _take_idle(client) or new_consumer(client), False
     try:
         yield consumer
         sound = True
@@ -71,9 +71,10 @@ def skip_metadata_backoff(consumer: KafkaConsumer) -> None:
     consumer._cluster._last_refresh_ms = 0
 
 
-def _new_consumer(client: ClientProperties) -> Any:
+def new_consumer(client: ClientProperties, max_poll_batches: int = MAX_POLL_BATCHES) -> Any:
+    """A consumer of committed records by batches, without partitions; of a stopped broker's log one of its files."""
     if client.log is not None:
-        return StoredConsumer(client.log)
+        return StoredConsumer(client.log, max_poll_batches)
     consumer = KafkaConsumer(
         **client.consumer(
             group_id=None,
@@ -82,7 +83,7 @@ def _new_consumer(client: ClientProperties) -> Any:
             auto_offset_reset="earliest",  # retention may delete the first records meanwhile
             metrics_enabled=False,
             fetch_max_wait_ms=FETCH_WAIT_MS,
-            max_poll_records=MAX_POLL_BATCHES,
+            max_poll_records=max_poll_batches,
         )
     )
     poll_whole_batches(consumer)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kafka import OffsetAndMetadata, TopicPartition
 
-from infra.kafka.note import Note
+from infra.kafka.note import Note, name_of
 from infra.kafka.notes import last_note, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session_config import Partition
@@ -35,7 +35,7 @@ def set_group_offsets(
             note = last_note(observer, TopicPartition(*restore), group) or Note()
         finally:
             observer.close(autocommit=False)
-        named = {f"{topic}:{number}": offset for number, offset in offsets.items()}
+        named = {name_of((topic, number)): offset for number, offset in offsets.items()}
         moved = replace(note, offsets={**note.offsets, **named}, commit=note.commit + 1, written={})
         value, headers = encode(CommitNote(group, moved.encode(), time.time_ns() // 10**6))
         producer.begin([TopicPartition(*restore)])

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from typing import Any
+
 from kafka import TopicPartition
+from kafka.errors import UnknownTopicOrPartitionError
+
+NEW_RUN = (
+    "begin a new run from the last checkpoint: `laminar weights pull VERSION FOLDER` writes it as a model "
+    "for model.path"
+)
+"""The advice where a log cannot be restored."""
 
 
 class CannotResume(RuntimeError):
@@ -22,17 +32,31 @@ def log_truncated(group: str, reason: str) -> LogTruncated:
     return LogTruncated(
         f"{group}: {reason}. Unprocessed records are gone: retention deleted them, or the topic was "
         "deleted and created again. Set retention.ms=-1 and retention.bytes=-1 on the run's topics (`laminar "
-        "doctor` checks them), and begin a new run from the last checkpoint, or restore the topic from a backup"
+        f"doctor` checks them), and restore the topic from a backup, or {NEW_RUN}"
     )
 
 
-def note_missing(group: str, restore: str, written: list[str]) -> NoteMissing:
-    """The error of `group`, which has written to its own partitions `written`."""
+def note_missing(group: str, restore: str, traces: Sequence[str]) -> NoteMissing:
+    """The error of `group`; `traces` are sentences about what it has left elsewhere."""
     return NoteMissing(
-        f"{group} has no note in {restore}, but {', '.join(written)} holds its output: a start without it would "
-        "assign all numbers again. Restore the topic from a backup (its cleanup.policy must be compact only), or "
-        "begin a new run from the last checkpoint"
+        f"{group} has no note in {restore}, but {'; '.join(traces)}: a start without it would assign all numbers "
+        f"again. Restore {restore} from a backup (its cleanup.policy must be compact only), or {NEW_RUN}. If the "
+        f"topics of an earlier run of this name were deleted on purpose, delete its consumer group {group}, too"
     )
+
+
+def check_topics(observer: Any, places: Collection[TopicPartition]) -> None:
+    """Raise UnknownTopicOrPartitionError if Kafka has no topic of one of `places`; `observer` is a consumer.
+
+    It is a KafkaError, after which the session is opened again: a broker that has just started may not know all topics.
+    """
+    known = {place.topic: observer.partitions_for_topic(place.topic) or () for place in places}
+    missing = {place.topic for place in places if place.partition not in known[place.topic]}
+    if missing:
+        raise UnknownTopicOrPartitionError(
+            f"there is no topic {', '.join(sorted(missing))}. If the broker has not just started, the topic was "
+            f"deleted: restore it from a backup, or {NEW_RUN}"
+        )
 
 
 def check_position(group: str, place: TopicPartition, offset: int, begin: int, end: int) -> None:

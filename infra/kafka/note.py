@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from infra.kafka.session_config import Partition
+
 MAX_NOTE_BYTES = 4 * 1024 * 1024
 
 
@@ -46,3 +48,14 @@ class Note:
             return cls(*json.loads(text))
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"not a commit note: {error}: {text[:100]!r}") from error
+
+
+def name_of(place: tuple[str, int]) -> str:
+    """The "topic:partition" by which notes call `place`."""
+    return f"{place[0]}:{place[1]}"
+
+
+def place_of(name: str) -> Partition:
+    """The partition that notes call `name`."""
+    topic, _, partition = name.rpartition(":")
+    return Partition(topic, int(partition))

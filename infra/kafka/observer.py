@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import OffsetSpec
 from kafka.errors import KafkaError
 
-from infra.kafka.consumers import skip_metadata_backoff
+from infra.kafka.admin import admin_client
+from infra.kafka.consumers import new_consumer
 from infra.kafka.lag import list_groups
 from infra.kafka.properties import ClientProperties
+from infra.kafka.record_batches import RecordBatch
 from infra.kafka.unreadable_record import UnreadableRecord
 from schemas.codec import UndecodableRecord, decode
 from schemas.topics import CATALOGUE, METRICS, RELAY, REPLICAS, run_prefix
@@ -31,7 +33,8 @@ GROUPS_EVERY_S = 10.0
 LAG_RETRY_S = 10.0
 """Pause after a lag request that failed."""
 ANSWER_MS = 3_000
-MAX_RECORDS = 2_000
+MAX_BATCHES = 2_000
+"""Maximum batches per poll: those of metrics and heartbeats have few records."""
 NEWEST = {METRICS.short_name: 20_000, RELAY.short_name: 100}
 """Number of newest offsets that an observer without positions reads: less than a second of work, though the manifest of
 a large model has tens of kilobytes."""
@@ -79,17 +82,7 @@ class Observer:
         self._groups_at = self._requested_at = -float("inf")
         self._lag: dict[str, int] = {}
         self._positions: dict[TopicPartition, int] = {}
-        self._consumer = KafkaConsumer(
-            **client.consumer(
-                group_id=None,
-                enable_auto_commit=False,
-                isolation_level="read_committed",
-                auto_offset_reset="earliest",
-                max_poll_records=MAX_RECORDS,
-                metrics_enabled=False,
-            )
-        )
-        skip_metadata_backoff(self._consumer)
+        self._consumer = new_consumer(client, MAX_BATCHES)
         metrics, relay, replicas = (TopicPartition(topic.name(run), 0) for topic in (METRICS, RELAY, REPLICAS))
         try:
             self._consumer.assign([metrics, relay, replicas])
@@ -125,7 +118,8 @@ class Observer:
         except KafkaError as error:
             log.debug("cannot poll: %r", error)
             return []
-        return [row for records in polled.values() for record in records for row in self._rows(record)]
+        batches = ((place, batch.value) for place, found in polled.items() for batch in found)
+        return [row for place, batch in batches for row in self._rows(place, batch)]
 
     def caught_up(self) -> bool:
         """Whether all records that existed when this observer was created have been polled."""
@@ -165,21 +159,24 @@ class Observer:
         self._close_admin()
         self._consumer.close(autocommit=False, timeout_ms=1000)
 
-    def _rows(self, record: Any) -> Iterable[Any]:
-        short_name = record.topic.removeprefix(run_prefix(self._run))
-        try:
-            rows = decode(record.value, record.headers)
-        except UndecodableRecord as error:
-            return (UnreadableRecord(short_name, record.partition, record.offset, str(error)),)
-        if not isinstance(rows[0], CATALOGUE[short_name].record_classes):
-            why = f"a {type(rows[0]).__name__} does not belong on {short_name}"
-            return (UnreadableRecord(short_name, record.partition, record.offset, why),)
-        return rows
+    def _rows(self, place: TopicPartition, batch: RecordBatch) -> Iterator[Any]:
+        short_name = place.topic.removeprefix(run_prefix(self._run))
+        for offset, value, headers in zip(batch.offsets, batch.values, batch.headers, strict=True):
+            try:
+                rows = decode(value, headers)
+            except UndecodableRecord as error:
+                yield UnreadableRecord(short_name, place.partition, offset, str(error))
+                continue
+            if isinstance(rows[0], CATALOGUE[short_name].record_classes):
+                yield from rows
+            else:
+                why = f"a {type(rows[0]).__name__} does not belong on {short_name}"
+                yield UnreadableRecord(short_name, place.partition, offset, why)
 
     def _request_lag(self, now: float) -> dict[str, int]:
         if self._admin is None:
             waits = {"request_timeout_ms": ANSWER_MS, "bootstrap_timeout_ms": ANSWER_MS}
-            self._admin = KafkaAdminClient(**self._client.admin(**waits))
+            self._admin = admin_client(self._client, **waits)
         if now - self._groups_at >= GROUPS_EVERY_S or not self._groups:
             self._groups, self._groups_at = list_groups(self._admin, run_prefix(self._run)), now
         if not self._groups:

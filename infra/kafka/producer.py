@@ -165,7 +165,6 @@ def _open(client: ClientProperties, deadline_s: float) -> KafkaProducer:
                 linger_ms=0,
                 metrics_enabled=False,
                 max_request_size=_MAX_REQUEST,
-                allow_auto_create_topics=False,
             )
         )
     except (BrokerUnreachable, KafkaError) as error:

@@ -103,6 +103,8 @@ _REJECTED = {
     "ssl.cipher.suites": "the client has no such setting; the system's OpenSSL decides",
     "buffer.memory": "the client has no such bound; the sinks bound their bytes in flight",
 }
+# A topic that a client's request creates would have the brokers' defaults: one partition, records deleted after a week.
+_NEVER_CREATE = {"allow_auto_create_topics": False}
 _SECRET = re.compile(r"password|secret|jaas|token|credential", re.IGNORECASE)
 
 
@@ -193,7 +195,7 @@ class ClientProperties:
             argument = _read(name, value, read)  # for every kind of client, so that any client reports an invalid value
             if client in clients:
                 arguments[name.replace(".", "_")] = argument
-        return arguments | _security(values)
+        return arguments | _security(values) | ({} if client == ADMIN else _NEVER_CREATE)
 
 
 def _check_name(name: str) -> None:

@@ -5,18 +5,19 @@ a DoFn, and two producers with one transactional.id would fence each other. Open
 protocol (invariant 5): fence the predecessor, read its last note with the offsets, read the ledger of outputs back,
 commit the next start number. An open transaction of the predecessor is aborted, and it can no longer commit.
 
-A transaction writes outputs, then the note, then the group's offsets, which are for Kafka's tools. After any
-interruption a note never covers more than its outputs, and a start relies on the note alone.
+A transaction writes outputs, then the note. After any interruption a note never covers more than its outputs, and a
+start relies on the note alone. The group's offsets are for Kafka's tools: they cost a third of a transaction, so only
+one transaction a second has them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from kafka import OffsetAndMetadata, TopicPartition
+from kafka import TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import (
     InvalidProducerEpochError,
@@ -27,8 +28,9 @@ from kafka.errors import (
 )
 
 from infra.kafka.clients import KafkaClients, SessionClients
-from infra.kafka.log_gaps import check_position, log_truncated, note_missing
-from infra.kafka.note import Note
+from infra.kafka.group_progress import GroupProgress
+from infra.kafka.log_gaps import check_position, check_topics, log_truncated, note_missing
+from infra.kafka.note import Note, name_of, place_of
 from infra.kafka.notes import last_note
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from schemas.codec import encode
@@ -88,10 +90,11 @@ class Session:
         self.commits = 0
         self._committing = self._clients.lock()
         self._offsets: dict[str, int] = {}
+        self._group = GroupProgress()
         self._begins: dict[Partition, int] = {}
         self._verified = 0
         self._note_at: int | None = None
-        self._outputs = {_named(place) for place in (config.restore, *config.ledger, *config.owned)}
+        self._outputs = {name_of(place) for place in (config.restore, *config.ledger, *config.owned)}
         self._producer: Any = None
         self._consumer: Any = None
         self._assigned = [TopicPartition(i.topic, p) for i in config.inputs for p in i.partitions]
@@ -129,6 +132,16 @@ class Session:
             raise self._give_up(error) from error
         return [record for records in polled.values() for record in records]
 
+    def check_inputs(self) -> None:
+        """Raise SessionLost if the topic of an input was deleted: polls would return nothing for ever.
+
+        It asks Kafka only if the consumer's metadata lack a topic.
+        """
+        try:
+            check_topics(self._consumer, self._assigned)
+        except KafkaError as error:
+            raise self._give_up(error) from error
+
     def positions(self) -> dict[Partition, int]:
         """The next offset to read of every input partition. Raises SessionLost."""
         try:
@@ -155,10 +168,17 @@ class Session:
             self._consumer.seek(place, offset)
 
     def commit(
-        self, outputs: Iterable[Outgoing], offsets: Offsets, ledger: Mapping[str, int], state: Mapping[str, Any]
+        self,
+        outputs: Iterable[Outgoing],
+        offsets: Offsets,
+        ledger: Mapping[str, int],
+        state: Mapping[str, Any],
+        last: bool = False,
     ) -> dict[str, int]:
-        """Write `outputs`, the note and `offsets` in one transaction; return the first offset written of each
+        """Write `outputs` and the note, with `offsets`, in one transaction; return the first offset written of each
         partition.
+
+        The group's offsets follow at most GROUP_OFFSETS_S later if there is a commit then, or at once with `last`.
 
         Raises SessionLost if the outcome is unknown, Fenced if a successor owns the shard, ValueError if the note is
         too long.
@@ -166,21 +186,27 @@ class Session:
         with self._committing:
             if self.lost is not None:
                 raise self.lost
-            self._offsets |= {_named(partition): offset for partition, offset in offsets.items()}
+            self._offsets |= {name_of(partition): offset for partition, offset in offsets.items()}
+            self._group.move(offsets)
             note = Note(self.start, ledger, state, self._offsets, self.commits + 1)
             note.encode()  # raises for a note that is too long, before anything is written
             sent: list[Any] = []
             try:
                 if self._producer.reconnected():
-                    own = self.config.group, self._producer.producer_id
-                    self._clients.check_own_transactions(*own, self._output_places())
-                first = self._write(list(outputs), offsets, note, sent)
+                    self._clients.check_own_transactions(
+                        self.config.group, self._producer.producer_id, self._output_places()
+                    )
+                first = self._write(list(outputs), note, sent, last)
             except KafkaError as error:
                 raise self._give_up(error, *(f.exception for f in sent if f.is_done)) from error
             self.commits += 1
             return first
 
-    def _write(self, outputs: Sequence[Outgoing], offsets: Offsets, note: Note, sent: list[Any]) -> dict[str, int]:
+    def group_offsets_due(self, last: bool = False) -> bool:
+        """Whether a commit now would write the group's offsets."""
+        return self._group.due(self._clients.monotonic(), last)
+
+    def _write(self, outputs: Sequence[Outgoing], note: Note, sent: list[Any], last: bool) -> dict[str, int]:
         """Write the transaction; `sent` collects the futures, also if it fails. Raises KafkaError."""
         config, producer = self.config, self._producer
         producer.begin([TopicPartition(*config.restore)])
@@ -189,28 +215,29 @@ class Session:
         if outputs:
             producer.flush()
         first: dict[str, int] = {}
-        last: dict[str, int] = {}
+        final: dict[str, int] = {}
         for future in sent:
             written = future.get(timeout=0)
-            place = f"{written.topic}:{written.partition}"
+            place = name_of((written.topic, written.partition))
             first.setdefault(place, written.offset)
-            last[place] = written.offset
-        self._outputs.update(last)
-        record = CommitNote(config.group, replace(note, written=last).encode(), self._clients.unix_ms())
+            final[place] = written.offset
+        self._outputs.update(final)
+        record = CommitNote(config.group, replace(note, written=final).encode(), self._clients.unix_ms())
         value, headers = encode(record)
         noted = producer.send(
             config.restore.topic, value, config.group.encode(), list(headers), config.restore.partition
         )
         sent.append(noted)
-        if offsets:
-            moved = {TopicPartition(*p): OffsetAndMetadata(offset, "", -1) for p, offset in offsets.items()}
-            producer.send_offsets_to_transaction(moved, config.group)
+        if grouped := self.group_offsets_due(last):
+            producer.send_offsets_to_transaction(self._group.to_write(), config.group)
         producer.commit_transaction()
+        if grouped:
+            self._group.wrote(self._clients.monotonic())
         self._note_at = noted.get(timeout=0).offset
         return first
 
     def _output_places(self) -> list[TopicPartition]:
-        return [_place(name) for name in self._outputs]
+        return [TopicPartition(*place_of(name)) for name in self._outputs]
 
     def verify(self) -> None:
         """Read the last note back every VERIFY_COMMITS commits. Raises SessionLost if it is not that of the last
@@ -221,13 +248,11 @@ class Session:
         if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
             return
         self._verified = self.commits
-        observer = self._clients.observer()
         try:
-            note = last_note(observer, TopicPartition(*self.config.restore), self.config.group, self._note_at)
+            with self._observer() as observer:
+                note = last_note(observer, TopicPartition(*self.config.restore), self.config.group, self._note_at)
         except KafkaError as error:
             raise self._give_up(error) from error
-        finally:
-            observer.close(autocommit=False)
         if note is None or (note.start, note.commit) != (self.start, self.commits):
             found = "no note" if note is None else f"the note of start {note.start}, commit {note.commit}"
             self.lost = SessionLost(
@@ -247,6 +272,14 @@ class Session:
             with contextlib.suppress(KafkaError):  # some records were not sent
                 self._producer.close(timeout=1)
 
+    @contextlib.contextmanager
+    def _observer(self) -> Iterator[Any]:
+        observer = self._clients.observer()
+        try:
+            yield observer
+        finally:
+            observer.close(autocommit=False)
+
     def _give_up(self, error: KafkaError, *others: BaseException | None) -> SessionLost:
         causes = (error, *others, self._producer.failure if self._producer is not None else None)
         fenced = any(isinstance(e, ProducerFencedError | InvalidProducerEpochError) for e in causes)
@@ -256,37 +289,35 @@ class Session:
     def _restore(self) -> None:
         config, consumer, assigned = self.config, self._consumer, self._assigned
         ledger = [TopicPartition(*p) for p in config.ledger]
-        observer = self._clients.observer()
-        try:
+        with self._observer() as observer:
             note = last_note(observer, TopicPartition(*config.restore), config.group)
             places = list(dict.fromkeys([*ledger, *assigned, *(TopicPartition(*p) for p in config.owned)]))
+            check_topics(observer, places)
             begins = observer.beginning_offsets(places) if places else {}
             # The ends include open transactions: own records may follow one.
             ends = observer.end_offsets(places) if places else {}
-        finally:
-            observer.close(autocommit=False)
         if note is None:
-            self._check_nothing_written(begins, ends)
+            self._check_first_start(begins, ends)
         self._outputs.update(note.written if note is not None else ())
         self._clients.end_own_transactions(config.group, self._producer.producer_id, self._output_places())
         self.note = note or Note()
         self.start = self.note.start + 1
-        known = {_named(tp): tp for tp in places}
+        known = {name_of(tp): tp for tp in places}
         for place, offset in self.note.written.items():
             if place in known and ends[known[place]] <= offset:
                 raise log_truncated(
                     config.group, f"{place} ends at {ends[known[place]]}, before its own output at {offset}"
                 )
-        self.ledger_ends = {_named(tp): ends[tp] for tp in ledger}
+        self.ledger_ends = {name_of(tp): ends[tp] for tp in ledger}
         floors = {}
         for tp in ledger:
-            floor = self.note.ledger.get(_named(tp), 0 if note else begins[tp])
+            floor = self.note.ledger.get(name_of(tp), 0 if note else begins[tp])
             check_position(config.group, tp, floor, begins[tp], ends[tp])
             floors[tp] = floor
         self.ledger = self._read(floors, {tp: ends[tp] for tp in ledger})
         consumer.assign(assigned)
         for tp, source in self._inputs():
-            noted = self.note.offsets.get(_named(tp)) if source.start == "committed" else None
+            noted = self.note.offsets.get(name_of(tp)) if source.start == "committed" else None
             if noted is not None:
                 check_position(config.group, tp, noted, begins[tp], ends[tp])
                 consumer.seek(tp, noted)
@@ -301,13 +332,21 @@ class Session:
         self.ends = {Partition(*tp): ends[tp] for tp in assigned}
         # The new start number is committed like any state, so two starts never have the same number.
         offsets = {Partition(*tp): positions[Partition(*tp)] for tp, i in self._inputs() if i.start == "committed"}
-        self.commit([], offsets, {_named(tp): floor for tp, floor in floors.items()}, self.note.state)
+        self.commit([], offsets, {name_of(tp): floor for tp, floor in floors.items()}, self.note.state)
 
-    def _check_nothing_written(self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
-        """Raise NoteMissing if a shard without a note has written records."""
-        written = [_named(tp) for tp in (TopicPartition(*p) for p in self.config.owned) if ends[tp] > 0]
-        if written:
-            raise note_missing(self.config.group, self.config.restore.topic, written)
+    def _check_first_start(self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
+        """Raise NoteMissing if a shard without a note has committed before, by its outputs and its group's offsets."""
+        # Both: a topic of outputs may have other writers, and Kafka deletes a group's offsets after a week.
+        config = self.config
+        traces = [f"{name_of(p)} holds its output" for p in config.owned if ends[TopicPartition(*p)] > 0]
+        traces += [f"{name_of(p)} has been trimmed" for p in config.ledger if begins[TopicPartition(*p)] > 0]
+        committed = self._clients.committed(config.group).items()
+        traces += [f"its group has committed offset {o} in {name_of(p)}" for p, o in committed if p in ends]
+        if traces:
+            with self._observer() as observer:
+                if last_note(observer, TopicPartition(*config.restore), config.group):
+                    raise SessionLost(f"{config.group}: a successor has committed while this session opened")
+            raise note_missing(config.group, config.restore.topic, traces)
 
     def _inputs(self) -> list[tuple[TopicPartition, Input]]:
         return [(TopicPartition(i.topic, p), i) for i in self.config.inputs for p in i.partitions]
@@ -328,15 +367,6 @@ class Session:
             elif self._clients.monotonic() - moved_at > CATCH_UP_S + self.config.transaction_timeout_s:
                 raise KafkaTimeoutError(f"{self.config.group}: its own output cannot be read to {ends}")
         return records
-
-
-def _named(place: tuple[str, int]) -> str:
-    return f"{place[0]}:{place[1]}"
-
-
-def _place(name: str) -> TopicPartition:
-    topic, _, partition = name.rpartition(":")
-    return TopicPartition(topic, int(partition))
 
 
 class Sessions:

@@ -36,9 +36,10 @@ class SessionConfig:
     """The configuration of a session. `group` is the consumer group and the transactional.id, `ledger` the outputs to
     read back.
 
-    Commit notes go to the partition `restore` of a compacted topic. Only this shard writes the partitions `owned`: a
-    start that finds records there but no note fails. An open transaction of a dead process blocks read_committed
-    readers for at most `transaction_timeout_s` seconds, and no transaction may take longer.
+    Commit notes go to the partition `restore` of a compacted topic. Only this shard writes the partitions `owned`. A
+    start without a note fails if it finds records there, a trimmed ledger, or committed offsets of its group. An open
+    transaction of a dead process blocks read_committed readers for at most `transaction_timeout_s` seconds, and no
+    transaction may take longer.
     """
 
     client: ClientProperties

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from kafka import TopicPartition
@@ -42,6 +42,9 @@ class SimulatedClients:
 
     def observer(self) -> SimulatedObserver:
         return SimulatedObserver(self.cluster, self.connection, self.signals, self.draws)
+
+    def committed(self, group: str) -> Mapping[TopicPartition, int]:
+        return {TopicPartition(*place): offset for place, offset in self.cluster.committed_offsets(group).items()}
 
     def check_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
         asked = [Place(*place) for place in places]

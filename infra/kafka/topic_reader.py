@@ -47,6 +47,11 @@ def schema_of(headers: Headers) -> str:
     return next((value.decode(errors="replace") for name, value in headers if name == "laminar-schema"), "")
 
 
+def class_of(headers: Headers) -> str:
+    """The record class in the headers of a record, of any version, e.g. "Trajectory"; "" if there is none."""
+    return schema_of(headers).partition("/")[0]
+
+
 def read_topic(
     client: ClientProperties,
     topic: str,

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from kafka import TopicPartition
+from kafka.admin import TransactionState
 
 from infra.kafka.notes import read_to_end, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
@@ -50,11 +51,24 @@ class LoggedProducer:
     ongoing: bool = False
     """Under way, and not decided yet."""
     committed: dict[tuple[str, int], bool] = field(default_factory=dict)
+    transactional_id: str = ""
+    """Empty if it was not read, see `transactional_id`."""
+    decision: bool | None = None
+    """The outcome of the transaction under way; None: not decided."""
+
+    @property
+    def state(self) -> TransactionState:
+        """The coordinator's state of its last transaction."""
+        if not self.under_way:
+            return TransactionState.EMPTY
+        outcomes = {True: TransactionState.PREPARE_COMMIT, False: TransactionState.PREPARE_ABORT}
+        return TransactionState.ONGOING if self.ongoing else outcomes[bool(self.decision)]
 
     def add(self, decision: Decision) -> None:
         """Add the next record of this producer."""
         self.under_way = decision.under_way
         self.ongoing = decision.under_way and decision.committed is None
+        self.decision = decision.committed
         if decision.committed is not None:
             self.committed |= dict.fromkeys(decision.partitions, decision.committed)
 
@@ -79,6 +93,15 @@ def logged_producers(client: ClientProperties, producer_ids: Collection[int]) ->
     finally:
         observer.close(autocommit=False)
     return found
+
+
+def transactional_id(key: bytes) -> str:
+    """The transactional.id in a key of the log (Kafka's TransactionLogKey). Raises DamagedTransactionLog."""
+    try:
+        _version, length = struct.unpack_from(">hh", key)
+        return key[4 : 4 + length].decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise DamagedTransactionLog(f"a key of {LOG} cannot be parsed: {error}") from error
 
 
 def parse_decision(value: bytes) -> Decision:

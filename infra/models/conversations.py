@@ -6,11 +6,11 @@ last recorded response, and only the text after the placeholder is encoded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from infra.json_text import decode_json
 from infra.models.chat import stop_tokens, turn_ends
 
 Message = Mapping[str, Any]
@@ -134,6 +134,6 @@ def _for_template(message: Message) -> dict[str, Any]:
 
 def _arguments(value: Any) -> Any:
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        return decode_json(value) if isinstance(value, str) else value
     except ValueError:
         return value

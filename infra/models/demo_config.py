@@ -12,6 +12,7 @@ PHRASES: dict[str, tuple[str, ...]] = {
         ", ",
         ". Give only the GCD as your final answer.",
     ),
+    "spell_backward": ("Spell this word backward (example: sun -> nus): ",),
 }
 
 

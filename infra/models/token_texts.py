@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -14,10 +15,14 @@ def token_texts(folder: Path, token_ids: Sequence[int]) -> list[str]:
 
     Raises ValueError naming a tokenizer file that cannot be read.
     """
-    file = folder / "tokenizer.json"
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # it raises no other class
-        raise ValueError(f"{file} cannot be read: {error}") from error
+    tokenizer = _tokenizer(folder / "tokenizer.json")
     stream = DecodeStream(skip_special_tokens=False)
     return [stream.step(tokenizer, token) or "" for token in token_ids]
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # it raises no other class
+        raise ValueError(f"{file} cannot be read: {error}") from error

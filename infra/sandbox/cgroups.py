@@ -41,7 +41,7 @@ class ProgramCgroup:
     def close(self) -> None:
         """Kill the remaining processes and remove the cgroup."""
         os.close(self.joining)
-        with contextlib.suppress(FileNotFoundError):  # Linux before 5.14
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # cgroup v1 has no such file
             (self.folder / "cgroup.kill").write_text("1")
         end = time.monotonic() + _END_S
         while time.monotonic() < end:

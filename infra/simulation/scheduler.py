@@ -109,6 +109,11 @@ class Scheduler:
         self._planned = 0
         self._fibers: list[Fiber] = []
 
+    @property
+    def planned(self) -> int:
+        """The number of events planned so far."""
+        return self._planned
+
     def at(self, time: float, call: Callable[[], None]) -> None:
         """Call `call` at `time`."""
         self._planned += 1

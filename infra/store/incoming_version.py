@@ -107,6 +107,11 @@ class IncomingVersion:
         return self._memory.read_only_view()
 
     @property
+    def path(self) -> Path:
+        """The file, which other processes may map to write parts of it; see `infra/store/names.py`."""
+        return self._memory.path
+
+    @property
     def hashed(self) -> int:
         """Number of bytes hashed so far."""
         return self._hashed

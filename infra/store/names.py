@@ -15,6 +15,8 @@ STORES = f"{_PREFIX}*"
 
 OWNER = "owner.json"
 """The process that created the store: for people, and to find stale stores."""
+CLUSTER = "cluster"
+"""A symbolic link whose target is the id of the Kafka cluster of the store's run: created at once, with its content."""
 USERS = "users.lock"
 """Every process that has the store open holds a shared lock on it."""
 WRITER = "writer.lock"
@@ -32,7 +34,7 @@ LIVE = "live.json"
 _VERSION = r"[0-9]{1,18}\.[0-9]{1,18}"
 _WEIGHTS = re.compile(rf"({_VERSION})\.safetensors")
 _FILES = re.compile(
-    rf"{_VERSION}\.(safetensors|json|partial|delta)|{OWNER}|{LIVE}({PARTIAL})?|{USERS}|{WRITER}|{SPARE}"
+    rf"{_VERSION}\.(safetensors|json|partial|delta)|{OWNER}|{CLUSTER}|{LIVE}({PARTIAL})?|{USERS}|{WRITER}|{SPARE}"
 )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from infra.machine import login_user
 from infra.store import locks, names
 from infra.store.errors import StoreBusy, StoreError
 
@@ -23,12 +24,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StoreOwner:
-    """The process that opened an unused store. `started` is the process's start in Unix seconds."""
+    """The process that opened an unused store, in `folder`. `started` is the process's start in Unix seconds.
+
+    `login` is the id of the user who logged in, also where they became root later; None if it is not known.
+    """
 
     pid: int
     started: float
     host: str
     opened_at: float
+    folder: str = ""
+    login: int | None = None
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}" + (f", started in {self.folder}" if self.folder else "")
 
 
 @dataclass(frozen=True)
@@ -77,14 +86,42 @@ def open_folder(root: Path) -> locks.Lock:
             continue
 
 
+def claim_store(root: Path, cluster: str) -> locks.Lock:
+    """Open the store `root` for a run of the Kafka cluster with id `cluster`, and return a shared lock.
+
+    A run of the same name in another cluster has the same folder: its store is removed if no process uses it. Raises
+    StoreError if one does, and for another user's folder.
+    """
+    while True:
+        lock = open_folder(root)
+        try:
+            if _is_of(root, cluster):
+                return lock
+            lock.release()
+            remove_store(root)
+        except StoreBusy as error:
+            raise StoreError(
+                f"{error}, by a run of the same name in another Kafka cluster: choose another run.name, or set "
+                "relay.store to another folder"
+            ) from error
+        except FileNotFoundError:  # removed by another process meanwhile
+            lock.release()
+
+
 def stale_stores(base: Path = names.SHARED_MEMORY) -> list[StaleStore]:
-    """The stores under `base` that no process uses, sorted by name; those of other users are skipped."""
-    found = []
+    """The stores under `base` that no process uses, sorted by name; those of other users are skipped.
+
+    Where several people work as root, another user is one who logged in as another user.
+    """
+    found, login = [], login_user()
     for root in sorted(base.glob(names.STORES)):
         try:
-            lock = locks.try_lock_exclusive(root / names.USERS)
+            own = root.stat().st_uid == os.geteuid()
+            lock = locks.try_lock_exclusive(root / names.USERS) if own else None
             if lock is not None:
-                found.append(StaleStore(root, _bytes_in(root), _read_owner(root)))
+                owner = _read_owner(root)
+                if owner is None or login is None or owner.login in (None, login):
+                    found.append(StaleStore(root, _bytes_in(root), owner))
                 lock.release()
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
@@ -102,7 +139,7 @@ def remove_store(root: Path, *, in_use: bool = False) -> None:
     except FileNotFoundError:
         return
     if lock is None and not in_use:
-        raise StoreBusy(f"{root} is in use by another process")
+        raise StoreBusy(f"{root} is in use by {_read_owner(root) or 'another process'}")
     try:
         ours = [entry.name for entry in os.scandir(root) if names.is_store_file(entry.name)]
         for name in sorted(ours, key=lambda name: name == names.USERS):  # the lock file last: it protects the others
@@ -116,8 +153,19 @@ def remove_store(root: Path, *, in_use: bool = False) -> None:
             lock.release()
 
 
+def _is_of(root: Path, cluster: str) -> bool:
+    """Whether the store is of a run of `cluster`; from now on, if it was of none."""
+    mark = root / names.CLUSTER
+    try:
+        mark.symlink_to(cluster)
+    except FileExistsError:
+        return str(mark.readlink()) == cluster
+    return True
+
+
 def _write_owner(root: Path) -> None:
-    owner = StoreOwner(os.getpid(), psutil.Process().create_time(), os.uname().nodename, time.time())
+    started, host = psutil.Process().create_time(), os.uname().nodename
+    owner = StoreOwner(os.getpid(), started, host, time.time(), os.getcwd(), login_user())
     (root / names.OWNER).write_text(json.dumps(asdict(owner)), encoding="utf-8")
 
 
@@ -129,4 +177,4 @@ def _read_owner(root: Path) -> StoreOwner | None:
 
 
 def _bytes_in(root: Path) -> int:
-    return sum(entry.stat().st_blocks * 512 for entry in os.scandir(root))
+    return sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in os.scandir(root))

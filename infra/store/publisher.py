@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -37,6 +38,16 @@ class Tensors(Protocol):
     def keys(self) -> Set[str]: ...
 
     def items(self) -> Iterable[tuple[str, Any]]: ...
+
+
+@runtime_checkable
+class TensorWriter(Protocol):
+    """Tensors by name that write themselves, such as those of which several processes hold parts."""
+
+    def keys(self) -> Set[str]: ...
+
+    def write_to(self, file: Path, views: Mapping[str, np.ndarray]) -> None:
+        """Write every tensor into `file`, which this process maps: `views` are its bytes of each, uint8[bytes]."""
 
 
 Announce = Callable[[WeightVersion], None]
@@ -108,7 +119,7 @@ class Publisher:
 
     def publish(
         self,
-        tensors: Tensors,
+        tensors: Tensors | TensorWriter,
         version: PolicyVersion,
         *,
         step: int,
@@ -168,7 +179,7 @@ class Publisher:
         self._pending = self._executor.submit(self._seal_and_announce, arriving, manifest)
         return True
 
-    def restore_version(self, tensors: Tensors, manifest: WeightVersion) -> bool:
+    def restore_version(self, tensors: Tensors | TensorWriter, manifest: WeightVersion) -> bool:
         """Write a published version with these `tensors` back to a store that has lost it and all newer ones.
 
         Returns whether that was necessary. Raises StoreError: no memory, another writer, or the tensors do not match
@@ -211,7 +222,7 @@ class Publisher:
         for batch in manifest.batches:
             self._unannounced.pop(batch, None)
 
-    def _check(self, tensors: Tensors) -> None:
+    def _check(self, tensors: Tensors | TensorWriter) -> None:
         if tensors.keys() != self._layout.names:
             missing = sorted(self._layout.names - tensors.keys())[:3]
             strange = sorted(tensors.keys() - self._layout.names)[:3]
@@ -225,9 +236,12 @@ class Publisher:
                 raise
             return self._store.begin(version, self._layout.size)
 
-    def _fill(self, arriving: IncomingVersion, tensors: Tensors) -> None:
+    def _fill(self, arriving: IncomingVersion, tensors: Tensors | TensorWriter) -> None:
         arriving.view[: len(self._layout.header)] = self._layout.header
         views = self._layout.tensor_views(arriving.view)
+        if isinstance(tensors, TensorWriter):
+            tensors.write_to(arriving.path, views)
+            return
         for name, tensor in tensors.items():
             target = views[name]
             try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -25,20 +25,21 @@ DEFAULT_KEEP = 4
 
 
 def versions_to_evict(
-    versions: Sequence[PolicyVersion], live_versions: Collection[PolicyVersion], keep: int
+    versions: Sequence[PolicyVersion], live_versions: Sequence[PolicyVersion], keep: int
 ) -> list[PolicyVersion]:
     """Of the complete `versions` those to evict, so that `keep` remain.
 
-    The newest two are kept, then `live_versions`, then the newest of the others.
+    The newest two are kept, then `live_versions` in their order, then the newest of the others.
     """
     newest = sorted(versions, reverse=True)
     first = newest[: min(2, keep)]
-    kept = [*first, *sorted(newest[len(first) :], key=lambda version: version not in live_versions)][:keep]
+    rank = {version: place for place, version in enumerate(live_versions)}
+    kept = [*first, *sorted(newest[len(first) :], key=lambda version: rank.get(version, len(rank)))][:keep]
     return [version for version in newest if version not in kept]
 
 
 def is_wanted(
-    version: PolicyVersion, stored: Sequence[PolicyVersion], live_versions: Collection[PolicyVersion], keep: int
+    version: PolicyVersion, stored: Sequence[PolicyVersion], live_versions: Sequence[PolicyVersion], keep: int
 ) -> bool:
     """Whether a store with the versions `stored` should fetch `version`: it is the newest, or live
     and would not cause the eviction of a live version.
@@ -128,22 +129,22 @@ class WeightStore:
         except FileNotFoundError:
             return None
 
-    def live_versions(self) -> set[PolicyVersion]:
-        """The versions of live trajectories, as written by the machine's relay."""
+    def live_versions(self) -> list[PolicyVersion]:
+        """The versions to evict last, as written by the machine's relay."""
         try:
-            return {
+            return [
                 PolicyVersion.parse(text) for text in json.loads((self.root / names.LIVE).read_text(encoding="utf-8"))
-            }
+            ]
         except (OSError, ValueError, TypeError):
-            return set()
+            return []
 
     # Writing.
 
     def write_live_versions(self, versions: Iterable[PolicyVersion]) -> None:
-        """Write the versions of live trajectories: `evict` removes them last. Any process may write them."""
+        """Write the versions that `evict` removes last, the most needed first. Any process may write them."""
         partial_file = self.root / f"{names.LIVE}{names.PARTIAL}"
         try:
-            partial_file.write_text(json.dumps(sorted(map(str, versions))), encoding="utf-8")
+            partial_file.write_text(json.dumps(list(map(str, versions))), encoding="utf-8")
             partial_file.replace(self.root / names.LIVE)
         except FileNotFoundError as error:
             raise StoreError(f"{self.root} was removed") from error

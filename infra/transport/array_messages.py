@@ -7,7 +7,6 @@ without padding. Every length is bounded before memory is allocated, and only nu
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from typing_extensions import Buffer
 
+from infra.transport.connection import Connection
 from infra.transport.frames import FrameKind, ProtocolError, receive, receive_payload, send_chunk
 from infra.transport.handshake import expect
 from infra.transport.throttle import Link
@@ -32,9 +32,7 @@ class Message(NamedTuple):
     arrays: list[np.ndarray]
 
 
-def send_message(
-    connection: socket.socket, link: Link, kind: str, arrays: Sequence[np.ndarray] = (), **body: Any
-) -> None:
+def send_message(connection: Connection, link: Link, kind: str, arrays: Sequence[np.ndarray] = (), **body: Any) -> None:
     """Send a message of `kind` with `arrays`, uint8 or int64, at the rate of `link`. Raises PeerGone."""
     listed = json.dumps([[str(array.dtype), array.shape] for array in arrays], separators=(",", ":")).encode()
     parts: list[Buffer] = [listed, *(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays)]
@@ -42,7 +40,7 @@ def send_message(
     send_chunk(connection, payload, link, kind=FrameKind.ARRAYS, message=kind, listed=len(listed), **body)
 
 
-def receive_message(connection: socket.socket, link: Link, max_bytes: int) -> Message:
+def receive_message(connection: Connection, link: Link, max_bytes: int) -> Message:
     """Receive a message of at most `max_bytes`. Raises ProtocolError for an invalid one, PeerGone."""
     frame = expect(receive(connection), FrameKind.ARRAYS)
     listed, kind = frame.body.pop("listed", None), frame.body.pop("message", None)
@@ -66,7 +64,10 @@ def _arrays(listed: bytes, data: memoryview) -> list[np.ndarray]:
         end = at + prod(shape) * np.dtype(dtype).itemsize if valid else -1
         if not 0 <= end <= len(data):
             raise ProtocolError(f"a message lists an array of {dtype[:20]} {str(shape)[:40]}, which it does not hold")
-        found.append(np.frombuffer(data[at:end], dtype).reshape(shape))
+        try:
+            found.append(np.frombuffer(data[at:end], dtype).reshape(shape))
+        except ValueError as error:  # no bytes, but dimensions beyond all memory
+            raise ProtocolError(f"a message lists an array of shape {str(shape)[:40]}: {error}") from error
         at = end
     if at != len(data):
         raise ProtocolError(f"a message has {len(data) - at} bytes that belong to no array")

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
 import struct
 import time
-from contextlib import suppress
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 from infra.store.chunks import MAX_CHUNK_BYTES
+from infra.transport.connection import Connection
 from infra.transport.throttle import Link
 
 _MAGIC = b"LMN1"
@@ -65,7 +64,7 @@ class Frame(NamedTuple):
     payload: int
 
 
-def send(connection: socket.socket, kind: FrameKind, **body: object) -> None:
+def send(connection: Connection, kind: FrameKind, **body: object) -> None:
     """Send a frame without payload. Raises PeerGone."""
     encoded = json.dumps(body, separators=(",", ":")).encode()
     try:
@@ -75,7 +74,7 @@ def send(connection: socket.socket, kind: FrameKind, **body: object) -> None:
 
 
 def send_chunk(
-    connection: socket.socket,
+    connection: Connection,
     payload: memoryview,
     link: Link,
     turn: int = 0,
@@ -90,10 +89,10 @@ def send_chunk(
     encoded = json.dumps(body, separators=(",", ":")).encode()
     header = _HEADER.pack(_MAGIC, kind, len(encoded), len(payload)) + encoded
     try:
-        if isinstance(connection, ssl.SSLSocket):
-            connection.sendall(header)
-        else:
+        if isinstance(connection, socket.socket):
             connection.sendall(header, socket.MSG_MORE)
+        else:
+            connection.sendall(header)
         step = link.max_slice or len(payload)
         for start in range(0, len(payload), step):
             part = payload[start : start + step]
@@ -103,7 +102,7 @@ def send_chunk(
         raise PeerGone(f"{error}") from error
 
 
-def receive(connection: socket.socket, deadline: float | None = None) -> Frame:
+def receive(connection: Connection, deadline: float | None = None) -> Frame:
     """Read the next frame. Raises ProtocolError for an invalid frame, PeerGone for a closed or silent connection.
 
     With `deadline` (of `time.monotonic`) the whole frame must have arrived by then, however slowly its bytes come.
@@ -131,7 +130,7 @@ def receive(connection: socket.socket, deadline: float | None = None) -> Frame:
     return Frame(kind, body, payload)
 
 
-def receive_payload(connection: socket.socket, memory: memoryview, link: Link, turn: int = 0) -> None:
+def receive_payload(connection: Connection, memory: memoryview, link: Link, turn: int = 0) -> None:
     """Fill `memory` from the connection, at the rate of `link`. Raises PeerGone."""
     step = link.max_slice or len(memory)
     for start in range(0, len(memory), step):
@@ -140,14 +139,7 @@ def receive_payload(connection: socket.socket, memory: memoryview, link: Link, t
         link.acquire(len(part), turn)
 
 
-def interrupt(connection: socket.socket) -> None:
-    """Shut `connection` down, so that a thread that waits for it stops waiting."""
-    with suppress(OSError):
-        # Not SSLSocket.shutdown: after it the other thread would read encrypted bytes as plain text.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
-
-
-def _fill(connection: socket.socket, memory: memoryview, deadline: float | None = None) -> None:
+def _fill(connection: Connection, memory: memoryview, deadline: float | None = None) -> None:
     while memory:
         try:
             if deadline is not None:

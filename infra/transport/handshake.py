@@ -1,7 +1,7 @@
 """The handshake of two peers: TLS if configured, the protocol version, the run, and mutual proof of the run's token.
 
 The token is never sent. It protects against peers that cannot read or change the traffic between two relays; TLS
-protects against those that can.
+protects against those that can. The nonces sent over TLS and the token give the keys of what follows the handshake.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import hmac
 import json
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable
 
+from infra.transport.connection import Connection
 from infra.transport.frames import Frame, FrameKind, PeerUnreachable, ProtocolError, TransportError, receive, send
-from infra.transport.tls import Tls, tls_handshake
+from infra.transport.tls import Tls, end_tls, tls_handshake
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the protocol; both ends must have the same."""
 HANDSHAKE_S = 5.0
 """Time limit of the whole handshake, TLS included."""
@@ -28,8 +30,10 @@ class HandshakeRejected(TransportError):
     """The other end rejected this one: another protocol, run or token, or too many connections."""
 
 
-def accept_peer(connection: socket.socket, run: str, token: str, *, admit: Callable[[], bool] = lambda: True) -> int:
-    """Authenticate a peer and return its relay's number (−1: a trainer or a command).
+def accept_peer(
+    connection: socket.socket, run: str, token: str, *, admit: Callable[[], bool] = lambda: True
+) -> Connection:
+    """Authenticate a peer and return the connection to use from now on.
 
     `admit` is called once the peer has proved the token, and returns whether another connection is accepted. Raises
     HandshakeRejected, ProtocolError, PeerGone.
@@ -54,13 +58,13 @@ def accept_peer(connection: socket.socket, run: str, token: str, *, admit: Calla
         send(connection, FrameKind.REFUSED, reason=reason)
         raise HandshakeRejected(reason)
     send(connection, FrameKind.WELCOME, proof=_proof(SERVER, token, nonces, run))
-    connection.settimeout(None)
-    relay = hello.get("relay")
-    return relay if isinstance(relay, int) else -1
+    protected = _protect(connection, SERVER, token, nonces, run, deadline)
+    protected.settimeout(None)
+    return protected
 
 
-def authenticate(connection: socket.socket, run: str, token: str, relay: int) -> None:
-    """Authenticate to the other end, which proves the token, too.
+def authenticate(connection: socket.socket, run: str, token: str, relay: int) -> Connection:
+    """Authenticate to the other end, which proves the token, too, and return the connection to use from now on.
 
     Raises HandshakeRejected, ProtocolError, PeerGone.
     """
@@ -77,6 +81,7 @@ def authenticate(connection: socket.socket, run: str, token: str, relay: int) ->
         raise HandshakeRejected(str(reply.body.get("reason"))[:300])
     if not _proves(expect(reply, FrameKind.WELCOME).body.get("proof"), SERVER, token, nonces, run):
         raise ProtocolError("the peer does not know the token of this run: it is not a relay of this run")
+    return _protect(connection, CLIENT, token, nonces, run, deadline)
 
 
 def expect(frame: Frame, kind: FrameKind) -> Frame:
@@ -92,8 +97,8 @@ def set_socket_options(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-def connect(address: str, run: str, token: str, relay: int, timeout_s: float, tls: Tls | None = None) -> socket.socket:
-    """Open an authenticated connection to the relay at `address`, "host:port"; over TLS if `tls` is given.
+def connect(address: str, run: str, token: str, relay: int, timeout_s: float, tls: Tls | None = None) -> Connection:
+    """Open an authenticated connection to the relay at `address`, "host:port"; encrypted if `tls` is given.
 
     Raises TransportError.
     """
@@ -106,12 +111,27 @@ def connect(address: str, run: str, token: str, relay: int, timeout_s: float, tl
         set_socket_options(connection)
         if tls is not None:
             connection = tls.wrap_client(connection)
-        authenticate(connection, run, token, relay)
-        connection.settimeout(timeout_s)
+        authenticated = authenticate(connection, run, token, relay)
+        authenticated.settimeout(timeout_s)
     except BaseException:
         connection.close()
         raise
-    return connection
+    return authenticated
+
+
+def _protect(
+    connection: socket.socket, end: str, token: str, nonces: tuple[str, str], run: str, deadline: float
+) -> Connection:
+    """Replace TLS, if there is TLS, by an EncryptedConnection with keys of this handshake."""
+    if not isinstance(connection, ssl.SSLSocket):
+        return connection
+    from infra.transport.encrypted_connection import EncryptedConnection, derive_secrets
+
+    connection.settimeout(max(0.001, deadline - time.monotonic()))
+    end_tls(connection)
+    of_client, of_server = derive_secrets(token, nonces, run)
+    keys = (of_client, of_server) if end == CLIENT else (of_server, of_client)
+    return EncryptedConnection(connection, *keys)
 
 
 def _proof(who: str, token: str, nonces: tuple[str, str], run: str) -> str:

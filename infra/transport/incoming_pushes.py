@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from infra.transport.chunked_blob import ChunkedBlob
-from infra.transport.frames import FrameKind, ProtocolError, interrupt, send
+from infra.transport.connection import Connection, interrupt
+from infra.transport.frames import FrameKind, ProtocolError, send
 from infra.transport.peer import BlobAbsent, Peer
 from infra.transport.throttle import Link
 from schemas.records import PolicyVersion
@@ -22,10 +22,10 @@ class IncomingPushes:
 
     def __init__(self, is_stored: Callable[[PolicyVersion], bool]) -> None:
         self._is_stored = is_stored
-        self._offers: dict[str, tuple[socket.socket, threading.Event]] = {}
+        self._offers: dict[str, tuple[Connection, threading.Event]] = {}
         self._lock = threading.Lock()
 
-    def accept(self, connection: socket.socket, body: Mapping[str, Any]) -> None:
+    def accept(self, connection: Connection, body: Mapping[str, Any]) -> None:
         """Hold `connection` until a fetch has used it; refuse it if the version is stored. Raises ProtocolError."""
         try:
             version = PolicyVersion.parse(str(body.get("version"))[:80])

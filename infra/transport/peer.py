@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Callable
 
 from crc32c import crc32c
 
 from infra.transport.chunked_blob import ChunkedBlob
-from infra.transport.frames import FrameKind, ProtocolError, TransportError, interrupt, receive, receive_payload, send
+from infra.transport.connection import Connection, interrupt
+from infra.transport.frames import FrameKind, ProtocolError, TransportError, receive, receive_payload, send
 from infra.transport.handshake import connect
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
@@ -32,7 +32,7 @@ class Peer:
 
     def __init__(
         self,
-        connection: socket.socket,
+        connection: Connection,
         blob: ChunkedBlob,
         memory: memoryview,
         link: Link,

@@ -15,7 +15,8 @@ from infra.runners.liveness import LIVENESS
 from infra.store.chunks import MAX_CHUNK_BYTES
 from infra.transport.chunk_registry import BlobBuffer, BlobKey, ChunkRegistry
 from infra.transport.chunked_blob import FORMS
-from infra.transport.frames import FrameKind, ProtocolError, TransportError, interrupt, receive, send, send_chunk
+from infra.transport.connection import Connection, interrupt
+from infra.transport.frames import FrameKind, ProtocolError, TransportError, receive, send, send_chunk
 from infra.transport.handshake import accept_peer, expect, set_socket_options
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
@@ -31,7 +32,7 @@ WAIT_FRAME_EVERY_S = 0.5
 UNKNOWN_TIMEOUT_S = 1.0
 """Seconds to wait for an unknown version before the response is ABSENT."""
 
-Handler = Callable[[socket.socket, Mapping[str, Any]], None]
+Handler = Callable[[Connection, Mapping[str, Any]], None]
 """Takes over a connection whose first frame has the given body; the connection is closed when it returns."""
 
 
@@ -118,8 +119,7 @@ class Server:
             if self._tls is not None:
                 with self._lock:  # `close` must find the connection that is in use
                     client.connection = self._tls.wrap_server(client.connection)
-            connection = client.connection
-            accept_peer(connection, self._run, self._token, admit=lambda: self._admit(client))
+            connection = accept_peer(client.connection, self._run, self._token, admit=lambda: self._admit(client))
             frame = receive(connection)
             handler = self._handlers.get(frame.kind)
             if handler is not None:
@@ -152,7 +152,7 @@ class Server:
 
 
 def serve_request(
-    connection: socket.socket, body: Mapping[str, Any], registry: ChunkRegistry, link: Link, stall_s: float = 5.0
+    connection: Connection, body: Mapping[str, Any], registry: ChunkRegistry, link: Link, stall_s: float = 5.0
 ) -> None:
     """Respond to one REQUEST: with the chunk once it is present, or with ABSENT if it is not expected.
 

@@ -1,4 +1,4 @@
-"""Mutual TLS between relays: each end presents a certificate issued by the run's authority.
+"""The mutual TLS handshake of relays: each end presents a certificate issued by the run's authority.
 
 The addresses of relays are not known in advance, so a certificate is valid for one name, `NAME`, and not for hosts:
 the authority must have issued it for a relay. A certificate that the authority issued for something else, such as the
@@ -54,6 +54,19 @@ def tls_handshake(connection: socket.socket, timeout_s: float) -> None:
     names = (connection.getpeercert() or {}).get("subjectAltName", ())
     if ("DNS", NAME) not in names:
         raise ProtocolError(f"the peer's certificate is for {names!r}, not for {NAME}")
+
+
+def end_tls(connection: ssl.SSLSocket) -> None:
+    """End TLS on both sides, within the connection's timeout; `connection` is a plain socket then.
+
+    Raises PeerGone, ProtocolError.
+    """
+    try:
+        connection.unwrap()
+    except ssl.SSLError as error:
+        raise ProtocolError(f"the end of the TLS handshake failed: {error.reason or error}") from error
+    except OSError as error:
+        raise PeerGone(f"{error}") from error
 
 
 @lru_cache(maxsize=8)

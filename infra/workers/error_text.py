@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from pathlib import Path
 from types import TracebackType
 
-from infra.workers.limits import describe_error
+from infra.workers.limits import OWN_FOLDERS, describe_error
 
 MAX_PLACES = 16
 """Places whose first error has a traceback, so that a record's error stays small when every call fails."""
 MAX_FRAMES = 5
 MAX_TRACE_CHARACTERS = 1500
-_PACKAGE = Path(__file__).parents[2]
-_OWN_FOLDERS = tuple(str(_PACKAGE / name) for name in ("infra", "operators", "pipelines", "schemas"))
 
 
 class ErrorText:
@@ -25,7 +22,7 @@ class ErrorText:
     def describe(self, error: BaseException) -> str:
         """Return `describe_error(error)`; for the first error of its place, the innermost frames in further lines."""
         line = describe_error(error)
-        place = f"{type(error).__name__} {line.rpartition(' (')[2]}"
+        place = f"{type(error).__name__} {place_of(line)}"
         if place in self._seen or len(self._seen) >= MAX_PLACES:
             return line
         self._seen.add(place)
@@ -37,10 +34,15 @@ def first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
+def place_of(line: str) -> str:
+    """The file and line in `line`, the first one of an error."""
+    return line.rpartition(" (")[2]
+
+
 def _frames(trace: TracebackType | None) -> list[str]:
     """The innermost frames outside Laminar, as lines of a traceback."""
     frames = traceback.extract_tb(trace, limit=-64)
-    outside = [frame for frame in frames if not frame.filename.startswith(_OWN_FOLDERS)]
+    outside = [frame for frame in frames if not frame.filename.startswith(OWN_FOLDERS)]
     text = "".join(traceback.format_list(outside[-MAX_FRAMES:]))
     text = text.encode("ascii", "backslashreplace").decode()
     return text[-MAX_TRACE_CHARACTERS:].rstrip().splitlines()

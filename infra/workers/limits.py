@@ -14,8 +14,11 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+OWN_FOLDERS = tuple(str(Path(__file__).parents[2] / name) for name in ("infra", "operators", "pipelines", "schemas"))
+"""The folders of Laminar's code: a place there says nothing to the author of a reward or an environment."""
 _MAX_ERROR_CHARACTERS = 500
 _FILE_BYTES = 16 * 1024 * 1024
 _DESCRIPTORS = 256
@@ -68,10 +71,11 @@ def forbid_processes(audit: Callable[[Any], None] = sys.addaudithook) -> None:
 
 
 def describe_error(error: BaseException) -> str:
-    """`error` in one line: its class, message, and file and line."""
+    """`error` in one line: its class, message, and file and line, unless Laminar itself raised it."""
     place, trace = "", error.__traceback__
     while trace is not None:
-        place = f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno})"
+        file = trace.tb_frame.f_code.co_filename
+        place = "" if file.startswith(OWN_FOLDERS) else f" ({os.path.basename(file)}:{trace.tb_lineno})"
         trace = trace.tb_next
     try:
         message = str(error)

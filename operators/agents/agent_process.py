@@ -11,12 +11,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from infra.json_text import decode_json
 from infra.processes import die_with_parent_command, kill_session
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import FunctionProcess, FunctionServer
@@ -28,6 +30,10 @@ MAX_REPORT_BYTES = 1_000_000
 ERROR_CHARACTERS = 500
 _POLL_S = 0.02
 _RETRY_S = 0.5
+
+
+Start = Callable[[], "FunctionProcess | CommandProcess"]
+"""Starts the process of an agent. Raises OSError."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ def play_episode(
         error = _run_attempt(config, task, f"{key}{ATTEMPT}{attempt}", folder, report_file, stop, functions)
         if not error:
             try:
-                body = _read_report(report_file)
+                body = read_report(report_file)
             except ValueError as invalid:
                 error = str(invalid)
             else:
@@ -85,32 +91,47 @@ def _run_attempt(
 ) -> str:
     """Run the agent once; returns why it failed, "" if it did not."""
     transcript = folder / "agents" / f"{task.episode}.log" if config.transcripts else Path(os.devnull)
-    environment = {
-        **config.env,
-        "OPENAI_BASE_URL": base_url(folder),
+    environment = {**config.env, **environment_of(base_url(folder), key, task.task, report_file)}
+    start = (
+        start_command(config.command, environment, transcript)
+        if functions is None
+        else partial(functions.start, environment, str(transcript))
+    )
+    return attempt(start, transcript, config.timeout_s, stop)
+
+
+def environment_of(url: str, key: str, task: Mapping[str, Any], report_file: Path) -> dict[str, str]:
+    """The environment variables of an agent."""
+    return {
+        "OPENAI_BASE_URL": url,
         "OPENAI_API_KEY": key,
-        "LAMINAR_TASK": json.dumps(task.task, ensure_ascii=False),
+        "LAMINAR_TASK": json.dumps(task, ensure_ascii=False),
         "LAMINAR_REPORT": str(report_file),
     }
-    start = transcript.stat().st_size if transcript.exists() else 0
+
+
+def start_command(command: Sequence[str], environment: Mapping[str, str], transcript: Path) -> Start:
+    """How the process of a command starts."""
+    return partial(CommandProcess, command, environment, transcript)
+
+
+def attempt(start: Start, transcript: Path, timeout_s: float, stop: threading.Event) -> str:
+    """Run an agent once, for `timeout_s` seconds at most; returns why it failed, "" if it did not."""
+    begin = transcript.stat().st_size if transcript.exists() else 0
     try:
-        process: FunctionProcess | CommandProcess = (
-            CommandProcess(config.command, environment, transcript)
-            if functions is None
-            else functions.start(environment, str(transcript))
-        )
+        process = start()
     except OSError as error:
         return f"it cannot be started: {error}"
-    deadline = time.monotonic() + config.timeout_s
+    deadline = time.monotonic() + timeout_s
     try:
         while (code := process.poll()) is None:
             if time.monotonic() > deadline:
-                return f"it ran for longer than {config.timeout_s:g} s"
+                return f"it ran for longer than {timeout_s:g} s"
             if stop.wait(_POLL_S):
                 return "it was stopped"
     finally:
         process.kill()
-    return f"exit status {code}: {_tail(transcript, start)}".rstrip(": ") if code else ""
+    return f"exit status {code}: {_tail(transcript, begin)}".rstrip(": ") if code else ""
 
 
 class CommandProcess:
@@ -144,14 +165,14 @@ def _tail(transcript: Path, start: int) -> str:
     return ""
 
 
-def _read_report(file: Path) -> dict[str, Any]:
+def read_report(file: Path) -> dict[str, Any]:
     """The agent's report; empty without one. Raises ValueError."""
     if not file.exists():
         return {}
     if file.stat().st_size > MAX_REPORT_BYTES:
         raise ValueError(f"its report has more than {MAX_REPORT_BYTES} bytes")
     try:
-        report = json.loads(file.read_text())
+        report = decode_json(file.read_bytes())
     except ValueError as error:
         raise ValueError(f"its report is not valid JSON: {error}") from error
     if not isinstance(report, dict) or not report.keys() <= {"reward", "answer"}:

@@ -6,7 +6,6 @@ made before get their recorded responses.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import threading
@@ -20,6 +19,7 @@ from infra.runners.step_metrics import phase
 from operators.agents.agent_process import AgentTask, play_episode
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import FunctionServer
+from operators.io.agent_tasks import task_of
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.finished import FinishedTrajectories
@@ -114,15 +114,7 @@ class AgentsFold:
         if name in self._live or name in self._finished:
             return
         self._live[name] = place, received.offset
-        reference = json.loads(prompt.reference)
-        task = {
-            "text": prompt.text,
-            "task": prompt.task,
-            "number": prompt.number,
-            "member": assignment.member,
-            "purpose": prompt.purpose,
-            "reference": reference,
-        }
+        task = task_of(prompt, assignment.member)
         with self._change:
             self._stopped[name] = threading.Event()
             self._waiting.append(AgentTask(name, task))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from infra.runners.step_metrics import phase
 from operators.evaluation.config import EvaluationConfig
-from operators.evaluation.report_rounds import NAME, ClosedRound, OpenedRound
+from operators.evaluation.report_rounds import GIVEN_UP, NAME, ClosedRound, OpenedRound
 from operators.evaluation.rounds import AnnouncedVersion, Mode, Round, modes_due, open_round, round_name
 from operators.io.clocks import wall_ms
 from operators.io.elements import Checkpoint, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.pending import PendingOffsets
 from schemas.records import Experience, Metric, PolicyVersion, Prompt, WeightVersion
+
+REPUBLISH_MS = 60_000
+"""How long a final version that could not be measured may take to be published again, before its round is given up."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,9 @@ class EvaluateVersions:
 class EvaluationFold:
     """Keeps answers unsettled until their round is complete, so that a restart reads them again.
 
-    The open rounds and their prompt numbers are in every commit note, as a few short entries.
+    The open rounds and their prompt numbers are in every commit note, as a few short entries. A round whose version is
+    gone before it is complete ends as not measured. If it is the final one, the trainer may publish that version again;
+    after `REPUBLISH_MS` its metrics are published again with `given_up`, so that the run can end.
     """
 
     def __init__(
@@ -41,7 +46,8 @@ class EvaluationFold:
         now: Callable[[], int] = wall_ms,
     ) -> None:
         self._config, self._questions, self._now = config, questions, now
-        self._number, self._last, final, self._lost = restored.state.get("evaluated", (0, None, None, False))
+        self._number, self._last, final, self._lost = restored.state.get("evaluated", (0, None, None, 0))
+        """`_lost`: when a round of the final version ended as not measured, in Unix milliseconds; 0: none has."""
         self._final = PolicyVersion.parse(final) if final else None
         self._rounds: dict[str, Round] = {}
         self._pending = PendingOffsets()
@@ -71,7 +77,7 @@ class EvaluationFold:
         with phase("open rounds"):
             if self._newest is not None and polled.caught_up:
                 outputs += self._open_rounds(self._newest)
-        return outputs
+        return [*outputs, *self._give_up()]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         rounds = {name: [r.expected.start, len(r.expected)] for name, r in self._rounds.items()}
@@ -98,14 +104,28 @@ class EvaluationFold:
         if modes:
             self._last = max(manifest.version.number, self._last or 0)
             if manifest.final:
-                self._final, self._lost = manifest.version, False
+                self._final, self._lost, self._results = manifest.version, 0, {}
         return opened
+
+    def _give_up(self) -> list[Metric]:
+        """The metrics of final rounds that are not measured, once their version has not been published again."""
+        if not self._lost or any(each.final for each in self._rounds.values()):
+            return []
+        if 0 <= self._now() - self._lost < REPUBLISH_MS:
+            return []
+        given_up = {
+            mode: replace(metric, values={**metric.values, GIVEN_UP: 1.0})
+            for mode, metric in self._results.items()
+            if f"accuracy/{mode}" not in metric.values and GIVEN_UP not in metric.values
+        }
+        self._results |= given_up
+        return list(given_up.values())
 
     def _is_new_final(self, version: PolicyVersion) -> bool:
         """Whether final `version` is to be evaluated. A restarted trainer may publish it again, under another epoch."""
         if self._final is None or version.number > self._final.number:  # a resumed run may have a later goal
             return True
-        return self._lost and version > self._final
+        return self._lost > 0 and version > self._final
 
     def _open_round(self, manifest: AnnouncedVersion, mode: Mode, whole: bool) -> OpenedRound:
         name, first = round_name(manifest.version, mode, manifest.final), self._number
@@ -129,8 +149,8 @@ class EvaluationFold:
         del self._rounds[current.name]
         for number in current.answers:
             self._pending.remove(*self._offsets.pop(number))
-        if current.version == self._final and not current.all_valid():
-            self._lost = True  # lost with its machine; the trainer may publish it again
+        if current.version == self._final and not current.is_measured():
+            self._lost = self._now()  # lost with its machine; the trainer may publish it again
         metric = Metric(NAME, current.version.number, current.values(), self._now())
         if current.final:
             self._results[current.mode] = metric

@@ -14,6 +14,8 @@ from schemas.topics import EVAL_PROMPTS, METRICS, SETTLED
 
 NAME = "evaluation"
 """Name and key of the metrics of evaluation."""
+GIVEN_UP = "given_up"
+"""In the metric of a final round that is not measured and will not be asked again: 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,14 @@ from statistics import fmean
 from typing import Literal
 
 from operators.evaluation.config import EvaluationConfig
+from schemas.metric_labels import labelled
 from schemas.records import Experience, PolicyVersion
 
 Mode = Literal["greedy", "sampled"]
 
+MEASURED_SHARE = 0.95
+"""A round is measured if at least this share of its questions was answered under its version. The questions that remain
+when a version is gone, or replicas fail, are no sample of the others: short answers come first."""
 FULL_REWARD = 1.0
 """The reward of a correct answer, where no verifier says what is correct."""
 
@@ -43,38 +47,41 @@ class Round:
         """Whether every question has an answer, valid or not."""
         return len(self.answers) == len(self.expected)
 
-    def all_valid(self) -> bool:
-        """Whether every answer was generated under the version of this round."""
-        return all(map(self._is_valid, self.answers.values()))
+    def is_measured(self) -> bool:
+        """Whether enough answers are valid for the round to have an accuracy."""
+        return _enough(sum(map(self._is_valid, self.answers.values())), len(self.expected))
 
     def values(self) -> dict[str, float]:
         """The values of the metric: number of valid answers, accuracy and mean reward; with several tasks, by task too.
 
-        An answer is valid if it was generated under the version of this round.
+        An answer is valid if it was generated under the version of this round. `unanswered/MODE` is the number of
+        questions without one, if there are any. With too many of them there is no accuracy and no reward.
         """
-        valid: dict[str, list[Experience]] = defaultdict(list)
+        by_task: dict[str, list[Experience]] = defaultdict(list)
         for answer in self.answers.values():
-            answers = valid[answer.trajectory.prompt.task]
-            if self._is_valid(answer):
-                answers.append(answer)
-        values = {
-            "final": float(self.final),
-            **self._values("", [answer for answers in valid.values() for answer in answers]),
-        }
-        if len(valid) > 1:
-            for task, answers in valid.items():
-                values |= self._values(f"/{task}", answers)
+            by_task[answer.trajectory.prompt.task].append(answer)
+        values = {"final": float(self.final), **self._values(list(self.answers.values()))}
+        if len(by_task) > 1:
+            for task, answers in by_task.items():
+                values |= self._values(answers, task=task)
         return values
 
-    def _values(self, task: str, answers: Sequence[Experience]) -> dict[str, float]:
-        means = {}
-        if answers:
-            means[f"accuracy/{self.mode}{task}"] = fmean(map(accuracy_of, answers))
-            means[f"reward/{self.mode}{task}"] = fmean(answer.reward for answer in answers)
-        return {f"questions{task}": float(len(answers)), **means}
+    def _values(self, answers: Sequence[Experience], **labels: str) -> dict[str, float]:
+        valid = list(filter(self._is_valid, answers))
+        values = {"questions": float(len(valid))}
+        if unanswered := len(answers) - len(valid):
+            values[f"unanswered/{self.mode}"] = float(unanswered)
+        if _enough(len(valid), len(answers)):
+            values[f"accuracy/{self.mode}"] = fmean(map(accuracy_of, valid))
+            values[f"reward/{self.mode}"] = fmean(answer.reward for answer in valid)
+        return {labelled(name, **labels): value for name, value in values.items()}
 
     def _is_valid(self, answer: Experience) -> bool:
         return answer.trajectory.policy_version == self.version
+
+
+def _enough(valid: int, asked: int) -> bool:
+    return valid > 0 and valid >= MEASURED_SHARE * asked
 
 
 def accuracy_of(experience: Experience) -> float:

@@ -16,7 +16,8 @@ from schemas.records import PolicyVersion
 class BatchContext:
     """Global batch `batch` is due, with at least `wanted` trajectories, for `ranks` trainer ranks.
 
-    `success` counts, by task, the settled answers to questions of the task's present curriculum level; in a call of
+    `success` counts, by task, the settled answers to questions of the task's present curriculum level (of the last ones
+    only, if the sampler has a `success_window`); in a call of
     `Sampler.level_request` it covers only the curriculum whose present level is `level`. `newest` is the newest weight
     version announced. `now` is this process's monotonic clock in seconds, the clock of `Group.seen_at`. `held` is the
     number of trajectories in the buffer.

@@ -10,12 +10,15 @@ import numpy as np
 
 from infra.runners.step_metrics import StepCounters
 from operators.experience.groups import Groups
-from operators.experience.members import RowRun, gather_column
+from operators.experience.members import ACCURACY, RowRun, gather_column
+from schemas.metric_labels import COMPONENT, COMPONENT_MEAN, COMPONENT_TRAJECTORIES, labelled
 from schemas.records import Metric, Outcome
 
 DECILES = 10
 MAX_TASKS = 32
-"""How many tasks have metrics by name, at most."""
+"""How many tasks have metrics of their own, at most."""
+MAX_COMPONENTS = 32
+"""How many reward components have metrics of their own, at most."""
 
 
 class BufferMetrics:
@@ -69,23 +72,42 @@ def by_task(runs: Sequence[RowRun]) -> dict[str, float]:
     accuracy if there is one."""
     rows: dict[str, list[tuple[float, float, float | None]]] = defaultdict(list)
     for block, first, last in runs:
-        figures = zip(
+        each_row = zip(
             block.rewards[first:last].tolist(),
             block.tokens[first:last].tolist(),
             block.accuracies[first:last],
             strict=True,
         )
-        for task, each in zip(block.tasks[first:last], figures, strict=True):
+        for task, each in zip(block.tasks[first:last], each_row, strict=True):
             rows[task].append(each)
-    values = {}
+    values: dict[str, float] = {}
     for task in sorted(rows, key=lambda task: -len(rows[task]))[:MAX_TASKS]:
         rewards, tokens, accuracies = zip(*rows[task], strict=True)
-        values[f"trajectories/{task}"] = float(len(rewards))
-        values[f"reward/mean/{task}"] = fmean(rewards)
-        values[f"response_length/mean/{task}"] = fmean(tokens)
+        figures = {
+            "trajectories": float(len(rewards)),
+            "reward/mean": fmean(rewards),
+            "response_length/mean": fmean(tokens),
+        }
         measured = [accuracy for accuracy in accuracies if accuracy is not None]
         if measured:
-            values[f"accuracy/mean/{task}"] = fmean(measured)
+            figures["accuracy/mean"] = fmean(measured)
+        values |= {labelled(name, task=task): figure for name, figure in figures.items()}
+    return values
+
+
+def by_component(runs: Sequence[RowRun]) -> dict[str, float]:
+    """For each of the `MAX_COMPONENTS` most frequent reward components: its mean before weighting, and the number of
+    trajectories that have it. Accuracy is in `by_task`."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for block, first, last in runs:
+        for name, value in block.components.between(first, last):
+            found[name].append(value)
+    found.pop(ACCURACY, None)
+    values: dict[str, float] = {}
+    for name in sorted(found, key=lambda name: -len(found[name]))[:MAX_COMPONENTS]:
+        label = {COMPONENT: name}
+        values[labelled(COMPONENT_MEAN, **label)] = fmean(found[name])
+        values[labelled(COMPONENT_TRAJECTORIES, **label)] = float(len(found[name]))
     return values
 
 

@@ -34,12 +34,12 @@ class ExperienceConfig:
     micro_batch_tokens: int = 65_536
     """Tokens in one micro-batch record, at most; a longer sequence has a record of its own."""
     writers: tuple[Component, ...] = ()
-    """Which members enter the buffer (see writers.WRITERS): all writers must accept. Members that cannot be trained
+    """Which members enter the buffer (docs/experience.md): all writers must accept. Members that cannot be trained
     never enter."""
     sampler: Component = field(default_factory=lambda: Component("fifo"))
-    """In which order groups leave the buffer (see samplers.SAMPLERS)."""
+    """In which order groups leave the buffer (docs/experience.md)."""
     evictions: tuple[Component, ...] = ()
-    """Which members are dropped from the buffer (see evictions.EVICTIONS)."""
+    """Which members are dropped from the buffer (docs/experience.md)."""
     group_timeout_s: float = 0.0
     """How long a group waits for missing members after its first one; 0: for ever, since placement ends every
     trajectory."""

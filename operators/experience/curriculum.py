@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from operators.experience.members import RowRun
+from schemas.metric_labels import labelled
 from schemas.records import LevelReply, LevelRequest, LevelSuccess
 
 
@@ -26,10 +27,14 @@ class Success(NamedTuple):
 
 
 class Curriculum:
-    """The curriculum of `task` ("": of the only task, whatever its name), which has `levels` levels."""
+    """The curriculum of `task` ("": of the only task, whatever its name), which has `levels` levels.
 
-    def __init__(self, task: str, levels: int, state: Sequence[Any] | None = None) -> None:
-        self.task, self._levels = task, levels
+    Of the answers at a level the last `window` to twice as many count (None: all of them): a model that learns is
+    judged by what it can do now.
+    """
+
+    def __init__(self, task: str, levels: int, state: Sequence[Any] | None = None, window: int | None = None) -> None:
+        self.task, self._levels, self._window = task, levels, window
         self.level: int
         self._since: int
         self._requested: bool
@@ -50,7 +55,7 @@ class Curriculum:
         return found
 
     def handle_success(self, report: LevelSuccess) -> None:
-        """Record the success of another shard. Each report is cumulative and replaces the one before."""
+        """Record the success of another shard. Each report replaces the one before."""
         self._other_shards[report.shard] = report
 
     def report(self, shard: int, now: int) -> LevelSuccess | None:
@@ -72,6 +77,7 @@ class Curriculum:
         if number >= self._since:
             before = self.success.get(task, Success())
             self.success[task] = Success(before.right + right, before.answered + 1)
+            self.success = without_oldest(self.success, self._window)
 
     def request(self, change: int, batch: int, now: int) -> LevelRequest | None:
         """The request for a level that is harder (`change` 1) or easier (-1) than the present one.
@@ -93,9 +99,13 @@ class Curriculum:
 class Curricula:
     """The curricula of all tasks whose entry in `levels` is above 1; task "" is the only task, whatever its name."""
 
-    def __init__(self, levels: Mapping[str, int], state: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, levels: Mapping[str, int], state: Mapping[str, Any] | None = None, window: int | None = None
+    ) -> None:
         saved = state or {}
-        self._by_task = {task: Curriculum(task, count, saved.get(task)) for task, count in levels.items() if count > 1}
+        self._by_task = {
+            task: Curriculum(task, count, saved.get(task), window) for task, count in levels.items() if count > 1
+        }
 
     def __iter__(self) -> Iterator[Curriculum]:
         return iter(self._by_task.values())
@@ -131,13 +141,13 @@ class Curricula:
                     curriculum.count(block.numbers[row], task, right)
 
     def values(self) -> dict[str, float]:
-        """The values that a batch's metric has of the curricula; named by task if there are several."""
+        """The values that a batch's metric has of the curricula; with the task as a label if there are several."""
         values: dict[str, float] = {}
         for each in self:
-            task = f"/{each.task}" if len(self._by_task) > 1 else ""
+            labels = {"task": each.task} if len(self._by_task) > 1 else {}
             values |= {
-                f"curriculum/level{task}": float(each.level),
-                f"curriculum/success{task}": total_success(each.all_shards()).rate,
+                labelled("curriculum/level", **labels): float(each.level),
+                labelled("curriculum/success", **labels): total_success(each.all_shards()).rate,
             }
         return values
 
@@ -150,3 +160,11 @@ def total_success(success: Mapping[str, Success]) -> Success:
     """The sum over all tasks."""
     each = success.values()
     return Success(sum(one.right for one in each), sum(one.answered for one in each))
+
+
+def without_oldest(success: dict[str, Success], window: int | None) -> dict[str, Success]:
+    """`success` with half the weight once there are more than twice `window` answers, at the same rate of each task."""
+    if window is None or total_success(success).answered <= 2 * window:
+        return success
+    halves = {task: each.answered // 2 for task, each in success.items()}
+    return {task: Success(each.rate * halves[task], halves[task]) for task, each in success.items() if halves[task]}

@@ -12,7 +12,7 @@ import numpy as np
 
 from infra.runners.step_metrics import phase
 from operators.experience.batch_context import BatchContext
-from operators.experience.buffer_metrics import BufferMetrics, by_task
+from operators.experience.buffer_metrics import BufferMetrics, by_component, by_task
 from operators.experience.config import ExperienceConfig
 from operators.experience.curriculum import Curricula, Curriculum
 from operators.experience.groups import Group, Groups
@@ -79,7 +79,8 @@ class MakeBatches:
     ) -> _Buffering:
         """The state at a start: from the commit note and the Settled records read back."""
         settlements = SettlementLedger.restored(restored, self.partitions, self.shard, self.config.shards)
-        curricula = Curricula(self.levels, restored.state.get("curriculum"))
+        window = self.config.make_sampler().success_window
+        curricula = Curricula(self.levels, restored.state.get("curriculum"), window)
         return _Buffering(self, settlements, curricula, restored.state, BufferMetrics(restored.group), now, clock)
 
 
@@ -306,7 +307,7 @@ class _Buffering:
         selected = SelectedBatch(self._batch, tuple(members), staleness)
         self._settle(runs, "batched", "", staleness, self._batch)
         over_age = float((staleness > self._config.max_staleness).sum())
-        others = {**self._curricula.values(), **by_task(runs), "over_age": over_age}
+        others = {**self._curricula.values(), **by_task(runs), **by_component(runs), "over_age": over_age}
         if shards > 1:
             others["shard"] = float(shard)
         metric = self._metrics.metric(self._batch, runs, staleness, self._groups, others, self._now())

@@ -38,6 +38,19 @@ class Ragged(NamedTuple):
         return np.diff(self.ends).astype(np.int64)
 
 
+class RewardComponents(NamedTuple):
+    """The reward components of a block's rows, by row: component i is `names[i]` of row `rows[i]`."""
+
+    rows: np.ndarray
+    names: list[str]
+    values: np.ndarray
+
+    def between(self, first: int, last: int) -> Iterator[tuple[str, float]]:
+        """Name and value of each component of rows `first` to before `last`."""
+        start, end = np.searchsorted(self.rows, (first, last))
+        return zip(self.names[start:end], self.values[start:end].tolist(), strict=True)
+
+
 class ExperienceBlock:
     """The experiences at `offset` of `partition`, as columns: lists if read by row, arrays if read as a whole.
 
@@ -72,6 +85,12 @@ class ExperienceBlock:
         return self._ragged("response.loss_mask")
 
     @cached_property
+    def conversation_starts(self) -> Ragged:
+        """Where each conversation of an agent begins in the response."""
+        column = self.column("conversations")
+        return Ragged(column.values.field("start").to_numpy(zero_copy_only=False), column.offsets.to_numpy())
+
+    @cached_property
     def ids(self) -> list[str]:
         """Trajectory ids."""
         return list(map(trajectory_id, self.purposes, self.prompt_numbers, self.members))
@@ -94,15 +113,20 @@ class ExperienceBlock:
         return errors
 
     @cached_property
+    def components(self) -> RewardComponents:
+        """What each reward function returned, and the accuracy."""
+        column = self.records.column("components")
+        parts = column.flatten()
+        rows = pc.list_parent_indices(column).to_numpy()
+        return RewardComponents(rows, parts.field("name").to_pylist(), parts.field("value").to_numpy())
+
+    @cached_property
     def accuracies(self) -> list[float | None]:
         """The accuracy component; None without one."""
-        components = self.records.column("components")
         found: list[float | None] = [None] * len(self)
-        parts = components.flatten()
-        named = pc.equal(parts.field("name"), ACCURACY).to_numpy(zero_copy_only=False)
-        rows = pc.list_parent_indices(components).to_numpy()[named].tolist()
-        for row, value in zip(rows, parts.field("value").to_numpy()[named].tolist(), strict=True):
-            found[row] = value
+        for row, name, value in zip(*self.components, strict=True):
+            if name == ACCURACY:
+                found[row] = float(value)
         return found
 
     def column(self, name: str) -> pa.Array:

@@ -95,10 +95,24 @@ def _micro_batch(position: tuple[int, int, int, int], members: Sequence[GroupMem
         "staleness": staleness,
         "lineage_partitions": origins[:, 0],
         "lineage_offsets": origins[:, 1],
+        "breaks": _breaks(runs, lengths, tokens),
     }
     schema = arrow_schema(MicroBatch)
     lists = {name: one_list(schema.field(name).type, values) for name, values in columns.items()}
     return Block.from_columns(MicroBatch, {**{n: [v] for n, v in zip(names, position, strict=True)}, **lists})
+
+
+def _breaks(runs: Sequence[RowRun], lengths: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Where contexts restart among the tokens of all rows, int64: each conversation of an agent but the first."""
+    responses = np.cumsum(lengths) - tokens
+    found, row = [np.empty(0, np.int64)], 0
+    for run in runs:
+        starts, counts = run.block.conversation_starts, run.last - run.first
+        of_rows = np.repeat(responses[row : row + counts], starts.counts()[run.first : run.last])
+        within = starts.between(run.first, run.last)
+        found.append((of_rows + within)[within > 0])
+        row += counts
+    return np.concatenate(found)
 
 
 def _concatenated(runs: Sequence[RowRun]) -> dict[str, np.ndarray]:

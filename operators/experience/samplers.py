@@ -38,6 +38,11 @@ class Sampler:
         """
         return 0
 
+    @property
+    def success_window(self) -> int | None:
+        """Which answers `context.success` counts: the last so many to twice as many; None: all at the present level."""
+        return None
+
 
 @dataclass(frozen=True)
 class NewestFirst(Sampler):
@@ -165,7 +170,8 @@ class DynamicSampling(_FilteringSampler):
 @dataclass(frozen=True)
 class CurriculumSampler(_FilteringSampler):
     """Requests harder questions if the success rate is above `harder_above`, easier ones if it is below `easier_below`,
-    once at least `least` answers to questions of the present level are settled."""
+    once at least `least` answers to questions of the present level are settled. The rate is that of the last `least` to
+    twice as many answers, so success counts soon after it begins."""
 
     harder_above: float = 0.8
     easier_below: float = 0.2
@@ -182,6 +188,10 @@ class CurriculumSampler(_FilteringSampler):
         if success.answered < self.least:
             return 0
         return (success.rate > self.harder_above) - (success.rate < self.easier_below)
+
+    @property
+    def success_window(self) -> int:
+        return self.least
 
 
 SAMPLERS: Mapping[str, type[Sampler]] = {

@@ -34,7 +34,12 @@ def untrainable(block: ExperienceBlock, vocabulary: int) -> dict[int, Untrainabl
     too_long = set(np.flatnonzero(block.lengths > MAX_LENGTH).tolist())
     no_prompt = set(np.flatnonzero(block.lengths == block.tokens).tolist())
     large_reward = set(np.flatnonzero(np.abs(block.rewards) > MAX_REWARD).tolist())
-    suspects = _unequal_lengths(block) | _out_of_range(block, vocabulary) | _untrainable_sampling(block)
+    suspects = (
+        _unequal_lengths(block)
+        | _wrong_conversations(block)
+        | _out_of_range(block, vocabulary)
+        | _untrainable_sampling(block)
+    )
     for row in sorted(suspects | no_prompt | too_long | large_reward):
         if row not in found and (reason := _reason(block, row, vocabulary)) is not None:
             found[row] = Untrainable(reason, True)
@@ -52,6 +57,24 @@ def _unequal_lengths(block: ExperienceBlock) -> set[int]:
     counts = block.responses.counts()
     masks = np.diff(block.column("response.loss_mask").offsets.to_numpy())
     return set(np.flatnonzero((block.logprobs.counts() != counts) | (masks != counts)).tolist())
+
+
+def _wrong_conversations(block: ExperienceBlock) -> set[int]:
+    """Rows whose conversations do not follow each other in the response, or begin with a trained token."""
+    starts, tokens = block.conversation_starts, block.responses.counts()
+    found: set[int] = set()
+    for row in np.flatnonzero(starts.counts() > 1).tolist():
+        if _conversation_error(starts.between(row, row + 1), block.loss_masks.between(row, row + 1), tokens[row]):
+            found.add(row)
+    return found
+
+
+def _conversation_error(starts: np.ndarray, mask: np.ndarray, tokens: int) -> str | None:
+    if starts[0] != 0 or (np.diff(starts) <= 0).any() or starts[-1] >= tokens:
+        return f"its conversations begin at {starts[:5].tolist()} of {tokens} tokens"
+    if len(mask) == tokens and mask[starts[1:]].any():
+        return "the first token of a conversation is in the loss mask"
+    return None
 
 
 def _out_of_range(block: ExperienceBlock, vocabulary: int) -> set[int]:
@@ -100,6 +123,9 @@ def _reason(block: ExperienceBlock, row: int, vocabulary: int) -> str | None:
     logprobs, mask = block.logprobs.between(row, row + 1), block.loss_masks.between(row, row + 1)
     if not len(ids) == len(logprobs) == len(mask):
         return f"{len(ids)} tokens with {len(logprobs)} logprobs and a mask of {len(mask)}"
+    starts = block.conversation_starts.between(row, row + 1)
+    if len(starts) > 1 and (reason := _conversation_error(starts, mask, len(ids))) is not None:
+        return reason
     for used in (block.prompts.between(row, row + 1), ids):
         if len(unknown := used[~_in_vocabulary(used, vocabulary)]):
             return f"token {unknown[0]} is not in the model's vocabulary"

@@ -11,7 +11,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from infra.listening import is_loopback
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents
 from operators.export.tickets import Ticket, parse_ticket
-from schemas.block import Block
-from schemas.block_codec import decode_as_block
+from schemas.block_codec import decode_as_blocks
 from schemas.topics import CATALOGUE
 
 BATCH_ROWS = 4096
@@ -166,7 +165,7 @@ class TopicServer(flight.FlightServerBase):
     ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         gathered = {p: _PendingRows(contents, p, held.beginning) for p, held in ranges.items()}
         start = {p: held.beginning for p, held in ranges.items()}
-        for records in follow_topic(self._client, contents.source.name(self._run), start, _decode):
+        for records in follow_topic(self._client, contents.source.name(self._run), start, decode_as_blocks):
             for record in records:
                 yield from gathered[record.partition].take(record)
             for each in gathered.values():  # rows are sent without waiting for a full batch
@@ -181,7 +180,7 @@ class TopicServer(flight.FlightServerBase):
             start={partition: held.beginning},
             partitions=[partition],
             until={partition: held.end},
-            decoder=_decode,
+            decoder=decode_as_blocks,
         )
 
 
@@ -254,10 +253,6 @@ class _TokenFactory(flight.ServerMiddlewareFactory):
         given = header if isinstance(header, bytes) else header.encode()
         if not hmac.compare_digest(given, self._expected):
             raise flight.FlightUnauthenticatedError("this endpoint needs the header authorization: Bearer TOKEN")
-
-
-def _decode(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple[Block]:
-    return (decode_as_block(value, headers),)
 
 
 def _as_client_error(make: Callable[[], Any]) -> Any:

@@ -32,6 +32,8 @@ _REPLACED_FIELDS = {
     "scored_at",
 }
 """Fields that get values of this run instead of the exported ones."""
+_ADDED = ("trajectory.prompt.messages", "trajectory.conversations")
+"""Lists that datasets of earlier releases lack."""
 _POSITION = ("kafka_partition", "kafka_offset", "kafka_row")
 COLUMNS = pa.schema(
     [
@@ -73,6 +75,8 @@ def as_experiences(rows: pa.Table, contents: Contents, plan: ImportPlan, first: 
             values = pa.nulls(count, field.type)
         elif values is None:
             values = _column(batch, dataset_name(Experience, field.name))
+            if field.name in _ADDED:
+                values = pc.if_else(values.is_valid(), values, pa.scalar([], values.type))
         if not field.nullable and values.null_count:
             name = dataset_name(Experience, field.name)
             raise ExportError(f"{values.null_count} rows have no {name}, which an experience must have")

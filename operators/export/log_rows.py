@@ -11,7 +11,7 @@ from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents
 from operators.export.folder import ExportPart
 from operators.export.verify import LogRows
-from schemas.block_codec import decode_as_block
+from schemas.block_codec import decode_as_blocks
 
 
 def log_rows_reader(client: ClientProperties) -> LogRows:
@@ -25,7 +25,7 @@ def log_rows_reader(client: ClientProperties) -> LogRows:
             start=StartOffset(part.first),
             partitions=[part.partition],
             until={part.partition: part.last + 1},
-            decoder=lambda value, headers: (decode_as_block(value, headers),),
+            decoder=decode_as_blocks,
         )
         placed, undecodable = [], []
         for record in records:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 from infra.name_lookup import suggest_name
 from operators.export.config import Contents
@@ -77,7 +77,7 @@ def _validated(request: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in (("topic", str), ("where", str), ("view", str), ("follow", bool)):
         if name in request and not isinstance(request[name], kind):
             raise ValueError(f"{name} must be of type {kind.__name__}, not {request[name]!r}")
-    if view not in ("full", "trl", "sft", "verl", "preference"):
+    if view not in get_args(ViewName):
         raise ValueError(f"there is no view {view!r}")
     split = request.get("split")
     if split not in (None, *SPLITS):

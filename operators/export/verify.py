@@ -17,7 +17,8 @@ from operators.export.formats import read_table, sha256
 
 LogRows = Callable[[Contents, ExportPart], tuple[pa.Table, list[int]]]
 """From the log: the full rows of a part's offsets, and the offsets of undecodable records."""
-_KEYS = ("kafka_offset", "kafka_row")
+_KEYS = ("kafka_offset", "kafka_row", "conversation")
+"""The columns that identify a row; only the view conversations has the last one."""
 
 
 @dataclass
@@ -107,7 +108,7 @@ def _part_problems(
     keys = _keys(rows)
     if len(set(keys)) != len(keys):
         yield "some of its rows are duplicated"
-    if any(not part.first <= offset <= part.last for offset, _ in keys):
+    if any(not part.first <= key[0] <= part.last for key in keys):
         yield "it has rows of offsets outside its range"
     if rows["kafka_partition"].to_pylist() != [part.partition] * len(rows):
         yield "it has rows of another partition"
@@ -123,8 +124,8 @@ def _part_problems(
             yield f"the log has {len(undecodable)} undecodable records in its range, not {len(part.undecodable)}"
 
 
-def _keys(rows: pa.Table) -> list[tuple[int, int]]:
-    return list(zip(*(rows[name].to_pylist() for name in _KEYS), strict=True))
+def _keys(rows: pa.Table) -> list[tuple[int, ...]]:
+    return list(zip(*(rows[name].to_pylist() for name in _KEYS if name in rows.schema.names), strict=True))
 
 
 def _range(part: ExportPart) -> str:

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.export.columns import LOG_POSITION, row_schema
+from operators.export.conversations import COLUMNS, conversation_rows
 from schemas.topics import EXPERIENCES, Topic
 
-ViewName = Literal["full", "trl", "verl", "sft", "preference"]
+ViewName = Literal["full", "trl", "verl", "sft", "preference", "conversations"]
 Split = Literal["train", "test", "all"]
 SPLITS: Mapping[Split, str] = {"train": "purpose != 'evaluation'", "test": "purpose = 'evaluation'", "all": ""}
 """The condition of each split: `test` has the questions that are held out from training."""
@@ -68,7 +69,7 @@ def _question_view(table: pa.Table) -> pa.Table:
         table,
         {
             "data_source": table["task"],
-            "prompt": _one_message("user", questions),
+            "prompt": _messages(table, questions),
             "ability": table["task"],
             "reward_model": _struct(
                 style=pa.repeat("rule", len(table)), ground_truth=pa.array(_answers(table), pa.utf8())
@@ -79,6 +80,12 @@ def _question_view(table: pa.Table) -> pa.Table:
             ),
         },
     )
+
+
+def _messages(table: pa.Table, questions: pa.Array) -> pa.Array:
+    """The conversation before the chat template; without one, the text as a message of the user."""
+    given = table["prompt_messages"].combine_chunks().cast(_MESSAGES)
+    return pc.if_else(pc.greater(pc.list_value_length(given), 0), given, _one_message("user", questions))
 
 
 def _without_repetitions(table: pa.Table) -> pa.Table:
@@ -178,6 +185,7 @@ _QUESTION_SCHEMA = _schema(
     ("extra_info", pa.struct([("split", pa.utf8()), ("index", pa.int64())])),
     ("purpose", pa.utf8()),
 )
+_CONVERSATION_SCHEMA = _schema(*COLUMNS)
 _VIEWS: Mapping[str, View] = {
     "trl": View(
         "TRL's prompt and completion, with the reward",
@@ -196,6 +204,12 @@ _VIEWS: Mapping[str, View] = {
         _PREFERENCE_SCHEMA,
         "finish_reason != 'failed'",
         _preference_view,
+    ),
+    "conversations": View(
+        "conversations of agents' episodes, each with its messages, tokens, mask and logprobs",
+        _CONVERSATION_SCHEMA,
+        "prompt_environment = 'agent' and finish_reason != 'failed'",
+        lambda table: conversation_rows(table, _CONVERSATION_SCHEMA),
     ),
     "verl": View("verl's prompts: one row for each group", _QUESTION_SCHEMA, "member = 0", _question_view),
 }

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import Response as HttpResponse
 from starlette.routing import Mount, Route
+from starlette.types import Receive, Scope, Send
 
+from infra.json_text import decode_json
 from infra.kafka.producer import DeliveryFailed
 from infra.models.conversations import ConversationFormat, TemplateError, content_of
 from operators.gateway.chat_api import (
@@ -28,23 +32,41 @@ from operators.gateway.chat_api import (
     usage_of,
 )
 from operators.gateway.chat_stream import chat_chunks
+from operators.gateway.claims import Claims, HandedOut, OtherProcess
 from operators.gateway.config import GatewayConfig
 from operators.gateway.conversation import TurnPlan, plan_completion, plan_turn
 from operators.gateway.episode_table import Episode, EpisodeTable
 from operators.gateway.errors import ApiError, invalid
-from operators.gateway.play import Player
+from operators.gateway.play import Player, Response, TurnOptions
 from operators.gateway.responses_api import parse_responses, response_body, response_events
-from operators.io.episode_keys import EpisodeKeys
+from operators.gateway.served_versions import MODEL, ServedSampling, ServedVersions, version_name
+from operators.io.episode_keys import ATTEMPT, PEOPLE, WORKERS, EpisodeKeys
+from schemas.identity import is_trajectory_id
 from schemas.records import TokenRange
 
 log = logging.getLogger(__name__)
 
 MAX_SEEN = 100_000
 """Requests whose repetitions are counted."""
+MAX_EPISODE_REQUESTS = 64
+"""Requests of one episode that may be in progress, so that no agent can take the places of all others."""
+MAX_CLAIM_WAIT_S = 60.0
+_CLAIM_CHECK_S = 0.1
 RETRY_HEADER = "x-stainless-retry-count"
 """The number of the retry, which OpenAI's clients send."""
 
-Handler = Callable[[Request, str], Awaitable[Response]]
+Handler = Callable[[Request, str], Awaitable[HttpResponse]]
+
+
+@dataclass(frozen=True)
+class _Endpoint:
+    """An ASGI application for one path."""
+
+    gateway: Gateway
+    handler: Handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.gateway.respond(Request(scope, receive, send), self.handler, send)
 
 
 @dataclass
@@ -58,44 +80,69 @@ class Gateway:
     table: EpisodeTable
     player: Player
     form: ConversationFormat
+    context: int = 2**31
+    served: ServedVersions | None = None
+    """Answers people; None: nobody does."""
+    claims: Claims | None = None
+    """Hands out episodes to agents elsewhere; None: this run starts its agents itself."""
+    authenticated: Callable[[tuple[str, int] | None], None] = lambda address: None
+    """Called with the client's address of each request with a valid key."""
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
-    active: int = 0
+    active: Counter[str] = field(default_factory=Counter)
+    """Requests in progress by episode."""
+    claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
+    body_s: float = 60.0
+    """Seconds in which the body of a request must arrive."""
 
     def application(self) -> Starlette:
         """The ASGI application. Paths are the same with the key as a bearer token and in the path."""
-        routes = [
-            Route("/v1/chat/completions", self._route(partial(self._complete, parse=parse_chat)), methods=["POST"]),
-            Route("/v1/completions", self._route(partial(self._complete, parse=parse_completion)), methods=["POST"]),
-            Route("/v1/responses", self._route(self._respond), methods=["POST"]),
-            Route("/v1/models", self._route(self._models), methods=["GET"]),
-            Route("/v1/episode", self._route(self._episode), methods=["GET"]),
-            Route("/v1/episode/end", self._route(self._end), methods=["POST"]),
-        ]
+        handlers: dict[str, tuple[str, Handler]] = {
+            "/v1/chat/completions": ("POST", partial(self._complete, parse=parse_chat)),
+            "/v1/completions": ("POST", partial(self._complete, parse=parse_completion)),
+            "/v1/responses": ("POST", self._respond),
+            "/v1/models": ("GET", self._models),
+            "/v1/episode": ("GET", self._episode),
+            "/v1/episode/end": ("POST", self._end),
+            "/v1/episodes/claim": ("POST", self._claim),
+            "/v1/episodes/release": ("POST", self._release),
+        }
+        routes = [Route(path, _Endpoint(self, each), methods=[method]) for path, (method, each) in handlers.items()]
         return Starlette(routes=[*routes, Mount("/k/{key}", routes=routes)])
 
-    def _route(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        async def handle(request: Request) -> Response:
-            self.active += 1
-            try:
-                if self.active > self.config.max_requests:
-                    raise ApiError(429, "too many requests are in progress; repeat it later", "rate_limit_error")
-                return await handler(request, self._authenticated(request))
-            except ApiError as error:
-                return JSONResponse(error.body(), error.status)
-            except (DeliveryFailed, TimeoutError) as error:
-                log.warning("a request was not written: %s", error)
-                unavailable = ApiError(503, "the log is not available; repeat the request", "server_error")
-                return JSONResponse(unavailable.body(), 503, {"retry-after": "1"})
-            except ClientDisconnect:
-                return Response(status_code=499)
-            finally:
-                self.active -= 1
+    async def respond(self, request: Request, handler: Handler, send: Send) -> None:
+        """Authenticate `request`, and send the response of `handler`; until its end it is in progress."""
+        try:
+            name = self._authenticated(request)
+            with self._counted(name):
+                response = await handler(request, name)
+                await response(request.scope, request.receive, send)
+            return
+        except ApiError as error:
+            response = JSONResponse(error.body(), error.status)
+        except (DeliveryFailed, TimeoutError) as error:
+            log.warning("a request was not written: %s", error)
+            unavailable = ApiError(503, "the log is not available; repeat the request", "server_error")
+            response = JSONResponse(unavailable.body(), 503, {"retry-after": "1"})
+        except ClientDisconnect:
+            return
+        await response(request.scope, request.receive, send)
 
-        return handle
+    @contextmanager
+    def _counted(self, name: str) -> Iterator[None]:
+        """Count a request of episode `name` while it is answered. Raises ApiError if there are too many."""
+        if self.active.total() >= self.config.max_requests or self.active[name] >= MAX_EPISODE_REQUESTS:
+            raise ApiError(429, "too many requests are in progress; repeat it later", "rate_limit_error")
+        self.active[name] += 1
+        try:
+            yield
+        finally:
+            self.active[name] -= 1
+            if not self.active[name]:
+                del self.active[name]
 
     def _authenticated(self, request: Request) -> str:
         """The episode of the request's key. Raises ApiError."""
-        name = self.keys.episode_of(_key_of(request))
+        name = self.keys.holder_of(_key_of(request))
         if name is None:
             raise ApiError(
                 401,
@@ -103,36 +150,40 @@ class Gateway:
                 "authentication_error",
                 "invalid_api_key",
             )
+        self.authenticated(request.client)
         return name
 
     async def _body(self, request: Request) -> Any:
         """The JSON body. Raises ApiError."""
         data = bytearray()
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > self.config.max_body_bytes:
-                raise ApiError(413, f"the body is larger than {self.config.max_body_bytes} bytes")
         try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
+            async with asyncio.timeout(self.body_s):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > self.config.max_body_bytes:
+                        raise ApiError(413, f"the body is larger than {self.config.max_body_bytes} bytes")
+        except TimeoutError as error:
+            raise ApiError(408, f"the body was not complete within {self.body_s:g} s") from error
+        try:
+            return decode_json(data)
+        except ValueError as error:
             raise invalid(f"the body is not valid JSON: {error}") from error
 
-    async def _complete(self, request: Request, name: str, *, parse: Callable[[Any, int], ChatRequest]) -> Response:
+    async def _complete(self, request: Request, name: str, *, parse: Callable[[Any, int], ChatRequest]) -> HttpResponse:
         chat = parse(await self._body(request), 2**31)
-        created, plan = int(time.time()), partial(self._plan, chat, name)
-        occurrence = self._occurrence(request, chat)
+        created, occurrence = int(time.time()), self._occurrence(request, chat)
         if chat.stream:
             if chat.choices > 1:
                 raise invalid("a stream has one choice: n must be 1", "n")
             turn = chat.turn(0, occurrence)
-            follow = self.player.follow(name, turn, plan)
+            follow = self._follow(name, chat, turn)
             first = await anext(follow)  # errors before it have a status of their own
             chunks = chat_chunks(chat, turn, _chain(first, follow), self.form, created)
             return StreamingResponse(chunks, media_type="text/event-stream")
         responses, choices = [], []
         for index in range(chat.choices):
             turn = chat.turn(index, occurrence)
-            response = await self.player.turn(name, turn, plan)
+            response = await last_of(self._follow(name, chat, turn))
             message = response_message(self.form, turn, response.token_ids)
             responses.append(response)
             choices.append(choice_of(chat, index, message, response, self.form))
@@ -141,17 +192,42 @@ class Gateway:
         headers = {"laminar-template": "rewritten"} if any(each.rewritten for each in responses) else None
         return JSONResponse(body, headers=headers)
 
-    async def _respond(self, request: Request, name: str) -> Response:
+    async def _respond(self, request: Request, name: str) -> HttpResponse:
         chat = parse_responses(await self._body(request), 2**31)
-        created, plan = int(time.time()), partial(self._plan, chat, name)
+        created = int(time.time())
         turn = chat.turn(0, self._occurrence(request, chat))
         if chat.stream:
-            follow = self.player.follow(name, turn, plan)
+            follow = self._follow(name, chat, turn)
             first = await anext(follow)
             events = response_events(chat, turn, _chain(first, follow), self.form, created)
             return StreamingResponse(events, media_type="text/event-stream")
-        response = await self.player.turn(name, turn, plan)
+        response = await last_of(self._follow(name, chat, turn))
         return JSONResponse(response_body(chat, turn, response, self.form, created))
+
+    def _follow(self, name: str, chat: ChatRequest, turn: TurnOptions) -> AsyncGenerator[Response]:
+        """The response to a turn of episode `name`, or to a request of PEOPLE, at each change. Raises ApiError."""
+        if name == WORKERS:
+            raise ApiError(403, "this key claims episodes; requests need the key of one", "permission_error")
+        if name != PEOPLE:
+            return self.player.follow(name, turn, partial(self._plan, chat, name))
+        if self.served is None:
+            raise ApiError(403, "this run answers agents only: gateway.serve_requests is 0", "permission_error")
+        return self.served.follow(version_name(chat.model), *self._served_request(chat))
+
+    def _served_request(self, chat: ChatRequest) -> tuple[list[int], ServedSampling]:
+        """The tokens and the sampling of a request of people. Raises ApiError."""
+        form = replace(self.form, plain=True) if chat.legacy else self.form
+        try:
+            tokens = form.first_tokens(chat.messages, chat.tools)
+        except TemplateError as error:
+            raise invalid(str(error), "messages") from error
+        room = self.context - len(tokens)
+        if room < 1:
+            reason = f"the request has {len(tokens)} tokens, but the model's context is {self.context}"
+            raise invalid(reason, "messages", "context_length_exceeded")
+        return tokens, ServedSampling(
+            min(chat.max_tokens, room), self.form.stop_token_ids, chat.stop_strings, chat.temperature, chat.top_p
+        )
 
     def _plan(self, chat: ChatRequest, name: str, episode: Episode) -> TurnPlan:
         try:
@@ -173,12 +249,15 @@ class Gateway:
                 del self.seen[next(iter(self.seen))]
         return max(0, self.seen[seen] - 1)
 
-    async def _models(self, request: Request, name: str) -> Response:
-        model = {"id": "laminar", "object": "model", "created": 0, "owned_by": self.run}
-        return JSONResponse({"object": "list", "data": [model]})
+    async def _models(self, request: Request, name: str) -> HttpResponse:
+        versions = await self.served.versions() if name == PEOPLE and self.served is not None else []
+        ids = [MODEL, *([f"{MODEL}:latest"] if versions else []), *(f"{MODEL}:{each}" for each in versions)]
+        models = [{"id": each, "object": "model", "created": 0, "owned_by": self.run} for each in ids]
+        return JSONResponse({"object": "list", "data": models})
 
-    async def _episode(self, request: Request, name: str) -> Response:
+    async def _episode(self, request: Request, name: str) -> HttpResponse:
         """The state of the episode: its tokens, turns and branches."""
+        _check_episode(name)
         with self.table.locked():
             episode, partial = self.table.get(name), self.table.tokens(name)
             body: dict[str, Any] = {"episode": name, "finished": self.table.has_finished(name)}
@@ -192,13 +271,74 @@ class Gateway:
                 }
         return JSONResponse(body)
 
-    async def _end(self, request: Request, name: str) -> Response:
+    async def _claim(self, request: Request, name: str) -> HttpResponse:
+        """An episode for an agent elsewhere, with its key and task; status 204 if there is none within `wait_s`."""
+        claims = self._claims_for(name)
+        body = await self._body(request)
+        wait = body.get("wait_s", 0) if isinstance(body, dict) else None
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= MAX_CLAIM_WAIT_S:
+            raise invalid(f"wait_s must be from 0 to {MAX_CLAIM_WAIT_S:g} seconds", "wait_s")
+        for expired in claims.failed():
+            await self.player.end(expired, None, None, "no agent finished it in time")
+        found = await self._next(claims, wait)
+        if found is None:
+            return HttpResponse(status_code=204)
+        key = f"{self.keys.key_of(found.episode)}{ATTEMPT}{found.attempt}"
+        return JSONResponse({**found._asdict(), "key": key, "timeout_s": claims.timeout_s})
+
+    async def _next(self, claims: Claims, wait: float) -> HandedOut | None:
+        """The next episode for an agent; None if there is none within `wait` seconds."""
+        try:
+            async with asyncio.timeout(wait), self.claiming:  # one request at a time looks for an episode
+                while (found := claims.claim()) is None:
+                    await asyncio.sleep(_CLAIM_CHECK_S)
+                return found
+        except TimeoutError:
+            return None
+
+    async def _release(self, request: Request, name: str) -> HttpResponse:
+        """Give back an episode: another attempt follows, or the episode ends with the error of its agent, if any."""
+        claims = self._claims_for(name)
+        body = await self._body(request)
+        episode, attempt, error = _given_back(body)
+        try:
+            again = claims.give_back(episode, attempt, failed=error is not None)
+        except OtherProcess as other:
+            elsewhere = f"another process of the gateway hands out {episode}; repeat the request"
+            raise ApiError(503, elsewhere, "server_error") from other
+        if not again:
+            await self.player.end(episode, None, None, error or "no agent finished it in time")
+        return JSONResponse({"episode": episode, "again": again})
+
+    def _claims_for(self, name: str) -> Claims:
+        if name != WORKERS:
+            raise ApiError(403, "episodes are claimed with the key of `laminar agents serve`", "permission_error")
+        if self.claims is None:
+            raise ApiError(403, "this run starts its agents itself ([agents] command or function)", "permission_error")
+        return self.claims
+
+    async def _end(self, request: Request, name: str) -> HttpResponse:
+        _check_episode(name)
         body = await self._body(request)
         if not isinstance(body, dict):
             raise invalid("the body must be a JSON object")
         reward, answer, error = _reward_of(body), _text(body, "answer"), _text(body, "error")
         await self.player.end(name, reward, answer, error)
         return JSONResponse({"episode": name, "finished": True, "error": self.table.error_of(name)})
+
+
+def _check_episode(name: str) -> None:
+    if name in (PEOPLE, WORKERS):
+        raise ApiError(403, "this key is not that of an episode", "permission_error")
+
+
+async def last_of(responses: AsyncGenerator[Response]) -> Response:
+    """The last of `responses`, which is complete."""
+    async with aclosing(responses):
+        async for response in responses:
+            if response.finish_reason:
+                return response
+    raise AssertionError("a turn ends with a response")
 
 
 def _key_of(request: Request) -> str:
@@ -225,6 +365,17 @@ def _reward_of(body: Mapping[str, Any]) -> float | None:
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) < float("inf"):
         raise invalid(f"reward must be a finite number, not {str(reward)[:40]}", "reward")
     return float(reward)
+
+
+def _given_back(body: Any) -> tuple[str, int, str | None]:
+    """Episode, number of the attempt, and error of a request that gives an episode back. Raises ApiError."""
+    given = body if isinstance(body, dict) else {}
+    episode, attempt, error = _text(given, "episode"), given.get("attempt"), _text(given, "error")
+    if episode is None or not is_trajectory_id(episode):
+        raise invalid("episode must be the id of one", "episode")
+    if isinstance(attempt, bool) or not isinstance(attempt, int) or attempt < 0:
+        raise invalid("attempt must be the number that the claim returned", "attempt")
+    return episode, attempt, error
 
 
 def _text(body: Mapping[str, Any], name: str) -> str | None:

@@ -36,6 +36,9 @@ class ChatRequest:
     logprobs: bool
     digest: str
     options_digest: str
+    temperature: float = 1.0
+    top_p: float = 1.0
+    """The sampling, which only requests of people choose."""
     legacy: bool = False
     """Whether it came as a completion of text, not as a chat."""
 
@@ -100,6 +103,8 @@ def _request(
         include_usage=isinstance(stream_options, dict) and bool(stream_options.get("include_usage")),
         logprobs=bool(body.get("logprobs")),
         digest=digest,
+        temperature=_number(body, "temperature", 1.0, 0.0, 2.0),
+        top_p=_number(body, "top_p", 1.0, 1e-6, 1.0),
         options_digest=hashlib.blake2b(shape.encode(), digest_size=16).hexdigest(),
         legacy=legacy,
     )
@@ -176,6 +181,15 @@ def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: i
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise invalid(f"{name} must be an integer from {low} to {high}, not {str(value)[:40]}", name)
     return value
+
+
+def _number(body: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
+    value = body.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise invalid(f"{name} must be a number from {low:g} to {high:g}, not {str(value)[:40]}", name)
+    return float(value)
 
 
 def _check_message(at: int, message: Any) -> None:

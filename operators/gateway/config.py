@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infra.listening import is_loopback
+from schemas.records import Branches
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,16 @@ class GatewayConfig:
     """The TLS certificate (PEM)."""
     key_file: str = ""
     """The certificate's key (PEM)."""
+    branches: Branches = "last"
+    """Which conversations of an episode are trained, each with the episode's reward: `last`, that of the last turn;
+    `all`, every one, tokens that several have in common once; `tree`, every one whole, so that a token counts once for
+    each conversation that follows from it. At most 64, the newest, which together have no more tokens than the model's
+    context, or than trainer.learner.micro_batch_tokens if that is more."""
+    serve_requests: int = 4
+    """Requests of people that run at once under any weight version of this machine (`laminar chat`): in a process of
+    low priority on the CPU, so that training does not wait for them. 0: none are answered."""
+    serve_threads: int = 1
+    """CPU threads of that process."""
     max_body_bytes: int = 8_000_000
     """Maximum bytes of a request."""
     max_requests: int = 1024
@@ -38,7 +49,9 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be from 0 to 65535, not {self.port}")
-        for name in ("processes", "max_body_bytes", "max_requests"):
+        if self.serve_requests < 0:
+            raise ValueError(f"serve_requests must not be negative, not {self.serve_requests}")
+        for name in ("processes", "max_body_bytes", "max_requests", "serve_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.turn_timeout_s < float("inf"):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from infra.json_text import decode_json
 from infra.models.conversations import ConversationFormat, Message, content_of
 from schemas.records import TokenRange
 
@@ -117,7 +118,7 @@ def _digest(before: str, value: Any) -> str:
 def _sorted_json(value: Any) -> str:
     if isinstance(value, str):  # arguments of a tool call: JSON text, which clients may write differently
         try:
-            value = json.loads(value)
+            value = decode_json(value)
         except ValueError:
             return value
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))

@@ -10,19 +10,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from infra.models.conversations import Message
 from operators.gateway.conversation import RecordedConversations, RecordedPrefix, by_digest, response_digest
+from operators.gateway.segments import ReadResponse, Selected, segments_of
+from operators.gateway.turn_tree import EndedTurn
 from operators.io.elements import PartitionKey, ReceivedRecord
 from operators.io.finished import FinishedTrajectories
 from operators.io.partial_pool import PartialPool, PooledPartial
 from schemas.records import (
     AGENT,
     Assignment,
+    Branches,
     Progress,
     Prompt,
-    Segment,
     Trajectory,
     TurnEnded,
     TurnRequest,
@@ -31,8 +30,6 @@ from schemas.records.agents import extended
 
 MAX_EARLY = 10_000
 """Trajectories of which records are kept that were read before the assignment."""
-ReadResponse = Callable[[TurnRequest, Sequence[int]], Message]
-"""The message of a response: a function of the turn and of its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +54,30 @@ class Episode:
     pending: TurnRequest | None = None
     """The turn whose response is being generated."""
     recorded: RecordedConversations = field(default_factory=RecordedConversations)
-    last: TurnRequest | None = None
-    """The last turn that ended."""
     early_ends: dict[str, TurnEnded] = field(default_factory=dict)
     """Ends that were read before their requests, by turn id: the log has no order between topics."""
     offsets: dict[PartitionKey, int] = field(default_factory=dict)
     """The first offset of its records, by partition."""
+    assigned_at: int = 0
+    """When it was first assigned, in Unix milliseconds."""
+    tool_calls: int = 0
+    """Calls of tools in its responses."""
+
+    def ended_turns(self) -> list[EndedTurn]:
+        """The turns with a response, in their order."""
+        found = [
+            EndedTurn(turn.request, turn.ended)
+            for turn in self.turns.values()
+            if turn.ended is not None and turn.ended.finish_reason != "failed"
+        ]
+        return sorted(found, key=lambda turn: turn.request.start)
 
 
 class EpisodeTable:
     """`state` is that of the last commit; `read_response` turns the tokens of a response into a message.
 
-    `notify` is called, in the thread of the fold, with the names of changed episodes.
+    `notify` is called, in the thread of the fold, with the names of changed episodes; `on_finished` with each episode
+    that finishes and the record that ends it.
     """
 
     def __init__(
@@ -77,8 +86,9 @@ class EpisodeTable:
         read_response: ReadResponse,
         notify: Callable[[set[str]], None],
         state: Mapping[str, int] | None = None,
+        on_finished: Callable[[Episode, ReceivedRecord], None] = lambda episode, received: None,
     ) -> None:
-        self._read_response, self._notify = read_response, notify
+        self._read_response, self._notify, self._on_finished = read_response, notify, on_finished
         self._lock = threading.RLock()
         self._episodes: dict[str, Episode] = {}
         self._pool = PartialPool()
@@ -122,18 +132,16 @@ class EpisodeTable:
         partial = self.tokens(name)
         return 0 if partial is None else len(partial)
 
-    def segments(self, name: str) -> tuple[Segment, ...]:
-        """The conversations to train: that of the last turn."""
+    def segments(self, name: str, branches: Branches, most_tokens: int) -> Selected:
+        """The conversations to train, that of the last turn first: see `segments_of`."""
         with self._lock:
             episode, partial = self._episodes.get(name), self._pool.get(name)
-            if episode is None or episode.last is None or partial is None:
-                return ()
-            ended = episode.turns[episode.last.turn_id].ended
-            assert ended is not None
-            ranges = extended(episode.last.context, ended.start, ended.stop)
-            mask = partial.response.loss_mask.to_numpy(zero_copy_only=False)
-            drawn = np.concatenate([mask[each.start : each.stop] for each in ranges])
-            return (Segment(int(drawn.argmax()) if drawn.any() else len(drawn), ranges),)
+            if episode is None or partial is None:
+                return Selected((), "[]")
+            turns = [turn for turn in episode.ended_turns() if turn.ended.stop <= len(partial)]
+            tokens = partial.response.token_ids.to_numpy()
+            drawn = partial.response.loss_mask.to_numpy(zero_copy_only=False)
+        return segments_of(turns, tokens, drawn, self._read_response, branches, most_tokens)
 
     def announce(self, order: TurnRequest) -> None:
         """Record a request that this gateway is about to write."""
@@ -185,6 +193,7 @@ class EpisodeTable:
             episode = self._episodes[name] = Episode(
                 record.prompt, record.member, record.lease, record.replica, record.incarnation
             )
+            episode.assigned_at = record.assigned_at
         elif record.lease <= episode.lease:
             return
         episode.lease, episode.replica, episode.incarnation = record.lease, record.replica, record.incarnation
@@ -223,8 +232,6 @@ class EpisodeTable:
         for turn_id, turn in list(episode.turns.items()):
             if turn.ended is not None and turn.ended.stop > tokens:
                 del episode.turns[turn_id]
-        ended = [turn.request for turn in episode.turns.values() if turn.ended is not None]
-        episode.last = max(ended, key=lambda turn: turn.start, default=None)
         if episode.pending is not None and episode.pending.start > tokens:
             episode.pending = None
         episode.recorded.requests = by_digest(episode.recorded.requests, tokens)
@@ -259,7 +266,6 @@ class EpisodeTable:
         partial = self._pool.get(name)
         if record.finish_reason == "failed" or partial is None or len(partial) < record.stop:
             return
-        episode.last = turn.request
         self._record_conversation(episode, turn.request, record, partial)
 
     def _record_conversation(
@@ -269,6 +275,7 @@ class EpisodeTable:
         asked = extended(request.context, request.start, given)
         response = partial.response.token_ids.slice(given, ended.stop - given).to_pylist()
         message = self._read_response(request, response)
+        episode.tool_calls += len(message.get("tool_calls") or ())
         whole = extended(asked, given, ended.stop)
         episode.recorded.requests.setdefault(request.digest, asked)
         digest = response_digest(request.digest, message)
@@ -278,7 +285,8 @@ class EpisodeTable:
     def _finish(self, received: ReceivedRecord, record: Trajectory) -> None:
         name = record.trajectory_id
         self._finished.add(received, record)
-        if self._episodes.pop(name, None) is not None:
+        if (episode := self._episodes.pop(name, None)) is not None:
+            self._on_finished(episode, received)
             self._errors[name] = record.error
             while len(self._errors) > 10_000:
                 del self._errors[next(iter(self._errors))]

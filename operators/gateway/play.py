@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from operators.gateway.episode_table import Episode, EpisodeTable
 from operators.gateway.errors import ApiError, invalid
 from schemas.codec import encode
 from schemas.columns import floats, token_ids
-from schemas.records import EpisodeEnd, TurnEnded, TurnRequest
+from schemas.records import Branches, EpisodeEnd, TurnEnded, TurnRequest
 from schemas.topics import INBOX, inbox_partition
 
 _RECHECK_S = 5.0
@@ -85,7 +85,10 @@ class Changes:
 
 
 class Player:
-    """Takes turns and ends episodes. `clock` is monotonic seconds, `now` Unix milliseconds."""
+    """Takes turns and ends episodes, of which at most `most_tokens` tokens are trained, or the last conversation.
+
+    `clock` is monotonic seconds, `now` Unix milliseconds.
+    """
 
     def __init__(
         self,
@@ -94,23 +97,21 @@ class Player:
         send: Send,
         context: int,
         timeout_s: float,
+        branches: Branches = "last",
+        most_tokens: int = 65_536,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     ) -> None:
         self._table, self._changes, self._send, self._context = table, changes, send, context
+        self._branches, self._most_tokens = branches, most_tokens
         self._timeout_s, self._clock, self._now = timeout_s, clock, now
         self._rewritten: set[tuple[str, str]] = set()
 
-    async def turn(self, name: str, options: TurnOptions, plan: Plan) -> Response:
-        """The response to a request; a repeated one gets the recorded response. Raises ApiError."""
-        async with aclosing(self.follow(name, options, plan)) as responses:
-            async for response in responses:
-                if response.finish_reason:
-                    return response
-        raise AssertionError("a turn ends with a response")
-
     async def follow(self, name: str, options: TurnOptions, plan: Plan) -> AsyncGenerator[Response]:
-        """The response so far, at each change; the last one has a finish reason. Raises ApiError."""
+        """The response so far, at each change; the last one has a finish reason. Raises ApiError.
+
+        A repeated request gets the recorded response.
+        """
         deadline = self._clock() + self._timeout_s
         sent: tuple[Any, ...] | None = None
         shown = 0
@@ -141,10 +142,9 @@ class Player:
                 changed.clear()
                 if self._table.has_finished(name):
                     return
-                with self._table.locked():
-                    episode = self._table.get(name)
-                    order = None if episode is None else self._end_order(name, episode, reward, answer, error)
-                if order is not None and order.lease != sent:
+                episode = self._table.get(name)
+                if episode is not None and episode.lease != sent:
+                    order = await asyncio.to_thread(self._end_order, name, episode, reward, answer, error)
                     await asyncio.to_thread(self._send, order)
                     sent = order.lease
                 await self._wait(changed, deadline)
@@ -237,16 +237,21 @@ class Player:
     def _end_order(
         self, name: str, episode: Episode, reward: float | None, answer: str | None, error: str | None
     ) -> EpisodeEnd:
+        with self._table.locked():
+            lease, replica, incarnation = episode.lease, episode.replica, episode.incarnation
+        selected = self._table.segments(name, self._branches, self._most_tokens)
         return EpisodeEnd(
             trajectory_id=name,
-            lease=episode.lease,
-            replica=episode.replica,
-            incarnation=episode.incarnation,
-            segments=self._table.segments(name),
+            lease=lease,
+            replica=replica,
+            incarnation=incarnation,
+            segments=selected.segments,
             reward=reward,
             answer=answer,
             error=error,
             written_at=self._now(),
+            branches=self._branches,
+            messages=selected.messages,
         )
 
 

@@ -36,6 +36,8 @@ def parse_responses(body: Any, most_tokens: int) -> ChatRequest:
         "tools": _chat_tools(body.get("tools") or []),
         "tool_choice": body.get("tool_choice"),
         "max_tokens": body.get("max_output_tokens"),
+        "temperature": body.get("temperature"),
+        "top_p": body.get("top_p"),
         "stream": body.get("stream"),
         "response_format": form.get("format") if isinstance(form, dict) else None,
     }

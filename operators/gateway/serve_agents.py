@@ -6,37 +6,58 @@ import asyncio
 import json
 import logging
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from infra.files import write_atomically
+from infra.http_server import HttpServer, UnauthenticatedConnections
 from infra.kafka.producer import BoundedProducer
 from infra.models.checkpoint_folder import load_tokenizer
 from infra.models.conversations import ConversationFormat
 from infra.runners.step_metrics import phase
 from operators.gateway.app import Gateway
 from operators.gateway.chat_api import response_message
+from operators.gateway.claims import Claims
 from operators.gateway.config import GatewayConfig
+from operators.gateway.episode_counts import EpisodeCounts
 from operators.gateway.episode_table import EpisodeTable
 from operators.gateway.play import Changes, OrderProducer, Player
+from operators.gateway.served_versions import ServedVersions
+from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys, read_or_create_secret
+from schemas.topics import METRICS
 
 log = logging.getLogger(__name__)
 
 _START_S = 30.0
 
 
+SERVING_LOG = "serving.log"
+"""In the run's folder: the log of the process that answers people."""
+
+
+@dataclass(frozen=True)
+class HandOut:
+    """How episodes are handed out to agents elsewhere: each attempt has `timeout_s` seconds."""
+
+    timeout_s: float
+    retries: int
+
+
 @dataclass(frozen=True)
 class ServeAgents:
-    """A gateway of a run with `partitions` partitions. `context` is that of the model in tokens."""
+    """A gateway of a run with `partitions` partitions. `context` is that of the model in tokens; at most `most_tokens`
+    of an episode are trained, or its last conversation. `serve_command` starts the process that answers people.
+    Without `hand_out` the run starts its agents itself.
+    """
 
     config: GatewayConfig
     shard: ShardConfig
@@ -44,6 +65,9 @@ class ServeAgents:
     folder: Path
     partitions: int
     context: int
+    most_tokens: int = 65_536
+    serve_command: tuple[str, ...] = ()
+    hand_out: HandOut | None = None
 
     def restore(self, restored: Restored) -> GatewayFold:
         tokenizer: Any = load_tokenizer(self.model)
@@ -56,30 +80,38 @@ class GatewayFold:
         run, config = step.shard.run, step.config
         self._loop = asyncio.new_event_loop()
         changes = Changes(self._loop)
+        self._counts = EpisodeCounts(step.shard.shard, config.processes, state.get("counts"))
         self._table = EpisodeTable(
             step.partitions,
             partial(response_message, form),
             changes.notify,
             state.get("finished"),
+            self._counts.add,
         )
         self._orders = OrderProducer(BoundedProducer(step.shard.client), run)
-        player = Player(self._table, changes, self._orders.send, step.context, config.turn_timeout_s)
+        player = Player(
+            *(self._table, changes, self._orders.send, step.context, config.turn_timeout_s),
+            branches=config.branches,
+            most_tokens=step.most_tokens,
+        )
         own = Path(config.secret_file) if config.secret_file else step.folder / SECRET_FILE
         keys = EpisodeKeys(run, read_or_create_secret(own, create=not config.secret_file))
-        gateway = Gateway(config, run, keys, self._table, player, form)
-        self._socket = listen(config, step.folder)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                gateway.application(),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ssl_certfile=config.certificate_file or None,
-                ssl_keyfile=config.key_file or None,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=2,
-            )
+        unauthenticated = UnauthenticatedConnections()
+        self._served = None
+        if config.serve_requests and step.serve_command:
+            served = (step.serve_command, config.serve_requests, step.folder / SERVING_LOG)
+            self._served = ServedVersions(*served, timeout_s=config.turn_timeout_s)
+        claims = None
+        if step.hand_out is not None:
+            how = step.hand_out
+            order = (step.shard.shard, config.processes, how.timeout_s, how.retries, time.monotonic)
+            claims = Claims(self._table, *order)
+        gateway = Gateway(
+            *(config, run, keys, self._table, player, form, step.context, self._served, claims),
+            authenticated=unauthenticated.remove,
         )
+        self._server = HttpServer(gateway.application(), unauthenticated, server_context(config))
+        self._socket = listen(config, step.folder)
         self._thread = threading.Thread(target=self._serve, name="gateway", daemon=True)
         self._ready = False
 
@@ -90,10 +122,14 @@ class GatewayFold:
             self._ready = True
             self._thread.start()
             log.info("agents connect to port %d", self._socket.getsockname()[1])
-        return []
+        metric = self._counts.metric(wall_ms())
+        return [] if metric is None else [Output(METRICS, metric.name, metric)]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
-        return Checkpoint(low_water=self._table.low_water(positions), state={"finished": self._table.state()})
+        return Checkpoint(
+            low_water=self._table.low_water(positions),
+            state={"finished": self._table.state(), "counts": self._counts.state(positions)},
+        )
 
     def busy(self) -> bool:
         return False
@@ -110,6 +146,8 @@ class GatewayFold:
         try:
             self._loop.run_until_complete(self._server.serve(sockets=[self._socket]))
         finally:
+            if self._served is not None:
+                self._served.close()
             self._loop.close()
 
 
@@ -138,3 +176,17 @@ def listen(config: GatewayConfig, folder: Path) -> socket.socket:
     host = f"[{config.host}]" if ":" in config.host else config.host
     write_atomically(file, json.dumps({"url": f"{scheme}://{host}:{port}/v1", "port": port}))
     return made
+
+
+def server_context(config: GatewayConfig) -> ssl.SSLContext | None:
+    """TLS 1.3 with the certificate of `config`; None without one. Raises ValueError if it cannot be used."""
+    if not config.certificate_file:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_cert_chain(config.certificate_file, config.key_file)
+    except OSError as error:  # ssl.SSLError is one
+        files = f"gateway.certificate_file {config.certificate_file} and gateway.key_file {config.key_file}"
+        raise ValueError(f"{files} cannot be used: {error}") from error
+    return context

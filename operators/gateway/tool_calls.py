@@ -11,7 +11,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-_TAGGED = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)  # Hermes, Qwen
+from infra.json_text import decode_json
+
+_OPEN = "<tool_call>"  # Hermes, Qwen
+_CLOSE = re.compile(r"(?<=\})\s*</tool_call>")
 _MISTRAL = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"  # Llama
 
@@ -44,8 +47,8 @@ def parse_response(text: str, tools: Sequence[Mapping[str, Any]], turn_id: str =
 
 def _calls_in(text: str) -> tuple[str, list[Any]]:
     """The text beside the calls, and the calls as JSON values."""
-    if "<tool_call>" in text:
-        return _TAGGED.sub("", text).strip(), [_json(match[1]) for match in _TAGGED.finditer(text)]
+    if _OPEN in text:
+        return _tagged_calls_in(text)
     before, tag, after = text.partition(_MISTRAL)
     if tag:
         value = _json(after.strip())
@@ -56,16 +59,29 @@ def _calls_in(text: str) -> tuple[str, list[Any]]:
     return text, []
 
 
+def _tagged_calls_in(text: str) -> tuple[str, list[Any]]:
+    """As `_calls_in`, for calls in tags; what is after a tag that is not closed is content.
+
+    Each character is read once: the text is a model's, and may repeat a tag thousands of times.
+    """
+    content, found, at = [], [], 0
+    while (opened := text.find(_OPEN, at)) >= 0 and (closed := _CLOSE.search(text, opened)) is not None:
+        content.append(text[at:opened])
+        found.append(_json(text[opened + len(_OPEN) : closed.start()]))
+        at = closed.end()
+    return "".join([*content, text[at:]]).strip(), found
+
+
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return decode_json(text)
     except ValueError:
         return None
 
 
 def _call(value: Any, names: set[str]) -> tuple[str, str] | None:
     """Name and arguments (JSON text) of a call of one of `names`; None if it is not one."""
-    if not isinstance(value, dict) or value.get("name") not in names:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or value["name"] not in names:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):

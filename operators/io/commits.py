@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from infra.kafka.session import Partition, Session, SessionLost, Sessions
 from operators.io.coalesce import coalesce
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Emission
+from operators.io.elements import Emission
 from operators.io.ledger_floors import LedgerFloors
 from schemas.topics import Topic
 
@@ -48,7 +48,7 @@ class ShardCommits:
         emissions = self._fresh(session, emissions)
         if not emissions:
             return
-        if not any(emission.outputs for emission in emissions) and not self._is_due(emissions[-1].checkpoint):
+        if not any(emission.outputs for emission in emissions) and not self._is_due(session, emissions[-1]):
             return
         self._write(session, emissions)
         session.verify()
@@ -68,7 +68,8 @@ class ShardCommits:
         low_water = {Partition(self._full_name(p.topic), p.partition): o for p, o in checkpoint.low_water.items()}
         ledger = self._floors.offsets(checkpoint.ledger_from)
         self.bytes_committed += sum(len(record.value) for record in records)
-        self._floors.written(session.commit(records, low_water, ledger, checkpoint.state))
+        last = emissions[-1].last
+        self._floors.written(session.commit(records, low_water, ledger, checkpoint.state, last))
         self._committed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.state)
         self._committed_at = self._clock()
 
@@ -87,10 +88,14 @@ class ShardCommits:
             fresh.append(emission)
         return fresh
 
-    def _is_due(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint without outputs has changed, and the last commit is `commit_s` ago."""
+    def _is_due(self, session: Session, emission: Emission) -> bool:
+        """Whether to commit without outputs: a checkpoint has changed since `commit_s`, or the group's offsets are
+        behind.
+        """
+        checkpoint = emission.checkpoint
         changed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.state) != self._committed
-        return changed and self._clock() - self._committed_at >= self._config.commit_s
+        old = self._clock() - self._committed_at >= self._config.commit_s
+        return (changed and old) or session.group_offsets_due(emission.last)
 
     def _name(self, topic: Topic) -> str:
         name = self._names.get(topic.short_name)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 from schemas.identity import is_trajectory_id
@@ -18,6 +20,8 @@ PREFIX = "lm"
 ATTEMPT = "~"
 """What follows it in a key is the number of the agent's attempt, which begins to count its requests again."""
 MIN_SECRET_CHARACTERS = 16
+PEOPLE, WORKERS = "people", "workers"
+"""What stands for the episode in the keys of people, and of the programs elsewhere that play episodes."""
 
 
 class EpisodeKeys:
@@ -27,16 +31,16 @@ class EpisodeKeys:
         self._run, self._secret = run, secret.encode()
 
     def key_of(self, trajectory_id: str) -> str:
-        """The key of an episode."""
+        """The key of an episode, of PEOPLE or of WORKERS."""
         mac = hmac.new(self._secret, f"{self._run}\0{trajectory_id}".encode(), hashlib.sha256).hexdigest()[:40]
         return f"{PREFIX}-{trajectory_id}-{mac}"
 
-    def episode_of(self, key: str) -> str | None:
-        """The episode of `key`; None if the key is not valid."""
+    def holder_of(self, key: str) -> str | None:
+        """The episode of `key`, PEOPLE or WORKERS; None if the key is not valid."""
         key = key.partition(ATTEMPT)[0]
         prefix, _, rest = key.partition("-")
         name = rest.partition("-")[0]
-        if prefix != PREFIX or not is_trajectory_id(name):
+        if prefix != PREFIX or not (name in (PEOPLE, WORKERS) or is_trajectory_id(name)):
             return None
         return name if hmac.compare_digest(self.key_of(name).encode(), key.encode()) else None
 
@@ -47,15 +51,11 @@ def read_or_create_secret(file: Path, create: bool) -> str:
     Raises ValueError for a short secret, OSError if the file cannot be read.
     """
     if create and not file.exists():
-        partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-        partial.write_text(secrets.token_hex(32) + "\n")
-        partial.chmod(0o600)
-        try:
-            os.link(partial, file)  # fails if another process was first
-        except FileExistsError:
-            pass
-        finally:
-            partial.unlink()
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.") as partial:  # of mode 0600
+            partial.write(secrets.token_hex(32) + "\n")
+            partial.flush()
+            with contextlib.suppress(FileExistsError):  # another process or thread was first
+                os.link(partial.name, file)
     lines = file.read_text().splitlines()
     if not lines or len(lines[0].strip()) < MIN_SECRET_CHARACTERS:
         raise ValueError(f"{file}: the secret in its first line must have at least {MIN_SECRET_CHARACTERS} characters")

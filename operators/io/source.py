@@ -144,6 +144,7 @@ class ShardSource:
 
     def _update_positions(self, session: Session, idle: bool) -> None:
         """Read the positions. Between records only transaction markers move them, so a late update is safe."""
+        session.check_inputs()
         positions = session.positions()
         if idle and (stalled := self._stalls.stalled(positions, session.high_watermarks())):
             for line in describe_blocking_transactions(self.config.client, stalled):

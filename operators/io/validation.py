@@ -7,15 +7,18 @@ and micro-batches are validated by the steps that read them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from infra.json_text import decode_json
 from schemas import records as r
 from schemas.block import Block
 from schemas.identity import is_trajectory_id
+from schemas.records.relays import MAX_NEEDED_VERSIONS
 from schemas.shape import fields_of
 
 MAX_COUNT = 2**53
@@ -135,6 +138,8 @@ def _chain(chain: r.RelayChain) -> Iterator[str]:
         yield f"relays {_few(relays)} with {_few(chain.joining)} joining do not form a chain"
     if chain.schedule not in ("chain", "tree", "binomial"):
         yield f"relay schedule {chain.schedule[:40]!r} is unknown"
+    if len(chain.needed) > MAX_NEEDED_VERSIONS:
+        yield f"{len(chain.needed)} needed versions are more than {MAX_NEEDED_VERSIONS}"
     for link in chain.links:
         if (reason := _address_error(link.address)) is not None:
             yield f"relay {link.relay}: {reason}"
@@ -208,6 +213,25 @@ def _turn_request(record: r.TurnRequest) -> Iterator[str]:
         yield f"{record.trajectory_id}: its context is not within the {record.start} tokens before the turn"
     if not (record.context or len(record.token_ids)):
         yield f"{record.trajectory_id}: the request is empty"
+    if not _are_tools(record.tools):
+        yield f"{record.trajectory_id}: its tools are not a JSON list of functions with names"
+
+
+def _are_tools(text: str) -> bool:
+    """Whether `text` lists functions in the shape of OpenAI's API."""
+    try:
+        tools = decode_json(text)
+        return isinstance(tools, list) and all(isinstance(tool["function"]["name"], str) for tool in tools)
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+        return True
+    except (ValueError, RecursionError):
+        return False
 
 
 def _turn_ended(record: r.TurnEnded) -> Iterator[str]:
@@ -239,6 +263,8 @@ def _prompt(prompt: r.Prompt) -> Iterator[str]:
     sampling = prompt.sampling
     if not (0 <= sampling.temperature < MAX_COUNT and 0 <= sampling.top_p <= 1):
         yield f"{prompt.prompt_id}: temperature {sampling.temperature} or top_p {sampling.top_p} is out of range"
+    if prompt.environment and not _is_json(prompt.reference):
+        yield f"{prompt.prompt_id}: its reference is not JSON: {prompt.reference[:80]!r}"
 
 
 def _leases(order: r.Cancel | r.Release) -> Iterator[str]:

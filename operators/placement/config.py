@@ -12,7 +12,10 @@ class PlacementConfig:
     """Raises ValueError naming the invalid field."""
 
     schedule: Schedule = "laminar"
-    """Schedule of generation and weight updates (see `schedules`); the next three fields override its rules."""
+    """Schedule of generation and weight updates; the next three fields override its rules. `laminar`: trajectories at
+    their own pace. As published systems do: `synchronous` generates a batch and trains it, in turn; `one_step`
+    generates the next batch meanwhile; `stream` trains early finishers of two batches; `partial_rollout` interrupts
+    running trajectories for newer weights."""
     admitted_batches: int | None = None
     """Global batches that may be outstanding; None: set by the schedule."""
     refresh: Refresh | None = None

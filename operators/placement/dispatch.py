@@ -21,12 +21,17 @@ from operators.placement.work_table import Owned, Owner, Work, under_lease
 from schemas.bounds import fits_inbox
 from schemas.identity import Purpose
 from schemas.records import NextOwner, PolicyVersion
+from schemas.records.relays import MAX_NEEDED_VERSIONS
 
 
 class Dispatcher:
     """Assigns work to replicas. `admitted` bounds the training trajectories dispatched and not released.
 
     `is_moving(owner)` is True for the source or destination of a move; it gets no fresh work meanwhile.
+
+    A replica has one version at a time, so evaluation of an older version takes turns with training, while training has
+    work that waits: a replica answers as many questions as it has slots, drains, trains its batch under the newest
+    version, and drains again. Neither stops the other.
     """
 
     def __init__(
@@ -44,6 +49,8 @@ class Dispatcher:
         self._waiting, self._leases, self._rounds, self._is_moving = waiting, leases, rounds, is_moving
         self._now = now
         self._emission = 0
+        self._training_waits = False
+        """Whether there was training work to assign when this emission began."""
         self._draining: Owner | None = None
         """The replica that gets no fresh work, so that it becomes free for evaluation. Needed only where newer weights
         interrupt trajectories, since no replica drains there."""
@@ -53,6 +60,7 @@ class Dispatcher:
         self._emission = emission
         sent: list[Placed] = []
         running = [replica for replica in replicas if replica.status.state == "running"]
+        self._training_waits = not self._tracking.final and not self.has_no_fresh_work()
         if self._has("evaluation"):
             for replica in running:
                 sent += self._dispatch_evaluation(replica)
@@ -75,13 +83,12 @@ class Dispatcher:
         busy = table.load(owner, "evaluation")
         lost, head = table.lost("evaluation"), waiting.head("evaluation")
         if busy == 0:
-            replica.target = None
-        if self._is_free(replica) and (lost or head):
-            first = lost[0].work if lost else head
-            assert first is not None
+            replica.end_evaluation()
+        first = lost[0].work if lost else head
+        if first is not None and self._is_free(replica) and self._evaluation_room(replica, first.prompt.policy_version):
             replica.target = first.prompt.policy_version
         version = replica.target or replica.status.policy_version
-        room = max(0, replica.status.capacity - busy)
+        room = self._evaluation_room(replica, version)
         fitting = (owned.work for owned in lost if owned.work.prompt.policy_version == version)
         sent = [self._assign(work, replica) for work, _ in zip(fitting, range(room), strict=False)]
         while len(sent) < room and head is not None and head.prompt.policy_version == version:
@@ -89,11 +96,27 @@ class Dispatcher:
             head = waiting.head("evaluation")
         return sent
 
+    def _evaluation_room(self, replica: TrackedReplica, version: PolicyVersion | None) -> int:
+        """How many questions under `version` it may get: those of its turn, if training waits for other weights."""
+        capacity, newest = replica.status.capacity, self._tracking.newest
+        room = max(0, capacity - self._tracking.table.load(replica.owner, "evaluation"))
+        if not self._training_waits or version is None or newest is None or version >= newest:
+            return room
+        return 0 if replica.training_next else min(room, max(0, capacity - replica.asked))
+
+    def needed_versions(self, replicas: Sequence[TrackedReplica]) -> tuple[PolicyVersion, ...]:
+        """The versions of evaluation work that waits or is with a replica, in the order in which they are needed."""
+        lost = (owned.work.prompt.policy_version for owned in self._tracking.table.lost("evaluation"))
+        targets = (replica.target for replica in replicas if self._tracking.table.load(replica.owner, "evaluation"))
+        versions = dict.fromkeys((*targets, *lost, *self._waiting.versions()))
+        return tuple(each for each in versions if each is not None)[:MAX_NEEDED_VERSIONS]
+
     def _drain_for_evaluation(self, running: Sequence[TrackedReplica]) -> Owner | None:
         """The replica to drain for evaluation; it stays the same until it is free."""
         if self._rules.refresh != "interrupt" or not self._has("evaluation") or any(each.target for each in running):
             return None
-        loads = {replica.owner: self._tracking.table.load(replica.owner) for replica in running}
+        turns = (replica for replica in running if not (replica.training_next and self._training_waits))
+        loads = {replica.owner: self._tracking.table.load(replica.owner) for replica in turns}
         return self._draining if self._draining in loads else min(loads, key=loads.__getitem__, default=None)
 
     # -- lost trajectories --------------------------------------------------------------------------------------------
@@ -248,6 +271,7 @@ class Dispatcher:
         lease = self._leases.mint()
         owned = Owned(under_lease(work, lease, gained), owner.replica, owner.incarnation, self._emission)
         tracking.assign(owned)
+        replica.count(work.prompt.purpose)
         pinned = partial.version if partial is not None and self._rules.refresh != "interrupt" else None
         return Placed(
             prompt=work.prompt,

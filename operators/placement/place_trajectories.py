@@ -148,7 +148,7 @@ class PlacementFold:
         if polled.caught_up:
             if not self._ready:
                 self._ready = True
-                self._tracking.drop_released()
+                outputs += self._tracking.end_restart()
                 self._moves.resume(now)
                 self._started_at = now
             with phase("recover lost ones"):
@@ -157,8 +157,10 @@ class PlacementFold:
                 outputs += self._stages.advance(now)
                 outputs += self._moves.advance(now, self._stages.switches())
             with phase("dispatch"):
-                outputs += self._dispatcher.dispatch(self._replicas.alive(), self._emissions)
-            if (chain := self._relays.next_chain(now, self._tracking.newest, self._now())) is not None:
+                alive = self._replicas.alive()
+                outputs += self._dispatcher.dispatch(alive, self._emissions)
+            needed = self._dispatcher.needed_versions(alive)
+            if (chain := self._relays.next_chain(now, self._tracking.newest, self._now(), needed)) is not None:
                 outputs.append(Output(RELAY_CHAIN, self._step.shard.run, chain))
         # Cancels come first: they must not affect work that this emission assigns to the same replica.
         return self._with_live_replicas([*self._tracking.cancels.take(), *outputs])

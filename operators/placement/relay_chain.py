@@ -8,7 +8,7 @@ are pure; the manager keeps the heartbeats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from schemas.records import PolicyVersion, RelayChain, RelayLink, RelayStatus
@@ -83,8 +83,10 @@ class RelayChainManager:
         """Restart all time-outs, since placement itself was paused."""
         self._heartbeats = {relay: (status, now) for relay, (status, _) in self._heartbeats.items()}
 
-    def next_chain(self, now: float, newest: PolicyVersion | None, wall_ms: int) -> RelayChain | None:
-        """The chain to write now; None if the last one is unchanged."""
+    def next_chain(
+        self, now: float, newest: PolicyVersion | None, wall_ms: int, needed: Sequence[PolicyVersion] = ()
+    ) -> RelayChain | None:
+        """The chain to write now, which names the `needed` versions; None if the last one is unchanged."""
         self._heartbeats = {
             relay: heartbeat for relay, heartbeat in self._heartbeats.items() if now - heartbeat[1] <= self._timeout_s
         }
@@ -94,7 +96,9 @@ class RelayChainManager:
         links, joining = plan_chain(before, self._alive(newest))
         if not links:
             return None
-        made = RelayChain(0 if before is None else before.number, links, joining, self._schedule, wall_ms)
+        made = RelayChain(
+            0 if before is None else before.number, links, joining, self._schedule, wall_ms, tuple(needed)
+        )
         if before is not None and replace(before, written_at=wall_ms) == made and not self._superseded:
             return None
         self._superseded = False

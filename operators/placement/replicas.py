@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from operators.placement.work_table import Owner
+from schemas.identity import Purpose
 from schemas.records import PolicyVersion, ReplicaStatus
 
 
@@ -14,8 +15,9 @@ class TrackedReplica:
     """One replica. `last_heartbeat_at` is the receipt time in monotonic seconds.
 
     `sent` counts training assignments under `sent_version`. While it has such work, `target` is the version that
-    evaluation makes it load, and `resumed` that of resumed trajectories. `kv_before` is its KV use when moves were last
-    planned.
+    evaluation makes it load, and `resumed` that of resumed trajectories. `asked` counts the evaluation assignments
+    since it last had none; `training_next` is set once they have finished, until it gets training work. `kv_before` is
+    its KV use when moves were last planned.
     """
 
     status: ReplicaStatus
@@ -23,6 +25,8 @@ class TrackedReplica:
     sent: int = 0
     sent_version: PolicyVersion | None = None
     target: PolicyVersion | None = None
+    asked: int = 0
+    training_next: bool = False
     resumed: PolicyVersion | None = None
     kv_before: int | None = None
     gone: bool = False
@@ -36,6 +40,18 @@ class TrackedReplica:
         """The loaded version; None if the replica's work makes it load another."""
         loaded = self.status.policy_version
         return loaded if self.target in (None, loaded) and self.resumed in (None, loaded) else None
+
+    def end_evaluation(self) -> None:
+        """Record that it has no evaluation work."""
+        self.training_next |= self.asked > 0
+        self.target, self.asked = None, 0
+
+    def count(self, purpose: Purpose) -> None:
+        """Count an assignment."""
+        if purpose == "evaluation":
+            self.asked += 1
+        else:
+            self.training_next = False
 
     def quota(self, load: int, replica_batch: int | None) -> int:
         """Training assignments it may still get under its version; a drained replica begins a new batch.

@@ -74,6 +74,9 @@ class TrajectoryTracker:
         invalid = restore_inboxes(restored.ledger, leases.last, self.table, self.pool, self.outcomes)
         self.dead_letters = [self.reject(received, reason) for received, reason in invalid]
         """Dead letters for invalid records of the inboxes that were read back."""
+        self._gaps: dict[str, Output] | None = {}
+        """During a restart, dead letters for Progress whose beginning is missing: it is released when its trajectory
+        ends, and the record of the end may be read later."""
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -165,8 +168,14 @@ class TrajectoryTracker:
             self._progress.release(name)  # the next owner's assignment contains it
         else:
             self._progress.keep_first(name, received)
+        if complete:
+            return []
         reason = f"{name}: tokens before {record.start} are missing; it will start afresh if its owner is lost"
-        return [] if complete else [self.reject(received, reason)]
+        gap = self.reject(received, reason)
+        if self._gaps is None:
+            return [gap]
+        self._gaps[name] = gap
+        return []
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 
@@ -238,12 +247,17 @@ class TrajectoryTracker:
         newest = None if self.newest is None else str(self.newest)
         return {"released": self._released.state(), "manifests": [newest, self.final, self._coverage.covered]}
 
-    def drop_released(self) -> None:
-        """Drop trajectories settled before this start; call it once all records written before it are folded."""
+    def end_restart(self) -> list[Output]:
+        """Drop trajectories settled before this start; call it once all records written before it are folded.
+
+        Returns dead letters for the Progress of the others whose beginning is missing.
+        """
         for name in self.table.names():
             if name not in self._coverage and parse_trajectory_id(name) in self._released:
                 self.table.release(name)
                 self.pool.drop(name)
+        gaps, self._gaps = self._gaps or {}, None
+        return [gap for name, gap in gaps.items() if self.table.unfinished(name) is not None]
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from operators.io.elements import PartitionKey, ReceivedRecord
 from operators.io.pending import PendingOffsets
 from operators.placement.work_table import Work
 from schemas.identity import Purpose
+from schemas.records import PolicyVersion
 
 
 class _Entry(NamedTuple):
@@ -28,6 +29,8 @@ class WaitingWork:
     def __init__(self, pending: PendingOffsets, known: Callable[[Work], bool]) -> None:
         self._pending, self._known = pending, known
         self._queues: dict[Purpose, deque[_Entry]] = {"train": deque(), "evaluation": deque()}
+        self._versions: Counter[PolicyVersion] = Counter()
+        """By version that waiting prompts name: how many samples name it."""
 
     def add(self, received: ReceivedRecord) -> None:
         """Queue the samples of the received prompt."""
@@ -35,6 +38,12 @@ class WaitingWork:
         self._pending.add(key, received.offset, prompt.samples)
         works = (Work(prompt, member) for member in range(prompt.samples))
         self._queues[prompt.purpose].extend(_Entry(work, key, received.offset) for work in works)
+        if prompt.policy_version is not None:
+            self._versions[prompt.policy_version] += prompt.samples
+
+    def versions(self) -> list[PolicyVersion]:
+        """The versions that waiting prompts name, first come first."""
+        return list(self._versions)
 
     def head(self, purpose: Purpose) -> Work | None:
         """The next work to dispatch; call it once all records written before this start are folded."""
@@ -50,4 +59,8 @@ class WaitingWork:
     def _drop(self, queue: deque[_Entry]) -> _Entry:
         entry = queue.popleft()
         self._pending.remove(entry.key, entry.offset)
+        if (version := entry.work.prompt.policy_version) is not None:
+            self._versions[version] -= 1
+            if not self._versions[version]:
+                del self._versions[version]
         return entry

@@ -34,8 +34,9 @@ class TaskConfig:
     """How often its questions are drawn, relative to the weights of the other tasks."""
 
     source: str = "reasoning_gym"
-    """One of `SOURCES`. `dataset` is a Hugging Face folder on disk: of `save_to_disk`, or Parquet or Arrow files.
-    `synthetic` generates prompts of random tokens, for emulated runs."""
+    """`reasoning_gym`, `jsonl` (a file with a JSON object a line), `parquet` (a file or a folder of them), `dataset` (a
+    Hugging Face folder on disk: of `save_to_disk`, or Parquet or Arrow files), or `synthetic` (prompts of random
+    tokens, for emulated runs)."""
 
     task: str = ""
     """reasoning-gym's task; for files the task of rows that do not name one (default: the file's stem)."""
@@ -59,9 +60,11 @@ class TaskConfig:
     split: str = "train"
     """The split of a `dataset` folder."""
     prompt_column: str = ""
-    """Column of the question, text or a list of messages; dots select struct fields. Empty: detected (see layouts)."""
+    """Column of the question, text or a list of messages; dots select struct fields. Empty: the first there is of
+    `prompt`, `messages`, `question` and `problem`."""
     answer_column: str = ""
-    """The column with the reference answer; empty: found by its usual names."""
+    """The column with the reference answer. Empty: the first there is of `reward_model.ground_truth`, `answer`,
+    `ground_truth` and `solution`."""
     answer_required: bool = True
     """False accepts rows without an answer, for rewards that need only the response."""
     answer_after: str = ""
@@ -112,7 +115,8 @@ class TaskConfig:
     heldout: int = 0
     """Distinct questions that are excluded from training, for evaluation."""
     heldout_path: str = ""
-    """File or folder of the same format to take them from: its first `heldout` questions, or all if that is 0."""
+    """File or folder of the same format to take them from: its first `heldout` questions that match `where`, or all of
+    them if `heldout` is 0."""
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:

@@ -22,6 +22,7 @@ from operators.prompts.refused_rows import estimate_refused, refusal_kind
 from operators.prompts.rendering import Tokenizer, render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
+from schemas.metric_labels import labelled
 from schemas.records import DeadLetter, LevelReply, LevelRequest, Metric
 from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, METRICS, PROMPTS, group_name
 
@@ -182,8 +183,9 @@ class PromptFold:
         values = {"prompts": float(self._number), "rows": float(sum(task.source.row_count for task in self._tasks))}
         values |= {name: float(count) for name, count in refused.items() if count}
         for task in self._tasks:
-            values[f"drawn/{task.config.task_name}"] = float(task.questions_drawn)
-            values[f"refused_share/{task.config.task_name}"] = task.refused_share
+            name = task.config.task_name
+            values[labelled("drawn", task=name)] = float(task.questions_drawn)
+            values[labelled("refused_share", task=name)] = task.refused_share
         return [Output(METRICS, "prompts", Metric("prompts", self._number, values, self._now()))]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:

@@ -71,7 +71,8 @@ class JsonlRows:
         try:
             value = json.loads(line, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            raise UnusableRow(f"not JSON ({error})") from error
+            what = "a CSV file: convert it to JSON Lines or Parquet" if self.name.endswith(".csv") else str(error)
+            raise UnusableRow(f"not JSON ({what})") from error
         return question_of(value, row, self._config, self._task)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from infra.conditions.rows import column_value
 from operators.prompts.config import TaskConfig
-from operators.prompts.question import Message, Question, RefusalKind, UnusableRow
+from operators.prompts.question import Question, RefusalKind, UnusableRow
+from schemas.records import Message
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution")

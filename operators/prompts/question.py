@@ -5,16 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
+
+from schemas.records import Message
 
 RefusalKind = Literal["malformed", "no question", "no answer"]
-
-
-class Message(NamedTuple):
-    """One turn of a conversation."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True)

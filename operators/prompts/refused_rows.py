@@ -16,6 +16,8 @@ class RefusedRows(NamedTuple):
 
     rows: float
     kinds: Mapping[str, float]
+    sampled: int | None = None
+    """How many were rendered to see which are too long; None: all."""
 
     @property
     def share(self) -> float:
@@ -23,9 +25,11 @@ class RefusedRows(NamedTuple):
         return sum(self.kinds.values()) / self.rows if self.rows else 0.0
 
     def __str__(self) -> str:
-        """`12.0 % of 200 rows (too long 20, no answer 4)`."""
+        """`12.0 % of 200 rows (too long 20, no answer 4)`; `about 12.0 % ...` if some were not rendered."""
         kinds = ", ".join(f"{kind} {count:.0f}" for kind, count in self.kinds.items())
-        return f"{100 * self.share:.1f} % of {self.rows:.0f} rows ({kinds})"
+        about = "" if self.sampled is None else "about "
+        basis = "" if self.sampled is None else f"; estimated from {self.sampled} rows"
+        return f"{about}{100 * self.share:.1f} % of {self.rows:.0f} rows ({kinds}{basis})"
 
 
 def estimate_refused(source: PromptSource, refused: Mapping[str, int], sampled: int) -> RefusedRows:
@@ -38,7 +42,8 @@ def estimate_refused(source: PromptSource, refused: Mapping[str, int], sampled: 
     kinds: dict[str, float] = {kind: float(count) for kind, count in scanned.items()}
     for kind, count in refused.items():
         kinds[kind] = kinds.get(kind, 0.0) + count / sampled * accepted
-    return RefusedRows(float(source.row_count or sampled), kinds)
+    own = accepted - len(source.heldout) if source.row_count else sampled
+    return RefusedRows(float(source.row_count or sampled), kinds, sampled if sampled < own else None)
 
 
 def refusal_kind(error: ValueError) -> str:

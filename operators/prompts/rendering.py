@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from infra.models.chat import ChatTokenizer as Tokenizer
 from infra.models.chat import chat_text, stop_tokens, turn_ends
@@ -11,7 +11,7 @@ from operators.prompts.config import PROMPT_SLOT, TaskConfig
 from operators.prompts.question import Question
 from schemas.columns import token_ids
 from schemas.identity import Purpose
-from schemas.records import PolicyVersion, Prompt, Sampling
+from schemas.records import Message, PolicyVersion, Prompt, Sampling
 
 
 class PromptTooLong(ValueError):
@@ -41,6 +41,7 @@ def render(
     context. Plain text is encoded with the special tokens that the tokenizer adds; a chat template contains its own.
     Raises PromptTooLong, and ValueError for a conversation without a chat template.
     """
+    messages = chat_messages(question, config)
     text = prompt_text(question, config, tokenizer)
     ids = tokenizer.encode(text, add_special_tokens=not config.chat_template)
     room = context - len(ids)
@@ -59,6 +60,7 @@ def render(
         policy_version=policy_version,
         round=round,
         environment=config.environment,
+        messages=messages,
     )
 
 
@@ -68,11 +70,18 @@ def prompt_text(question: Question, config: TaskConfig, tokenizer: Tokenizer) ->
         if len(question.messages) > 1:
             raise ValueError(f"question {question.index} is a conversation: set chat_template = true")
         return config.template.replace(PROMPT_SLOT, question.text)
-    messages = [message._asdict() for message in question.messages] or [{"role": "user", "content": question.text}]
-    messages[-1]["content"] = config.template.replace(PROMPT_SLOT, messages[-1]["content"])
-    if config.system and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": config.system})
-    return chat_text(tokenizer, messages)
+    return chat_text(tokenizer, [asdict(message) for message in chat_messages(question, config)])
+
+
+def chat_messages(question: Question, config: TaskConfig) -> tuple[Message, ...]:
+    """The conversation for the chat template: the question's, with `system` and `template`; empty without one."""
+    if not config.chat_template:
+        return ()
+    *earlier, last = question.messages or (Message("user", question.text),)
+    messages = (*earlier, Message(last.role, config.template.replace(PROMPT_SLOT, last.content)))
+    if config.system and messages[0].role != "system":
+        return (Message("system", config.system), *messages)
+    return messages
 
 
 def check_template(config: TaskConfig, tokenizer: Tokenizer) -> None:

@@ -147,15 +147,29 @@ def open_rows(config: TaskConfig) -> RowReader:
 
 
 def _read_heldout_path(config: TaskConfig) -> tuple[Question, ...]:
-    rows = open_rows(replace(config, path=config.heldout_path, where="", levels=()))
+    rows = open_rows(replace(config, path=config.heldout_path, levels=()))
+    bad: list[BadRow] = []
+
+    def questions() -> Iterator[Question]:
+        for row in rows.scan():
+            if isinstance(row, BadRow):
+                bad.append(row)
+            elif row_matches(row.reference, config.where):
+                yield row
+
     try:
-        questions = (question for question in rows.scan() if isinstance(question, Question))
-        found = tuple(itertools.islice(questions, config.heldout or None))
+        found = tuple(itertools.islice(questions(), config.heldout or None))
     finally:
         rows.close()
     if len(found) < max(1, config.heldout):
-        raise SourceError(f"heldout = {config.heldout}, but heldout_path {rows.name} has {len(found)} usable rows")
+        wanted = f", fewer than heldout = {config.heldout}" if config.heldout else ""
+        where = f" where {config.where}" if config.where else ""
+        raise SourceError(f"heldout_path: {rows.name} has {len(found)} usable rows{where}{wanted}{_first(bad)}")
     return found
+
+
+def _first(bad: Sequence[BadRow]) -> str:
+    return f"; line {bad[0].line}: {bad[0].reason}" if bad else ""
 
 
 class TableSource:
@@ -218,9 +232,8 @@ class TableSource:
         self.bad_rows, self.refused_rows = tuple(bad), refused
         self.row_count = len(numbers) + refused.total()
         if not numbers:
-            first = f"; line {bad[0].line}: {bad[0].reason}" if bad else ""
             where = f" where {self._config.where}" if self._config.where else ""
-            raise SourceError(f"{self._rows.name} has no usable row{where} ({refused.total()} bad ones{first})")
+            raise SourceError(f"{self._rows.name} has no usable row{where} ({refused.total()} bad ones{_first(bad)})")
         return numbers, keys
 
     def _draw_heldout(self, numbers: array[int], keys: array[int], excluded_keys: set[int]) -> tuple[Question, ...]:

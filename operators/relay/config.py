@@ -22,7 +22,8 @@ class RelayConfig:
     """Which weight versions a machine stores, where, and how it transfers them. Raises ValueError naming the field."""
 
     store: str = AUTO
-    """Folder of the machine's weight store; "auto": where `infra.store.ownership.place_store` says."""
+    """Folder of the machine's weight store. "auto": in shared memory (/dev/shm) where it is large enough, otherwise in
+    the run's folder, with a warning."""
     relay: int = 0
     """Number of the relay in its run."""
     keep_versions: int = 4

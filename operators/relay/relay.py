@@ -56,7 +56,7 @@ def relay_key(relay: int) -> str:
 
 
 def versions_to_forget(
-    waiting: Collection[PolicyVersion], held: Collection[PolicyVersion], live: Collection[PolicyVersion], keep: int
+    waiting: Collection[PolicyVersion], held: Collection[PolicyVersion], live: Sequence[PolicyVersion], keep: int
 ) -> list[PolicyVersion]:
     """Of the versions `waiting` for their bytes, those that would be evicted on arrival."""
     gone = versions_to_evict([*{*waiting, *held}], live, keep)
@@ -130,6 +130,8 @@ class RelayFold:
         self._status = StatusMaker(node, str(store.root), clock())
         self._live: dict[int, PolicyVersion] = {}
         """The version under which each replica generates."""
+        self._needed: tuple[PolicyVersion, ...] = ()
+        """The versions that waiting evaluation work names."""
         self._waiting: dict[PolicyVersion, list[ReceivedRecord]] = {}
         """Manifests of versions that are not here; several of one version may differ, then at most one is valid."""
         self._held: dict[PolicyVersion, ReceivedRecord] = {}
@@ -153,8 +155,7 @@ class RelayFold:
             for version in self._waiting.keys() & complete:
                 for received in self._waiting.pop(version):
                     outputs += self._verify(received)
-        live = set(self._live.values())
-        for version in versions_to_forget(self._waiting, self._held, live, self._config.keep_versions):
+        for version in versions_to_forget(self._waiting, self._held, self._kept_versions(), self._config.keep_versions):
             del self._waiting[version]
         for waiting_manifests in self._waiting.values():
             del waiting_manifests[:-_MAX_WAITING]
@@ -172,6 +173,9 @@ class RelayFold:
                 self._waiting.setdefault(manifest.version, []).append(received)
             case RelayChain() as chain:
                 self._node.set_chain(chain)
+                if chain.needed != self._needed:
+                    self._needed = chain.needed
+                    self._store.write_live_versions(self._kept_versions())
             case ReplicaStatus() as replica:
                 self._record_replica_version(replica)
             case other:
@@ -210,13 +214,17 @@ class RelayFold:
         self._node.close()
         self._store.close()
 
+    def _kept_versions(self) -> list[PolicyVersion]:
+        """The versions that the store evicts last: those that are needed, then those of replicas, newest first."""
+        return [*self._needed, *sorted(set(self._live.values()).difference(self._needed), reverse=True)]
+
     def _record_replica_version(self, replica: ReplicaStatus) -> None:
-        """Record the version under which a replica generates: such versions are evicted last."""
+        """Record the version under which a replica generates."""
         if replica.policy_version is None or replica.state == "stopped":
             self._live.pop(replica.replica, None)
         elif self._live.get(replica.replica) != replica.policy_version:
             self._live[replica.replica] = replica.policy_version
-            self._store.write_live_versions(set(self._live.values()))
+            self._store.write_live_versions(self._kept_versions())
 
     def _reject_invalid(self, manifest: WeightVersion, reason: str) -> list[Output]:
         """Drop manifests that the data plane has found to be invalid."""

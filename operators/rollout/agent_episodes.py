@@ -18,9 +18,10 @@ import numpy as np
 
 from operators.rollout.engine import KV, Completion, Engine, EngineStatus, PartialResponse, Request
 from operators.rollout.episodes import EMPTY_RESPONSE
+from operators.rollout.join_segments import join_segments, positions_in
 from operators.rollout.turns import append_observation
 from operators.rollout.wrapped_engine import WrappedEngine
-from schemas.records import AGENT, Episode, EpisodeEnd, Segment, TokenRange, TurnRequest
+from schemas.records import AGENT, Episode, EpisodeEnd, TokenRange, TurnRequest
 from schemas.records.agents import extended
 
 MAX_EARLY_ORDERS = 4096
@@ -176,7 +177,7 @@ class AgentEngine(WrappedEngine):
             self._engine.submit(
                 Request(
                     episode.name,
-                    np.concatenate([known.token_ids[_positions(turn.context)], new]),
+                    np.concatenate([known.token_ids[positions_in(turn.context)], new]),
                     replace(
                         sampling,
                         max_new_tokens=min(turn.max_tokens, room),
@@ -207,22 +208,19 @@ class AgentEngine(WrappedEngine):
         return kv is not None and held + len(kv.data) <= self._kv_bytes
 
     def _end(self, episode: _AgentEpisode, order: EpisodeEnd) -> None:
-        """End `episode`: its last segment becomes the trajectory's prompt and response."""
+        """End `episode`: its segments become the trajectory's prompt and response."""
         released = self._engine.release([episode.name])
         known = _joined(episode.known, released.get(episode.name))
         del self._active[episode.name]
-        segment = order.segments[-1] if order.segments else Segment(0, ())
-        positions = _positions(segment.ranges)
+        joined = join_segments(order.segments, order.messages or "[]", known.drawn, whole=order.branches == "tree")
         error = order.error
-        if error is None and not len(positions):
+        if error is None and joined.missing:
+            error = f"the episode has only {len(known.token_ids)} tokens"
+        elif error is None and not len(joined.prompt):
             error = "the agent made no request"
-        elif len(positions) and positions.max() >= len(known.token_ids):
-            positions, error = positions[:0], error or f"the episode has only {len(known.token_ids)} tokens"
-        prompt, response = np.split(positions, [segment.prompt_tokens])
+        prompt, response = joined.prompt, joined.response
         rewards = () if order.reward is None else (order.reward,)
-        generated = PartialResponse(
-            known.token_ids[response], known.logprobs[response], loss_mask=known.drawn[response]
-        )
+        generated = PartialResponse(known.token_ids[response], known.logprobs[response], loss_mask=joined.trained)
         self._ended.append(
             Completion(
                 episode.name,
@@ -233,13 +231,9 @@ class AgentEngine(WrappedEngine):
                 known.token_ids[prompt] if len(prompt) else None,
                 response if len(prompt) else None,
                 order.answer,
+                joined.conversations,
             )
         )
-
-
-def _positions(ranges: Sequence[TokenRange]) -> np.ndarray:
-    """The positions in `ranges`, int64[n], in their order."""
-    return np.concatenate([np.zeros(0, np.int64), *(np.arange(each.start, each.stop) for each in ranges)])
 
 
 def _joined(known: PartialResponse, drawn: PartialResponse | None) -> PartialResponse:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from schemas.records import Episode, PolicyVersion, Prompt, Sampling
+from schemas.records import Conversation, Episode, PolicyVersion, Prompt, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,8 @@ class Completion:
     With an environment, `episode` has its rewards, and `stop` means that the environment was done.
 
     An agent's episode may have more tokens than are trained: then `positions`, int64[n], are those of `generated` among
-    all tokens of the trajectory, `prompt` are the tokens before them, and `text` is the agent's answer.
+    all tokens of the trajectory, `prompt` are the tokens before them, `text` is the agent's answer, and `conversations`
+    says where in `generated` the context restarts.
     """
 
     trajectory_id: str
@@ -94,6 +95,7 @@ class Completion:
     prompt: np.ndarray | None = None
     positions: np.ndarray | None = None
     text: str | None = None
+    conversations: tuple[Conversation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,20 +22,12 @@ from operators.rollout.config import RolloutConfig
 from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
-from operators.rollout.replica import Replica, ReplicaEvent
+from operators.rollout.replica import Order, Replica, ReplicaEvent
 from schemas.records import (
     AGENT,
-    Assignment,
-    Cancel,
-    Drain,
-    EpisodeEnd,
     PolicyVersion,
-    Release,
-    Reserve,
-    StageGroup,
     Trajectory,
     TurnEnded,
-    TurnRequest,
     WeightVersion,
 )
 
@@ -168,28 +160,10 @@ class RolloutFold:
                 self._generate()
         return [*dead_letters, *self._due_events()]
 
-    def _handle(
-        self, order: Assignment | Cancel | Reserve | Release | Drain | TurnRequest | EpisodeEnd | StageGroup
-    ) -> None:
+    def _handle(self, order: Order) -> None:
         replica = self._replicas[order.replica]
-        if order.incarnation != replica.incarnation:
-            return  # the order is for another incarnation
         news = replica.changes
-        match order:
-            case Assignment():
-                replica.accept(order)
-            case Cancel():
-                replica.cancel(dict(zip(order.trajectory_ids, order.leases, strict=False)))
-            case Reserve():
-                replica.reserve(order)
-            case Release():
-                self._emit(replica.hand_over(order), urgent=True)
-            case Drain():
-                replica.drain()
-            case TurnRequest() | EpisodeEnd():
-                replica.play(order)
-            case StageGroup():
-                replica.lead(order)
+        self._emit(replica.carry_out(order), urgent=True)
         if replica.changes != news:
             self._heartbeats.send_now()
 

@@ -29,6 +29,8 @@ from schemas.bounds import fits_inbox
 from schemas.records import (
     Assignment,
     AssignmentRejected,
+    Cancel,
+    Drain,
     EpisodeEnd,
     NextOwner,
     PolicyVersion,
@@ -52,6 +54,7 @@ STREAM_S = 0.2
 
 log = logging.getLogger(__name__)
 
+Order = Assignment | Cancel | Reserve | Release | Drain | TurnRequest | EpisodeEnd | StageGroup
 ReplicaEvent = Trajectory | AssignmentRejected | Progress | TurnEnded | Placed
 """What a replica publishes. A Placed hands a trajectory over, in one transaction with the Progress before it."""
 
@@ -147,6 +150,27 @@ class Replica:
         assignment = self._waiting.find(order.trajectory_id) if running is None else running.assignment
         if self._agents is not None and assignment is not None and assignment.lease <= order.lease:
             self._agents.accept(order)
+
+    def carry_out(self, order: Order) -> list[ReplicaEvent]:
+        """Do what `order` says; nothing if it is for another incarnation. Returns the events of a hand-over."""
+        if order.incarnation != self.incarnation:
+            return []
+        match order:
+            case Assignment():
+                self.accept(order)
+            case Cancel():
+                self.cancel(dict(zip(order.trajectory_ids, order.leases, strict=False)))
+            case Reserve():
+                self.reserve(order)
+            case Release():
+                return self.hand_over(order)
+            case Drain():
+                self.drain()
+            case TurnRequest() | EpisodeEnd():
+                self.play(order)
+            case StageGroup():
+                self.lead(order)
+        return []
 
     def cancel(self, leases: Mapping[str, int]) -> None:
         """Drop these trajectories, whether they run, wait or are reserved; not those under a later lease."""

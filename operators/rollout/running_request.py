@@ -144,16 +144,24 @@ class RunningRequest:
             replica=a.replica,
             incarnation=a.incarnation,
             response=response_of(generated),
-            text=decode(generated.token_ids.tolist()) if completion.text is None else completion.text,
+            text=decode(_newest_conversation(completion)) if completion.text is None else completion.text,
             version_spans=spans,
             newest_version=newest,
             finish_reason=reason,
             error=completion.error,
             episode=completion.episode,
+            conversations=completion.conversations,
             started_at=self.started_at,
             first_token_at=self.first_token_at,
             finished_at=now,
         )
+
+
+def _newest_conversation(completion: Completion) -> list[int]:
+    """The response tokens of an agent's last conversation, which comes first; of other trajectories all."""
+    later = completion.conversations[1:]
+    tokens: list[int] = completion.generated.token_ids[: later[0].start if later else None].tolist()
+    return tokens
 
 
 def request_of(assignment: Assignment, kv: KV | None = None) -> Request:

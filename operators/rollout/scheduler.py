@@ -116,7 +116,8 @@ class Scheduler(Generic[R]):
         moves: list[RowCopy] = []
         while self.kv_used > self.config.kv_capacity:  # a single request always fits
             youngest = next(reversed(self._running))
-            row = next(i for i, request in enumerate(self.rows.requests) if request.trajectory_id == youngest)
+            requests = self.rows.requests  # new rows are the last ones, so the youngest is near the end
+            row = next(i for i in reversed(range(len(requests))) if requests[i].trajectory_id == youngest)
             resumed = replace(self._running[youngest], partial=self.rows.partial(row))
             moves += self.remove_rows([row])
             self._waiting[youngest] = resumed

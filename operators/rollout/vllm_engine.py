@@ -35,6 +35,7 @@ from operators.rollout.kv_rows import generation_limit
 from operators.rollout.random_streams import stream_key
 from operators.rollout.request_checks import check_loadable, check_request
 from operators.rollout.scheduler import finished_reason
+from operators.rollout.vllm_options import reject_on_cpu
 from operators.rollout.vllm_sampling import NOT_FINITE, DrawTokens, draw_argument
 from operators.rollout.vllm_worker import clear_kv, load_worker_weights
 from schemas.records import PolicyVersion
@@ -64,7 +65,7 @@ def engine_arguments(
     gpus: int = 1,
     **options: Any,
 ) -> dict[str, Any]:
-    """The engine arguments of vLLM for the arguments of `open_vllm`. Raises ValueError for compiled code on a CPU."""
+    """The engine arguments of vLLM for the arguments of `open_vllm`. Raises ValueError for those that need a GPU."""
     arguments: dict[str, Any] = {
         "dtype": dtype,
         "max_model_len": context,
@@ -82,8 +83,9 @@ def engine_arguments(
         arguments["num_gpu_blocks_override"] = blocks
         if on_cpu:  # by default vLLM takes nearly all memory
             arguments["kv_cache_memory_bytes"] = (blocks + 1) * block * _token_bytes(model, dtype)
-    if on_cpu and not options.setdefault("enforce_eager", True):
-        raise ValueError("enforce_eager must be true on a CPU: compiled code keeps its first weights")
+    if on_cpu:
+        reject_on_cpu(options)
+        options["enforce_eager"] = True
     return arguments | options
 
 
@@ -93,7 +95,7 @@ def open_vllm(model: Path, **options: Any) -> LLMEngine:
     At most `slots` requests run at once, of at most `context` tokens each; `kv_capacity` bounds their tokens together,
     in blocks of `block` tokens (default: on a CPU slots × context, on GPUs what fits their memory). `gpus` is the
     tensor-parallel size. All other `options` are passed to vLLM's EngineArgs and override ours. Raises ValueError for
-    compiled code on a CPU, and what vLLM raises for a model that it cannot run.
+    options that a CPU cannot have, and what vLLM raises for a model that it cannot run.
     """
     arguments = EngineArgs(
         model=str(model),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 
@@ -66,41 +65,42 @@ class WaitingAssignments:
     """A queue of assignments, one per trajectory; `kv` has their KV."""
 
     def __init__(self, kv: IncomingKV) -> None:
-        self._queue: deque[Assignment] = deque()
+        self._queue: dict[str, Assignment] = {}
         self.kv = kv
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def __iter__(self) -> Iterator[Assignment]:
-        return iter(self._queue)
+        return iter(self._queue.values())
 
     @property
     def next_version(self) -> PolicyVersion | None:
         """The version that the first assignment names; None if there is no assignment or it names none."""
-        return self._queue[0].policy_version if self._queue else None
+        return next(iter(self)).policy_version if self._queue else None
 
     def find(self, trajectory_id: str) -> Assignment | None:
         """The assignment of this trajectory."""
-        return next((waiting for waiting in self._queue if waiting.trajectory_id == trajectory_id), None)
+        return self._queue.get(trajectory_id)
 
     def add(self, assignment: Assignment) -> None:
         """Queue `assignment`; of two assignments of a trajectory the one with the later lease is kept."""
-        for place, waiting in enumerate(self._queue):
-            if waiting.trajectory_id == assignment.trajectory_id:
-                self._queue[place] = max(waiting, assignment, key=lambda each: each.lease)
-                return
-        self._queue.append(assignment)
+        name = assignment.trajectory_id
+        if (waiting := self._queue.get(name)) is not None:
+            self._queue[name] = max(waiting, assignment, key=lambda each: each.lease)  # keeps its place
+            return
+        self._queue[name] = assignment
         self.kv.fetch(assignment)
 
     def cancel(self, leases: Mapping[str, int]) -> None:
         """Remove these trajectories, except those with a later lease."""
-        for waiting in [a for a in self._queue if a.lease <= leases.get(a.trajectory_id, 0)]:
-            self.remove(waiting)
+        for name, lease in leases.items():
+            if (waiting := self._queue.get(name)) is not None and waiting.lease <= lease:
+                self.remove(waiting)
 
     def remove(self, assignment: Assignment) -> None:
         """Remove `assignment` and its KV."""
-        self._queue = deque(waiting for waiting in self._queue if waiting is not assignment)
+        del self._queue[assignment.trajectory_id]
         self.kv.discard(assignment.trajectory_id)
 
     def take_ready(self, loaded: PolicyVersion, available: Callable[[], Collection[PolicyVersion]]) -> list[Assignment]:
@@ -111,14 +111,17 @@ class WaitingAssignments:
         once the engine is empty.
         """
         ready: list[Assignment] = []
-        staying: deque[Assignment] = deque()
+        staying: dict[str, Assignment] = {}
         versions: Collection[PolicyVersion] | None = None
-        for assignment in self._queue:
+        for name, assignment in self._queue.items():
             if assignment.policy_version in (None, loaded):
-                stays = self.kv.pending(assignment.trajectory_id)
+                stays = self.kv.pending(name)
             else:
                 versions = available() if versions is None else versions
                 stays = assignment.policy_version in versions
-            (staying if stays else ready).append(assignment)
+            if stays:
+                staying[name] = assignment
+            else:
+                ready.append(assignment)
         self._queue = staying
         return ready

@@ -71,7 +71,9 @@ class Rubric:
     rewards: tuple[RewardSpec, ...] = (RewardSpec("reasoning_gym"),)
     """Rewards whose weighted sum is the reward."""
     answer: AnswerKind = "marker"
-    """Where the answer is in a response (see attempt.Extraction)."""
+    """Where the answer is in a response. `marker`: after the last `answer_marker`. `regex`: the first group of the last
+    match of `answer_regex`, or the whole match. `boxed`: in the last \\boxed{}. `fenced`: in the last block of ```, for
+    programs. `whole`: the whole response."""
     answer_marker: str = "#"
     """The text before the answer, for `answer = "marker"`."""
     answer_regex: str = ""

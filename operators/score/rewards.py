@@ -118,8 +118,8 @@ def make_judge(name: str, options: Options) -> Judge:
     A judge raises whatever its verifier raises, and TypeError or ValueError if the result is not a finite number.
     """
     if is_custom(name):
-        function, taken = custom.load(name, options)
-        return lambda attempt: finite(function(**{field: getattr(attempt, field) for field in taken}, **options))
+        function = custom.load(name, options)
+        return lambda attempt: finite(function(**{field: getattr(attempt, field) for field in custom.ARGUMENTS}))
     reward = REWARDS[name]
     reward.prepare()
     filled = {**reward.options, **options}

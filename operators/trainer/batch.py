@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -19,6 +19,8 @@ class TrainingBatch:
     rollout's policy in nats; starts, lengths, prompt_lengths, trained (the number of True in loss_mask), group_keys
     (one per group, the same in every part of a global batch) and staleness int64[n]; temperatures float32[n], at which
     the rollout sampled; truncated bool[n], whether a length limit cut the response off; rewards float64[n].
+    A sequence is one context, or several if an agent held several conversations: `contexts` int64[n] counts them, and
+    `context_lengths` int64[sum of contexts] has their tokens. No token attends to another context.
     """
 
     token_ids: np.ndarray
@@ -33,6 +35,8 @@ class TrainingBatch:
     temperatures: np.ndarray
     truncated: np.ndarray
     rewards: np.ndarray
+    contexts: np.ndarray
+    context_lengths: np.ndarray
     trajectory_ids: tuple[str, ...]
     versions: tuple[PolicyVersion, ...]
 
@@ -45,7 +49,8 @@ def join_parts(parts: Sequence[MicroBatch]) -> TrainingBatch:
 
     Raises ValueError for no parts, parts of several batches or with the same index, and columns whose lengths disagree;
     and, naming the trajectory: a reward or a trained token's logprob that is not finite, a temperature that is not a
-    positive number, a sequence without a prompt, a prompt token in the loss mask, and a repeated trajectory id.
+    positive number, a sequence without a prompt, a prompt token or the first token of a context in the loss mask, and a
+    repeated trajectory id.
     """
     parts = sorted(parts, key=lambda part: part.index)
     if not parts:
@@ -91,6 +96,11 @@ def join_parts(parts: Sequence[MicroBatch]) -> TrainingBatch:
     _reject(ids, np.bincount(sequences, broken, len(ids)) > 0, "has a behaviour logprob that is not finite")
     in_prompt = np.arange(len(sequences)) - starts[sequences] < prompt_lengths[sequences]
     _reject(ids, np.bincount(sequences, loss_mask & in_prompt, len(ids)) > 0, "has a prompt token in its loss mask")
+    breaks = _breaks(parts)
+    _reject(ids, np.isin(starts, breaks), "begins with a break: its prompt must precede it")
+    edges = np.union1d(starts, breaks)
+    contexts = np.bincount(np.searchsorted(starts, edges, side="right") - 1, minlength=len(ids)).astype(np.int64)
+    _reject(ids, np.bincount(sequences[breaks], loss_mask[breaks], len(ids)) > 0, "trains the first token of a context")
     repeated = np.array([name in ids[:index] for index, name in enumerate(ids)]) if len(set(ids)) < len(ids) else ()
     _reject(ids, repeated, "occurs more than once in the batch")
     keys = [parse_trajectory_id(name) for name in ids]
@@ -108,12 +118,31 @@ def join_parts(parts: Sequence[MicroBatch]) -> TrainingBatch:
         temperatures=temperatures,
         truncated=truncated,
         rewards=rewards,
+        contexts=contexts,
+        context_lengths=np.diff(edges, append=len(token_ids)),
         trajectory_ids=ids,
         versions=tuple(
             PolicyVersion(int(epoch), int(number))
             for part in parts
             for epoch, number in zip(part.version_epochs.to_pylist(), part.version_numbers.to_pylist(), strict=True)
         ),
+    )
+
+
+def concatenate(batches: Sequence[TrainingBatch]) -> TrainingBatch:
+    """The sequences of `batches`, one after the other."""
+    if len(batches) == 1:
+        return batches[0]
+    columns = {
+        each.name: np.concatenate([getattr(batch, each.name) for batch in batches])
+        for each in fields(TrainingBatch)
+        if each.name not in ("starts", "trajectory_ids", "versions")
+    }
+    return TrainingBatch(
+        **columns,
+        starts=np.cumsum(columns["lengths"]) - columns["lengths"],
+        trajectory_ids=tuple(name for batch in batches for name in batch.trajectory_ids),
+        versions=tuple(version for batch in batches for version in batch.versions),
     )
 
 
@@ -132,6 +161,18 @@ def _same_length(batch: int, what: str, count: int, name: str, column: np.ndarra
 
 def _column(parts: Sequence[MicroBatch], name: str, dtype: type) -> np.ndarray:
     return np.concatenate([getattr(part, name).to_numpy(zero_copy_only=False).astype(dtype) for part in parts])
+
+
+def _breaks(parts: Sequence[MicroBatch]) -> np.ndarray:
+    """Where contexts restart among the tokens of all parts, int64, rising. Raises ValueError."""
+    found, start = [np.empty(0, np.int64)], 0
+    for part in parts:
+        breaks, tokens = part.breaks.to_numpy().astype(np.int64), len(part.token_ids)
+        if len(breaks) and (breaks[0] < 0 or breaks[-1] >= tokens or (np.diff(breaks) <= 0).any()):
+            raise ValueError(f"batch {part.batch} has breaks that are not rising positions among its {tokens} tokens")
+        found.append(breaks + start)
+        start += tokens
+    return np.concatenate(found)
 
 
 def _reject(ids: Sequence[str], wrong: np.ndarray | tuple[()], reason: str) -> None:

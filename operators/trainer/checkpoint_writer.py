@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
@@ -23,6 +24,8 @@ from operators.trainer.rank_training import RankTraining
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import PolicyVersion
 
+STOP_WAIT_S = 20.0
+"""How long a rank that stops waits for the parts of the others."""
 _POLL_S = 0.02
 
 
@@ -109,10 +112,12 @@ class CheckpointWriter:
 
     def _complete(self, own: Future[RankFile], state: LearnerState, position: TrainerPosition) -> None:
         """Wait for the parts of all ranks, then write the manifest. Raises RankLost if one of them has ended."""
-        files = [own.result()]
+        files, stopping_since = [own.result()], float("inf")
         for rank in range(1, self._training.ranks.count):
             while (note := self._training.rendezvous.posted(_note(position, rank))) is None:
-                if self._closed.wait(_POLL_S) or STOPPING.is_set():
+                if STOPPING.is_set():
+                    stopping_since = min(stopping_since, time.monotonic())
+                if self._closed.wait(_POLL_S) or time.monotonic() - stopping_since > STOP_WAIT_S:
                     raise CheckpointError(
                         f"checkpoint {position.version} lacks the part of rank {rank}: this rank stops"
                     )

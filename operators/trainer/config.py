@@ -12,6 +12,7 @@ from typing import Literal, get_args
 WITHOUT_GROUPS = frozenset({"ppo", "reinforce_plus_plus"})
 """Algorithms whose advantage does not compare the samples of a prompt."""
 AlgorithmName = Literal[
+    "tis",
     "grpo",
     "dr_grpo",
     "dapo",
@@ -21,11 +22,10 @@ AlgorithmName = Literal[
     "gspo",
     "cispo",
     "decoupled_ppo",
-    "tis",
     "icepop",
     "ppo",
 ]
-AggregationName = Literal["token_mean", "sequence_mean", "constant_length"]
+AggregationName = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
 Proximal = Literal["behaviour", "update_start"]
 CorrectionKind = Literal["none", "truncate", "mask"]
 CorrectionLevel = Literal["token", "sequence"]
@@ -33,6 +33,7 @@ KlKind = Literal["k1", "k2", "k3"]
 KlPlace = Literal["loss", "reward"]
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
+Offloaded = Literal["moments", "reference"]
 
 
 def _choose(name: str, value: object, choices: Iterable[object]) -> None:
@@ -50,17 +51,19 @@ def _within(name: str, value: float | None, low: float, high: float = math.inf, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
-    """An algorithm by name, and overrides; None keeps the algorithm's own value (`operators/trainer/algorithms.py`).
+    """An algorithm by name, and overrides; None keeps the algorithm's own value (docs/training.md).
 
     Raises ValueError naming the invalid field.
     """
 
-    name: AlgorithmName = "grpo"
-    """Selects advantage, loss, aggregation, clip and correction; the keys below override them."""
+    name: AlgorithmName = "tis"
+    """Selects advantage, loss, aggregation, clip, correction and the optimizer steps per batch of its paper
+    (docs/training.md); the keys below override them."""
     aggregation: AggregationName | None = None
     """How token losses are combined into one number."""
     clip_low: float | None = None
-    """ε_l: the importance ratio is clipped below at 1 − ε_l."""
+    """ε_l: the importance ratio is clipped below at 1 − ε_l. A clip has no effect with one optimizer step per batch and
+    ratios against the policy at the start of the update: every ratio is then 1."""
     clip_high: float | None = None
     """ε_h: the importance ratio is clipped above at 1 + ε_h."""
     dual_clip: float | None = None
@@ -121,7 +124,7 @@ class CriticConfig:
     Raises ValueError naming the invalid field.
     """
 
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-5
     """Peak of the critic's learning rate; warm-up and schedule are the policy's."""
     value_clip: float = 0.5
     """ε_v: a value that changes by more than this within a batch has no gradient."""
@@ -190,9 +193,9 @@ class LearnerConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
-    learning_rate: float = 2e-4
-    """Peak of the policy's learning rate."""
-    warmup_steps: int = 5
+    learning_rate: float = 1e-6
+    """Peak of the policy's learning rate: 1e-6 suits pretrained models of billions of parameters."""
+    warmup_steps: int = 10
     """Batches over which the learning rate rises linearly from 0."""
     schedule: Schedule = "constant"
     """Learning-rate schedule after the warm-up."""
@@ -214,10 +217,10 @@ class LearnerConfig:
     """Consecutive batches with a non-finite gradient after which the trainer fails."""
     mismatch_bound: float = 0.01
     """KL between rollout and trainer at staleness 0, in nats per token, above which a warning is logged."""
-    mini_batches: int = 1
-    """Optimizer steps per pass over the batch; groups are split evenly, in order."""
-    epochs: int = 1
-    """Passes over the batch."""
+    mini_batches: int | None = None
+    """Optimizer steps per pass over the batch; groups are split evenly, in order. Not set: those of the algorithm."""
+    epochs: int | None = None
+    """Passes over the batch. Not set: those of the algorithm."""
     precision: Precision = "float32"
     """Precision of activations; weights and optimizer are always float32."""
     gradient_checkpointing: bool = False
@@ -227,6 +230,10 @@ class LearnerConfig:
     keep_gathered: bool = False
     """With several ranks: keep layers gathered from their first use in an optimizer step until its end, so that further
     micro-batches gather nothing. Needs the memory of the whole model in `precision`."""
+    offload: tuple[Offloaded, ...] = ()
+    """What is in host memory while it is not used: the optimizer's moments outside of its steps, the reference's
+    weights outside of its turn. Costs the transfer of 16 bytes a parameter in each optimizer step, and of the reference
+    in each batch."""
     share_device: bool = False
     """Load actor, critic and reference on the device one at a time instead of all at once."""
     micro_batch_tokens: int = 1024
@@ -246,6 +253,8 @@ class LearnerConfig:
             )
         _choose("precision", self.precision, get_args(Precision))
         _choose("reference_dtype", self.reference_dtype, get_args(Precision))
+        for each in self.offload:
+            _choose("offload", each, get_args(Offloaded))
         _within("mini_batches", self.mini_batches, 1)
         _within("epochs", self.epochs, 1)
         for beta in self.betas:

@@ -44,4 +44,4 @@ class Critic(nn.Module):
         """V of the context before each of `packed.targets`, float32[m]."""
         with activations(packed, self._precision):
             values: Tensor = self.value(hidden_states(self.policy, packed))
-        return values[:, 0].float().clone()  # FSDP's hooks do not accept a view
+        return packed.gather(values[:, 0].float().clone())  # FSDP's hooks do not accept a view

@@ -1,10 +1,10 @@
-"""Models that share a device, one at a time: each is loaded, used, then offloaded to host memory."""
+"""Models that are on a device for their turns only: each is loaded, used, then offloaded to host memory."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,8 @@ HOST = torch.device("cpu")
 
 
 class DeviceTurns:
-    """Gives `models` the device one at a time and measures the times. Without `share` all stay on `device`.
+    """Gives `models` the device in turn and measures the times. Those of `offloaded` are on the host between their
+    turns, the others stay on `device`.
 
     The values of `models` move a model to a device.
     """
@@ -26,27 +27,27 @@ class DeviceTurns:
         device: torch.device,
         models: Mapping[str, Move],
         *,
-        share: bool,
+        offloaded: Collection[str] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._device, self._models, self._clock = device, models, clock
-        self._share = share and len(models) > 1
+        self._offloaded = frozenset(offloaded)
         self._seconds: dict[str, float] = {}
-        for move in models.values():
-            move(HOST if self._share else device)
+        for name, move in models.items():
+            move(HOST if name in self._offloaded else device)
 
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
-        """In this context model `name` is on the device; with `share` no other model is."""
-        started = self._clock()
-        if self._share:
+        """In this context model `name` is on the device."""
+        started, moves = self._clock(), name in self._offloaded
+        if moves:
             self._models[name](self._device)
             started = self._record(name, "load", started)
         try:
             yield
         finally:
             started = self._record(name, "use", started)
-            if self._share:
+            if moves:
                 self._models[name](HOST)
                 self._record(name, "offload", started)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from operators.trainer.batch import TrainingBatch
+from operators.trainer.context_parallel import ContextGroup
 from operators.trainer.ranks import Ranks
+from schemas.codec import decode, encode, record_type
+from schemas.records import MicroBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +35,20 @@ class GlobalBatchMetadata:
 
     def __len__(self) -> int:
         return len(self.rewards)
+
+
+def gather_rows(rows: Sequence[MicroBatch], context: ContextGroup) -> list[Sequence[MicroBatch]]:
+    """The parts of the global batch on each rank of a context group, `rows` on this one. A collective."""
+    if context.count == 1:
+        return [rows]
+    values = [encode(part)[0] for part in rows]
+    headers = (("laminar-schema", record_type(MicroBatch).schema.encode()),)
+    sizes = context.gather_bytes(np.array([len(value) for value in values], np.int64).tobytes())
+    found: list[Sequence[MicroBatch]] = []
+    for data, of_parts in zip(context.gather_bytes(b"".join(values)), sizes, strict=True):
+        ends = np.cumsum(np.frombuffer(of_parts, np.int64)).tolist()
+        found.append([decode(data[begin:end], headers)[0] for begin, end in zip([0, *ends], ends, strict=False)])
+    return found
 
 
 def gather_metadata(batch: TrainingBatch, ranks: Ranks) -> GlobalBatchMetadata:

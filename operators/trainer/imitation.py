@@ -47,8 +47,10 @@ def imitate(
 
     Muon (Jordan et al., 2024) reaches the accuracy of AdamW in half the updates here. Rates rise over `warmup` updates,
     then fall linearly to 0. `after(step, loss)` is called after each update, counted from 1; it may change the model's
-    attention implementation. Deterministic by `seed` at a fixed number of threads.
+    attention implementation. Deterministic by `seed` at a fixed number of threads. Raises ValueError without examples.
     """
+    if not examples:
+        raise ValueError("there are no examples to imitate")
     optimizers = _optimizers(model, rates)
     peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     batches = _draw(examples, batch, seed)

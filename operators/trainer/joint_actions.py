@@ -1,46 +1,63 @@
-"""What the ranks do together between two batches: rank 0 decides when the weights are gathered, the others join.
+"""What the ranks do together between two batches: rank 0 decides when the weights are published, the others join.
 
 Each action begins with an exchange in which rank 0's intention counts. A rank that came to train while rank 0 wants the
-weights joins the gathering, then exchanges again; an idle rank learns from the rendezvous' store that it is wanted. So
-all ranks call the same collectives in the same order, whatever each of them has read from the log.
+weights joins in, then exchanges again; an idle rank learns from the rendezvous' store that it is wanted. So all ranks
+call the same collectives in the same order, whatever each of them has read from the log.
+
+A rank that stops says so in an exchange, in which it counts before what rank 0 intends. The others stop at the same
+point, so all have the same version and can write a checkpoint of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
+from functools import cached_property, partial
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from infra.store.layout import Layout
 from operators.trainer.learner_contract import FullWeights
 from operators.trainer.rendezvous import Rendezvous
+from operators.trainer.version_file import describe_file, layout_of, open_file, write_parts
+from operators.trainer.weight_parts import WeightPart
 
-_COUNTER = "gatherings"
+_COUNTER, _STOPS = "joint actions", "stops"
+_FILE = "version file"
+
+
+class RanksStop(RuntimeError):
+    """A rank stops, so none trains any more; all have the same version."""
 
 
 class _Action(IntEnum):
     TRAIN = 0
     NOTHING = 1
-    GATHER = 2
-    """Gather the weights in the rollouts' dtype."""
-    GATHER_FULL = 3
-    """Gather the weights in the dtype in which they are trained."""
+    WRITE = 2
+    """Write the weights, in the rollouts' dtype, into the file of a version."""
+    GATHER = 3
+    """Gather the weights, in the dtype in which they are trained, on rank 0."""
+    STOP = 4
 
 
 class JointActions:
-    """The joint actions of one rank of `rendezvous`: gathering `rounded` weights, for rollouts, or `full` ones.
+    """The joint actions of one rank of `rendezvous`: write `rounded` weights, for rollouts, or gather `full` ones.
 
-    With a single rank nothing is exchanged.
+    With a single rank nothing is exchanged. All methods but `stop` raise RanksStop if another rank stops.
     """
 
     def __init__(self, rendezvous: Rendezvous, rounded: FullWeights, full: FullWeights) -> None:
-        self._store, self._ranks = rendezvous.store, rendezvous.ranks
-        self._weights = {_Action.GATHER: rounded, _Action.GATHER_FULL: full}
+        self._rendezvous, self._store, self._ranks = rendezvous, rendezvous.store, rendezvous.ranks
+        self._rounded, self._full = rounded, full
         self._joined = 0
-        """Gatherings that this rank has taken part in."""
+        """Actions of rank 0 that this rank has taken part in."""
         self._undecided = False
-        """Whether the others wait, after a batch, for rank 0 to gather or not."""
+        """Whether the others wait, after a batch, for rank 0 to publish or not."""
+        self.stopped = False
+        """Whether the ranks have stopped."""
 
     def before_training(self) -> None:
         """Join what rank 0 wants before the next batch. Every rank calls it when it has the batch."""
@@ -49,8 +66,8 @@ class JointActions:
             pass
 
     def after_training(self) -> None:
-        """Wait until rank 0 has decided whether to gather the weights, and join; rank 0 decides by what it calls next:
-        `gather` or `proceed`.
+        """Wait until rank 0 has decided whether to publish the weights, and join; rank 0 decides by what it calls next:
+        `write`, `gather` or `proceed`.
         """
         if self._ranks.rank == 0:
             self._undecided = self._ranks.count > 1
@@ -58,18 +75,31 @@ class JointActions:
             self._join(self._exchange(_Action.NOTHING))
 
     def while_idle(self) -> None:
-        """Join a gathering that rank 0 wants now. Ranks other than 0 call it while they have no batch."""
-        if self._store is not None and self._ranks.rank and self._store.add(_COUNTER, 0) > self._joined:
+        """Join an action that rank 0 wants now, or a stop. Ranks call it while they have no batch."""
+        if self._store is None:
+            return
+        wanted = self._ranks.rank and self._store.add(_COUNTER, 0) > self._joined
+        if wanted or self._store.add(_STOPS, 0):
             self._join(self._exchange(_Action.NOTHING))
 
-    def gather(self, *, full: bool) -> Iterator[tuple[str, Tensor]]:
-        """Gather the weights, one tensor at a time, on rank 0."""
-        action = _Action.GATHER_FULL if full else _Action.GATHER
+    def stop(self) -> None:
+        """Stop, with all ranks, at the version that they have now. Waits until each is between two batches."""
+        if self._store is not None and not self.stopped:
+            self.proceed()
+            self._store.add(_STOPS, 1)
+            self._exchange(_Action.STOP)
+
+    def write(self, file: Path, views: Mapping[str, np.ndarray]) -> None:
+        """Write all ranks' rounded weights into `file`, whose bytes of each tensor are `views`. Rank 0 calls it."""
         if self._store is not None:
-            self._store.add(_COUNTER, 1)
-        self._undecided = False
-        self._exchange(action)
-        yield from self._weights[action].items()
+            self._rendezvous.post(_FILE, describe_file(file))
+        self._begin(_Action.WRITE)
+        write_parts(self._rounded, self._ranks, lambda part: part.write(views))
+
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
+        """Gather the full weights, one tensor at a time, on rank 0, which calls it."""
+        self._begin(_Action.GATHER)
+        yield from self._full.items()
 
     def proceed(self) -> None:
         """Let ranks that wait for a decision continue. Only rank 0 has such ranks."""
@@ -77,15 +107,42 @@ class JointActions:
             self._undecided = False
             self._exchange(_Action.NOTHING)
 
+    def _begin(self, action: _Action) -> None:
+        """Begin `action` on rank 0, and call the others to it."""
+        if self._store is not None:
+            self._store.add(_COUNTER, 1)
+        self._undecided = False
+        self._raise_if_stopped(self._exchange(action))
+
     def _join(self, action: _Action) -> bool:
-        """Take part in `action` if it is a gathering; whether it is."""
-        if action not in self._weights:
+        """Take part in `action`; whether it is one of rank 0's."""
+        self._raise_if_stopped(action)
+        if action not in (_Action.WRITE, _Action.GATHER):
             return False
         self._joined += 1
-        for _ in self._weights[action].items():
-            pass
+        if action == _Action.WRITE:
+            with open_file(self._rendezvous.posted(_FILE) or "", self._layout) as file:
+                write = None if file is None else partial(WeightPart.write_to_file, file=file, places=self._places)
+                write_parts(self._rounded, self._ranks, write)
+        else:
+            for _ in self._full.items():
+                pass
         return True
 
+    @cached_property
+    def _layout(self) -> Layout:
+        return layout_of(self._rounded)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return self._layout.places()
+
     def _exchange(self, action: _Action) -> _Action:
-        """Exchange intentions, and return rank 0's."""
-        return _Action(int(self._ranks.gather(torch.tensor([action]))[0]))
+        """Exchange intentions, and return rank 0's, or that any rank stops."""
+        found = [_Action(int(each)) for each in self._ranks.gather(torch.tensor([action]))]
+        self.stopped = _Action.STOP in found
+        return _Action.STOP if self.stopped else found[0]
+
+    def _raise_if_stopped(self, action: _Action) -> None:
+        if action is _Action.STOP:
+            raise RanksStop("another rank stops")

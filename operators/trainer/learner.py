@@ -19,12 +19,13 @@ from transformers import PreTrainedModel
 
 from infra.runners.step_metrics import phase
 from operators.trainer.advantages import Rewards, value_targets
-from operators.trainer.algorithms import AGGREGATIONS, clip_can_bind, resolve, unused_clip_warning
-from operators.trainer.batch import TrainingBatch, join_parts, reject_unknown_tokens
+from operators.trainer.algorithms import AGGREGATIONS, resolve
+from operators.trainer.batch import TrainingBatch, concatenate, join_parts, reject_unknown_tokens
 from operators.trainer.config import LearnerConfig
+from operators.trainer.context_parallel import check_heads, open_context
 from operators.trainer.critic import Critic
 from operators.trainer.device_sharing import DeviceTurns, Move
-from operators.trainer.global_batch_metadata import GlobalBatchMetadata, gather_metadata
+from operators.trainer.global_batch_metadata import GlobalBatchMetadata, gather_metadata, gather_rows
 from operators.trainer.learner_state import RANDOM_STATE, LearnerState, StateSource, check_shapes, read_into
 from operators.trainer.losses import kl_penalty
 from operators.trainer.metrics import TokenMetrics, batch_metrics
@@ -33,6 +34,7 @@ from operators.trainer.optimizer import learning_rate
 from operators.trainer.packing import TrainingMicroBatch, micro_batches, mini_batches
 from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, score_tokens
 from operators.trainer.policy import Policy, load_policy
+from operators.trainer.presets import clip_can_bind, optimizer_steps, unused_clip_warning
 from operators.trainer.published_weights import PublishedWeights
 from operators.trainer.ranks import ALONE, Ranks
 from operators.trainer.trained_model import TrainedModel
@@ -50,7 +52,9 @@ class Learner:
     def __init__(self, config: LearnerConfig, model_folder: Path, device: str = "cpu", ranks: Ranks = ALONE) -> None:
         self.config = config
         self._device, self._ranks = torch.device(device), ranks
+        self._context, self._data = open_context(ranks), ranks.of_data()
         self._algorithm = resolve(config.algorithm)
+        self._mini_batches, self._epochs = optimizer_steps(config)
         home_device = torch.device("cpu") if config.share_device else self._device
         again, chunk, precision = config.gradient_checkpointing, config.logits_chunk_tokens, config.precision
         self._policy = load_policy(
@@ -64,6 +68,7 @@ class Learner:
             keep_gathered=config.keep_gathered,
         )
         self._model = self._policy.model
+        check_heads(self._model.config, self._context.count)
         self.before_change: Callable[[], None] = lambda: None
         """Called before weights and moments change; it returns once nobody reads them any more."""
         self._actor = TrainedModel(self._policy, config, lambda: self.before_change())
@@ -92,7 +97,9 @@ class Learner:
                 dtype=getattr(torch, config.reference_dtype),
             )
             models["reference"] = self._reference.to
-        self._device_turns = DeviceTurns(self._device, models, share=config.share_device)
+        shared = models if config.share_device and len(models) > 1 else ()
+        offloaded = {*shared, *(name for name in models if name in config.offload)}
+        self._device_turns = DeviceTurns(self._device, models, offloaded=offloaded)
         self._updates = 0
         self._skipped_updates = 0
         self._alarm = MismatchAlarm(config.mismatch_bound)
@@ -116,7 +123,7 @@ class Learner:
 
     def weights(self, dtype: torch.dtype | None = None) -> PublishedWeights:
         """The policy's full weights, as rollouts load them, one at a time."""
-        return PublishedWeights(self._model, dtype)
+        return PublishedWeights(self._model, dtype, self._ranks)
 
     def update(self, rows: Sequence[MicroBatch]) -> dict[str, float]:
         """Train one global batch, whose parts on this rank are `rows`, and return metrics.
@@ -133,7 +140,7 @@ class Learner:
 
     def _update(self, rows: Sequence[MicroBatch]) -> dict[str, float]:
         batch = self._join(rows)
-        metadata = gather_metadata(batch, self._ranks)
+        metadata = gather_metadata(batch, self._data)
         kl_in_loss = self._reference is not None and self.config.algorithm.kl_in == "loss"
         token_metrics = TokenMetrics(has_kl_penalty=kl_in_loss, clip_can_bind=clip_can_bind(self.config))
         mismatch = Mismatch(torch.from_numpy(batch.staleness == 0))
@@ -145,7 +152,7 @@ class Learner:
         if self._critic is not None:
             metrics |= self._train_critic(self._critic, batch, metadata, rewards, rate)
         self._updates += 1
-        metrics |= token_metrics.means(self._ranks) | mismatch.means(self._ranks) | self._device_turns.seconds()
+        metrics |= token_metrics.means(self._data) | mismatch.means(self._data) | self._device_turns.seconds()
         self._alarm.check(metrics)
         return metrics | {"learning_rate": rate, "skipped_updates": float(self._skipped_updates)}
 
@@ -190,9 +197,11 @@ class Learner:
         self._skipped_updates = source.skipped_updates
 
     def _join(self, rows: Sequence[MicroBatch]) -> TrainingBatch:
-        """This rank's part of the batch. Raises ValueError on every rank if any rank's part cannot be trained."""
+        """This rank's part of the batch, which is that of its context group. Raises ValueError on every rank if any
+        rank's part cannot be trained.
+        """
         try:
-            batch, reason = join_parts(rows), None
+            batch, reason = concatenate([join_parts(each) for each in gather_rows(rows, self._context)]), None
             reject_unknown_tokens(batch, self._model.get_input_embeddings().num_embeddings)
         except ValueError as error:
             batch, reason = None, error
@@ -208,7 +217,7 @@ class Learner:
 
         Returns rewards and advantages of the global batch, and the training targets of this rank's tokens.
         """
-        config, algorithm, ranks = self.config.algorithm, self._algorithm, self._ranks
+        config, algorithm, ranks = self.config.algorithm, self._algorithm, self._data
         tokens, trained_rows = int(batch.trained.sum()), np.flatnonzero(batch.trained)
 
         def logprobs(policy: Policy) -> Tensor:
@@ -219,7 +228,7 @@ class Learner:
             with self._device_turns.turn("reference"):
                 reference = logprobs(self._reference)
         # With a single step π_o is the current policy, so it needs no forward pass of its own.
-        several_steps = self.config.mini_batches * self.config.epochs > 1
+        several_steps = self._mini_batches * self._epochs > 1
         kl_in_reward = reference is not None and config.kl_in == "reward"
         if algorithm.proximal == "update_start" and (several_steps or kl_in_reward):
             with self._device_turns.turn("actor"):
@@ -280,7 +289,7 @@ class Learner:
                 losses.append(loss)
                 norms.append(self._actor.step(rate))
                 self._skipped_updates += not math.isfinite(norms[-1])
-        loss, skipped = self._ranks.total([float(np.mean(losses)), len(batch) - len(rows_with_gradient)])
+        loss, skipped = self._data.total([float(np.mean(losses)), len(batch) - len(rows_with_gradient)])
         return {"loss": loss, "grad_norm": float(np.max(norms)), "batch/skipped_rows": skipped}
 
     def _train_critic(
@@ -313,15 +322,15 @@ class Learner:
         returns_variance = float(returns.var(correction=0)) if len(returns) else 0.0
         residual_variance = float((returns - rewards.values).var(correction=0)) if len(returns) else 0.0
         return {
-            "critic/loss": self._ranks.total([float(np.mean(losses))])[0],
+            "critic/loss": self._data.total([float(np.mean(losses))])[0],
             "critic/grad_norm": float(np.max(norms)),
             "critic/explained_variance": 1 - residual_variance / returns_variance if returns_variance else 0.0,
         }
 
     def _step_rows(self, metadata: GlobalBatchMetadata) -> Iterator[np.ndarray]:
         """The rows of the global batch that each optimizer step trains, step by step."""
-        for _ in range(self.config.epochs):
-            yield from mini_batches(metadata.groups, self.config.mini_batches)
+        for _ in range(self._epochs):
+            yield from mini_batches(metadata.groups, self._mini_batches)
 
     def _coefficients(self, rows: np.ndarray, metadata: GlobalBatchMetadata) -> Tensor:
         """The aggregation's coefficients of this rank's sequences, float64[n]; 0 for sequences not in `rows`."""
@@ -337,7 +346,7 @@ class Learner:
         return rows[(rows >= metadata.rows.start) & (rows < metadata.rows.stop)] - metadata.rows.start
 
     def _micro_batches(self, batch: TrainingBatch, rows: np.ndarray) -> Iterator[TrainingMicroBatch]:
-        return micro_batches(batch, rows, self.config.micro_batch_tokens, self._device, self._ranks)
+        return micro_batches(batch, rows, self.config.micro_batch_tokens, self._device, self._ranks, self._context)
 
     def _rows_with_gradient(self, batch: TrainingBatch, targets: PolicyTargets) -> np.ndarray:
         """The sequences whose loss has a gradient: those with a trained token if the loss has a KL penalty, else those

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner_state import LearnerState, StateSource
 from operators.trainer.ranks import Ranks
+from operators.trainer.weight_parts import WeightPart
 from schemas.records import MicroBatch
 
 
@@ -30,6 +31,9 @@ class FullWeights(Protocol):
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Each tensor with its name, in the order of `specs`: whole, until the next one is taken. A collective."""
+
+    def parts(self) -> Iterator[WeightPart]:
+        """This rank's elements of each tensor: as many parts on every rank, in one order. May be a collective."""
 
 
 class LearnerContract(Protocol):

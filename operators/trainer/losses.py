@@ -13,7 +13,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from operators.trainer.config import CorrectionKind, CorrectionLevel, KlKind
+from operators.trainer.config import KlKind
+from operators.trainer.presets import Clip, Correction
 
 _LOG_RATIO_LIMIT = 20.0  # e^20 exceeds every clip and cap, and does not overflow
 
@@ -27,25 +28,6 @@ class PolicyLogprobs:
     behaviour: Tensor
     segments: Tensor
     sequences: int
-
-
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """The trust region of an importance ratio: [1 − low, 1 + high], and the constant c of the dual clip."""
-
-    low: float
-    high: float
-    dual: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """How w = π_o/μ is applied: not at all (none), limited to [low, cap] (truncate), or 0 outside [low, cap] (mask)."""
-
-    kind: CorrectionKind = "none"
-    cap: float = 2.0
-    low: float = 0.0
-    level: CorrectionLevel = "token"
 
 
 TokenLoss: TypeAlias = Callable[[PolicyLogprobs, Tensor, Clip], Tensor]

@@ -28,7 +28,8 @@ class ManifestOffsets:
     """Offsets of the manifests read so far, back to the oldest of the `kept` checkpoints.
 
     The trainer needs the manifest of the version it resumes from, to restore that version in the weight store. Any kept
-    checkpoint may be that version, since newer ones may be damaged.
+    checkpoint may be that version: newer ones may be damaged. Before the first checkpoint it is the initial model. A
+    clean stop makes a checkpoint of the newest version, after the last commit.
     """
 
     def __init__(self, kept: Collection[PolicyVersion]) -> None:
@@ -47,4 +48,10 @@ class ManifestOffsets:
 
     def low_water(self, position: int) -> int:
         """The offset from which a restart must read; `position` is the next offset to read."""
-        return min((self._offsets[version] for version in self._kept if version in self._offsets), default=position)
+        newest = max(self._offsets, default=None)
+        needed = (
+            offset
+            for version, offset in self._offsets.items()
+            if version == newest or (version in self._kept if self._kept else version.number == 0)
+        )
+        return min(needed, default=position)

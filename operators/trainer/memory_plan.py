@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.store.weight_files import folder_tensors
-from operators.trainer.algorithms import ALGORITHMS
+from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import LearnerConfig
 
 GIB = 1 << 30
@@ -74,15 +74,20 @@ def plan_memory(shape: ModelShape, ranks: int, config: LearnerConfig) -> MemoryP
         gathered = shape.parameters * used  # autocast's rounded copy
     trained = -(-(_adapters(shape, config.lora.rank) if config.lora.rank else shape.parameters) // ranks)
     of_reference = _MASTER if config.reference_dtype == "float32" else 2
+    activations = shape.layers * kept + of_layer
+    logits = min(tokens, config.logits_chunk_tokens) * shape.vocabulary * 4 * _LOGIT_COPIES
+    # What is offloaded takes the place of what exists only while it is on the host.
+    for_moments = gathered + activations + logits if "moments" in config.offload else 0
+    for_reference = shape.layers * kept if "reference" in config.offload else 0
     parts = {
         "weights": share * _MASTER + (trained * _MASTER if config.lora.rank else 0),
         "gradients": trained * _GRADIENT,
-        "moments": trained * _MOMENTS,
-        "critic": share * (_MASTER + _GRADIENT + _MOMENTS) if ALGORITHMS[config.algorithm.name].critic else 0,
-        "reference": share * of_reference if config.algorithm.kl_coefficient else 0,
+        "moments": max(0, trained * _MOMENTS - for_moments),
+        "critic": share * (_MASTER + _GRADIENT + _MOMENTS) if FUNCTIONS[config.algorithm.name].critic else 0,
+        "reference": max(0, share * of_reference - for_reference) if config.algorithm.kl_coefficient else 0,
         "gathered layers": gathered,
-        "activations": shape.layers * kept + of_layer,
-        "logits": min(tokens, config.logits_chunk_tokens) * shape.vocabulary * 4 * _LOGIT_COPIES,
+        "activations": activations,
+        "logits": logits,
     }
     return MemoryPlan(parts)
 
@@ -100,7 +105,7 @@ def check_memory(plan: MemoryPlan, available: int, where: str, ranks: int) -> No
     described = ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in largest)
     raise ValueError(
         f"a rank needs {plan.total / GIB:.2f} GiB ({described}), but {where} has {available / GIB:.2f} GiB free: raise "
-        f"trainer.ranks (now {ranks}), set trainer.learner.gradient_checkpointing, or lower "
+        f"trainer.ranks (now {ranks}), set trainer.learner.gradient_checkpointing or offload, or lower "
         "trainer.learner.micro_batch_tokens and logits_chunk_tokens (see `laminar train memory`)"
     )
 

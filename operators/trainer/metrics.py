@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from operators.trainer.global_batch_metadata import GlobalBatchMetadata
-from operators.trainer.losses import Clip, PolicyLogprobs, importance_ratios
+from operators.trainer.losses import PolicyLogprobs, importance_ratios
+from operators.trainer.presets import Clip
 from operators.trainer.ranks import ALONE, Ranks
 
 

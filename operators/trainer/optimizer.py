@@ -45,6 +45,14 @@ def build_optimizer(parameters: Mapping[str, nn.Parameter], config: LearnerConfi
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.epsilon, fused=True)
 
 
+def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Move the moments of `optimizer` to `device`; parameters stay where they are."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                state[name] = value.to(device)
+
+
 def moments(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """AdamW's state as named tensors: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>`, `step.<parameter>`.
 

@@ -1,7 +1,8 @@
 """Causal attention over concatenated sequences without padding.
 
 All operations of a transformer except attention are per token, so they run on packed tokens. Only attention rearranges
-the tokens into padded [rows, width] blocks of sequences with similar lengths, without a mask. Any Hugging Face model
+the tokens into padded [rows, width] blocks of sequences with similar lengths, without a mask; flash-attn's kernel for
+variable lengths, where it is installed, needs no blocks. Any Hugging Face model
 that uses `AttentionInterface` works: load it with `attn_implementation=PACKED` and call it with `packed=PackedLayout`.
 """
 
@@ -14,6 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+
+from operators.trainer.context_parallel import ContextSlice
+from operators.trainer.varlen_attention import varlen_attention, varlen_kernel
 
 PACKED = "laminar_packed"
 _BLOCK_COST = {"cpu": 4_000}
@@ -32,13 +36,18 @@ class PackedLayout:
 
     `blocks` are rows and width of each padded block, longest sequences first. `to_blocks` int64[Σ rows·width] is the
     packed index of each block position (arbitrary for padding), `from_blocks` int64[t] the inverse. Both are None if
-    the orders are equal: sequences sorted from the longest, none padded.
+    the orders are equal: sequences sorted from the longest, none padded. `starts` int32[n + 1] has the first token of
+    each sequence, and t; `longest` is the most tokens of one. With `part`, tensors outside of attention, and
+    `positions`, have that slice of the tokens.
     """
 
     positions: Tensor
     blocks: tuple[tuple[int, int], ...]
     to_blocks: Tensor | None
     from_blocks: Tensor | None
+    starts: Tensor
+    longest: int
+    part: ContextSlice | None = None
 
 
 def lay_out(lengths: np.ndarray, device: torch.device) -> PackedLayout:
@@ -55,8 +64,11 @@ def lay_out(lengths: np.ndarray, device: torch.device) -> PackedLayout:
     first[order] = begins
     from_blocks = np.repeat(first, lengths) + positions
     moved = len(to_blocks) > total or (to_blocks != np.arange(total)).any()
-    indices = (torch.from_numpy(each).to(device) if moved else None for each in (to_blocks, from_blocks))
-    return PackedLayout(torch.from_numpy(positions)[None].to(device), blocks, *indices)
+    inwards, outwards = (torch.from_numpy(each).to(device) if moved else None for each in (to_blocks, from_blocks))
+    ends = torch.from_numpy(np.append(starts, total).astype(np.int32)).to(device)
+    return PackedLayout(
+        torch.from_numpy(positions)[None].to(device), blocks, inwards, outwards, ends, int(lengths.max())
+    )
 
 
 def _split(lengths: np.ndarray, block_cost: int) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
@@ -89,11 +101,26 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence.
 
-    query float[1, h, t, d], key and value float[1, h_kv, t, d] with h_kv dividing h; returns float[1, t, h, d].
+    query float[1, h, t, d], key and value float[1, h_kv, t, d] with h_kv dividing h; returns float[1, t, h, d]. With a
+    context group all have this rank's slice of the tokens.
 
     Raises ValueError for a mask and any other attention feature (a sliding window, a soft cap, sinks, dropout).
     """
     _reject_keywords(module, attention_mask=attention_mask, **others)
+    if packed.part is not None:
+        query, key, value = packed.part.to_heads(query, key, value)
+    kernel = varlen_kernel(query)
+    if kernel is not None:
+        tokens = varlen_attention(kernel, query, key, value, packed.starts, packed.longest, scaling)
+    else:
+        tokens = attention_in_blocks(query, key, value, packed, scaling)
+    return (tokens if packed.part is None else packed.part.to_tokens(tokens))[None], None
+
+
+def attention_in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedLayout, scaling: float | None
+) -> Tensor:
+    """Attention by torch's own kernels over padded blocks; float[t, h, d]."""
     block_tokens = [rows * width for rows, width in packed.blocks]
 
     def blocks(tensor: Tensor) -> list[Tensor]:
@@ -112,7 +139,9 @@ def packed_attention(
     ]
     flat = [output.transpose(1, 2).flatten(0, 1) for output in outputs]
     tokens = torch.cat(flat) if len(flat) > 1 else flat[0]
-    return (tokens if packed.from_blocks is None else _FromBlocks.apply(tokens, packed.from_blocks))[None], None
+    if packed.from_blocks is not None:
+        tokens = _FromBlocks.apply(tokens, packed.from_blocks)
+    return tokens
 
 
 class _ToBlocks(torch.autograd.Function):

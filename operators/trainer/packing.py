@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from operators.trainer.batch import TrainingBatch
+from operators.trainer.context_parallel import WHOLE, ContextGroup, ContextSlice, PredictorCounts, counts_in_slices
 from operators.trainer.packed_attention import PackedLayout, lay_out
 from operators.trainer.ranks import ALONE, Ranks
 
@@ -19,7 +20,8 @@ class PackedTokens:
     """t input tokens and m tokens to predict. The last token of a sequence predicts nothing, so it is not an input.
 
     token_ids int64[1, t]; predictors int64[m], the positions whose hidden states predict `targets` int64[m];
-    temperatures float32[m], by which the logits there are divided, None if all are 1.
+    temperatures float32[m], by which the logits there are divided, None if all are 1. In a context group all are of
+    this rank's slice of the tokens, and `counts` has the m of each rank.
     """
 
     token_ids: Tensor
@@ -27,6 +29,28 @@ class PackedTokens:
     predictors: Tensor
     targets: Tensor
     temperatures: Tensor | None = None
+    counts: PredictorCounts | None = None
+
+    def gather(self, own: Tensor) -> Tensor:
+        """The values of all predictors, of which `own` float[m] are this rank's."""
+        return own if self.counts is None else self.counts.gather(own)
+
+    def slice_for(self, context: ContextGroup) -> PackedTokens:
+        """The slice of this rank of `context`."""
+        if context.count == 1:
+            return self
+        part = ContextSlice(context, self.token_ids.shape[1])
+        counts = counts_in_slices(self.predictors, part)
+        first = sum(counts.counts[: context.rank])
+        own = slice(first, first + counts.counts[context.rank])
+        return PackedTokens(
+            token_ids=part.local(self.token_ids),
+            layout=replace(self.layout, positions=part.local(self.layout.positions), part=part),
+            predictors=self.predictors[own] - part.begin,
+            targets=self.targets[own],
+            temperatures=None if self.temperatures is None else self.temperatures[own],
+            counts=counts,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,10 +84,10 @@ def pack_tokens(
     device: torch.device,
     temperatures: np.ndarray | None = None,
 ) -> PackedTokens:
-    """Pack sequences of `lengths` int64[n] and token_ids int64[t]; the tokens in loss_mask bool[t] are predicted.
+    """Pack contexts of `lengths` int64[n] and token_ids int64[t]; the tokens in loss_mask bool[t] are predicted.
 
-    `temperatures` float32[n] are those of the sequences (None: 1). The first token of a sequence may not be in the
-    mask: nothing predicts it.
+    `temperatures` float32[n] are those of the contexts (None: 1). The first token of a context may not be in the mask:
+    nothing predicts it.
     """
     kept = np.ones(len(token_ids), bool)
     kept[np.cumsum(lengths) - 1] = lengths == 1  # a blank micro-batch keeps its token: a model needs an input
@@ -94,14 +118,18 @@ def plan_micro_batches(lengths: np.ndarray, rows: np.ndarray, token_budget: int)
     return [np.array(rows, np.int64) for rows in plan]
 
 
-def pack(batch: TrainingBatch, rows: np.ndarray, device: torch.device) -> TrainingMicroBatch:
-    """The micro-batch of the sequences `rows` of `batch`, on `device`."""
+def pack(
+    batch: TrainingBatch, rows: np.ndarray, device: torch.device, context: ContextGroup = WHOLE
+) -> TrainingMicroBatch:
+    """The micro-batch of the sequences `rows` of `batch`, on `device`; of the tokens `context`'s slice."""
     taken = _ranges(batch.starts[rows], batch.lengths[rows])
     loss_mask = batch.loss_mask[taken]
-    trained = batch.trained[rows]
+    trained, contexts = batch.trained[rows], batch.contexts[rows]
+    lengths = batch.context_lengths[_ranges((np.cumsum(batch.contexts) - batch.contexts)[rows], contexts)]
+    temperatures = np.repeat(batch.temperatures[rows], contexts)
     places = torch.from_numpy(_ranges((np.cumsum(batch.trained) - batch.trained)[rows], trained))
     return TrainingMicroBatch(
-        packed=pack_tokens(batch.token_ids[taken], loss_mask, batch.lengths[rows], device, batch.temperatures[rows]),
+        packed=pack_tokens(batch.token_ids[taken], loss_mask, lengths, device, temperatures).slice_for(context),
         behaviour=torch.from_numpy(batch.behaviour[taken][loss_mask]).to(device),
         segments=torch.from_numpy(np.repeat(np.arange(len(rows)), trained)).to(device),
         places=places,
@@ -111,25 +139,31 @@ def pack(batch: TrainingBatch, rows: np.ndarray, device: torch.device) -> Traini
 
 
 def micro_batches(
-    batch: TrainingBatch, rows: np.ndarray, token_budget: int, device: torch.device, ranks: Ranks = ALONE
+    batch: TrainingBatch,
+    rows: np.ndarray,
+    token_budget: int,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+    context: ContextGroup = WHOLE,
 ) -> Iterator[TrainingMicroBatch]:
     """The micro-batches of `rows`, longest sequences first: too little memory shows with the first one.
 
-    Every rank yields the same number: blank micro-batches make up the difference. A collective.
+    `token_budget` is that of each rank of `context`. Every rank yields the same number: blank micro-batches make up the
+    difference. A collective.
     """
-    plan = plan_micro_batches(batch.lengths, rows, token_budget)
+    plan = plan_micro_batches(batch.lengths, rows, token_budget * context.count)
     blanks = int(ranks.maximum(len(plan))) - len(plan)  # before the first pass: ranks call collectives in one order
     for part in plan:
-        yield pack(batch, part, device)
+        yield pack(batch, part, device, context)
     for _ in range(blanks):
-        yield blank_micro_batch(device)
+        yield blank_micro_batch(device, context)
 
 
-def blank_micro_batch(device: torch.device) -> TrainingMicroBatch:
+def blank_micro_batch(device: torch.device, context: ContextGroup = WHOLE) -> TrainingMicroBatch:
     """A micro-batch of one token that is not trained."""
     nothing = torch.zeros(0, dtype=torch.int64)
     return TrainingMicroBatch(
-        packed=pack_tokens(np.zeros(1, np.int64), np.zeros(1, bool), np.ones(1, np.int64), device),
+        packed=pack_tokens(np.zeros(1, np.int64), np.zeros(1, bool), np.ones(1, np.int64), device).slice_for(context),
         behaviour=torch.zeros(0, device=device),
         segments=nothing.to(device),
         places=nothing,

@@ -160,10 +160,12 @@ class Policy(nn.Module):
         self.model, self._chunk, self._precision = model, chunk, precision
 
     def forward(self, packed: PackedTokens, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """`token_logprobs` of `packed`."""
+        """`token_logprobs` of `packed`; in a context group of all its predictors."""
         with activations(packed, self._precision):
             logprobs, entropies = token_logprobs(self.model, packed, self._chunk, with_entropy=with_entropy)
-        return logprobs.clone(), entropies  # FSDP's hooks do not accept a view
+        if entropies is not None:
+            entropies = packed.gather(entropies)
+        return packed.gather(logprobs.clone()), entropies  # FSDP's hooks do not accept a view
 
     @torch.no_grad()
     def plain_logprobs(self, device: torch.device) -> Tensor:

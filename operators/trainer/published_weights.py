@@ -6,12 +6,15 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from infra.models.checkpoint_names import checkpoint_tensors
+from infra.models.local_part import local_part
 from infra.models.weights import distinct_tensors
 from operators.trainer.lora import delta_of, is_adapter, plain_name
-from operators.trainer.ranks import full_tensor
+from operators.trainer.ranks import ALONE, Ranks, full_tensor
+from operators.trainer.weight_parts import NamedRange, WeightPart
 
 
 class PublishedWeights:
@@ -20,8 +23,8 @@ class PublishedWeights:
     Floating-point tensors are rounded to `dtype`, if given, before they are gathered.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
-        self._model, self._dtype = model, dtype
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype | None = None, ranks: Ranks = ALONE) -> None:
+        self._model, self._dtype, self._ranks = model, dtype, ranks
 
     def specs(self) -> dict[str, Tensor]:
         """The tensors' names, dtypes and shapes, as tensors on the meta device."""
@@ -39,9 +42,30 @@ class PublishedWeights:
         A collective: every rank must take all of them. Tensors may be views of the model's memory.
         """
         for names, tensor in self._tensors():
-            delta = delta_of(self._model, names[0])
-            own = tensor if delta is None else tensor + delta
-            yield from self._split(names, full_tensor(self._rounded(own)))
+            yield from self._split(names, full_tensor(self._rounded(self._with_adapter(names[0], tensor))))
+
+    @torch.no_grad()
+    def parts(self) -> Iterator[WeightPart]:
+        """This rank's part of each tensor, in the order of `items`; of all ranks' parts each element is in one.
+
+        With adapters a collective: every rank must take all of them. Elements may be views of the model's memory.
+        """
+        for names, tensor in self._tensors():
+            own = self._with_adapter(names[0], tensor)
+            begin, elements = local_part(own)
+            if not (self._ranks.of_first_copy if isinstance(own, DTensor) else self._ranks.rank == 0):
+                elements = elements[:0]  # another rank has the same
+            views = self._split(names, self._empty(tensor))
+            ranges = tuple(NamedRange(name, int(view.storage_offset()), view.numel()) for name, view in views)
+            yield WeightPart(ranges, begin, elements, self._dtype_of(tensor))
+
+    def _with_adapter(self, name: str, tensor: Tensor) -> Tensor:
+        delta = delta_of(self._model, name)
+        if delta is None:
+            return tensor
+        if isinstance(tensor, DTensor) and isinstance(delta, DTensor):
+            delta = delta.redistribute(placements=tensor.placements)
+        return tensor + delta
 
     def _tensors(self) -> Iterator[tuple[list[str], Tensor]]:
         for names, tensor in distinct_tensors(self._model):

@@ -12,12 +12,11 @@ from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.kafka.properties import ClientProperties
 from infra.store.announce import ManifestLog
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
-from infra.store.publisher import Publisher, PublishFailed, Tensors
+from infra.store.publisher import Publisher, PublishFailed, TensorWriter
 from infra.store.weight_store import WeightStore
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 from infra.transport.weight_pusher import WeightPusher
-from operators.trainer.tensor_bytes import copy_tensor
 from schemas.records import PolicyVersion, RelayChain, TensorSpec, WeightVersion
 
 log = logging.getLogger(__name__)
@@ -67,14 +66,13 @@ class Publishing:
                 self._announce,
                 specs,
                 parent,
-                copy_tensor,
                 chunk_bytes=settings.chunk_bytes,
                 deltas=lambda: settings.deltas and self._pusher.relays > 1,
             )
             resources.callback(self._close_publisher)
             self._closing = resources.pop_all()
 
-    def restore_version(self, weights: Tensors, manifest: WeightVersion) -> None:
+    def restore_version(self, weights: TensorWriter, manifest: WeightVersion) -> None:
         """Restore `manifest`'s version, with its `weights`, to the store if it is missing. Raises StoreError."""
         if self.publisher.restore_version(weights, manifest):
             self._pusher.announce(manifest)

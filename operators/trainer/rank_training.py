@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from infra.models.checkpoint_list import list_checkpoints
+from infra.models.fingerprint import model_fingerprint
 from infra.storage import StorageFolder
 from operators.io.elements import PartitionKey
 from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch, empty_reason
@@ -24,6 +27,7 @@ from operators.trainer.learner import Learner
 from operators.trainer.learner_contract import FullWeights, OpenLearner
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError
+from operators.trainer.rank_addresses import Addresses
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import Rendezvous, join_process_group
 from operators.trainer.training_config import TrainingConfig
@@ -40,12 +44,12 @@ class RankTraining:
 
     Ranks need no coordinator: a batch is whole for all ranks or for none, and each rank's actions are a function of its
     batches, so all ranks call the same collectives in the same order. Between batches rank 0 decides when the weights
-    are gathered (`joint_actions.py`).
+    are published (`joint_actions.py`).
     """
 
     weights: RankWeights
-    """The policy's full weights, rounded to the rollouts' data type."""
-    full_weights: RankWeights
+    """The policy's weights, rounded to the rollouts' data type, which all ranks write."""
+    full_weights: GatheredWeights
     """The policy's full weights as they are trained."""
 
     def __init__(
@@ -67,7 +71,7 @@ class RankTraining:
         self._learner = open_learner(config.learner, model, device, ranks)
         rounded, full = self._learner.weights(getattr(torch, dtype)), self._learner.weights()
         self._joint = JointActions(self.rendezvous, rounded, full)
-        self.weights, self.full_weights = RankWeights(rounded, self._joint), RankWeights(full, self._joint, full=True)
+        self.weights, self.full_weights = RankWeights(rounded, self._joint), GatheredWeights(full, self._joint)
         self._partitions = batch_partitions(ranks.rank, shards)
         self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count * shards, 0)
         self.resumed_from: PolicyVersion | None = None
@@ -190,12 +194,21 @@ class RankTraining:
         if time.monotonic() - self._missing_since >= self._config.missing_batch_wait_s:
             raise missing
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the ranks have stopped together: none may train any more."""
+        return self._joint.stopped
+
+    def stop(self) -> None:
+        """Stop together with the other ranks, at the same version. With a single rank it does nothing."""
+        self._joint.stop()
+
     def join_after_training(self) -> None:
-        """After each batch: wait, on ranks other than 0, until rank 0 has gathered the weights or calls `proceed`."""
+        """After each batch: wait, on ranks other than 0, until rank 0 has published the weights or calls `proceed`."""
         self._joint.after_training()
 
     def proceed(self) -> None:
-        """Let the other ranks continue if the weights were not gathered after the last batch. Only rank 0 calls it."""
+        """Let the other ranks continue if the weights were not published after the last batch. Only rank 0 calls it."""
         self._joint.proceed()
 
     def state(self) -> LearnerState:
@@ -233,10 +246,10 @@ class RankTraining:
 
 
 class RankWeights:
-    """The policy's full weights, gathered from all ranks when they are taken. Only rank 0 takes them."""
+    """The policy's weights, of which each rank writes its part into a version. Only rank 0 publishes them."""
 
-    def __init__(self, weights: FullWeights, joint: JointActions, *, full: bool = False) -> None:
-        self._weights, self._joint, self._full = weights, joint, full
+    def __init__(self, weights: FullWeights, joint: JointActions) -> None:
+        self._weights, self._joint = weights, joint
 
     def specs(self) -> dict[str, Tensor]:
         """Names, dtypes and shapes of the weights."""
@@ -246,9 +259,24 @@ class RankWeights:
         """The names of the weights."""
         return self._weights.specs().keys()
 
+    def write_to(self, file: Path, views: Mapping[str, np.ndarray]) -> None:
+        """Write all ranks' parts into `file`, whose bytes of each tensor are `views`."""
+        self._joint.write(file, views)
+
+
+class GatheredWeights:
+    """The policy's full weights, gathered from all ranks when they are taken. Only rank 0 takes them."""
+
+    def __init__(self, weights: FullWeights, joint: JointActions) -> None:
+        self._weights, self._joint = weights, joint
+
+    def specs(self) -> dict[str, Tensor]:
+        """Names, dtypes and shapes of the weights."""
+        return self._weights.specs()
+
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Each of the weights with its name, one at a time."""
-        return self._joint.gather(full=self._full)
+        return self._joint.gather()
 
 
 def start_rank_training(
@@ -258,21 +286,34 @@ def start_rank_training(
     rank: int,
     epoch: int,
     shards: int,
-    rendezvous_file: Path | None,
+    addresses: Addresses,
     dtype: str = "float32",
 ) -> RankTraining:
-    """Wait for all ranks, then return the training of `rank`; every rank begins with the newest checkpoint.
+    """Wait for all ranks, which find rank 0 by `addresses`, then return the training of `rank`; every rank begins with
+    the newest checkpoint.
 
-    `rendezvous_file` None: the file is beside the checkpoints.
+    Raises FileNotFoundError, before the ranks meet, if this machine does not have the model.
     """
-    if rendezvous_file is None:
-        assert isinstance(checkpoints, Path)  # an object store cannot hold the rendezvous file
-        rendezvous_file = checkpoints / "ranks.json"
-    ranks = Ranks(rank, config.ranks, config.shard_ranks)
+    ranks = Ranks(rank, config.ranks, config.shard_ranks, config.context_ranks)
     rendezvous = join_process_group(
-        rendezvous_file, ranks, config.rank_0_host, config.device_of(rank), config.collective_timeout_s
+        addresses,
+        ranks,
+        config.rank_0_host,
+        config.device_of(rank),
+        config.collective_timeout_s,
+        _fingerprint(model, rank) if ranks.count > 1 else "",
     )
     return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype)
+
+
+def _fingerprint(model: Path, rank: int) -> str:
+    try:
+        return model_fingerprint(model)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"rank {rank} has no model at {model} on machine {platform.node()} ({error}): copy the folder of "
+            "model.path there, or mount it"
+        ) from error
 
 
 def _offsets(batch: WholeBatch) -> str:

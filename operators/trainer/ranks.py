@@ -24,29 +24,37 @@ class Ranks:
     """This process as rank `rank` of `count`. More than one rank use torch's default process group.
 
     `shards` consecutive ranks hold one copy of a model between them (0: all ranks hold one); the others hold further
-    copies, whose gradients are summed (hybrid sharding).
+    copies, whose gradients are summed (hybrid sharding). `context` consecutive ranks train the same sequences
+    (`context_parallel.py`). Each of these ranks is `stride` processes, which call with the same values.
     """
 
     rank: int = 0
     count: int = 1
     shards: int = 0
+    context: int = 1
+    stride: int = 1
 
     @property
     def of_first_copy(self) -> bool:
         """Whether this rank's shards are of the first copy: every tensor is on these ranks once."""
         return not self.shards or self.rank < self.shards
 
+    def of_data(self) -> Ranks:
+        """The ranks that have different sequences: each is a context group."""
+        return Ranks(self.rank // self.context, self.count // self.context, stride=self.context)
+
     def gather(self, values: Tensor) -> list[Tensor]:
         """Gather each rank's `values`, [any, …] on the host, in rank order."""
         if self.count == 1:
             return [values]
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+        processes = self.count * self.stride
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(processes)]
         dist.all_gather(lengths, torch.tensor([len(values)]))
         longest = max(map(int, lengths))
         padded = torch.cat([values, values.new_zeros(longest - len(values), *values.shape[1:])])
-        gathered = [torch.empty_like(padded) for _ in range(self.count)]
+        gathered = [torch.empty_like(padded) for _ in range(processes)]
         dist.all_gather(gathered, padded.contiguous())
-        return [each[: int(length)] for each, length in zip(gathered, lengths, strict=True)]
+        return [each[: int(length)] for each, length in zip(gathered, lengths, strict=True)][:: self.stride]
 
     def total(self, numbers: Sequence[float]) -> list[float]:
         """Sum each of `numbers` over ranks; every rank passes the same count."""

@@ -1,31 +1,30 @@
 """Rendezvous of the trainer's ranks, and detection of a failed rank.
 
-Rank 0 opens a store (torch's, over TCP) and writes its address to a file; the other ranks read it. A rendezvous is for
-one set of processes: each rank registers once, and all begin together. A restarted rank registers again (`rejoins`),
-which signals the failure: all processes of the rendezvous end, and their successors start a new one.
+Rank 0 opens a store (torch's, over TCP) and publishes its address; the other ranks read it (`rank_addresses.py`). A
+rendezvous is for one set of processes: each rank registers once, and all begin together. A restarted rank registers
+again, which signals the failure: all processes of the rendezvous end, and their successors start a new one.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from infra.files import write_atomically
 from infra.listening import interface_towards, listening_socket
 from infra.runners.stopping import STOPPING
+from operators.trainer.rank_addresses import Addresses
 from operators.trainer.ranks import ALONE, Ranks
+from schemas.records import RankAddress
 
 log = logging.getLogger(__name__)
 
@@ -97,17 +96,18 @@ def _describe_failure(error: RuntimeError) -> str:
 
 
 def join_process_group(
-    file: Path,
+    addresses: Addresses,
     ranks: Ranks,
     host: str = "127.0.0.1",
     device: str = "cpu",
     timeout_s: float = COLLECTIVE_TIMEOUT_S,
+    model: str = "",
 ) -> Rendezvous:
     """Wait for all of `ranks` and join torch's default process group, for a model on `device`.
 
-    Rank 0 writes its address to `file`, which all ranks can read; `host` is the address of its machine. A collective
-    fails after `timeout_s` seconds (see `lost_ranks`). Raises RankLost if this process has joined a process group
-    before, or is stopped while it waits.
+    The ranks find rank 0 by `addresses`; `host` is the address of its machine, `model` the model's fingerprint. A
+    collective fails after `timeout_s` seconds (see `lost_ranks`). Raises RankLost if this process has joined a process
+    group before, or is stopped while it waits; ValueError if rank 0 has other ranks or another model.
     """
     if device.startswith("cuda"):
         torch.cuda.set_device(torch.device(device))  # NCCL, and all that names no device, uses the current one
@@ -115,7 +115,7 @@ def join_process_group(
         return Rendezvous()
     if dist.is_initialized():
         raise RankLost("this process has been a rank before: a new process must take its place")
-    rendezvous = wait_for_ranks(file, ranks, host)
+    rendezvous = wait_for_ranks(addresses, ranks, host, model)
     assert rendezvous.store is not None
     _bind_collectives(host)
     dist.init_process_group(
@@ -129,17 +129,18 @@ def join_process_group(
     return rendezvous
 
 
-def wait_for_ranks(file: Path, ranks: Ranks, host: str = "127.0.0.1") -> Rendezvous:
+def wait_for_ranks(addresses: Addresses, ranks: Ranks, host: str = "127.0.0.1", model: str = "") -> Rendezvous:
     """Register this rank and wait until all are registered; the first half of `join_process_group`."""
-    while True:
-        store = _open_store(file, host) if ranks.rank == 0 else _register(file, ranks.rank)
-        if store is not None and _wait_for_all(store, ranks):
-            return Rendezvous(ranks, store)
-        _pause()
+    with closing(addresses):
+        while True:
+            store = _open_store(addresses, ranks, host, model) if ranks.rank == 0 else _find(addresses, ranks, model)
+            if store is not None and _wait_for_all(store, ranks):
+                return Rendezvous(ranks, store)
+            _pause()
 
 
-def _open_store(file: Path, host: str) -> dist.Store:
-    """Open a store that listens on `host` only, and write its address to `file`."""
+def _open_store(addresses: Addresses, ranks: Ranks, host: str, model: str) -> dist.Store:
+    """Open a store that listens on `host` only, and publish its address."""
     listening = listening_socket(host)  # torch's own socket listens on all interfaces
     port = listening.getsockname()[1]
     server = dist.TCPStore(
@@ -148,8 +149,8 @@ def _open_store(file: Path, host: str) -> dist.Store:
     token = uuid.uuid4().hex
     store = dist.PrefixStore(token, server)
     store.set("open", token)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, json.dumps({"host": host, "port": server.port, "token": token}))
+    now = time.time_ns() // 1_000_000
+    addresses.write(RankAddress(host, server.port, token, ranks.count, ranks.shards, model, now))
     return store
 
 
@@ -164,22 +165,39 @@ def _bind_collectives(host: str) -> None:
         os.environ.setdefault(variable, interface)
 
 
-def _register(file: Path, rank: int) -> dist.Store | None:
-    """Register as `rank` in the store whose address is in `file`; None if it is down or `rank` is registered."""
+def _find(addresses: Addresses, ranks: Ranks, model: str) -> dist.Store | None:
+    """Register in the store of rank 0; None if it is not open, or this rank is registered there already."""
+    address = addresses.newest()
+    if address is None:
+        return None
     try:
-        address = json.loads(file.read_text("utf-8"))
-        host_port = address["host"], address["port"]
-        socket.create_connection(host_port, timeout=1.0).close()  # torch's client is slow to detect a closed port
-        server = dist.TCPStore(*host_port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
-        store = dist.PrefixStore(address["token"], server)
+        # torch's client is slow to detect a closed port
+        socket.create_connection((address.host, address.port), timeout=1.0).close()
+        server = dist.TCPStore(
+            address.host, address.port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT
+        )
+        store = dist.PrefixStore(address.token, server)
         if not store.check(["open"]):
             return None  # an unrelated store at the port of one that has ended
-        if store.add(f"rank {rank}", 1) == 1:
+        _check_address(address, ranks, model)
+        if store.add(f"rank {ranks.rank}", 1) == 1:
             return store
         store.add("knocks", 1)
-    except (OSError, RuntimeError):
+    except (OSError, OverflowError, RuntimeError):
         pass  # the store is not open yet, or has ended
     return None
+
+
+def _check_address(address: RankAddress, ranks: Ranks, model: str) -> None:
+    """Raise ValueError unless rank 0, at `address`, has the same ranks and model."""
+    own = {"trainer.ranks": ranks.count, "trainer.shard_ranks": ranks.shards, "a model": model}
+    other = (address.ranks, address.shard_ranks, address.model)
+    for (name, here), there in zip(own.items(), other, strict=True):
+        if here != there:
+            raise ValueError(
+                f"rank 0 at {address.host} has {name} {there}, rank {ranks.rank} has {here}: start all ranks with the "
+                "same configuration and the same model folder"
+            )
 
 
 def _wait_for_all(store: dist.Store, ranks: Ranks) -> bool:

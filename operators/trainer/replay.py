@@ -18,8 +18,9 @@ from infra.models.weights import WeightsDigest, weight_tensors, weights_digest
 from operators.trainer.assembly import BatchAssembly, WholeBatch, empty_reason
 from operators.trainer.checkpoint_files import StoredState
 from operators.trainer.learner import Learner
+from operators.trainer.rank_addresses import AddressFile
 from operators.trainer.ranks import ALONE, Ranks
-from operators.trainer.rendezvous import join_process_group
+from operators.trainer.rendezvous import Rendezvous, join_process_group
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch
 from schemas.topics import batch_partitions
@@ -132,24 +133,22 @@ class Replay:
 
 
 @contextmanager
-def forked_ranks(config: TrainingConfig, run: Callable[[Ranks], object], folder: Path) -> Iterator[Ranks]:
+def forked_ranks(config: TrainingConfig, run: Callable[[Rendezvous], object], folder: Path) -> Iterator[Rendezvous]:
     """Make this process rank 0 of `config`, and fork the other ranks, which rendezvous in `folder` and call `run`.
 
-    Call it before any thread is started. Raises RuntimeError if one of them failed.
+    Yields rank 0's rendezvous. Call it before any thread is started. Raises RuntimeError if one of them failed.
     """
     fork = multiprocessing.get_context("fork")
-    ranks = [Ranks(rank, config.ranks, config.shard_ranks) for rank in range(config.ranks)]
-    file = folder / "ranks.json"
+    ranks = [Ranks(rank, config.ranks, config.shard_ranks, config.context_ranks) for rank in range(config.ranks)]
+    addresses = AddressFile(folder / "ranks.json")
 
     def run_rank(rank: Ranks) -> None:
-        join_process_group(file, rank, device=config.device_of(rank.rank))
-        run(rank)
+        run(join_process_group(addresses, rank, device=config.device_of(rank.rank)))
 
     processes = [fork.Process(target=run_rank, args=(rank,), daemon=True) for rank in ranks[1:]]
     for process in processes:
         process.start()
-    join_process_group(file, ranks[0], device=config.device_of(0))
-    yield ranks[0]
+    yield join_process_group(addresses, ranks[0], device=config.device_of(0))
     for process in processes:
         process.join()
         if process.exitcode:

@@ -56,13 +56,19 @@ def gcd_trace(entry: Entry, rng: random.Random, slip_rate: float = 0.0) -> str:
     return f"{''.join(steps)}{ANSWER_MARK}{smaller}"
 
 
+def spell_backward_trace(entry: Entry, rng: random.Random, slip_rate: float = 0.0) -> str:
+    """The letters from last to first, `#nus` for sun. The teacher omits each letter with probability `slip_rate`."""
+    letters = [letter for letter in reversed(entry["metadata"]["word"]) if rng.random() >= slip_rate]
+    return f"{ANSWER_MARK}{''.join(letters)}"
+
+
 def calculator_trace(entry: Entry) -> tuple[str, str, str]:
     """A call of the calculator, its result, and the answer: `<calc>4-1</calc>`, `<result>3</result>`, `#3`."""
     answer = entry["answer"]
     return f"<calc>{entry['metadata']['expression']}</calc>", f"<result>{answer}</result>", f"{ANSWER_MARK}{answer}"
 
 
-TRACES: dict[str, Trace] = {"chain_sum": chain_sum_trace, "gcd": gcd_trace}
+TRACES: dict[str, Trace] = {"chain_sum": chain_sum_trace, "gcd": gcd_trace, "spell_backward": spell_backward_trace}
 
 
 def bare_answer(entry: Entry) -> str:

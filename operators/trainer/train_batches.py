@@ -16,18 +16,20 @@ from pathlib import Path
 import torch
 
 from infra.runners.step_metrics import phase
+from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.trainer.assembly import RejectedMicroBatch, WholeBatch
 from operators.trainer.checkpoint import CheckpointPositions, check_writable
 from operators.trainer.checkpoint_writer import CheckpointWriter
+from operators.trainer.clean_stop import fold_with_ranks, keep_newest
 from operators.trainer.dead_letters import dead_letters
 from operators.trainer.final_model import FinalModel
 from operators.trainer.manifest_history import ManifestOffsets, PublishedBatches
 from operators.trainer.publishing import Publishing, PublishSettings
+from operators.trainer.rank_addresses import AddressTopic
 from operators.trainer.rank_training import start_rank_training
-from operators.trainer.rendezvous import lost_ranks
 from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.version_publisher import VersionPublisher
@@ -35,6 +37,9 @@ from schemas.records import Metric, MicroBatch, RelayChain, WeightVersion
 from schemas.topics import METRICS, RELAY, batch_partitions
 
 log = logging.getLogger(__name__)
+
+STOP_FLUSH_S = 5.0
+"""How long a clean stop waits for the version in transit, before it makes a checkpoint of it."""
 
 _MANIFESTS = PartitionKey(RELAY.short_name, 0)
 
@@ -44,8 +49,7 @@ class TrainBatches:
     """Trains `model` and publishes every version to the store in folder `store`; the epoch is this start's number.
 
     The final model is also written as a Hugging Face folder to `result`. `shards` is the number of buffer shards that
-    write the batches. `rendezvous_file` is the file by which several ranks find each other; if it is None, the file is
-    beside the checkpoints. Weights are published in `dtype`, that of the rollouts.
+    write the batches. Weights are published in `dtype`, that of the rollouts.
     """
 
     config: TrainingConfig
@@ -57,7 +61,6 @@ class TrainBatches:
     keep_versions: int
     publish: PublishSettings = PublishSettings()  # noqa: RUF009 - frozen
     shards: int = 1
-    rendezvous_file: Path | None = None
     dtype: str = "float32"
 
     def resumed(self) -> ShardConfig:
@@ -83,8 +86,9 @@ class _Training:
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     ) -> None:
         self._step, self._now = step, now
+        addresses = AddressTopic(step.shard.client, step.shard.run)
         self._training = start_rank_training(
-            step.config, step.model, step.checkpoints, 0, epoch, step.shards, step.rendezvous_file, step.dtype
+            step.config, step.model, step.checkpoints, 0, epoch, step.shards, addresses, step.dtype
         )
         self._checkpoints = CheckpointWriter(step.config, self._training, step.checkpoints)
         self._result = FinalModel(self._training, step.model, step.result, step.config.checkpoint_tries)
@@ -101,8 +105,7 @@ class _Training:
         self._idle_since = time.perf_counter()
 
     def fold(self, polled: Polled) -> list[Output]:
-        with lost_ranks():
-            return self._fold(polled)
+        return fold_with_ranks(self._training, lambda: self._fold(polled))
 
     def _fold(self, polled: Polled) -> list[Output]:
         with phase("assemble batches"):
@@ -132,6 +135,8 @@ class _Training:
         return self._training.next_batch is not None
 
     def close(self) -> None:
+        if STOPPING.is_set():
+            keep_newest(self._training, self._checkpoints, self._is_published)
         self._checkpoints.close()
         self._publishing.close()
 
@@ -144,8 +149,7 @@ class _Training:
             elif isinstance(record, WeightVersion):
                 self._published.add(record)
                 self._manifests.add(record.version, received.offset)
-                if record.version == self._training.resumed_from:
-                    self._versions.resumed = record
+                self._versions.add_manifest(record)
             elif isinstance(record, RelayChain):
                 self._publishing.set_chain(record)
         return dead_letters(self._training.take_rejected(), self._step.shard.run, self._now())
@@ -153,10 +157,10 @@ class _Training:
     def _start(self) -> list[Output]:
         """Do, once the log is read, what an earlier start did not: publish, restore, write the final model."""
         self._started = True
+        self._versions.restore_resumed()  # before newer versions: a store takes versions in ascending order
         if self._training.trained == 0 and self._published.last_before_epoch < 0:
             with phase("publish"):
                 self._publish(wait_for_previous=True)
-        self._versions.restore_resumed()
         if not self._training.done:
             return []
         self._result.write()
@@ -220,6 +224,12 @@ class _Training:
                 self._checkpoints.finish()
                 self._manifests.keep(self._checkpoints.kept())
                 self._result.write()
+
+    def _is_published(self) -> bool:
+        """Wait `STOP_FLUSH_S` for the version in transit; whether the newest one is published. Raises PublishFailed,
+        TimeoutError."""
+        self._publishing.publisher.flush(STOP_FLUSH_S)
+        return self._publishing.publisher.published == self._training.position.version
 
     def _metric(self, values: dict[str, float]) -> Output:
         return Output(METRICS, "trainer", Metric("trainer", self._training.trained, values, self._now()))

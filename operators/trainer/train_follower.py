@@ -11,14 +11,16 @@ from pathlib import Path
 import torch
 
 from infra.runners.step_metrics import phase
+from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.trainer.checkpoint import CheckpointPositions
 from operators.trainer.checkpoint_writer import CheckpointWriter
+from operators.trainer.clean_stop import fold_with_ranks, keep_with_rank_0
 from operators.trainer.dead_letters import dead_letters
+from operators.trainer.rank_addresses import AddressTopic
 from operators.trainer.rank_training import RankTraining, start_rank_training
-from operators.trainer.rendezvous import lost_ranks
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch
 from schemas.topics import batch_partitions
@@ -36,7 +38,6 @@ class TrainFollower:
     checkpoints: StorageFolder
     rank: int
     shards: int = 1
-    rendezvous_file: Path | None = None
     dtype: str = "float32"
 
     def resumed(self) -> ShardConfig:
@@ -46,8 +47,9 @@ class TrainFollower:
 
     def restore(self, restored: Restored) -> _FollowerTraining:
         torch.set_num_threads(self.config.threads)
+        addresses = AddressTopic(self.shard.client, self.shard.run)
         training = start_rank_training(
-            self.config, self.model, self.checkpoints, self.rank, 0, self.shards, self.rendezvous_file, self.dtype
+            self.config, self.model, self.checkpoints, self.rank, 0, self.shards, addresses, self.dtype
         )
         return _FollowerTraining(training, CheckpointWriter(self.config, training, self.checkpoints), self.shard.run)
 
@@ -59,8 +61,7 @@ class _FollowerTraining:
         self._training, self._checkpoints, self._run = training, checkpoints, run
 
     def fold(self, polled: Polled) -> list[Output]:
-        with lost_ranks():
-            return self._fold(polled)
+        return fold_with_ranks(self._training, lambda: self._fold(polled))
 
     def _fold(self, polled: Polled) -> list[Output]:
         with phase("assemble batches"):
@@ -89,4 +90,6 @@ class _FollowerTraining:
         return self._training.next_batch is not None
 
     def close(self) -> None:
+        if STOPPING.is_set():
+            keep_with_rank_0(self._training, self._checkpoints)
         self._checkpoints.close()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from operators.trainer.config import LearnerConfig
-from operators.trainer.optimizer import allocate_moments, build_optimizer, moments
+from operators.trainer.device_sharing import HOST
+from operators.trainer.optimizer import allocate_moments, build_optimizer, moments, move_state
 from operators.trainer.ranks import full_tensor, release_gathered
 
 
@@ -26,6 +27,7 @@ class TrainedModel:
         self._parameters = {name.removeprefix("model."): p for name, p in module.named_parameters() if p.requires_grad}
         self._optimizer = build_optimizer(self._parameters, config)
         self._max_gradient_norm = config.max_gradient_norm
+        self._offloads_moments = "moments" in config.offload
 
     def zero_grad(self) -> None:
         """Clear the gradients."""
@@ -45,16 +47,21 @@ class TrainedModel:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate * group["factor"]
             self._before_change()
+            self._move_moments(next(iter(self._parameters.values())).device)
             self._optimizer.step()
+            self._move_moments(HOST)
         return norm
 
     def move(self, device: torch.device) -> None:
         """Move weights, gradients and moments to `device`; parameters stay the same objects."""
         self._module.to(device)
-        for state in self._optimizer.state.values():
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    state[name] = value.to(device)
+        if not self._offloads_moments:
+            move_state(self._optimizer, device)
+
+    def _move_moments(self, device: torch.device) -> None:
+        """Move the moments to `device` if they are offloaded between steps."""
+        if self._offloads_moments:
+            move_state(self._optimizer, device)
 
     def weights(self) -> dict[str, Tensor]:
         """The trained parameters by name, detached; of a sharded one this rank's part."""
@@ -67,6 +74,7 @@ class TrainedModel:
     def allocate_moments(self) -> dict[str, Tensor]:
         """`moments`, allocated if there were none."""
         allocate_moments(self._optimizer, self._parameters)
+        self._move_moments(HOST)
         return self.moments()
 
     def moment_shapes(self, prefix: str) -> dict[str, tuple[int, ...]]:

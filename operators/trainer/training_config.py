@@ -41,6 +41,10 @@ class TrainingConfig:
     shard_ranks: int = 0
     """Consecutive ranks that hold one copy of the model between them, such as those of one machine; each further group
     holds another copy, and only gradients cross between groups. 0: all ranks hold one copy."""
+    context_ranks: int = 1
+    """Consecutive ranks that train the same sequences, each a part of their tokens: for responses whose activations do
+    not fit on one rank. It must divide `ranks` and the model's attention heads. A micro-batch has `micro_batch_tokens`
+    for each of them."""
     rank_0_host: str = "127.0.0.1"
     """Address of rank 0's machine, to which the other ranks connect."""
     collective_timeout_s: float = 600.0
@@ -59,6 +63,10 @@ class TrainingConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.shard_ranks < 0 or (self.shard_ranks and self.ranks % self.shard_ranks):
             raise ValueError(f"shard_ranks must divide ranks ({self.ranks}), or be 0, not {self.shard_ranks}")
+        if self.context_ranks < 1 or self.ranks % self.context_ranks:
+            raise ValueError(
+                f"context_ranks must be at least 1 and divide ranks ({self.ranks}), not {self.context_ranks}"
+            )
         check_gpu_list("gpus", self.gpus)
         if self.gpus and self.device != "cuda":
             raise ValueError(f"gpus needs device = 'cuda', not {self.device!r}")

@@ -23,7 +23,8 @@ class VersionPublisher:
 
     resumed: WeightVersion | None
     """The manifest of the version that training resumed from, until that version is known to be in the store: a machine
-    that restarts loses its store."""
+    that restarts loses its store. Without a checkpoint it is the first manifest of the initial model, which evaluation
+    names in its questions, whatever the epoch of this start."""
     behind: bool
     """Whether the weights have changed since the last version that was published."""
 
@@ -42,6 +43,13 @@ class VersionPublisher:
         self._batches.append(number)
         if not trained:
             self._untrained.append(number)
+
+    def add_manifest(self, manifest: WeightVersion) -> None:
+        """Record a manifest of the log, which may be that of the version that training resumed from."""
+        version, resumed_from = manifest.version, self._training.resumed_from
+        is_initial = version.number == 0 and self._training.trained == 0 and self.resumed is None
+        if version == resumed_from or (resumed_from is None and is_initial):
+            self.resumed = manifest
 
     def publish(self, *, wait_for_previous: bool = False, wait: bool = False) -> bool:
         """Publish the current weights as the current version, and return whether that succeeded.

@@ -50,8 +50,7 @@ def warm_start(
         raise ValueError(
             f"there are no worked answers for task {config.model.task!r}, only for {', '.join(sorted(TRACES))}"
         )
-    heldout_questions = {entry["question"] for entry in heldout}
-    entries = [entry for entry in entries if entry["question"] not in heldout_questions]
+    entries = _without(entries, heldout)
     if not entries or not heldout:
         raise ValueError(f"{len(entries)} questions to learn from and {len(heldout)} held out: neither may be 0")
     folder = cache / f"{config.model.task}-{_key(config, entries, heldout)}"
@@ -67,6 +66,19 @@ def warm_start(
             shutil.rmtree(partial, ignore_errors=True)
     report(1.0, "done")
     return read_warm_start(folder)
+
+
+def worked_examples(
+    config: WarmStartConfig, tokenizer: PreTrainedTokenizerBase, entries: Sequence[Entry], heldout: Sequence[Entry]
+) -> list[Example]:
+    """The examples of phase 1: the teachers' answers to those of `entries` whose question is not held out."""
+    entries, rng = _without(entries, heldout), random.Random(config.seed)
+    return _examples(tokenizer, entries, [_worked_answer(config, entry, rng) for entry in entries])
+
+
+def _without(entries: Sequence[Entry], heldout: Sequence[Entry]) -> list[Entry]:
+    heldout_questions = {entry["question"] for entry in heldout}
+    return [entry for entry in entries if entry["question"] not in heldout_questions]
 
 
 def _key(config: WarmStartConfig, entries: Sequence[Entry], heldout: Sequence[Entry]) -> str:

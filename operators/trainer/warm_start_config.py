@@ -17,6 +17,8 @@ class WarmStartConfig:
     often as the teachers'. Phase 2, if `habit_steps` is not 0, teaches a bad habit: `habit_share` of its answers are
     bare, without steps.
 
+    With a curriculum (`prompts.levels`) the teachers answer questions of its first level only.
+
     `calculator_share` of phase 1's answers come from a third teacher, who calls the environment `calculator` and
     answers with its result. This is for `chain_sum` only, whose questions have an expression.
     """

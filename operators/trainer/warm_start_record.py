@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RECORD_FILE = "warm_start.json"
-PROCEDURE = 5
+PROCEDURE = 6
 """Incremented when the procedure changes, which invalidates cached results."""
 
 

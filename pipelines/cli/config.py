@@ -86,15 +86,19 @@ def _defaults(_names: Sequence[str], json: bool) -> Report:
 
 def _diff(names: Sequence[str], json: bool) -> Report:
     from pipelines.config import flattened, load_config
+    from pipelines.config_difference import difference, relative_to_run
 
-    first, second = (flattened(load_config(_config_file(name))) for name in names)
-    keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
-    data = {key: [first.get(key), second.get(key)] for key in keys}
+    configs = [load_config(_config_file(name)) for name in names]
+    found = difference(*(relative_to_run(flattened(each), each.run_folder) for each in configs))
 
     def text() -> str:
-        lines = [f"{key}: {_value_text(one)} -> {_value_text(other)}" for key, (one, other) in data.items()]
-        return "\n".join(lines) or "The configurations are equal."
+        lines = [f"{key}: {_value_text(one)} -> {_value_text(other)}" for key, (one, other) in found.keys.items()]
+        lines = lines or ["The settings are equal."]
+        if found.own:
+            lines.append(f"(of each run, not compared: {', '.join(found.own)})")
+        return "\n".join(lines)
 
+    data = {key: list(values) for key, values in found.keys.items()}
     return Report(data, text, as_json=json, exit_code=1 if data else 0)
 
 

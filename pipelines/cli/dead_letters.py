@@ -17,7 +17,7 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption, Printing
 from pipelines.cli.repair import ExecuteOption
 from pipelines.present.output import Report, RowOutput, utc
-from schemas.block_codec import decode_as_block
+from schemas.block_codec import decode_as_blocks
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS
 
@@ -124,9 +124,7 @@ def _letters(client: ClientProperties, run: str, where: str) -> Iterator[tuple[S
         condition = table_condition(where, row_schema(DEAD_LETTERS)) if where else None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--where") from error
-    for record in read_topic(
-        client, DEAD_LETTERS.name(run), decoder=lambda value, headers: (decode_as_block(value, headers),)
-    ):
+    for record in read_topic(client, DEAD_LETTERS.name(run), decoder=decode_as_blocks):
         if not record.rows or record.rows[0].kind is not DeadLetter:
             continue
         rows = [RecordRows.of_one(record.rows[0], record.offset, record.timestamp)]

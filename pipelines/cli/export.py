@@ -16,7 +16,10 @@ from pipelines.cli.options import Address, Brokers, Connection, JsonOption, conn
 from pipelines.present.output import Report
 
 if TYPE_CHECKING:
+    from operators.export.config import ExportConfig
     from operators.export.verify import Verification
+
+RunnerName = Literal["embedded", "prism", "flink", "portable"]
 
 FolderArgument = Annotated[
     Any,
@@ -63,7 +66,7 @@ def topic(
         Literal["parquet", "arrow", "jsonl"], typer.Option("--format", help="The file format.")
     ] = "parquet",
     view: Annotated[
-        Literal["full", "trl", "verl", "sft", "preference"],
+        Literal["full", "trl", "verl", "sft", "preference", "conversations"],
         typer.Option(
             "--view", help="full: every field. The others: the columns that a trainer reads (experiences only)."
         ),
@@ -98,15 +101,14 @@ def topic(
     file_mb: Annotated[
         int, typer.Option("--file-mb", min=1, help="Close a file when its rows take this much memory.")
     ] = 64,
-    runner: Annotated[
-        Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
-    ] = "embedded",
+    runner: Annotated[RunnerName, typer.Option("--runner", help="The Beam runner.")] = "embedded",
     json: JsonOption = False,
 ) -> Report:
     """Write a topic's rows to DIR: all that exist when the command starts, or with --follow until it is stopped.
 
     DIR holds all state: the same command continues where the export ends, also after a kill. The first command fixes
-    the start of the export. Pass Beam's own options after `--`.
+    the start of the export. Pass Beam's own options after `--`. Of a stopped run of this machine the files of its log
+    are read, without Beam and Kafka.
 
     \b
     Examples:
@@ -116,17 +118,15 @@ def topic(
       laminar export settled data/outcomes --format jsonl --follow --every 10
       laminar export trajectories data/long --where "completion_tokens > 1000"
     """
-    from infra.runners.run import run_pipeline
     from operators.export.card import write_card
     from operators.export.config import ExportConfig
-    from operators.export.folder import ExportError, ExportFolder
+    from operators.export.export_stored import export_stored
+    from operators.export.folder import ExportFolder
     from operators.export.verify import check_manifests
     from operators.export.views import default_split
-    from operators.io.shards import close_shards
-    from pipelines.export import build
-    from pipelines.roles import configure_logging
 
-    connection = address.connect()
+    beam = follow or runner != "embedded" or bool(context.args)
+    connection = address.connect() if beam else address.open_log()
     config = ExportConfig(
         folder,
         _contents(
@@ -144,11 +144,10 @@ def topic(
     with ExportFolder(folder, config.contents) as opened:  # rejects invalid contents before Beam starts
         config = ExportConfig(folder, opened.contents, follow, config.file_bytes, config.every_s)
         write_card(folder)
-    configure_logging()
-    try:
-        run_pipeline(lambda pipeline: build(pipeline, config, connection.client), runner, context.args, close_shards)
-    except RuntimeError as error:
-        raise ExportError(str(error).partition(" [while running")[0]) from error
+    if connection.client.log is not None:
+        export_stored(config, connection.client)
+    else:
+        _run_pipeline(config, connection, runner, context.args)
     write_card(folder)
     return _report(check_manifests(folder), json, verified=False)
 
@@ -200,6 +199,20 @@ def compact_(
     compact(folder, file_mb << 20)
     write_card(folder)
     return _report(check_manifests(folder), json, verified=False)
+
+
+def _run_pipeline(config: ExportConfig, connection: Connection, runner: RunnerName, options: list[str]) -> None:
+    from infra.runners.run import run_pipeline
+    from operators.export.folder import ExportError
+    from operators.io.shards import close_shards
+    from pipelines.export import build
+    from pipelines.roles import configure_logging
+
+    configure_logging()
+    try:
+        run_pipeline(lambda pipeline: build(pipeline, config, connection.client), runner, options, close_shards)
+    except RuntimeError as error:
+        raise ExportError(str(error).partition(" [while running")[0]) from error
 
 
 def _combined(where: str, since_version: int | None) -> str:

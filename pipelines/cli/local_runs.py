@@ -179,6 +179,7 @@ def _measured(state: RunState) -> dict[str, Any]:
     from pipelines.inspect.run_state.errors import error_counts, refused_rows
     from pipelines.inspect.run_state.learning import learning_warnings
     from pipelines.inspect.run_state.rates import progress, seconds_left
+    from pipelines.inspect.run_state.state import unmeasured_rounds
     from pipelines.inspect.run_state.waiting import waiting_for
 
     last, before = state.evaluation, state.first_evaluation
@@ -193,6 +194,7 @@ def _measured(state: RunState) -> dict[str, Any]:
         "heldout_before": before and before.greedy,
         "heldout": last and last.greedy,
         "heldout_sampled": last and last.sampled,
+        "heldout_unmeasured": unmeasured_rounds(last) if last else [],
         "errors": error_counts(state.score)._asdict(),
         "error_share": error_counts(state.score).share,
         "waits_for": waiting_for(state),

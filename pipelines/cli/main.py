@@ -30,6 +30,8 @@ COMMANDS: dict[str, CommandModule] = {
     "runs": CommandModule("pipelines.cli.runs", "Manage runs: list, status, logs, stop, resume, audit."),
     "topics": CommandModule("pipelines.cli.topics", "Inspect a run's topics: list, tail, find, lag, dead letters."),
     "samples": CommandModule("pipelines.cli.samples", "Show what the model answers, with rewards; compare versions."),
+    "chat": CommandModule("pipelines.cli.chat", "Talk to a weight version of a run while it trains."),
+    "agents": CommandModule("pipelines.cli.agents", "Play the episodes of a run with agents on other machines."),
     "trajectory": CommandModule("pipelines.cli.trajectory", "Show a trajectory's history, from prompt to outcome."),
     "lineage": CommandModule("pipelines.cli.lineage", "Show from which prompts a weight version was trained."),
     "watch": CommandModule("pipelines.cli.watch", "Watch a run live, on this machine or another."),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import os
 import time
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -41,27 +42,23 @@ def serve(
       laminar metrics serve
       laminar metrics serve --run first --host 0.0.0.0 --port 9464
     """
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry
 
     from pipelines.present.view.exposition import RunCollector
+    from pipelines.present.view.metrics_server import serving_metrics
 
-    connection = address.connect()
-    with attached(connection) as watching:
+    connection = address.open_log()
+    with attached(connection) as watching, ExitStack() as stack:
         catch_up(watching)
         registry = CollectorRegistry()
         registry.register(RunCollector(lambda: watching.state))
         try:
-            server, thread = start_http_server(port, host, registry)
+            bound = stack.enter_context(serving_metrics(registry, host, port))
         except OSError as error:
-            raise RuntimeError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
-        typer.echo(
-            f"serving the metrics of run {connection.run} at http://{host}:{server.server_port}/metrics", err=True
-        )
-        try:
-            while thread.is_alive():
-                watching.tick()
-                time.sleep(POLL_S)
-        finally:
-            threading.Thread(target=server.shutdown).start()
-            thread.join()
-            server.server_close()
+            reason = os.strerror(error.errno) if error.errno else str(error)  # asyncio's own text repeats the address
+            raise RuntimeError(f"cannot listen on {host}:{port}: {reason}; choose another --port") from error
+        shown = f"[{host}]" if ":" in host else host
+        typer.echo(f"serving the metrics of run {connection.run} at http://{shown}:{bound}/metrics", err=True)
+        while True:
+            watching.tick()
+            time.sleep(POLL_S)

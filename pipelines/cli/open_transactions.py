@@ -35,12 +35,14 @@ def transactions() -> None:
 def list_(address: Address, printing: Printing) -> RowOutput:
     """List the open transactions in a run's topics. A running pipeline keeps one open for milliseconds.
 
+    Of a stopped run those that its broker will end when it starts again.
+
     \b
     Examples:
       laminar topics transactions list
       laminar topics transactions list --json | jq 'map(select(.idle_s > 60))'
     """
-    connection = address.connect()
+    connection = address.open_log()
     return RowOutput(
         [[_row(each) for each in _open(connection)]], COLUMNS, printing.form(), "there are no open transactions"
     )

@@ -170,6 +170,8 @@ def read_state(run: str | None, runs: Path) -> dict[str, str]:
     except (NoSuchRun, ValueError) as error:
         raise typer.BadParameter(f"{error}; or give --bootstrap-server") from None
     state = {key: found.state.get(key) or "" for key in ("run", "bootstrap_servers", "client_properties")}
+    if found.status == "running" and not (state["bootstrap_servers"] or state["client_properties"]):
+        raise RuntimeError(f"run {found.run} is starting and has no topics yet: try again in a moment")
     if not state["run"] or not (state["bootstrap_servers"] or state["client_properties"]):
         raise typer.BadParameter(f"{found.folder} has no address of the run's Kafka: give --bootstrap-server")
     return state

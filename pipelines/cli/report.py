@@ -37,8 +37,8 @@ def report(
 ) -> Report:
     """Write the report of a run: metrics, plots, samples, plans, slowest trajectories; or a comparison of runs.
 
-    The report is one self-contained HTML file. If the run's own broker has stopped, the command starts it again to read
-    the log.
+    The report is one self-contained HTML file; of a run that has not ended it shows what there is. The log of a stopped
+    run is read from its files; no broker starts.
 
     \b
     Examples:

@@ -24,24 +24,31 @@ def run(
     config: ConfigArgument,
     changes: SetOption = None,
     name: Annotated[str, typer.Option("--name", help="The run's name; by default the file's name and the time.")] = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the configuration as a start does, and start nothing.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON at the end.")] = False,
 ) -> Report:
     """Train a model with all pipelines on this machine: broker, warm start, roles, evaluation, audit and report.
 
     All results are in runs/NAME. Exits with 0 if the goal was reached and the audit passed: no trajectory lost or
-    trained twice.
+    trained twice. Before anything is started the settings, this machine, the model's files, and one prompt with its
+    rewards and environments are checked, and all problems are reported at once; --check does only that.
 
     \b
     Examples:
       laminar run examples/chain_sum.toml
+      laminar run examples/my_model.toml --check
       laminar run examples/chain_sum.toml --set trainer.optimizer_steps=40 --set run.seed=1
       laminar run examples/my_model.toml --set kafka.bootstrap_servers='"kafka:9092"'
     """
     from pipelines.config import load_config
-    from pipelines.run.local import run_locally
+    from pipelines.run.local import check_locally, run_locally
     from pipelines.run.stop_requests import StopRequests
 
     named = [f'run.name="{name}"'] if name else []
     loaded = load_config(config, [*(changes or []), *named])
+    if check:
+        return check_locally(loaded, config, as_json=json)
     stops = context.with_resource(StopRequests(final=bool(context.obj)))  # installed before the run starts
     return run_locally(loaded, config, stops, as_json=json)

@@ -59,7 +59,8 @@ def samples(
     """Show what the model answers: each prompt with its samples side by side, their rewards, and the reference.
 
     With two versions or --diff it shows the same questions under both, the largest change of reward first; by default
-    held-out questions. --best and --worst read the whole topic, the default only its end.
+    held-out questions. Episodes are shown with their turns: what the model said, what its environment or agent put
+    between, and the answer that the agent reported. --best and --worst read the whole topic, the default only its end.
 
     \b
     Examples:
@@ -91,13 +92,17 @@ def samples(
                 f"{_nothing(connection, wanted)} by two versions to the same question: {_compare_hint(heldout)}"
             )
         most = count or DEFAULT_CHANGES
-        return Report(comparison_json(found, most), str, True) if json else Texts(comparison_texts(found, most, style))
+        return (
+            Report(comparison_json(found, most, style.model), str, True)
+            if json
+            else Texts(comparison_texts(found, most, style))
+        )
     order: Literal["newest", "best", "worst"] = "best" if best else "worst" if worst else "newest"
     most = count or max(DEFAULT_COUNT, len(groups))
     listed = find_groups(connection.client, connection.run, wanted, order, most)
     if not listed:
         raise RuntimeError(f"{_nothing(connection, wanted)}: see `laminar topics stats experiences`")
-    return Report(groups_json(listed), str, as_json=True) if json else Texts(group_texts(listed, style))
+    return Report(groups_json(listed, style.model), str, as_json=True) if json else Texts(group_texts(listed, style))
 
 
 def _check(best: bool, worst: bool, diff: bool, groups: frozenset[str], names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""`laminar simulate`: histories of failures of a whole run on a simulated cluster."""
+"""`laminar simulate`: histories of failures of a whole run on a simulated cluster, and predictions of clusters."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 from infra.files import write_atomically
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
+from pipelines.cli.run import SetOption
 from pipelines.present.output import Report
 from pipelines.simulate.configurations import SHAPES
 from pipelines.simulate.explore import draw_history, explore, play, read_history, shrink, to_json
@@ -25,6 +26,10 @@ app = Commands()
 
 @app.command()
 def simulate(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Predict the emulated run of this configuration.")
+    ] = None,
+    *,
     count: Annotated[int, typer.Option("--explore", min=1, help="How many histories to play.")] = 100,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The first seed; each history has the next one.")] = 0,
     shape: Annotated[list[str] | None, typer.Option("--shape", help="Only this kind of run; may be repeated.")] = None,
@@ -32,13 +37,29 @@ def simulate(
     timeline: Annotated[bool, typer.Option("--timeline", help="Play one seed, and print its events.")] = False,
     perfetto: Annotated[Path | None, typer.Option("--perfetto", help="Write the events as a trace.")] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Write a failing history to this file.")] = None,
+    changes: SetOption = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option("--calibrate", metavar="RUN", help="Predict with the engine and trainer of this run's folder."),
+    ] = None,
+    search: Annotated[bool, typer.Option("--search", help="Search for better clusters of as many GPUs.")] = False,
+    train_gpus: Annotated[int, typer.Option("--train-gpus", min=1, help="GPUs of the trainer.")] = 1,
+    replica_gpus: Annotated[int, typer.Option("--replica-gpus", min=1, help="GPUs of a replica.")] = 1,
+    machine: Annotated[str, typer.Option("--machine", help="Its accelerators, by which KV is checked: H800.")] = "",
+    weights_gb: Annotated[float, typer.Option("--weights-gb", min=0, help="GB of the model's weights.")] = 0.0,
+    gpu_hour: Annotated[float, typer.Option("--gpu-hour", min=0, help="Price of an hour of a GPU.")] = 0.0,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Write the candidates as an SVG file.")] = None,
     json: JsonOption = False,
 ) -> Report:
-    """Play histories of failures of a small run, in one process and in virtual time, and check its invariants.
+    """Play histories of failures of a small run, or predict a whole cluster; in one process and in virtual time.
 
-    Every role runs its real code on a simulated Kafka cluster: processes die, pause, come back after their successor,
-    and requests are lost, late or executed without a response. One seed is one history, byte for byte. Exits with 1 at
-    the first history that violates an invariant, with as few faults as still make it fail.
+    Without CONFIG: every role runs its real code on a simulated Kafka cluster: processes die, pause, come back after
+    their successor, and requests are lost, late or executed without a response. One seed is one history, byte for byte.
+    Exits with 1 at the first history that violates an invariant, with as few faults as still make it fail.
+
+    With CONFIG or --calibrate: real placement and replicas, with emulated engines and trainer, predict throughput, idle
+    time, staleness, KV use and cost. A run is predicted in its own clock: --set run.time_scale=1 predicts the cluster.
+    --search tries other splits of the GPUs, staleness bounds and, with --machine and --weights-gb, GPUs a replica.
 
     \b
     Examples:
@@ -46,7 +67,15 @@ def simulate(
       laminar simulate --seed 17 --timeline --perfetto history.json
       laminar simulate --explore 200 --shape repack --save failing.json
       laminar simulate --replay failing.json --timeline
+      laminar simulate examples/emulated.toml --train-gpus 64 --replica-gpus 4
+      laminar simulate run.toml --search --train-gpus 64 --replica-gpus 4 --plot splits.svg
+      laminar simulate --calibrate runs/first --set rollout.slots=64
     """
+    if config is not None or calibrate is not None:
+        from pipelines.cli.predict import Question, predict_report
+
+        question = Question(config, calibrate, changes or [], train_gpus, replica_gpus, machine, weights_gb, gpu_hour)
+        return predict_report(question, search=search, plot=plot, json=json)
     shapes = shape or []
     for name in shapes:
         if name not in SHAPES:

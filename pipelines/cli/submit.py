@@ -88,11 +88,14 @@ def submit(
     from pipelines.roles import CANNOT_RUN, configure_logging, run_role
     from pipelines.run.error_guard import RunFailing
     from pipelines.run.submission.guard import guarded
-    from pipelines.run.submission.standalone import prepare
+    from pipelines.run.submission.standalone import claimed_store, prepare
 
     if group_size > 1:
         raise typer.Exit(_group(context, pipeline, config, changes or [], index, group_size, runner))
+    from pipelines.run.local import with_run_name
+
     loaded = load_config(config, changes or [])
+    loaded = with_run_name(loaded, config) if dry_run else loaded
     if machine is not None:
         index = relay_of(machine)
     role = Role(pipeline, index if replica is None else replica // loaded.rollout.replicas)
@@ -103,7 +106,7 @@ def submit(
     configure_logging()
     try:
         prepare(loaded, role, lambda line: typer.echo(line, err=True))
-        with guarded(loaded, role):
+        with claimed_store(loaded, role), guarded(loaded, role):
             run_role(loaded, role, runner, context.args)
     except RunFailing as failure:  # another start would fail again
         lines = "".join(f"  {escape_control_characters(line)}\n" for line in failure.detail_lines)
@@ -133,7 +136,8 @@ def _outlined(
     from pipelines.run.submission import drawing
     from pipelines.run.submission.outline import existing_topics, outline
 
-    existing, problem = existing_topics(config) if config.run.name else ({}, None)
+    named = config.kafka.bootstrap_servers or config.kafka.client_properties
+    existing, problem = existing_topics(config) if named else ({}, None)
     found = outline(config, role, runner, beam_options, existing)
     if problem is not None and problem not in found.missing:
         found = replace(found, missing=(*found.missing, problem))

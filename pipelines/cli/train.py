@@ -76,7 +76,7 @@ def replay(
       laminar train replay first --set trainer.learner.algorithm.name=cispo --set trainer.learner.learning_rate=1e-4
       laminar train replay first --out /tmp/again --json | jq .weights
     """
-    from operators.trainer.ranks import Ranks
+    from operators.trainer.rendezvous import Rendezvous
     from operators.trainer.replay import Replay, folder_digest, folder_distance, forked_ranks
     from pipelines.inspect.audit.trim_points import newest_trim_point
 
@@ -89,9 +89,9 @@ def replay(
     skipped_records: dict[int, int] = {}
 
     def train(
-        ranks: Ranks, log_updates: Callable[[Iterator[Update]], Iterator[Update]] = iter
+        rendezvous: Rendezvous, log_updates: Callable[[Iterator[Update]], Iterator[Update]] = iter
     ) -> tuple[list[Update], str]:
-        config = task.config
+        config, ranks = task.config, rendezvous.ranks
         replayed = Replay(config.trainer, config.model_folder(), task.recorded, ranks, config.experience.shards, begin)
         log = _Log(connection.client, task.config.run.name)
         updates = list(log_updates(replayed.train(log.parts(), task.steps)))

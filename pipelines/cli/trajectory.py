@@ -17,9 +17,11 @@ from pipelines.cli.options import Address, ColourOption, JsonOption, ModelOption
 from pipelines.inspect.log.describe import describe_outcome, describe_record
 from pipelines.inspect.log.history import History, history_of
 from pipelines.inspect.log.matching import MatchingRecord
+from pipelines.inspect.log.turns import turns_of, turns_to_plain
 from pipelines.inspect.run_folders import config_file
 from pipelines.present.output import Report, Texts
 from pipelines.present.token_colours import Tokens, coloured, tokens_of
+from pipelines.present.turn_text import turn_lines
 from schemas.identity import parse_trajectory_id
 from schemas.plain import to_plain
 from schemas.records import Trajectory
@@ -78,9 +80,16 @@ def _to_json(name: str, history: History, tokens: Tokens | None) -> dict[str, An
     return {
         "trajectory": name,
         "outcome": describe_outcome(history),
+        "turns": _turns_json(history),
         "events": [{**event._asdict(), "record": to_plain(event.record)} for event in history.events],
         "tokens": None if tokens is None else tokens._asdict(),
     }
+
+
+def _turns_json(history: History) -> dict[str, Any] | None:
+    """The turns of an agent and their times; None for other trajectories."""
+    found = turns_of(event.record for event in history.events)
+    return turns_to_plain(found) if found else None
 
 
 def _texts(
@@ -91,6 +100,8 @@ def _texts(
         history.events.extend(part)
         yield Text("\n").join(_line(event, history.events[0].timestamp) for event in part)
     yield f"{name}: {describe_outcome(history)}"
+    if turns := turns_of(event.record for event in history.events):
+        yield Text("\n").join(map(Text, turn_lines(turns)))
     tokens = read_tokens(history)
     yield from coloured(tokens, colour) if tokens else ()
 

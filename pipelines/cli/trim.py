@@ -51,7 +51,7 @@ def trim_command(
     from pipelines.training_step import checkpoints_of
     from schemas.records import PolicyVersion
 
-    connection = connect(run, kafka.brokers, kafka.command_config, folder)
+    connection = connect(run, kafka.brokers, kafka.command_config, folder, read_only=not execute)
     run_folder = find_run(folder, run or connection.run).folder
     config = load_config(run_folder / CONFIG_FILE)
     checkpoints = {PolicyVersion.parse(each.name): each for each in list_checkpoints(checkpoints_of(config))}

@@ -13,7 +13,8 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption
-from pipelines.inspect.run_state.state import RunState, fold_all, new_run
+from pipelines.inspect.run_state.events import PhaseStarted
+from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
 from pipelines.present.output import Report
 from pipelines.present.view.state_json import state_to_json
 from pipelines.present.view.watch import Watch
@@ -40,7 +41,7 @@ def watch(
 ) -> Report | None:
     """Watch a run: reward, accuracy, staleness, speed, lag, replicas. Joins no consumer group; works on any machine.
 
-    On a terminal the view is redrawn until you press Ctrl-C; otherwise one snapshot is printed.
+    On a terminal the view is redrawn until you press Ctrl-C; otherwise, and of a stopped run, one snapshot is printed.
 
     \b
     Examples:
@@ -48,10 +49,13 @@ def watch(
       laminar watch --run first -b kafka:9092
       laminar watch --json | jq .reward
     """
-    connection = address.connect()
-    with attached(connection, _local_run(address)) as watching:
+    connection, local = address.open_log(), _local_run(address)
+    with attached(connection, local) as watching:
         state = catch_up(watching)
-        if json or plain or not sys.stdout.isatty():
+        stopped = connection.client.log is not None
+        if local is not None and stopped:
+            state = fold(state, PhaseStarted(local.status, int(1000 * (local.state.get("ended_at") or 0)) or state.now))
+        if json or plain or stopped or not sys.stdout.isatty():
             return Report(state_to_json(state), lambda: _snapshot(state), as_json=json)
         from pipelines.present.view.console import console
         from pipelines.present.view.live import LiveView

@@ -22,6 +22,7 @@ from infra.store.publisher import Publisher
 from infra.store.weight_files import SINGLE, folder_tensors, tensors_in
 from infra.store.weight_store import WeightStore
 from infra.transport.download import download
+from infra.transport.frames import TransportError
 from operators.relay.config import RelayConfig
 from pipelines.cli.options import Connection
 from pipelines.cli.weight_copies import COPIED, new_folder
@@ -122,7 +123,10 @@ def pull_from_relays(
     with _beside(model, folder) as file, file.open("xb+") as out:
         out.truncate(manifest.bytes)
         with mmap.mmap(out.fileno(), manifest.bytes) as memory, memoryview(memory) as view:
-            download(manifest, chain, connection.run, relay.token(), view, relay.tls())
+            try:
+                download(manifest, chain, connection.run, relay.token(), view, relay.tls())
+            except TransportError as error:
+                raise TransportError(f"{error}: {elsewhere}") from error
     return f"{len(chain.links)} relays"
 
 

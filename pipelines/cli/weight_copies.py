@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ def _convert(place: WeightPlace, config: Config, model: Path, folder: Path) -> s
     from operators.trainer.checkpoint_files import file_names, read_manifest
     from operators.trainer.replay import Replay
 
-    trainer = replace(config.trainer, device="cpu", ranks=1)
+    trainer = replace(config.trainer, device="cpu", gpus=(), ranks=1, shard_ranks=0, context_ranks=1)
     with (
         new_folder(folder) as unfinished,
         local_copy(place.path, tuple(file_names(read_manifest(place.path)))) as local,
@@ -47,6 +47,30 @@ def _convert(place: WeightPlace, config: Config, model: Path, folder: Path) -> s
         unfinished.rmdir()  # written anew, as a whole
         Replay(trainer, model, config.trainer.ranks, shards=config.experience.shards, checkpoint=local).save(unfinished)
     return str(place.path)
+
+
+def pull_adapters(places: Sequence[WeightPlace], config: Config, model: Path, folder: Path, version: str) -> str:
+    """Write the adapters of `version` to the new `folder` from the first checkpoint among its `places`; return it.
+
+    Raises ValueError if it is in no checkpoint or the run has no adapters, FileExistsError, FileNotFoundError without
+    the model folder, CheckpointError for a damaged checkpoint.
+    """
+    lora = config.trainer.learner.lora
+    if not lora.rank:
+        raise ValueError(f"run {config.run.name} has no adapters: trainer.learner.lora.rank is 0")
+    checkpoint = next((place.path for place in places if place.kind == "checkpoint"), None)
+    if checkpoint is None:
+        raise ValueError(f"version {version} is in no checkpoint: published versions have the adapters merged")
+    from infra.storage import local_copy
+    from operators.trainer.adapter_folder import write_adapters
+    from operators.trainer.checkpoint_files import file_names, read_manifest
+
+    with (
+        new_folder(folder) as unfinished,
+        local_copy(checkpoint, tuple(file_names(read_manifest(checkpoint)))) as local,
+    ):
+        write_adapters(local, lora, model, unfinished, version)
+    return str(checkpoint)
 
 
 @contextmanager

@@ -150,16 +150,21 @@ def pull(
         ),
     ] = None,
     store: StoreOption = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Only the adapters of a LoRA run, for peft, vLLM or SGLang.")
+    ] = False,
     json: JsonOption = False,
 ) -> Report:
     """Write a version to a Hugging Face folder, from where this machine has it (see `laminar weights list`) or a relay.
 
-    A checkpoint is converted. So every checkpoint becomes a model that transformers and vLLM load.
+    A checkpoint is converted. So every checkpoint becomes a model that transformers and vLLM load. With `--adapter` a
+    checkpoint of a LoRA run becomes a folder of adapters, with the BLAKE3 of the weight files that they are for.
 
     \b
     Examples:
       laminar weights pull latest best-model
       laminar weights pull 1.12 out --model models/base
+      laminar weights pull 1.12 adapters --adapter
     """
     from pipelines.cli.relays import read_chain
     from pipelines.cli.weight_bytes import pull_from_relays, pull_from_store, store_root
@@ -170,6 +175,8 @@ def pull(
     base = model or (Path(config.model.path) if config is not None else Path())
     manifests = Manifests(connection.client, connection.run).readable()
     places = weight_places(manifests, connection.run, address.folder, store)
+    if adapter:
+        return _pull_adapters(address, places, manifest, base, folder, as_json=json)
     source = pull_from_store(store_root(connection, config, store), manifest, base, folder)
     if source is None and config is not None:
         found = (pull_from_place(place, config, base, folder) for place in places.get(manifest.version, []))
@@ -182,6 +189,20 @@ def pull(
         source = pull_from_relays(connection, manifest, chain, relay, base, folder, _available(places))
     data = {"version": str(manifest.version), "folder": str(folder), "bytes": manifest.bytes, "from": source}
     return Report(data, lambda: f"wrote version {manifest.version} to {folder}, from {source}", as_json=json)
+
+
+def _pull_adapters(
+    address: Address, places: Places, manifest: WeightVersion, base: Path, folder: Path, *, as_json: bool
+) -> Report:
+    from pipelines.cli.weight_copies import pull_adapters
+
+    config = _config(address.folder)
+    if config is None:
+        raise typer.BadParameter("--adapter needs the folder of the run, which this machine does not have")
+    version = str(manifest.version)
+    source = pull_adapters(places.get(manifest.version, []), config, base, folder, version)
+    data = {"version": version, "folder": str(folder), "from": source}
+    return Report(data, lambda: f"wrote the adapters of version {version} to {folder}, from {source}", as_json=as_json)
 
 
 @app.command()

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.inspect.log.samples import AnswerChange, Comparison, SampleGroup, count_changes
-from pipelines.present.token_colours import legend, token_pieces, tokens_of
+from pipelines.present.token_colours import has_tokenizer, legend, token_pieces, tokens_of
+from pipelines.present.turns import request_text, turn_texts, turns_of, with_speakers
 from schemas.plain import to_plain
 from schemas.records import Experience
 
@@ -22,6 +23,8 @@ MIN_COLUMN = 36
 """Characters of the narrowest column of samples side by side."""
 MAX_CHARS = 1200
 """A longer response is cut in the middle: its beginning and its end matter most."""
+MAX_EPISODE_CHARS = 4 * MAX_CHARS
+"""The same for an episode of several turns."""
 MAX_REFERENCE = 200
 _HEAD = 0.6
 _BOLD, _DIM, _DIFFERENT = Style(bold=True), Style(dim=True), Style(underline=True)
@@ -47,8 +50,7 @@ class SampleStyle:
     @property
     def coloured(self) -> bool:
         """Whether tokens are coloured."""
-        tokenizer = self.model is not None and (self.model / "tokenizer.json").is_file()
-        return self.width is not None and self.colour != "none" and tokenizer
+        return self.width is not None and self.colour != "none" and has_tokenizer(self.model)
 
 
 def group_texts(groups: Sequence[SampleGroup], style: SampleStyle) -> Iterator[Any]:
@@ -79,8 +81,8 @@ def comparison_texts(comparison: Comparison, count: int, style: SampleStyle) -> 
     yield from _legend([change.after.samples[0] for change in shown], style)
 
 
-def groups_json(groups: Iterable[SampleGroup]) -> list[dict[str, Any]]:
-    """Return `groups` JSON-ready."""
+def groups_json(groups: Iterable[SampleGroup], model: Path | None = None) -> list[dict[str, Any]]:
+    """Return `groups` JSON-ready; samples of episodes with their turns, if folder `model` has a tokenizer."""
     return [
         {
             "prompt": group.prompt.prompt_id,
@@ -90,25 +92,25 @@ def groups_json(groups: Iterable[SampleGroup]) -> list[dict[str, Any]]:
             "reference": _reference(group),
             "group_size": group.prompt.samples,
             "reward": group.reward,
-            "samples": [_sample_json(each) for each in group.samples],
+            "samples": [_sample_json(each, model) for each in group.samples],
         }
         for group in groups
     ]
 
 
-def comparison_json(comparison: Comparison, count: int) -> dict[str, Any]:
-    """Return a comparison JSON-ready, with its first `count` questions."""
+def comparison_json(comparison: Comparison, count: int, model: Path | None = None) -> dict[str, Any]:
+    """Return a comparison JSON-ready, with its first `count` questions and the turns of episodes as `groups_json`."""
     old, new = comparison.versions
     counted = count_changes(comparison.changes)
     return {
         "versions": [str(old), str(new)],
         **{name: counted[name] for name in ("better", "worse", "equal")},
-        "questions": [_change_json(each) for each in comparison.changes[:count]],
+        "questions": [_change_json(each, model) for each in comparison.changes[:count]],
     }
 
 
-def _change_json(each: AnswerChange) -> dict[str, Any]:
-    before, after = groups_json([each.before, each.after])
+def _change_json(each: AnswerChange, model: Path | None) -> dict[str, Any]:
+    before, after = groups_json([each.before, each.after], model)
     shared = {name: after[name] for name in ("task", "question", "reference")}
     sides = {
         side: {name: group[name] for name in ("prompt", "round", "reward", "samples")}
@@ -117,8 +119,11 @@ def _change_json(each: AnswerChange) -> dict[str, Any]:
     return {**shared, "change": each.change, **sides}
 
 
-def _sample_json(experience: Experience) -> dict[str, Any]:
+def _sample_json(experience: Experience, model: Path | None) -> dict[str, Any]:
     trajectory = experience.trajectory
+    turns = None
+    if trajectory.episode is not None and (texts := tokens_of(trajectory, model).texts) is not None:
+        turns = list(turn_texts(trajectory, texts, request_text(trajectory, model)))
     return {
         "trajectory": trajectory.trajectory_id,
         "version": str(trajectory.policy_version) if trajectory.policy_version else None,
@@ -128,6 +133,7 @@ def _sample_json(experience: Experience) -> dict[str, Any]:
         "finish_reason": trajectory.finish_reason,
         "tokens": len(trajectory.response.token_ids),
         "text": trajectory.text,
+        **({} if turns is None else {"turns": turns}),
     }
 
 
@@ -168,14 +174,33 @@ def _label(experience: Experience) -> str:
     version = f"version {trajectory.policy_version}, " if trajectory.policy_version else ""
     ending = "" if trajectory.finish_reason == "stop" else f", ended by {trajectory.finish_reason}"
     failed = f", reward failed: {experience.error}" if experience.error else ""
-    return f"reward {experience.reward:.2f}  {trajectory.trajectory_id}, {version}{tokens} tokens{ending}{failed}"
+    spoken = sum(turn.speaker == "model" for turn in turns_of(trajectory))
+    turns = f", {spoken} turn{'s' * (spoken != 1)}" if trajectory.episode is not None else ""
+    name = trajectory.trajectory_id
+    return f"{_reward(experience)}  {name}, {version}{tokens} tokens{turns}{ending}{failed}"
+
+
+def _reward(experience: Experience) -> str:
+    """The reward, with its parts if there are several."""
+    parts = ", ".join(f"{part.name} {part.value:.2f}" for part in experience.components)
+    several = len(experience.components) > 1
+    return f"reward {experience.reward:.2f}" + (f" ({parts})" if several else "")
 
 
 def _pieces(experience: Experience, style: SampleStyle) -> list[Piece]:
     trajectory = experience.trajectory
-    plain = [(trajectory.text, Style())]
-    pieces = token_pieces(tokens_of(trajectory, style.model), style.colour) if style.coloured else plain
-    return pieces if style.whole else shortened(pieces, MAX_CHARS, _DIM)
+    episode = trajectory.episode is not None and has_tokenizer(style.model)
+    if style.coloured or episode:
+        colour = style.colour if style.coloured else "none"
+        pieces = token_pieces(tokens_of(trajectory, style.model), colour)
+    else:
+        pieces = [(trajectory.text, Style())]
+    if episode:
+        request = request_text(trajectory, style.model)
+        pieces = with_speakers(trajectory, pieces, request, _DIM)
+    if not any(text.strip() for text, _ in pieces):
+        return [("(empty response)", _DIM)]
+    return pieces if style.whole else shortened(pieces, MAX_EPISODE_CHARS if episode else MAX_CHARS, _DIM)
 
 
 def shortened(pieces: list[tuple[str, S]], limit: int, cut: S) -> list[tuple[str, S]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from rich.style import Style
 from rich.text import Text
@@ -38,11 +38,16 @@ def tokens_of(trajectory: Trajectory, model: Path | None) -> Tokens:
     versions = [str(span.version) for span in trajectory.version_spans for _ in range(span.length)]
     return Tokens(
         ids,
-        token_texts(model, ids) if model is not None and (model / "tokenizer.json").is_file() else None,
+        token_texts(model, ids) if has_tokenizer(model) else None,
         response.logprobs.to_pylist(),
         response.loss_mask.to_pylist(),
         versions,
     )
+
+
+def has_tokenizer(model: Path | None) -> TypeGuard[Path]:
+    """Whether folder `model` has a tokenizer file."""
+    return model is not None and (model / "tokenizer.json").is_file()
 
 
 def coloured(tokens: Tokens, by: str) -> Iterator[Text]:

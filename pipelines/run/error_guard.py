@@ -6,12 +6,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from infra.workers.error_text import first_line
+from infra.workers.error_text import first_line, place_of
 from pipelines.inspect.run_state.errors import ErrorCounts, error_counts, errors_text
 from pipelines.inspect.run_state.state import RunState
+from schemas.identity import trajectory_id
 
 MAX_POINTS = 4096
 ERROR = "reward_error"
+HELD_OUT = trajectory_id("evaluation", 0, 0)[0]
+"""First letter of the trajectory ids of evaluation."""
 COLUMNS = ("trajectory_id", ERROR, "scored_at")
 """The columns of the experiences topic that `first_error_lines` reads."""
 
@@ -27,6 +30,7 @@ class RunFailing(RuntimeError):
 class ErrorGuard:
     """Checks the error share of the newest `window` trajectories against `share`; a window of 0 disables it.
 
+    Only training counts: answers to held-out questions teach nothing, and fail when their version is gone.
     Errors before `started_at` (Unix milliseconds) do not count: a resumed run may have been repaired.
     """
 
@@ -62,17 +66,23 @@ def failing_message(recent: ErrorCounts, run: str) -> str:
 
 
 def first_error_lines(rows: Iterable[Mapping[str, Any]], since: int) -> list[str]:
-    """The first error in `rows` scored at `since` or later, preferably one with a traceback, as lines."""
+    """The first error of training in `rows` scored at `since` or later, with the traceback of its place, as lines.
+
+    Only the first error of a place in user code has a traceback, and that may be one of a held-out answer.
+    """
     found: Mapping[str, Any] | None = None
+    traces: dict[str, list[str]] = {}
     for row in rows:
-        scored_at = row["scored_at"].timestamp() * 1000
-        if row[ERROR] is None or scored_at < since:
+        if row[ERROR] is None or row["scored_at"].timestamp() * 1000 < since:
             continue
-        if found is None or "\n" in row[ERROR]:
+        line, *trace = row[ERROR].split("\n")
+        if trace:
+            traces.setdefault(place_of(line), trace)
+        if found is None and not row["trajectory_id"].startswith(HELD_OUT):
             found = row
-        if "\n" in found[ERROR]:
+        if found is not None and place_of(first_line(found[ERROR])) in traces:
             break
     if found is None:
         return []
-    heading = f"The first error, of trajectory {found['trajectory_id']}: {first_line(found[ERROR])}"
-    return [heading, *found[ERROR].split("\n")[1:]]
+    line = first_line(found[ERROR])
+    return [f"The first error, of trajectory {found['trajectory_id']}: {line}", *traces.get(place_of(line), ())]

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from infra.models.sizes import parameter_count
 from operators.trainer.config import WITHOUT_GROUPS
+from operators.trainer.presets import optimizer_steps, unused_clip_warning
 from pipelines.config import Config
+from pipelines.run.warm_start import CACHE
+
+SMALL_MODEL = 30_000_000
+"""Parameters below which a model hardly changes at the learning rates of pretrained ones."""
+SMALL_RATE = 1e-5
+
+
+def _is_warm_start(config: Config) -> bool:
+    """Whether the model is that of a warm start: a resumed run names it."""
+    return Path(config.model.path).absolute().is_relative_to((config.run.folder / CACHE).absolute())
 
 
 def unlearnable(config: Config) -> Iterator[str]:
@@ -31,6 +44,11 @@ def unlearnable(config: Config) -> Iterator[str]:
 
 def doubtful_settings(config: Config) -> Iterator[str]:
     """Settings that are rarely meant."""
+    if config.warm_start is not None and config.model.path and not _is_warm_start(config):
+        yield (
+            "[warm_start] has no effect beside model.path: it creates and trains a small model of its own. Remove one "
+            "of them; to warm up a model of yours, train it on worked answers before the run"
+        )
     batch = config.experience.global_batch
     for task in config.prompts.mixture:
         samples = task.samples_per_prompt
@@ -39,3 +57,29 @@ def doubtful_settings(config: Config) -> Iterator[str]:
                 f"experience.global_batch = {batch} is no multiple of samples_per_prompt = {samples}, task "
                 f"{task.task_name!r}: batches consist of whole groups, so they have {-(-batch // samples) * samples}"
             )
+    if config.emulated:
+        return
+    rate = config.trainer.learner.learning_rate
+    if rate < SMALL_RATE and (small := _small_model(config)):
+        yield (
+            f"trainer.learner.learning_rate = {rate:g} is for pretrained models of a billion parameters; {small} "
+            "hardly changes: 1e-4 to 1e-3 is usual"
+        )
+    if warning := unused_clip_warning(config.trainer.learner):
+        yield warning
+    mini_batches, _ = optimizer_steps(config.trainer.learner)
+    groups = min(batch // task.samples_per_prompt for task in config.prompts.mixture)
+    if 0 < groups < mini_batches:
+        yield (
+            f"a batch of {batch} has {groups} groups, fewer than the {mini_batches} mini-batches of algorithm "
+            f"{config.trainer.learner.algorithm.name}: it takes {groups} optimizer steps. Set a larger "
+            "experience.global_batch, or trainer.learner.mini_batches"
+        )
+
+
+def _small_model(config: Config) -> str:
+    """What the model is, if it is known to be small; otherwise empty."""
+    if not config.model.path:
+        return "that of a warm start"
+    size = parameter_count(Path(config.model.path))
+    return f"one of {size / 1e6:.1f} million" if 0 < size < SMALL_MODEL else ""

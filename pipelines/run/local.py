@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from pipelines.run.error_guard import RunFailing
 from pipelines.run.gpu_map import gpu_problems
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.preflight import missing_requirements
-from pipelines.run.state import RunStateFile, link_latest
+from pipelines.run.state import RunStateFile, link_latest, remove_run
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import Supervisor
 from schemas.topics import run_prefix
@@ -62,10 +64,37 @@ def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: boo
     check(config)
     folder = config.run_folder
     (folder / LOGS).mkdir(parents=True)
-    link_latest(folder)
+    before = link_latest(folder)
     steps, warn_steps = config.trainer.optimizer_steps, config.run.warn_steps
     state = RunStateFile(folder, config.run.name, steps, warn_steps=warn_steps)
-    return _supervised(config, state, stops, as_json, file=file)
+    try:
+        return _supervised(config, state, stops, as_json, file=file)
+    except ConfigError:
+        if not (folder / CONFIG_FILE).exists():  # no topic was written: there is nothing to look at or to resume
+            remove_run(folder, before)
+        raise
+
+
+def check_locally(config: Config, file: Path, *, as_json: bool = False) -> Report:
+    """Check `config`, read from `file`, as a start does, and start nothing. The exit code is 1 if it has problems."""
+    config = with_absolute_paths(with_run_name(config, file))
+    from pipelines.run.trial import all_problems  # imports torch
+
+    check_new(config)
+    found = all_problems(config, problems_of(config), _say_check)
+    tasks = ", ".join(task.task_name for task in config.prompts.mixture)
+    lines = [*(f"problem: {each}" for each in found.problems), *(f"warning: {each}" for each in found.warnings)]
+    lines.append(
+        f"{file} cannot start: {len(found.problems)} problem{'s' * (len(found.problems) > 1)}"
+        if found.problems
+        else f"{file} can start: its model, prompts ({tasks}), rewards and environments work on the first prompt"
+    )
+    return Report(asdict(found), lambda: "\n".join(lines), as_json, 1 if found.problems else 0)
+
+
+def _say_check(subject: str) -> None:
+    sys.stderr.write(f"checks {subject}\n")
+    sys.stderr.flush()
 
 
 def resume_locally(
@@ -81,7 +110,8 @@ def resume_locally(
         raise ConfigError(f"run {run.run} ended before its topics were created ({file} is missing): start a new run")
     config, before = load_config(file, changes), load_config(file)
     check_resumable(before, config)
-    check_ready(config, new=False)
+    if problems := problems_of(config, new=False):
+        raise ConfigProblems(problems)
     if config.trainer.optimizer_steps > before.trainer.optimizer_steps:
         _keep_model(run.folder, before.trainer.optimizer_steps)
     state = RunStateFile(
@@ -94,6 +124,8 @@ def resume_locally(
         started_at=run.started_at,
         warn_steps=config.run.warn_steps,
     )
+    for name in (SUMMARY_FILE, AUDIT_FILE):  # of the end before: they would be taken for those of the run as it is
+        (run.folder / name).unlink(missing_ok=True)
     return _supervised(config, state, stops, as_json, resumed=True)
 
 
@@ -116,6 +148,8 @@ def _supervised(
         answer = {"run": config.run.name, "error": state.error}
         text = f"{state.error}; its files are in {_relative_to_cwd(folder)}"
         if (folder / CONFIG_FILE).exists():
+            with suppress(OSError, ValueError):  # a full disk must not hide how to resume
+                _write_report(state, None)
             text += f"; to resume it: `{laminar_command()} runs resume --run {run_argument(folder)}`"
         return Report(answer, lambda: text, as_json, stop.exit_code)
     except BaseException as error:
@@ -190,17 +224,29 @@ def _relative_to_cwd(folder: Path) -> Path:
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError if the run exists or the configuration cannot work, before anything is started."""
+    """Raise ConfigError if the run exists or the configuration cannot work, before anything is started.
+
+    If it cannot, prompts, rewards and environments are tried too, so that all problems are reported at once.
+    """
+    check_new(config)
+    if problems := problems_of(config):
+        if config.run.check_timeout_s:
+            from pipelines.run.trial import all_problems  # imports torch
+
+            problems = all_problems(config, problems).problems
+        raise ConfigProblems(problems)
+
+
+def check_new(config: Config) -> None:
+    """Raise ConfigError if the run exists or its name is not valid."""
     if (config.run_folder / STATE_FILE).exists():
         raise ConfigError(
             f"run {config.run.name!r} exists already in {config.run.folder}: choose another run.name, or resume it: "
             f"`{laminar_command()} runs resume --run {run_argument(config.run_folder)}`"
         )
     run_prefix(config.run.name)
-    check_ready(config)
 
 
-def check_ready(config: Config, *, new: bool = True) -> None:
-    """Raise ConfigProblems with all requirements of a new or resumed run that this machine does not meet."""
-    if problems := [*missing_requirements(config, new=new), *gpu_problems(config, visible_gpus())]:
-        raise ConfigProblems(problems)
+def problems_of(config: Config, *, new: bool = True) -> list[str]:
+    """All requirements of a new or resumed run that this machine does not meet, without running code of the user."""
+    return [*missing_requirements(config, new=new), *gpu_problems(config, visible_gpus())]

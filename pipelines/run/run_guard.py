@@ -11,7 +11,7 @@ from pipelines.inspect.run_state.state import RunState
 from pipelines.run.error_guard import ErrorGuard, RunFailing, failing_message, first_error_lines
 
 MIN_DRAWN = 256
-"""Questions drawn before the share of refused rows counts: as many as the check before the start renders."""
+"""Questions drawn before the share of refused rows counts."""
 
 Experiences = Iterable[Mapping[str, Any]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -86,9 +87,22 @@ class RunStateFile:
         write_even_if_disk_full(self.folder / STATE_FILE, json.dumps(state, indent=1))
 
 
-def link_latest(folder: Path) -> None:
-    """Link `latest`, beside the run folder `folder`, to it."""
+def link_latest(folder: Path) -> Path | None:
+    """Link `latest`, beside the run folder `folder`, to it. Returns the folder that it named before, or None."""
+    latest = folder.parent / LATEST
+    before = latest.resolve() if latest.is_symlink() and latest.is_dir() else None
     partial = folder.parent / f".latest.{os.getpid()}"
     partial.unlink(missing_ok=True)
     partial.symlink_to(folder.name)
-    partial.replace(folder.parent / LATEST)
+    partial.replace(latest)
+    return before
+
+
+def remove_run(folder: Path, before: Path | None) -> None:
+    """Remove the folder of a run that wrote no topic; `latest` names `before` again, or nothing."""
+    latest = folder.parent / LATEST
+    if latest.is_symlink() and latest.resolve() == folder.resolve():
+        latest.unlink()
+        if before is not None:
+            link_latest(before)
+    shutil.rmtree(folder, ignore_errors=True)

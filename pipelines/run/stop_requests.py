@@ -11,14 +11,19 @@ from typing import Any
 
 FORCED_EXIT_AFTER = 3
 """This many requests end the process at once; the zygote and the broker's guard process clean up after it."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MEANINGS = {
+    signal.SIGINT: "Ctrl-C (SIGINT)",
+    signal.SIGTERM: "`laminar runs stop` or the system (SIGTERM)",
+    signal.SIGHUP: "the end of its terminal (SIGHUP)",
+}
+_SIGNALS = tuple(_MEANINGS)
 
 
 class Interrupted(Exception):
     """Signal `number` stopped the run before its goal."""
 
     def __init__(self, number: int = signal.SIGINT) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
+        super().__init__(f"stopped by {_MEANINGS[signal.Signals(number)]}")
         self.number = number
 
     @property
@@ -55,6 +60,11 @@ class StopRequests:
         while self._previous:
             number, previous = self._previous.popitem()
             signal.signal(number, signal.SIG_IGN if self._final else previous)
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a stop was requested more than once."""
+        return len(self._requests) > 1
 
     def check(self) -> None:
         """Raise Interrupted if a stop was requested."""

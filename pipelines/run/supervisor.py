@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from infra.files import write_atomically
+from infra.kafka.admin import TopicError
 from infra.kafka.observer import Observer
+from infra.kafka.readiness import BrokerUnreachable
 from infra.store.errors import StoreBusy
 from infra.store.ownership import remove_store
 from pipelines.config import Config, ConfigError, ConfigProblems, save_config
@@ -34,15 +36,17 @@ from pipelines.run.goal import is_evaluated, is_reached, is_trained
 from pipelines.run.run_guard import RunGuard
 from pipelines.run.run_kafka import RunKafka
 from pipelines.run.state import RunStateFile
-from pipelines.run.stop_requests import StopRequests
+from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.topics import make_topics
-from pipelines.run.trial_result import RESULT_FILE, TRIAL, TRIAL_CONFIG_FILE, read_trial
+from pipelines.run.trial_result import CHECK_FILE, RESULT_FILE, TRIAL, TRIAL_CONFIG_FILE, read_check, read_trial
 from pipelines.run.warm_start import PROGRESS_FILE, find_warm_start
-from pipelines.shards import store_folder
+from pipelines.shards import own_store_folder, store_folder
 from schemas.records import Metric
 from schemas.topics import CATALOGUE, EXPERIENCES
 
 DRAIN_S = 5.0
+STOP_CHECKPOINT_S = 60.0
+"""How long a stopped run waits for the trainer's checkpoint of the newest version; a second request ends the wait."""
 INTERRUPTED_STOP_S = 1.5
 """How long the broker may take to stop after a stop request or an error."""
 TICK_S = 0.1
@@ -92,6 +96,7 @@ class Supervisor:
             self._fleet = stack.enter_context(
                 closing(self._open_fleet())
             )  # closed before the broker, because roles commit at their end
+            stack.push(self._keep_newest)
             self._prepare()
             client, name = self.config.kafka.client(), self.config.run.name
             observer = Observer(client, name, positions=file.position)
@@ -109,12 +114,15 @@ class Supervisor:
         return result
 
     def _claim_store(self) -> None:
-        """Set the weight store's folder, and remove the store of a killed run of the same name."""
-        store = store_folder(self.config)
+        """Set the weight store's folder, and remove the one that a killed process of this run has left."""
+        store = own_store_folder(self.config)
         deadline = time.monotonic() + (CLEANUP_S if self._resumed else 0.0)
         while (busy := _in_use(store)) is not None:
             if time.monotonic() > deadline:
-                raise ConfigError(f"run {self.config.run.name!r} is active on this machine: {busy}")
+                raise ConfigError(
+                    f"run {self.config.run.name!r} is active on this machine: {busy}. "
+                    "Choose another name with --name, or stop that run"
+                )
             self._stops.check()
             time.sleep(TICK_S)
         self.config = replace(self.config, relay=replace(self.config.relay, store=str(store)))
@@ -129,6 +137,22 @@ class Supervisor:
             excused=lambda: not self._kafka.answers(),
         )
 
+    def _keep_newest(self, kind: type[BaseException] | None, *_: object) -> None:
+        """After a stop request in training: let the trainer end its batch and write a checkpoint of the newest version.
+
+        Without Kafka it cannot end by itself, so nothing waits for it.
+        """
+        if kind is not Interrupted or self.state.phase not in ("training", "final evaluation"):
+            return
+        trainers = [process.name for process in processes_of(self.config) if process.name.startswith("trainer")]
+        deadline = time.monotonic() + STOP_CHECKPOINT_S
+        self._fleet.stop(trainers)
+        with suppress(BrokerUnreachable, TopicError, RoleFailed):  # the stop request is what ends the run
+            while set(trainers) & {*self._fleet.running()} and time.monotonic() < deadline:
+                if self._stops.repeated or not self._kafka.answers():
+                    return
+                self._fleet.poll(TICK_S)
+
     def _open_audits(self) -> BackgroundAudit:
         every_s = self.config.run.audit_every_s
         return BackgroundAudit(self.folder / CONFIG_FILE, every_s, self.view.note, self.state.set_audit)
@@ -142,6 +166,8 @@ class Supervisor:
             self.config = replace(self.config, kafka=self._kafka.config)
             if not self._resumed:
                 self._kafka.refuse_existing(self.config.run.name)
+        self._read_check()
+        self._enter("checks")
         self._finish_trial()
         with self._stops.interruptible():
             make_topics(self.config, self.view.note)
@@ -155,13 +181,15 @@ class Supervisor:
     def _start_trial(self) -> None:
         """Start the check of prompts, rewards and environments; it runs while Kafka starts."""
         file = self.folder / TRIAL_CONFIG_FILE
-        (self.folder / RESULT_FILE).unlink(missing_ok=True)
+        for name in (RESULT_FILE, CHECK_FILE):
+            (self.folder / name).unlink(missing_ok=True)
         save_config(self.config, file)
         self._fleet.run_job(TRIAL, file)
 
     def _finish_trial(self) -> None:
         """Wait for the check. Raises ConfigProblems with all its problems, RoleFailed if it ended without a result."""
         while self._fleet.members[TRIAL].wanted:
+            self._read_check()
             self._tick()
         code = self._fleet.members.pop(TRIAL).code
         if code:
@@ -172,6 +200,12 @@ class Supervisor:
             self.view.note(f"warning: {warning}")
         if found.problems:
             raise ConfigProblems(found.problems)
+
+    def _read_check(self) -> None:
+        """Report to the watch which check runs, if it changed."""
+        check = read_check(self.folder / CHECK_FILE)
+        if check is not None and check != self._watch.state.check:
+            self._watch.start_check(check)
 
     def _warm_start(self) -> None:
         self._enter("warm start")

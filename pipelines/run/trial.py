@@ -10,8 +10,9 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,47 +33,79 @@ from operators.score.pool import VerifierUnavailable
 from operators.score.scorer import Scorer
 from pipelines.config import Config
 from pipelines.run.learnability import doubtful_settings
-from pipelines.run.trial_result import TrialResult
+from pipelines.run.paths import files_read
+from pipelines.run.trial_result import CHECK_FILE, TrialResult, write_check
 from schemas.records import Prompt
 
-SAMPLED = 256
-"""Questions of a task that are rendered, to estimate how many have no room."""
+GENERATED = 256
+"""Questions of a task without a table that are rendered, to estimate how many have no room."""
 SAMPLING_S = 5.0
+"""How long the rows of a table are rendered; the share of the rest is extrapolated."""
+
+
+Started = Callable[[str], None]
+
+
+def _quiet(subject: str) -> None:
+    """Reports nothing."""
 
 
 def run_trial(config: Config, file: Path) -> None:
-    """Check `config` and write the `TrialResult` to `file` as JSON."""
-    found = TrialResult(warnings=list(doubtful_settings(config)))
-    prompts = _check_prompts(config, found)
-    if not config.emulated:
-        from operators.trainer.algorithms import unused_clip_warning  # deferred: imports torch
-
-        if warning := unused_clip_warning(config.trainer.learner):
-            found.warnings.append(warning)
-    if config.run.check_timeout_s:
-        _check_rewards(config, prompts, found)
-        _check_environments(config, prompts, found)
-        _check_components(config, found)
+    """Check `config` and write the `TrialResult` to `file` as JSON; `CHECK_FILE` beside it names the present check."""
+    started = partial(write_check, file.with_name(CHECK_FILE))
+    found = try_config(config, lambda subject: started(subject, time.time_ns() // 10**6))
     write_atomically(file, json.dumps(asdict(found)))
+
+
+def all_problems(config: Config, known: Sequence[str] = (), started: Started = _quiet) -> TrialResult:
+    """The problems `known` from the checks without user code, those that a trial in this process finds, and warnings.
+
+    What the trial says of a missing file or model is known already. `started` as for `try_config`.
+    """
+    found = try_config(config, started)
+    missing = [str(path) for _, path in files_read(config) if not path.exists()]
+    keys = {problem.partition(":")[0] for problem in known} & {"model.path"}
+    new = [
+        problem
+        for problem in found.problems
+        if not any(path in problem for path in missing) and problem.partition(":")[0] not in keys
+    ]
+    return TrialResult([*known, *new], found.warnings)
+
+
+def try_config(config: Config, started: Started = _quiet) -> TrialResult:
+    """Use the prompts, rewards and environments of `config` once. Calls `started` with what is checked next."""
+    found = TrialResult(warnings=list(doubtful_settings(config)))
+    prompts = _check_prompts(config, found, started)
+    if config.run.check_timeout_s:
+        _check_rewards(config, prompts, found, started)
+        _check_environments(config, prompts, found, started)
+        started("the buffer's sampler, writers and evictions")
+        _check_components(config, found)
+    return found
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 
-def _check_prompts(config: Config, found: TrialResult) -> list[tuple[TaskConfig, Prompt]]:
+def _check_prompts(config: Config, found: TrialResult, started: Started) -> list[tuple[TaskConfig, Prompt]]:
     """Render the first questions of each task; returns a prompt of each task that has one."""
+    started("the prompts' data")
     try:
         sources = open_tasks(config.prompts)
     except (ValueError, OSError) as error:
         found.problems.append(f"prompts: {error}")
         try:
             sources = open_tasks(_without_heldout(config.prompts))  # rewards and environments need a prompt
-        except (ValueError, OSError):
+        except (ValueError, OSError) as second:
+            _add(found.problems, f"prompts: {second}")
             return []
     try:
+        started("the tokenizer")
         shared, context, vocabulary = _model(config)
         first = []
         for task, levels in zip(config.prompts.mixture, sources, strict=True):
+            started(f"the prompts of task {task.task_name!r}")
             tokenizer = shared or SyntheticTokenizer(task.prompt_tokens)
             for prompt in _render_some(task, levels[0], tokenizer, context, vocabulary, found):
                 first.append((task, prompt))
@@ -117,14 +150,14 @@ def _render_some(
     vocabulary: int | None,
     found: TrialResult,
 ) -> Iterator[Prompt]:
-    """Render up to `SAMPLED` questions of `task`; yields the first prompt. Too many refusals are a problem."""
+    """Render questions of `task`, see `SAMPLING_S`; yields the first prompt. Too many refusals are a problem."""
     refused: Counter[str] = Counter()
     reasons: dict[str, str] = {}
     unknown: int | None = None
     prompts, shortened = 0, 0
     deadline = time.monotonic() + SAMPLING_S
     own = source.row_count - sum(source.refused_rows.values()) - len(source.heldout)
-    for number in range(min(SAMPLED, source.total or SAMPLED, own if source.row_count else SAMPLED)):
+    for number in range(own if source.row_count else min(GENERATED, source.total or GENERATED)):
         try:
             prompt = render(source[number], number, task, tokenizer, context)
         except (UnusableRow, ValueError) as error:
@@ -160,18 +193,29 @@ def _render_some(
             f"{min(1.0, rows.share + 0.005):.2f}"
         )
     elif rows.share:
-        found.warnings.append(f"{name}: {rows} are refused; `laminar topics dlq list` lists them")
+        found.warnings.append(f"{name}: {rows} are refused; `laminar topics dlq list` lists them once the run trains")
 
 
 # -- rewards and environments ------------------------------------------------------------------------------------------
 
 
-def _check_rewards(config: Config, prompts: list[tuple[TaskConfig, Prompt]], found: TrialResult) -> None:
-    """Call the rewards of each task on its first prompt and a response that ends with the reference's answer."""
+def _check_rewards(
+    config: Config, prompts: list[tuple[TaskConfig, Prompt]], found: TrialResult, started: Started
+) -> None:
+    """Call the rewards of each task on its first prompt and a response that ends with the reference's answer.
+
+    Without any prompt the rewards are loaded only.
+    """
     limit = config.run.check_timeout_s
+    failing: set[str] = set()
+    if not prompts:
+        for rubric in config.score.tasks or (config.score,):
+            started(f"the import of {_names(rubric)}")
+            _load_rewards(_alone(rubric, config.score), limit, found)
     for task, prompt in prompts:
         rubric = next((each for each in config.score.tasks if each.name == prompt.task), config.score)
         one = _alone(rubric, config.score)
+        started(f"{_names(rubric)} on the first prompt of task {prompt.task!r}")
         text = trial_response(prompt, rubric)
         environment = 0.0 if task.environment else None
         answer = AnswerContext(text, len(text), prompt.text, prompt.task, prompt.reference, environment)
@@ -179,15 +223,35 @@ def _check_rewards(config: Config, prompts: list[tuple[TaskConfig, Prompt]], fou
             with Scorer(one, start_limit_s=limit) as scorer:
                 (results,) = scorer.judge([answer])
         except (VerifierUnavailable, ValueError, ImportError, OSError) as error:
-            _add(found.problems, f"score.rewards: {error}")
+            _add(found.problems, _unavailable(error, limit))
             continue
         for spec, result in zip(one.rewards, results, strict=True):
-            if result.value is None:
+            if result.value is None and f"{spec.name} {result.error}" not in failing:  # of several tasks, the first
+                failing.add(f"{spec.name} {result.error}")
                 _add(
                     found.problems,
                     f"score.rewards: {spec.name} fails on the first prompt of task {prompt.task!r} with the response "
                     f"{text[:60]!r}: {result.error}",
                 )
+
+
+def _names(rubric: Rubric) -> str:
+    """The rewards of `rubric`, for a person."""
+    return f"reward{'s' * (len(rubric.rewards) > 1)} {', '.join(spec.name for spec in rubric.rewards)}"
+
+
+def _load_rewards(score: ScoreConfig, limit_s: float, found: TrialResult) -> None:
+    try:
+        with Scorer(score, start_limit_s=limit_s):
+            pass
+    except (VerifierUnavailable, ValueError, ImportError, OSError) as error:
+        _add(found.problems, _unavailable(error, limit_s))
+
+
+def _unavailable(error: Exception, limit_s: float) -> str:
+    slow = "took longer than" in str(error)
+    hint = f". It may be slow, or the machine busy: raise run.check_timeout_s (now {limit_s:g})" if slow else ""
+    return f"score.rewards: {error}{hint}"
 
 
 def _alone(rubric: Rubric, score: ScoreConfig) -> ScoreConfig:
@@ -210,12 +274,17 @@ def trial_response(prompt: Prompt, rubric: Rubric) -> str:
     return forms.get(rubric.answer, lambda: text)()
 
 
-def _check_environments(config: Config, prompts: list[tuple[TaskConfig, Prompt]], found: TrialResult) -> None:
+def _check_environments(
+    config: Config, prompts: list[tuple[TaskConfig, Prompt]], found: TrialResult, started: Started
+) -> None:
     """Start each environment and reset it on the first prompt that uses it."""
     used = {task.environment: prompt for task, prompt in reversed(prompts) if task.environment}
     for spec in config.rollout.environments:
         prompt = used.get(spec.resolved_name)
-        if prompt is not None and (problem := _reset(spec, prompt, config.run.check_timeout_s)):
+        if prompt is None:
+            continue
+        started(f"environment {spec.resolved_name}")
+        if problem := _reset(spec, prompt, config.run.check_timeout_s):
             _add(found.problems, problem)
 
 

@@ -40,7 +40,7 @@ def find_warm_start(config: Config) -> Mapping[str, Any] | None:
 def make_warm_start(config: Config) -> None:
     """Create the warm start of `config`, or find it in the cache; writes the run's progress file.
 
-    The training questions are of the tasks equal to `model.task`, under another seed, and none is held out.
+    Its questions are those of `warm_start_questions`.
     """
     from operators.trainer.warm_start import warm_start  # deferred: imports torch, which the supervisor must not
 
@@ -59,11 +59,7 @@ def make_warm_start(config: Config) -> None:
             write_atomically(file, json.dumps(state))
 
     report(0.0, "drawing questions")
-    tasks = [task for task in config.prompts.mixture if task.task == settings.model.task]
-    weight = sum(task.weight for task in tasks)
-    entries = [entry for task in tasks for entry in _entries(task, round(settings.examples * task.weight / weight))]
-    questions = (question for task, question in all_heldout_questions(config.prompts) if task in tasks)
-    heldout = [question.reference for question in itertools.islice(questions, settings.measured)]
+    entries, heldout = warm_start_questions(config)
     result = warm_start(settings, entries, heldout, config.run.folder / CACHE, report)
     index_file = _index_file(config)
     index_file.parent.mkdir(exist_ok=True)
@@ -71,9 +67,25 @@ def make_warm_start(config: Config) -> None:
     write_atomically(file, json.dumps(_completed(result, time.monotonic() - started)))
 
 
+def warm_start_questions(config: Config) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The entries that the teachers of `config`'s warm start answer, and the held-out ones that measure it.
+
+    Both are of the tasks equal to `model.task`. The former are drawn under another seed than the run's, and from the
+    first level of a curriculum: what only later levels ask is left to reinforcement learning.
+    """
+    settings = config.warm_start
+    assert settings is not None
+    tasks = [task for task in config.prompts.mixture if task.task == settings.model.task]
+    weight = sum(task.weight for task in tasks)
+    entries = [entry for task in tasks for entry in _entries(task, round(settings.examples * task.weight / weight))]
+    questions = (question for task, question in all_heldout_questions(config.prompts) if task in tasks)
+    return entries, [question.reference for question in itertools.islice(questions, settings.measured)]
+
+
 def _entries(task: TaskConfig, count: int) -> list[Mapping[str, Any]]:
     """`count` training entries of `task`, fewer if its dataset is smaller."""
-    source = open_source(replace(task, seed=task.seed + SEED_OFFSET))
+    first = task.for_level(0) if task.levels else task
+    source = open_source(replace(first, seed=task.seed + SEED_OFFSET))
     try:
         return [source[number].reference for number in range(min(count, source.total or count))]
     finally:

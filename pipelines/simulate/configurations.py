@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from pipelines.config import Config, parse_config
-from pipelines.simulate.wiring import Wiring, wire
+from pipelines.simulate.wiring import QUESTIONS, Wiring, wire
 
 BASE: Mapping[str, Mapping[str, Any]] = {
     "run": {"name": "simulated"},
@@ -51,6 +51,7 @@ BASE: Mapping[str, Mapping[str, Any]] = {
 }
 """A run of ten prompts with two samples, in batches of four. One emulated token takes a tenth of a second."""
 
+LONG_EVALUATION = "long evaluation"
 _LONG = {"rollout.emulation.lengths": {"p50": 40, "p99": 60}}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
@@ -65,12 +66,15 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "one_step": {"placement.schedule": "one_step", "evaluation.every": 0, "trainer.optimizer_steps": 4},
     "stream": {"placement.schedule": "stream"},
     "partial_rollout": {"placement.schedule": "partial_rollout", **_LONG},
+    LONG_EVALUATION: {"rollout.processes": 1, "evaluation.sampled": False, "prompts.size": 16},
     "wait for age": {"experience.over_age": "wait"},
     "drop by age": {"experience.over_age": "drop", "experience.max_staleness": 0, **_LONG},
     "little memory": {"rollout.kv_capacity": 96, "rollout.slots": 6, **_LONG},
     "two partitions": {"kafka.partitions": 2, "prompts.samples_per_prompt": 3},
 }
 """Changes to BASE, by the name of the shape."""
+LONG_QUESTIONS = 24
+"""Held-out questions of the shape whose first evaluation takes longer than several optimizer steps."""
 
 
 @cache
@@ -91,7 +95,7 @@ def configuration(shape: str) -> Config:
 @cache
 def wiring(shape: str) -> tuple[Wiring, ...]:
     """The roles of a shape."""
-    return tuple(wire(configuration(shape)))
+    return tuple(wire(configuration(shape), LONG_QUESTIONS if shape == LONG_EVALUATION else QUESTIONS))
 
 
 def _copy(table: Any) -> Any:

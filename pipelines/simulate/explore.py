@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from infra.json_text import decode_json
 from pipelines.simulate.configurations import SHAPES, configuration, wiring
 from pipelines.simulate.faults import Fault, draw_faults
 from pipelines.simulate.world import FAULTS_UNTIL_S, History, World
@@ -87,10 +87,10 @@ def to_json(history: History) -> dict[str, Any]:
 def read_history(file: Path) -> History:
     """The history that a file describes. Raises ValueError naming what is wrong with it, OSError."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = decode_json(file.read_bytes())
         faults = tuple(Fault.from_json(each) for each in value["faults"])
         history = History(int(value["seed"]), str(value["shape"]), faults)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"{file} is not a history of `laminar simulate`: {error}") from error
     known = {each.role.name for each in wiring(history.shape)}
     for fault in history.faults:

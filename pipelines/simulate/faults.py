@@ -12,6 +12,8 @@ FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 """`kill`: a process dies and is started again. `pause`: it stops for a while. `replace`: it stops, its successor
 starts, and it comes back. `requests`: some of its requests are lost, late or repeated. `cut`: none reaches the cluster.
 `drain`: a person drains a replica. `slow`: its steps take longer."""
+MAX_VALUE = 10**6
+"""Maximum of a fault's numbers."""
 _SHARES: Mapping[FaultKind, int] = {
     "kill": 8, "pause": 4, "replace": 3, "requests": 8, "cut": 3, "drain": 1, "slow": 2,
 }  # fmt: skip
@@ -39,9 +41,11 @@ class Fault:
         """The fault of `to_json`. Raises ValueError."""
         try:
             fault = cls(**value)
-            float(fault.at), float(fault.seconds), int(fault.number)
         except TypeError as error:
-            raise ValueError(f"not a fault: {value!r}: {error}") from error
+            raise ValueError(f"not a fault: {str(value)[:200]}: {error}") from error
+        for name, number in (("at", fault.at), ("seconds", fault.seconds), ("number", fault.number)):
+            if type(number) not in (int, float) or not 0 <= number <= MAX_VALUE:
+                raise ValueError(f"{name} of a fault must be from 0 to {MAX_VALUE}, not {str(number)[:40]}")
         if fault.kind not in FAULT_KINDS:
             raise ValueError(f"there is no fault {fault.kind!r}: choose from {', '.join(FAULT_KINDS)}")
         return fault

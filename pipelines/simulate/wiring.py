@@ -39,22 +39,26 @@ class SyntheticQuestions:
     """The held-out questions of a run with synthetic prompts."""
 
     config: Config
+    count: int
 
     def __call__(self) -> list[Prompt]:
         (task,) = self.config.prompts.mixture
-        source, tokenizer = SyntheticSource(replace(task, size=QUESTIONS)), SyntheticTokenizer(task.prompt_tokens)
+        source, tokenizer = SyntheticSource(replace(task, size=self.count)), SyntheticTokenizer(task.prompt_tokens)
         context = self.config.context
         return [
-            render(source[n], n, task, tokenizer, context, purpose="evaluation", samples=1) for n in range(QUESTIONS)
+            render(source[n], n, task, tokenizer, context, purpose="evaluation", samples=1) for n in range(self.count)
         ]
 
 
-def wire(config: Config) -> list[Wiring]:
-    """The roles of an emulated run, and its evaluation. Raises ValueError for a run that is not emulated."""
+def wire(config: Config, questions: int = QUESTIONS) -> list[Wiring]:
+    """The roles of an emulated run, and its evaluation with as many `questions`.
+
+    Raises ValueError for a run that is not emulated.
+    """
     if not config.emulated:
         raise ValueError(f"rollout.engine is {config.rollout.engine!r}: only emulated runs are simulated")
     roles = [*roles_of(config), *([Role("evaluation")] if config.evaluation.every else [])]
-    return [_wiring(config, role) for role in roles]
+    return [_wiring(config, role, questions) for role in roles]
 
 
 class _Chain:
@@ -68,7 +72,7 @@ class _Chain:
         return self
 
 
-def _wiring(config: Config, role: Role) -> Wiring:
+def _wiring(config: Config, role: Role, questions: int) -> Wiring:
     chain: Any = _Chain()
     index = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
     importlib.import_module(f"pipelines.{role.pipeline}").build(chain, config=config, **index)
@@ -76,6 +80,6 @@ def _wiring(config: Config, role: Role) -> Wiring:
     (shard,) = next(part for part in parts if isinstance(part, ReadTopics)).shards
     step = next(part for part in parts if isinstance(part, FoldRecords)).step
     if isinstance(step, EvaluateVersions):
-        step = replace(step, questions=SyntheticQuestions(config))
+        step = replace(step, questions=SyntheticQuestions(config, questions))
     shard = replace(shard, poll_s=FAST_POLL_S if role.pipeline in ("rollout", "trainer") else POLL_S)
     return Wiring(role, shard, step, tuple(part.function for part in parts if isinstance(part, MapOutputs)))

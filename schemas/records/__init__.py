@@ -6,19 +6,21 @@ no decision depends on the clock of another machine. A new field comes with a ne
 
 from __future__ import annotations
 
-from schemas.records.agents import AGENT, EpisodeEnd, Segment, TokenRange, TurnEnded, TurnRequest
+from schemas.records.agents import AGENT, Branches, EpisodeEnd, Segment, TokenRange, TurnEnded, TurnRequest
 from schemas.records.batch_assembly import BatchProposal, BatchSelection, LevelSuccess
 from schemas.records.batches import MicroBatch
 from schemas.records.curriculum import LevelReply, LevelRequest
 from schemas.records.inbox import Assignment, Cancel, Drain, KVManifest, Release, Reserve
 from schemas.records.plans import MoveOutcome, PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import AssignmentRejected, NextOwner, Progress, TrajectoryClosed
-from schemas.records.prompts import Prompt, Sampling
+from schemas.records.prompts import Message, Prompt, Sampling
+from schemas.records.ranks import RankAddress
 from schemas.records.record_schemas import RecordSchema, SchemaField
 from schemas.records.relays import RelayChain, RelayLink, RelayStatus
 from schemas.records.stage_groups import GroupPlan, RelayArrival, Stage, StageGroup, StageStatus
 from schemas.records.status import CommitNote, DeadLetter, Metric, ReplicaState, ReplicaStatus
 from schemas.records.trajectories import (
+    Conversation,
     Ending,
     Episode,
     Experience,
@@ -60,6 +62,7 @@ RECORDS: tuple[type, ...] = (
     RelayStatus,
     RelayArrival,
     RelayChain,
+    RankAddress,
     Metric,
     DeadLetter,
     CommitNote,
@@ -79,8 +82,10 @@ __all__ = [
     "AssignmentRejected",
     "BatchProposal",
     "BatchSelection",
+    "Branches",
     "Cancel",
     "CommitNote",
+    "Conversation",
     "DeadLetter",
     "Drain",
     "Ending",
@@ -93,6 +98,7 @@ __all__ = [
     "LevelReply",
     "LevelRequest",
     "LevelSuccess",
+    "Message",
     "Metric",
     "MicroBatch",
     "MoveOutcome",
@@ -102,6 +108,7 @@ __all__ = [
     "PolicyVersion",
     "Progress",
     "Prompt",
+    "RankAddress",
     "RecordSchema",
     "RelayArrival",
     "RelayChain",

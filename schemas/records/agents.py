@@ -11,6 +11,10 @@ AGENT = "agent"
 """The environment of prompts whose episodes are played by agents."""
 
 
+Branches = Literal["last", "all", "tree"]
+"""Which conversations of an episode are trained: that of the last turn; all, each token once; all, each one whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRange:
     """The tokens `start` to before `stop` of an episode."""
@@ -70,7 +74,7 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A conversation of an episode: its tokens in order, of which the first `prompt_tokens` precede the first turn."""
+    """A conversation of an episode: its tokens in order; the first `prompt_tokens` precede its first response."""
 
     prompt_tokens: int
     ranges: tuple[TokenRange, ...]
@@ -80,9 +84,10 @@ class Segment:
 class EpisodeEnd:
     """Ends an agent's episode. Written by gateway, read by rollout.
 
-    `segments` are the conversations to train, the last of which is the trajectory's response. `reward` is the agent's
-    own report, None without one; `answer` is the text for verifiers, None for that of the response. With an `error` the
-    episode fails.
+    `segments` are the conversations to train, that of the last turn first. Tokens that several of them have in common
+    are trained once, with `branches` = "tree" in each. `messages` is a JSON list with the messages of each segment in
+    the shape of OpenAI's API, null for those that are too long. `reward` is the agent's own report, None without one;
+    `answer` is the text for verifiers, None for that of the response. With an `error` the episode fails.
     """
 
     trajectory_id: str
@@ -94,6 +99,8 @@ class EpisodeEnd:
     answer: str | None
     error: str | None
     written_at: int
+    branches: Branches | None = None
+    messages: str | None = None
 
 
 def extended(context: tuple[TokenRange, ...], start: int, stop: int) -> tuple[TokenRange, ...]:

@@ -18,7 +18,8 @@ class MicroBatch:
     With n sequences of t tokens in all: token_ids, logprobs and loss_mask are [t] (prompt positions carry logprob 0 and
     mask False); lengths and prompt_lengths are [n], as are rewards, temperatures, truncated, staleness, the version
     columns and the lineage columns, which give partition and offset of each sequence in the experiences topic. Logprobs
-    are of the softmax of logits / temperature, from which the tokens were drawn.
+    are of the softmax of logits / temperature, from which the tokens were drawn. `breaks` are rising positions among
+    the t tokens at which the context restarts within a sequence: a token attends to none before the last break.
     """
 
     batch: int
@@ -39,3 +40,4 @@ class MicroBatch:
     staleness: Integers
     lineage_partitions: Integers
     lineage_offsets: Integers
+    breaks: Integers

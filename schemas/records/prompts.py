@@ -26,12 +26,22 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """A question and its number of samples. Written by prompts and evaluation, read by placement.
 
-    `reference` is JSON for the verifier of `task` (the dataset's entry). `policy_version` pins an evaluation to one
-    version. `round` names its evaluation round, or the origin of an imported prompt ("" for training). `environment`
-    names the environment that responds to the model's turns ("": a single turn without environment).
+    `messages` is the conversation that the chat template made `text` from, with the system message and the question in
+    its template; empty without a chat template. `reference` is JSON for the verifier of `task` (the dataset's entry).
+    `policy_version` pins an evaluation to one version. `round` names its evaluation round, or the origin of an imported
+    prompt ("" for training). `environment` names the environment that responds to the model's turns ("": a single turn
+    without environment).
     """
 
     number: int
@@ -45,6 +55,7 @@ class Prompt:
     policy_version: PolicyVersion | None = None
     round: str = ""
     environment: str = ""
+    messages: tuple[Message, ...] = ()
 
     @property
     def prompt_id(self) -> str:

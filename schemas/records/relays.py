@@ -49,13 +49,18 @@ class RelayLink:
     store: str
 
 
+MAX_NEEDED_VERSIONS = 8
+"""Maximum of needed versions in a chain."""
+
+
 @dataclass(frozen=True, slots=True)
 class RelayChain:
     """The order of a run's relays: the first is the master, to which the trainer's versions go.
 
     Written by placement, read by relay and trainer; the last one in the log is valid. `schedule` (chain, tree,
     binomial) is how a version is broadcast from the master. The relays of `joining` are new or restarted and lack the
-    newest version: they pull it from all relays that have it.
+    newest version: they pull it from all relays that have it. Evaluation work that waits names the versions in
+    `needed`: stores evict them last, in this order.
     """
 
     number: int
@@ -63,3 +68,4 @@ class RelayChain:
     joining: tuple[int, ...]
     schedule: str
     written_at: int
+    needed: tuple[PolicyVersion, ...] = ()

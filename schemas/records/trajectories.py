@@ -51,12 +51,27 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """One conversation of an agent's episode: the response tokens from `start` to the start of the next conversation.
+
+    The first one begins with the trajectory's prompt, and `start` is 0; each later one begins anew at `start`, and the
+    model has read nothing before it. Its first `prompt_tokens` tokens precede its first response. `messages` is JSON,
+    the conversation in the shape of OpenAI's API; "" if it was too long to be recorded.
+    """
+
+    start: int
+    prompt_tokens: int
+    messages: str
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """A finished sample. Written by rollout (by placement for one that it gave up), read by score and placement.
 
     `newest_version` is the newest one announced when it finished: staleness at finish is measured against it. Times are
     in Unix milliseconds: when its last owner was free to start it, generated its first token of it (None if it
-    generated none), and finished it. `episode` is set if it ran in an environment.
+    generated none), and finished it. `episode` is set if it ran in an environment. `conversations` are those of an
+    agent's episode that are trained: the response has their tokens, one conversation after another.
     """
 
     prompt: Prompt
@@ -75,6 +90,7 @@ class Trajectory:
     first_token_at: int | None
     finished_at: int
     episode: Episode | None = None
+    conversations: tuple[Conversation, ...] = ()
 
     @property
     def trajectory_id(self) -> str:

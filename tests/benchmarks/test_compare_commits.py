@@ -31,3 +31,7 @@ def test_compare_takes_the_median_of_the_ratios_of_rounds() -> None:
     found = compare_commits.compare([(1.0, 1.0), (10.0, 11.0), (2.0, 6.0)])
     assert (found["ratio"], found["lower_quartile"], found["upper_quartile"]) == (1.1, 1.0, 3.0)
     assert compare_commits.compare([(2.0, 3.0)])["ratio"] == 1.5
+
+
+def test_lookup_adds_the_numbers_by_name_where_the_path_ends() -> None:
+    assert compare_commits.lookup({"cells": [{"cpu": {"kafka": 1.5, "trainer": 2}}]}, "cells.0.cpu") == 3.5

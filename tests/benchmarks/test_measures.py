@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.measures import Step, median, outside, seconds_a_batch, seconds_to
+from benchmarks.measures import Step, median, outside, seconds_a_batch, seconds_to, spread
 
 
 def _steps(ended: list[float], rewards: list[float] | None = None, each: int = 128) -> list[Step]:
@@ -45,6 +45,11 @@ def test_seconds_to_uses_the_trailing_mean(rewards: list[float], expected: float
 )
 def test_median_orders_none_last(values: list[float | None], expected: float | None) -> None:
     assert median(values) == expected
+
+
+def test_spread_counts_the_known_values() -> None:
+    assert spread([0.5, None, 0.25, 1.0]) == (0.25, 0.5, 1.0, 3)
+    assert spread([None]) is None
 
 
 def test_outside_is_the_share_without_model_code() -> None:

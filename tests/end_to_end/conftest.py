@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomli_w
 from laminar_runs import CommandServer, LaminarRun, StartRun
-from small_runs import make_model, write_config
+from small_runs import EMULATED, make_model, write_config
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +23,7 @@ def programs_are_killed(killed_programs: None) -> None:
 
 @pytest.fixture(scope="session")
 def command_server(model_folder: Path, killed_folder: Path) -> Iterator[CommandServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(killed_folder))
-        command_server = CommandServer(model_folder)
+    command_server = CommandServer(model_folder, killed_folder)
     yield command_server
     command_server.close()
 
@@ -34,15 +33,22 @@ def small_config(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     return write_config(tmp_path_factory.mktemp("config") / "small.toml", model_folder)
 
 
+@pytest.fixture(scope="session")
+def emulated_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("config") / "emulated.toml"
+    file.write_text(tomli_w.dumps(EMULATED))
+    return file
+
+
 @pytest.fixture(scope="module")
 def start_run(
     command_server: CommandServer, small_config: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartRun]:
-    """Start a run with the given name and changes to the small configuration; kill its processes after the test."""
+    """Start a run with the given name and changes to a configuration; kill its processes after the test."""
     started: list[LaminarRun] = []
 
-    def start(name: str, *changes: str, here: Path | None = None) -> LaminarRun:
-        run = LaminarRun(command_server, here or tmp_path_factory.mktemp("here"), small_config, name, *changes)
+    def start(name: str, *changes: str, config: Path = small_config, here: Path | None = None) -> LaminarRun:
+        run = LaminarRun(command_server, here or tmp_path_factory.mktemp("here"), config, name, *changes)
         started.append(run)
         return run
 

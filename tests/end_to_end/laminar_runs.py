@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
+from temporary_folder import CACHES
 
-from pipelines.run.zygote_process import temporary_path
+from pipelines.inspect.run_files import CONFIG_FILE
 
 REPOSITORY = Path(__file__).parents[2]
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class CommandServer:
-    """Starts `laminar` commands from a process that has imported all modules, see command_server.py."""
+    """Starts `laminar` commands from a process that has imported all modules, see command_server.py.
 
-    def __init__(self, model: Path) -> None:
+    `temporary` is the temporary directory of the commands.
+    """
+
+    def __init__(self, model: Path, temporary: Path) -> None:
+        self.temporary = temporary
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", str(Path(__file__).with_name("command_server.py")), str(model)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(temporary)},
         )
         self._response()
 
@@ -114,6 +118,7 @@ class LaminarRun(Command):
     def __init__(self, command_server: CommandServer, here: Path, config: Path, name: str, *changes: str) -> None:
         self.name = name
         self.folder = here / "runs" / name
+        self._temporary_before = set(command_server.temporary.iterdir())
         sets = [argument for change in changes for argument in ("--set", change)]
         super().__init__(command_server, here, "run", str(config), "--name", name, *sets)
 
@@ -170,24 +175,25 @@ class LaminarRun(Command):
         return list((self.folder / "checkpoints").glob("*.*/checkpoint.json"))
 
     def weights(self) -> list[Path]:
-        """Its weight versions in shared memory."""
-        return list(SHARED_MEMORY.glob(f"laminar-{self.name}/*.safetensors"))
+        """The weight versions in its store."""
+        return list(self._store().glob("*.safetensors"))
 
-    @property
-    def temporary(self) -> Path:
-        """The temporary folder of its roles."""
-        return Path(temporary_path(self.folder / "logs"))
+    def _store(self) -> Path:
+        """The folder of its weight store: runs of other folders may have the same name."""
+        saved = self.folder / CONFIG_FILE
+        return Path(tomllib.loads(saved.read_text())["relay"]["store"] if saved.exists() else self.folder / "weights")
 
-    def clean_up(self) -> None:
-        """Kill all its processes and remove their temporary folder."""
-        super().clean_up()
-        shutil.rmtree(self.temporary, ignore_errors=True)
+    def _temporary_files(self) -> list[Path]:
+        """What is in the temporary directory of commands and was not there when the run was started."""
+        folder = self._command_server.temporary
+        caches = {path for pattern in CACHES for path in folder.glob(pattern)}
+        return sorted({*folder.iterdir()} - self._temporary_before - caches)
 
     def leftovers(self) -> list[str]:
         """Processes and files of the run that are left outside its folder."""
         found = [f"{process.pid} {' '.join(_command(process))[:80]}" for process in self.processes()]
-        found += [str(path) for path in SHARED_MEMORY.glob(f"laminar-{self.name}*")]
-        found += [str(self.temporary)] if self.temporary.exists() else []
+        found += [str(store) for store in [self._store()] if store.exists()]
+        found += map(str, self._temporary_files())
         address = self.state().get("bootstrap_servers", "")
         if (self.folder / "kafka").exists() and address and _listens(address):
             found.append(f"a broker at {address}")
@@ -236,4 +242,4 @@ def _listens(address: str) -> bool:
 
 
 StartRun = Callable[..., LaminarRun]
-"""Starts a run with a name and changes to the configuration: the fixture `start_run`."""
+"""Starts a run with a name and changes to a configuration, by default the small one: the fixture `start_run`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import time
 
@@ -36,7 +37,7 @@ def stop(run: LaminarRun, number: int) -> str:
     else:
         assert code == 128 + number, f"{code}: {run.output()[-2000:]}"
         assert (state["phase"], read_run(run.folder).status) == ("stopped", "stopped")
-        assert state["error"] == f"stopped by {signal.Signals(number).name} before its goal"
+        assert re.fullmatch(rf"stopped by .+ \({signal.Signals(number).name}\) before its goal", state["error"])
     assert state["ended_at"] >= state["started_at"]
     assert not any(role["alive"] or role["pid"] for role in state["roles"].values())
     run.seconds_until_gone(requested_at + GONE_WITHIN_S - time.monotonic())

@@ -7,20 +7,20 @@ import signal
 import psutil
 from kills import kill
 from laminar_runs import StartRun
-from small_runs import LENGTH_REWARD
+from small_runs import COMPACT, LENGTH_REWARD
 from stops import stop_cleanly
 
 from infra.kafka.broker import Broker
 from pipelines.roles import LIGHT
 
 PROCESSES = (LIGHT, "rollout-0", "trainer")
-STEPS = 40
-KILLS = (LIGHT, "rollout-0", LIGHT, "trainer", LIGHT)
+STEPS = 20
+KILLS = (LIGHT, "rollout-0", "trainer", LIGHT)
 
 
 def test_compact_run_survives_kills_of_each_process(start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
-    changes = ("run.layout=compact", f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5", LENGTH_REWARD)
+    changes = (COMPACT, f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5", LENGTH_REWARD)
     run = start_run(run_id, servers, *changes)
     run.until_phase("training")
     assert set(run.state()["roles"]) == set(PROCESSES)
@@ -42,7 +42,7 @@ def test_compact_run_survives_kills_of_each_process(start_run: StartRun, broker:
 
 def test_compact_run_stops_on_a_signal_and_resumes_isolated(start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
-    run = start_run(run_id, servers, "run.layout=compact", "trainer.optimizer_steps=12", LENGTH_REWARD)
+    run = start_run(run_id, servers, COMPACT, "trainer.optimizer_steps=6", LENGTH_REWARD)
     run.until_phase("training")
     light = psutil.Process(run.pid_of(LIGHT))
     stop_cleanly(run, signal.SIGTERM)
@@ -51,4 +51,4 @@ def test_compact_run_stops_on_a_signal_and_resumes_isolated(start_run: StartRun,
     assert run.wait(240) == 0, run.output()
     assert {"score", "experience"} <= set(run.state()["roles"])
     audit = run.audit()
-    assert (audit["passed"], audit["trained"], audit["trained_twice"]) == (True, 12 * 16, 0)
+    assert (audit["passed"], audit["trained"], audit["trained_twice"]) == (True, 6 * 16, 0)

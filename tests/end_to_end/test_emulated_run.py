@@ -13,6 +13,7 @@ import pytest
 import tomli_w
 from kafka import KafkaProducer
 from laminar_runs import REPOSITORY, CommandServer, LaminarRun
+from small_runs import EMULATED
 
 from infra.kafka.broker import Broker
 from pipelines.config import load_config
@@ -23,29 +24,14 @@ from schemas.records import Settled
 from schemas.topics import SETTLED
 
 NAME = f"emulated-run-{os.getpid()}"
-STEPS = 4
-SMALL = {
-    "run": {"time_scale": 100.0, "layout": "compact"},
-    "prompts": {"source": "synthetic", "prompt_tokens": 32, "max_new_tokens": 224, "samples_per_prompt": 4},
-    "rollout": {
-        "engine": "emulated",
-        "replicas": 4,
-        "slots": 16,
-        "context": 256,
-        "kv_capacity": 2048,
-        "emulation": {"stride": 8, "lengths": {"p50": 40, "p99": 224}},
-    },
-    "score": {"answer": "whole", "rewards": [{"name": "length", "options": {"target": 10, "limit": 200}}]},
-    "experience": {"global_batch": 32},
-    "trainer": {"optimizer_steps": STEPS, "emulation": {"step_s": [[0, 10], [100_000, 20]]}},
-}
+STEPS = EMULATED["trainer"]["optimizer_steps"]
 
 
 @pytest.fixture(scope="module")
 def ended(command_server: CommandServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaminarRun]:
     here = tmp_path_factory.mktemp("here")
     config = here / "emulated.toml"
-    config.write_text(tomli_w.dumps(SMALL))
+    config.write_text(tomli_w.dumps(EMULATED))
     run = LaminarRun(command_server, here, config, NAME)
     try:
         run.wait(120)
@@ -88,7 +74,7 @@ def test_run_exits_with_1_if_the_audit_fails(
     config = tmp_path / "emulated.toml"
     kafka = {"bootstrap_servers": broker.bootstrap_servers}
     trainer = {"optimizer_steps": 1, "emulation": {"step_s": [[0, 200], [100_000, 200]]}}
-    config.write_text(tomli_w.dumps({**SMALL, "kafka": kafka, "trainer": trainer}))
+    config.write_text(tomli_w.dumps({**EMULATED, "kafka": kafka, "trainer": trainer}))
     value, headers = encode(Settled("p999999.0", 4, "batched", "", 0, 0, 1, 0))  # no batch will contain it
     with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:  # connected before the run may end
         run = LaminarRun(command_server, tmp_path, config, run_id)

@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 from laminar_runs import LaminarRun, StartRun
+from small_runs import COMPACT
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
 from schemas.codec import encode
 from schemas.records import CommitNote, DeadLetter, Experience, Metric
-from schemas.topics import BATCH_ASSEMBLY, CATALOGUE, CURRICULUM, DEAD_LETTERS, EXPERIENCES, METRICS, Topic
+from schemas.topics import BATCH_ASSEMBLY, CATALOGUE, CURRICULUM, DEAD_LETTERS, EXPERIENCES, METRICS, RANKS, Topic
 
-STEPS = 40
+STEPS = {"disturbed": 40, "undisturbed": 12}
 BROKEN_LINE = 7
 TOO_LONG = "What is " + "1 + " * 600 + "1?"
 GARBAGE = b"\x00\xffgarbage"
@@ -76,7 +77,7 @@ def write_garbage(broker: Broker, run: str) -> dict[Where, bytes]:
 def read_by_pipelines(garbage: dict[Where, bytes]) -> dict[Where, bytes]:
     """The garbage in topics that pipelines of this run consume."""
     topics = {where: CATALOGUE[where[0].rpartition(".")[2]] for where in garbage}
-    unread = (CURRICULUM, BATCH_ASSEMBLY)  # not consumed without a curriculum and several shards
+    unread = (CURRICULUM, BATCH_ASSEMBLY, RANKS)  # not consumed without a curriculum, several shards and ranks
     return {where: garbage[where] for where, topic in topics.items() if topic.consumers and topic not in unread}
 
 
@@ -93,14 +94,18 @@ def ended(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
     verifier.write_text(VERIFIER)
     with start_broker(BrokerConfig(folder / "kafka")) as broker:
         client = ClientProperties.at(broker.bootstrap_servers)
-        common = (f"kafka.bootstrap_servers={broker.bootstrap_servers}", f"trainer.optimizer_steps={STEPS}")
+        servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+        steps = {name: f"trainer.optimizer_steps={count}" for name, count in STEPS.items()}
         source = f'prompts={{source = "jsonl", path = "{questions}", samples_per_prompt = 4, max_new_tokens = 16}}'
         rewards = f'score.rewards=[{{name = "exact"}}, {{name = "{verifier}:touchy"}}]'
         here = tmp_path_factory.mktemp("here")
-        disturbed = start_run("disturbed", *common, source, rewards, here=here)
-        undisturbed = start_run("undisturbed", *common)
-        for run in (disturbed, undisturbed):
-            run.until_phase("training")
+        near = "placement.prompt_lead=4"  # so that the garbage among the prompts is read long before the run's end
+        disturbed = start_run("disturbed", servers, steps["disturbed"], source, rewards, near, here=here)
+        undisturbed = start_run("undisturbed", servers, steps["undisturbed"], COMPACT)
+        undisturbed.until_phase("training")
+        its_trainer = undisturbed.pid_of("trainer")
+        os.kill(its_trainer, signal.SIGSTOP)  # so that the run does not end before the broker stops
+        disturbed.until_phase("training")
         garbage = write_garbage(broker, disturbed.name)
         # Heartbeats and inboxes are read from the end at a start, so a restarted role would skip these records.
         wanted = set(read_by_pipelines(garbage))
@@ -109,6 +114,7 @@ def ended(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
             assert not any(role["restarts"] for role in run.state()["roles"].values()), run.state()
         for role in ("placement", "score", "experience", "evaluation"):  # a restart reads back the role's own records
             os.kill(disturbed.pid_of(role), signal.SIGKILL)
+        os.kill(its_trainer, signal.SIGCONT)
         broker.stop()
         time.sleep(3)
         assert disturbed.exit_code() is None
@@ -126,7 +132,7 @@ def test_disturbed_runs_reach_their_goal_and_pass_the_audit(name: str, ended: En
     audit = run.audit()
     assert audit["passed"]
     assert (audit["lost"], audit["trained_twice"]) == (0, 0)
-    assert audit["trained"] == STEPS * 16
+    assert audit["trained"] == STEPS[name] * 16
     assert not run.leftovers()
 
 

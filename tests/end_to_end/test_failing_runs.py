@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from laminar_runs import Command, CommandServer, StartRun
+from small_runs import COMPACT
 
 from infra.kafka.admin import admin_client, list_topics
 from infra.kafka.broker import Broker
@@ -42,7 +43,7 @@ def reward(file: Path, name: str) -> str:
 def test_run_is_stopped_when_every_reward_fails(
     start_run: StartRun, command_server: CommandServer, rewards: Path, run_id: str
 ) -> None:
-    run = start_run(run_id, reward(rewards, "fails_later"), "run.stop_error_window=24", UNCHECKED)
+    run = start_run(run_id, reward(rewards, "fails_later"), "run.stop_error_window=24", UNCHECKED, COMPACT)
     assert run.wait() == 1
     output = run.output()
     error = output[output.index("laminar: ") :]
@@ -77,9 +78,10 @@ def test_run_is_stopped_when_every_reward_fails(
     assert "starting Apache Kafka" not in run.output().partition("laminar: ")[2]  # the log was read from its files
 
 
-def test_short_run_of_errors_exits_with_1(start_run: StartRun, rewards: Path, run_id: str) -> None:
+def test_short_run_of_errors_exits_with_1(start_run: StartRun, rewards: Path, broker: Broker, run_id: str) -> None:
     changes = (UNCHECKED, "run.stop_error_window=0", "trainer.optimizer_steps=2", "prompts.heldout=0")
-    run = start_run(run_id, reward(rewards, "gives_text"), *changes)
+    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    run = start_run(run_id, servers, COMPACT, reward(rewards, "gives_text"), *changes)
     assert run.wait() == 1
     output = run.output()
     assert f"Run {run_id} FAILED: its trajectories have errors" in output
@@ -125,10 +127,14 @@ def test_start_names_all_problems_before_a_topic_exists(
     assert run.leftovers() == []
 
 
-def test_environment_that_fails_later_stops_the_run(start_run: StartRun, run_id: str, tmp_path: Path) -> None:
+def test_environment_that_fails_later_stops_the_run(
+    start_run: StartRun, broker: Broker, run_id: str, tmp_path: Path
+) -> None:
     (tmp_path / "broken.py").write_text(ENVIRONMENT)
     run = start_run(
         run_id,
+        f"kafka.bootstrap_servers={broker.bootstrap_servers}",
+        COMPACT,
         f"rollout.environments=[{{name='{tmp_path}/broken.py:Broken'}}]",
         "prompts.environment=Broken",
         UNCHECKED,

@@ -15,8 +15,7 @@ import tomli_w
 import torch
 from kills import kill
 from laminar_runs import CommandServer, LaminarRun, StartRun
-from small_runs import make_model
-from test_emulated_run import SMALL
+from small_runs import EMULATED, make_model
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
@@ -140,11 +139,11 @@ def test_trajectories_of_a_dead_rollout_resume_elsewhere(
     changes = {
         "run": {"time_scale": 2.0, "layout": "isolated"},
         "kafka": {"bootstrap_servers": broker.bootstrap_servers},
-        "rollout": {**SMALL["rollout"], "processes": 2, "replicas": 2, "progress_tokens": 2, "progress_s": 0.2},
+        "rollout": {**EMULATED["rollout"], "processes": 2, "replicas": 2, "progress_tokens": 2, "progress_s": 0.2},
         "placement": {"heartbeat_timeout_s": 3.0},
-        "trainer": {"optimizer_steps": 4, "emulation": {"step_s": [[0, 1], [100_000, 2]]}},
+        "trainer": {"optimizer_steps": 6, "emulation": {"step_s": [[0, 1], [100_000, 2]]}},
     }
-    config.write_text(tomli_w.dumps({**SMALL, **changes}))
+    config.write_text(tomli_w.dumps({**EMULATED, **changes}))
     run = LaminarRun(command_server, tmp_path, config, run_id)
     try:
         run.pid_of("rollout-0")  # the topics exist by then
@@ -156,7 +155,7 @@ def test_trajectories_of_a_dead_rollout_resume_elsewhere(
         os.kill(stopped_pid, signal.SIGSTOP)
         run.until(lambda: has_reassigned(client, run, stopped_at), 60, "resumed assignments")
         os.kill(stopped_pid, signal.SIGCONT)
-        assert_passed(run, 4 * 32)
+        assert_passed(run, 6 * 32)
     finally:
         run.clean_up()
     resumed = {

@@ -7,36 +7,48 @@ import random
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from laminar_runs import StartRun
+from small_runs import COMPACT
 from stops import GONE_WITHIN_S, stop, stop_at_random_time, stop_cleanly
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
+from infra.models.checkpoint_list import list_checkpoints
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.series import evaluations
 
-STEPS = 30
+STEPS = 14
 """Steps of a run that is killed twice before it reaches its goal."""
 
 
 @pytest.mark.parametrize("phase", ["starting", "training", "final evaluation", "draining"])
 def test_ctrl_c_stops_a_run_in_every_phase(phase: str, start_run: StartRun, broker: Broker, run_id: str) -> None:
-    run = start_run(
-        run_id,
-        f"kafka.bootstrap_servers={broker.bootstrap_servers}",
-        f"trainer.optimizer_steps={2000 if phase == 'training' else 2}",
-    )
+    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    changes = ("trainer.optimizer_steps=2000",) if phase == "training" else (COMPACT, "trainer.optimizer_steps=2")
+    run = start_run(run_id, servers, *changes)
     run.until_phase(phase)
     stop_cleanly(run, signal.SIGINT)
+    if phase == "training":  # the newest version is kept: it can be pulled, and its batches are not trained again
+        assert list_checkpoints(run.folder / "checkpoints")
 
 
-@pytest.mark.parametrize(("phase", "last_phases"), [("audit", {"stopped", "ended"}), ("ended", {"ended"})])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "phase", "last_phases"),
+    [(signal.SIGINT, "audit", {"stopped", "ended"}), (signal.SIGTERM, "ended", {"ended"})],
+)
 def test_ctrl_c_after_the_drain_leaves_consistent_files(
-    number: int, phase: str, last_phases: set[str], start_run: StartRun, broker: Broker, run_id: str
+    number: int,
+    phase: str,
+    last_phases: set[str],
+    start_run: StartRun,
+    emulated_config: Path,
+    broker: Broker,
+    run_id: str,
 ) -> None:
-    run = start_run(run_id, f"kafka.bootstrap_servers={broker.bootstrap_servers}", "trainer.optimizer_steps=2")
+    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    run = start_run(run_id, servers, "trainer.optimizer_steps=2", config=emulated_config)
     run.until_phase(phase)  # "ended": the report is not written yet
     assert stop(run, number) in last_phases
 
@@ -80,15 +92,15 @@ def test_ctrl_c_stops_a_run_without_kafka(
         stop_cleanly(run, signal.SIGINT)
 
 
-def test_run_fails_after_a_long_kafka_outage(
-    start_run: StartRun, run_id: str, tmp_path_factory: pytest.TempPathFactory
+def test_run_starts_audits_and_fails_after_a_long_outage(
+    start_run: StartRun, emulated_config: Path, run_id: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as stopped_broker:
         servers = stopped_broker.bootstrap_servers
-        run = start_run(
-            run_id, f"kafka.bootstrap_servers={servers}", "kafka.outage_timeout_s=3", "trainer.optimizer_steps=2000"
-        )
+        limits = ("kafka.outage_timeout_s=3", "run.audit_every_s=0.5", "trainer.optimizer_steps=20000")
+        run = start_run(run_id, f"kafka.bootstrap_servers={servers}", *limits, config=emulated_config)
         run.until_phase("training")
+        run.until((run.folder / "logs" / "audit.log").exists, 60, "an audit during the run")
         stopped_broker.kill()
         assert run.wait(60) == 1
     assert re.search(
@@ -121,7 +133,8 @@ def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str) -> N
 
 
 def test_reached_run_is_extended(start_run: StartRun, broker: Broker, run_id: str) -> None:
-    run = start_run(run_id, f"kafka.bootstrap_servers={broker.bootstrap_servers}", "trainer.optimizer_steps=2")
+    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    run = start_run(run_id, servers, COMPACT, "trainer.optimizer_steps=2")
     assert run.wait() == 0, run.output()
     run.resume("trainer.optimizer_steps=4")
     assert run.wait() == 0, run.output()

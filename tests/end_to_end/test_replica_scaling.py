@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tomli_w
 from laminar_runs import Command, CommandServer, LaminarRun
-from test_emulated_run import SMALL
+from small_runs import EMULATED
 from test_hand_over import assert_passed, written
 
 from infra.kafka.broker import Broker
@@ -25,11 +25,11 @@ def test_rollout_joins_and_another_drains(
     changes = {
         "run": {"time_scale": 5.0},
         "kafka": {"bootstrap_servers": broker.bootstrap_servers},
-        "rollout": {**SMALL["rollout"], "processes": 2, "replicas": 1, "heartbeat_s": 1.0},
+        "rollout": {**EMULATED["rollout"], "processes": 2, "replicas": 1, "heartbeat_s": 1.0},
         "placement": {"max_replicas": 3},
         "trainer": {"optimizer_steps": 12, "emulation": {"step_s": [[0, 1], [100_000, 2]]}},
     }
-    config.write_text(tomli_w.dumps({**SMALL, **changes}))
+    config.write_text(tomli_w.dumps({**EMULATED, **changes}))
     run = LaminarRun(command_server, tmp_path / "run", config, run_id)
     joining = draining = None
 

@@ -13,6 +13,8 @@ from laminar_runs import LaminarRun, StartRun
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
+from infra.listening import exposed_addresses, listening_sockets
+from operators.io.episode_keys import ADDRESS_FILE
 from schemas.records import Experience, TurnEnded, TurnRequest
 from schemas.topics import EXPERIENCES, INBOX, PROGRESS, Topic
 
@@ -21,6 +23,8 @@ BATCH = 8
 AGENT = f"{Path(__file__).with_name('talking_agent.py')}:talk"
 KILLS = {2: "gateway-0", 5: "rollout-0"}
 """The role to kill once so many turns have ended."""
+SOCKETS: set[tuple[str, int]] = set()
+"""The listening sockets of all processes, before each kill."""
 ALL_KILLS = {**KILLS, 8: "agents-0", 11: "placement"}
 
 
@@ -43,6 +47,7 @@ def run(start_run: StartRun, broker: Broker, request: pytest.FixtureRequest) -> 
     run.pid_of("gateway-0")  # the topics exist by then
     for count, role in kills.items():
         run.until(lambda count=count: len(records(broker, run, PROGRESS, TurnEnded)) >= count, 200, f"{count} turns")
+        SOCKETS.update(listening_sockets(run.processes()))
         kill(run, role)
     assert run.wait(240) == 0, run.output()
     return run
@@ -52,6 +57,12 @@ def records(broker: Broker, run: LaminarRun, topic: Topic, kind: type) -> list[A
     """The records of class `kind` that `run` wrote to `topic`."""
     found = read_topic(ClientProperties.at(broker.bootstrap_servers), topic.name(run.name))
     return [row for record in found for row in record.rows if isinstance(row, kind)]
+
+
+def test_sockets_of_a_run_with_agents_are_on_loopback(run: LaminarRun) -> None:
+    port = json.loads((run.folder / ADDRESS_FILE).read_text())["port"]
+    assert ("127.0.0.1", port) in SOCKETS
+    assert not exposed_addresses(SOCKETS)
 
 
 def test_episodes_of_agents_are_trained_in_spite_of_kills(run: LaminarRun) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kills import kill
 from laminar_runs import LaminarRun, StartRun
-from small_runs import SMALL
+from small_runs import COMPACT, SMALL
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
@@ -29,6 +29,7 @@ from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.transformers_engine import TransformersEngine
 from operators.trainer.imitation import Example, LearningRates, imitate
 from pipelines.inspect.metrics_file import read_metrics
+from schemas.metric_labels import values_by_task
 from schemas.records import Experience, MicroBatch, PolicyVersion, Progress, Trajectory
 from schemas.topics import BATCHES, EXPERIENCES, PROGRESS, TRAJECTORIES, Topic
 
@@ -76,6 +77,7 @@ def run(
     go = tmp_path_factory.mktemp("slow") / "go"
     servers = broker.bootstrap_servers
     changes = (
+        COMPACT,
         "prompts.tasks=[{name='talk', environment='SlowCalculator', heldout=0}, {name='sums', heldout=2}]",
         "prompts.max_new_tokens=96",
         f"rollout.environments=[{{name='{SLOW}', options={{file='{go}'}}, turns=4, turn_tokens=20, seconds=60.0}}]",
@@ -157,7 +159,7 @@ def test_tasks_have_separate_rewards_and_metrics(run: tuple[LaminarRun, object],
     counts = Counter(e.trajectory.prompt.task for e in experiences if e.trajectory.trajectory_id in trained)
     metrics = [metric for metric in read_metrics(run[0].folder / "metrics.jsonl") if metric.name == "experience"]
     for task, count in counts.items():
-        assert sum(metric.values.get(f"trajectories/{task}", 0.0) for metric in metrics) == count
+        assert sum(values_by_task(metric.values, "trajectories").get(task, 0.0) for metric in metrics) == count
 
 
 def test_episode_of_a_killed_replica_resumes_identically(

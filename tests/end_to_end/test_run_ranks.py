@@ -21,8 +21,8 @@ from infra.models.weights import weight_tensors
 from pipelines.config import load_config
 from schemas.topics import BATCHES, SETTLED, Topic
 
-STEPS = 30
-CHANGES = ("trainer.ranks=2", f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5")
+STEPS = 20
+CHANGES = ("trainer.ranks=2", f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=4")
 SHARDS = ("experience.shards=2", "kafka.partitions=2")
 
 
@@ -32,8 +32,8 @@ def test_killed_ranks_train_the_same_weights(
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
     run = start_run(run_id, servers, *CHANGES, *SHARDS, LENGTH_REWARD, "experience.micro_batch_tokens=128")
     rng = random.Random(0)
-    for first_step, role in ((2, "trainer-1"), (7, "experience-1"), (12, "trainer"), (17, "experience")):
-        until_trained(run, first_step + rng.randrange(5))
+    for first_step, role in ((2, "trainer-1"), (5, "experience-1"), (8, "trainer"), (11, "experience")):
+        until_trained(run, first_step + rng.randrange(3))
         assert not exposed_addresses(listening_sockets(run.processes()))  # including torch's store and collectives
         kill(run, role)
     assert run.wait(240) == 0, run.output()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from laminar_runs import StartRun
+from small_runs import COMPACT
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
@@ -22,7 +23,12 @@ def generated(
 ) -> tuple[list[Trajectory], dict[int, int]]:
     """The trajectories of a run under the parameter's schedule, and the histogram of their staleness at training."""
     servers = broker.bootstrap_servers
-    changes = (f"placement.schedule={request.param}", "experience.max_staleness=3", "prompts.max_new_tokens=48")
+    changes = (
+        COMPACT,
+        f"placement.schedule={request.param}",
+        "experience.max_staleness=3",
+        "prompts.max_new_tokens=48",
+    )
     run = start_run(run_id, f"kafka.bootstrap_servers={servers}", *changes)
     assert run.wait(150) == 0, run.output()
     audit = run.audit()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import socket
 import time
@@ -16,11 +18,15 @@ from infra.kafka.properties import ClientProperties
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from infra.store.weight_store import WeightStore
+from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.run import run_kafka as kafka_of_run
 from pipelines.run.local import run_locally
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics
+
+UNTRIED = "run.check_timeout_s=0"
+"""The start does not try prompts and rewards after another problem, which takes seconds."""
 
 
 def error_line(run: LaminarRun) -> str:
@@ -58,7 +64,7 @@ def error_line(run: LaminarRun) -> str:
     ],
 )
 def test_run_rejects_an_invalid_configuration(change: str, expected: str, start_run: StartRun, run_id: str) -> None:
-    run = start_run(run_id, change)
+    run = start_run(run_id, change, UNTRIED)
     line = error_line(run)
     assert line.startswith("laminar: ")
     assert expected in line
@@ -73,9 +79,55 @@ def test_run_names_missing_model_files(
     shutil.copytree(model_folder, folder)
     for file in folder.glob(f"{missing}*"):
         file.unlink()
-    run = start_run(run_id, f"model.path={folder}")
+    run = start_run(run_id, f"model.path={folder}", UNTRIED)
     assert f"model.path: {folder} has no " in error_line(run)
     assert not run.folder.exists()
+
+
+MISTAKES = {
+    "prompts.heldout_path": "/nowhere/heldout.jsonl",
+    "prompts.prompt_column": "instrution",
+    "score.rewards": '[{name = "mine.py:shap"}, {name = "mine.py:raises"}]',
+}
+
+
+def test_run_names_all_mistakes_at_once(start_run: StartRun, run_id: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "1 + 1?", "answer": "2"}\n' * 8)
+    (tmp_path / "mine.py").write_text("def raises(text): return {}['answr']\n")
+    run = start_run(
+        run_id,
+        'prompts.source="jsonl"',
+        f"prompts.path={tmp_path}/rows.jsonl",
+        *(f"{key}={value}" for key, value in MISTAKES.items()),
+        here=tmp_path,
+    )
+    assert run.wait(120) == 1
+    output = run.output()
+    assert "prompts.heldout_path: /nowhere/heldout.jsonl does not exist" in output
+    assert "no value in column instrution (the row has answer, instruction)" in output
+    assert "has no function 'shap'" in output
+    assert not run.folder.exists()
+    assert "Kafka" not in output
+
+
+def test_check_reports_as_a_start_and_starts_nothing(
+    small_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(*changes: str) -> tuple[int, dict[str, list[str]]]:
+        known = (f"run.folder={tmp_path}", "trainer.learner.learning_rate=2e-4")
+        words = [word for change in (*known, *changes) for word in ("--set", change)]
+        with pytest.raises(SystemExit) as ended:
+            main(["run", str(small_config), "--check", "--json", *words])
+        return int(ended.value.code or 0), json.loads(capsys.readouterr().out)
+
+    assert check() == (0, {"problems": [], "warnings": []})
+    code, found = check("trainer.learner.learning_rate=0", 'score.rewards=[{name="nowhere.py:mine"}]')
+    assert code == 1
+    assert [problem.partition(":")[0] for problem in found["problems"]] == [
+        "score.rewards",
+        "trainer.learner.learning_rate = 0",
+    ]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_run_rejects_an_existing_run_folder(start_run: StartRun, run_id: str, tmp_path: Path) -> None:
@@ -120,8 +172,12 @@ def test_run_rejects_existing_topics(start_run: StartRun, broker: Broker, small_
 
 def test_run_rejects_the_store_of_an_active_run(start_run: StartRun, run_id: str) -> None:
     with WeightStore(default_root(run_id), 1):
-        run = start_run(run_id)
+        run = start_run(run_id, f"relay.store={default_root(run_id)}")
         assert run.wait(60) == 1
         assert f"laminar: run {run_id!r} is active on this machine" in run.output()
+        assert f"is in use by process {os.getpid()}" in run.output()
+        assert "Choose another name with --name" in run.output()
         assert not run.processes()
+        assert not run.folder.exists()
+        assert not (run.folder.parent / "latest").exists()
     remove_store(default_root(run_id))

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 from laminar_runs import REPOSITORY, LaminarRun, StartRun
+from small_runs import COMPACT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.kafka.broker import Broker
-from infra.listening import exposed_addresses, listening_sockets
+from infra.listening import exposed_addresses, listening_sockets, unix_addresses
 from infra.models.checkpoint_list import list_checkpoints
 from operators.trainer.checkpoint import read_position
 from pipelines.config import load_config
@@ -45,12 +46,13 @@ EXPECTED_METRICS = {
 class _Terminal:
     """Starts the command as a shell does, with all imports."""
 
-    def __init__(self) -> None:
+    def __init__(self, temporary: Path) -> None:
+        self.temporary = temporary
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, arguments: list[str], folder: Path, output: Path) -> int:
         command = [sys.executable, "-c", "from pipelines.cli.main import main; main()", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(self.temporary)}
         with output.open("wb") as file:
             self._process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=file, env=environment)
         return self._process.pid
@@ -63,13 +65,15 @@ class _Terminal:
 @pytest.fixture(scope="module")
 def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> LaminarRun:
     here = tmp_path_factory.mktemp("here")
-    run = LaminarRun(_Terminal(), here, small_config, NAME, *WARM_START)  # type: ignore[arg-type]
+    run = LaminarRun(_Terminal(tmp_path_factory.mktemp("tmp")), here, small_config, NAME, *WARM_START)  # type: ignore[arg-type]
     try:
         run.until_phase("starting", 170)
         sockets: set[tuple[str, int]] = set()
+        unix: set[str] = set()
         deadline = time.monotonic() + 170
         while run.exit_code() is None and time.monotonic() < deadline:
             sockets |= listening_sockets(run.processes())
+            unix |= unix_addresses(run.processes())
             time.sleep(0.5)
         run.wait(1)
         leftovers = run.leftovers()
@@ -78,6 +82,7 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
     assert not leftovers
     assert len(sockets) >= 3, sockets  # the broker's two, the relay's
     assert not exposed_addresses(sockets)
+    assert not unix  # a name without a path would be open to every user of the machine
     return run
 
 
@@ -90,8 +95,8 @@ def test_run_reaches_its_goal_and_passes_the_audit(ended: LaminarRun) -> None:
     assert (audit["lost"], audit["trained_twice"]) == (0, 0)
     state = ended.state()
     assert (state["phase"], state["error"], state["goal"]) == ("ended", None, {"optimizer_steps": STEPS})
-    before, after = ["starting", "broker", "warm start"], ["training", "final evaluation", "draining", "audit"]
-    assert list(state["phases"]) == [*before, *after]
+    before = ["starting", "broker", "checks", "warm start"]
+    assert list(state["phases"]) == [*before, "training", "final evaluation", "draining", "audit"]
     assert not any(role["restarts"] or role["alive"] for role in state["roles"].values())
 
 
@@ -117,7 +122,7 @@ def test_run_summary_is_complete(ended: LaminarRun) -> None:
 
 def test_next_run_finds_the_warm_start(ended: LaminarRun, start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
-    run = start_run(run_id, servers, *WARM_START, "trainer.optimizer_steps=1", here=ended.here)
+    run = start_run(run_id, servers, *WARM_START, COMPACT, "trainer.optimizer_steps=1", here=ended.here)
     assert run.wait() == 0, run.output()
     first, found = (json.loads((each.folder / "warm_start.json").read_text()) for each in (ended, run))
     assert found == {**first, "seconds": 0.0}
@@ -132,7 +137,7 @@ def test_warm_start_without_worked_answers_is_refused_at_the_start(start_run: St
     warm_start = "warm_start={examples = 8, model = {task = 'leg_counting'}}"
     run = start_run(run_id, "model.path=''", warm_start, "prompts.task=leg_counting", "prompts.task_args={}")
     assert run.wait() == 1
-    cause = "warm_start: there are no worked answers for task 'leg_counting', only for chain_sum, gcd"
+    cause = "warm_start: there are no worked answers for task 'leg_counting', only for chain_sum, gcd, spell_backward"
     assert run.output().splitlines()[-1].startswith(f"laminar: {cause}; set model.path to a model of your own")
     assert not run.folder.exists()
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import os
-import shutil
 import signal
-import subprocess
 import time
-import uuid
 from pathlib import Path
 
 import psutil
@@ -18,6 +13,7 @@ from infra.kafka.broker import java_command
 from infra.kafka.broker_jars import JARS
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem
+from infra.kafka.storage_format import format_storage, random_id
 from infra.processes import is_running, spawn
 
 PORT, CONTROLLER_PORT = 9092, 9093
@@ -45,8 +41,9 @@ class Cluster:
         for node, name in enumerate(self.names, 1):
             (self.folder / name).mkdir(parents=True)
             self._properties(name).write_text("".join(f"{k}={v}\n" for k, v in self._settings(node, name).items()))
-        self._format()
-        for name in self.names:
+        cluster = random_id()
+        for node, name in enumerate(self.names, 1):
+            format_storage(self.log_dir(name), str(node), cluster)
             self.start_broker(name)
         self.wait()
 
@@ -115,17 +112,3 @@ class Cluster:
             "broker.session.timeout.ms": 6000,
             "replica.lag.time.max.ms": 5000,
         }
-
-    def _format(self) -> None:
-        """Format the first folder with Kafka's tool and copy it for the others: a JVM for each would take seconds."""
-        first, *others = self.names
-        cluster = "L" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
-        arguments = ["format", "-t", cluster, "-c", str(self._properties(first))]
-        command = java_command(64, JARS.class_path(lambda _: None), "kafka.tools.StorageTool", *arguments)
-        subprocess.run(command, check=True, capture_output=True)
-        for node, name in enumerate(others, 2):
-            shutil.copytree(self.log_dir(first), self.log_dir(name))
-            meta = self.log_dir(name) / "meta.properties"
-            lines = [line for line in meta.read_text().splitlines() if not line.startswith(("node.id", "directory.id"))]
-            directory = "D" + base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")[1:]
-            meta.write_text("\n".join([*lines, f"node.id={node}", f"directory.id={directory}", ""]))

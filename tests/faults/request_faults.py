@@ -44,6 +44,20 @@ class PassingFault:
         return True
 
 
+class RecordedRequests(PassingFault):
+    """Records the requests that match, in the order in which they arrive."""
+
+    def __init__(self, match: Match) -> None:
+        super().__init__()
+        self.match = match
+        self.seen: list[Request] = []
+
+    async def on_request(self, connection: Connection, request: Request) -> bool:
+        if self.match(request):
+            self.seen.append(request)
+        return True
+
+
 When = Callable[[Sequence[Request]], bool]
 """Whether to deliver a late request now, from the client's later requests; the last of them waits for the delivery."""
 

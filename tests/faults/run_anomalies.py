@@ -18,8 +18,9 @@ from kafka import KafkaConsumer, TopicPartition
 
 Committed = Callable[[str, str, int], int]
 """The offset that a role ("score.0") has committed of a partition of a topic ("trajectories")."""
-SETTLES_S = 10.0
-"""How long markers may take to reach the log after a group's offsets have advanced."""
+SETTLES_S = 75.0
+"""How long a transaction may take to end: a role that is stopped in one leaves it to Kafka, which aborts it after the
+transaction time-out of 60 s, at its next check."""
 LETTERS = {"train": "p", "evaluation": "e", "imported": "i"}
 
 

@@ -10,7 +10,13 @@ from faults.copying_shard import CopyingShard
 from faults.kafka_frames import TRANSACTIONAL, Api
 from faults.log_files import read_topic
 from faults.proxied_broker import ProxiedBroker
-from faults.request_faults import LateRequest, Match, before_request, between_offsets_and_outputs
+from faults.request_faults import (
+    LateRequest,
+    Match,
+    RecordedRequests,
+    before_request,
+    between_offsets_and_outputs,
+)
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
@@ -18,6 +24,12 @@ from infra.kafka.admin import TopicSpec, admin_client, create_topics
 NUMBERS = 2000
 LATEST = 10
 """The request is delivered before each of so many later requests: a session's opening and a transaction."""
+
+
+@pytest.fixture(autouse=True)
+def every_transaction_has_group_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that their requests are late, too."""
+    monkeypatch.setattr("infra.kafka.group_progress.GROUP_OFFSETS_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +57,25 @@ def anomalies_of(kafka: ProxiedBroker, shard: CopyingShard) -> Anomalies:
     """The anomalies of the copies of `shard`, from the broker's log files."""
     logs = kafka.broker.config.data_dir / "log"
     return anomalies(settled(lambda: read_topic(logs, shard.config.group)), shard.copied)
+
+
+def test_transaction_writes_outputs_before_offsets(kafka: ProxiedBroker, shard: CopyingShard) -> None:
+    """A transaction that is ended between the two then repeats outputs that the ledger knows, and loses none."""
+    shard.run(until=lambda: True)
+    recorded = kafka.proxy.add(RecordedRequests(Match(TRANSACTIONAL, shard.config.group)))
+    before = shard.commits
+    shard.run(until=lambda: shard.commits > before + 2)
+    apis = [request.api for request in recorded.seen]
+    transactions = [[]]
+    for api in apis:
+        transactions[-1].append(api)
+        if api == Api.END_TXN:
+            transactions.append([])
+    assert len(transactions) == 4
+    for transaction in transactions[:3]:
+        offsets = transaction.index(Api.ADD_OFFSETS_TO_TXN)
+        assert Api.PRODUCE in transaction[:offsets]
+        assert transaction.index(Api.TXN_OFFSET_COMMIT) > offsets
 
 
 CASES = [pytest.param(api, id=api.name.lower()) for api in TRANSACTIONAL]

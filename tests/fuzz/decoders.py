@@ -23,20 +23,32 @@ from kafka.errors import CorruptRecordError
 from record_samples import SAMPLES, VERSION
 
 from infra.conditions.tables import table_condition
+from infra.json_text import decode_json
 from infra.kafka.java_properties import parse_properties
 from infra.kafka.note import Note
 from infra.kafka.offset_span import parse_span
 from infra.kafka.record_batches import unpack
+from infra.models.conversations import ConversationFormat, TemplateError
 from infra.store.deltas import apply_delta, encode_delta
 from infra.store.errors import StoreError
 from infra.store.incoming_version import read_seal
 from infra.store.layout import Layout
+from infra.transport.array_messages import receive_message
 from infra.transport.chunked_blob import ChunkedBlob, delta_blob, full_blob
-from infra.transport.frames import TransportError, receive
+from infra.transport.encrypted_connection import EncryptedConnection
+from infra.transport.frames import FrameKind, TransportError, receive, send_chunk
+from infra.transport.kv_transfer import decode_parts, encode_parts
 from infra.transport.serving import parse_request
+from infra.transport.throttle import Link
 from operators.export.folder import STATE, ExportError, read_contents, read_parts
 from operators.export.formats import read_table
 from operators.export.tickets import Ticket, parse_ticket
+from operators.gateway.chat_api import parse_chat, parse_completion
+from operators.gateway.conversation import RecordedConversations, plan_turn, response_digest
+from operators.gateway.errors import ApiError
+from operators.gateway.responses_api import parse_responses
+from operators.gateway.tool_calls import parse_response
+from operators.rollout.step_plan import Decode, plan_prefill
 from pipelines.config import ConfigError, parse_config
 from schemas import records as r
 from schemas.block_codec import decode_all, decode_as_block
@@ -101,6 +113,87 @@ def _frames(data: bytes) -> None:
         while True:
             frame = receive(ours)
             parse_request(frame.body)
+
+
+def _segments(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, EncryptedConnection(ours, bytes(32), bytes(32)) as connection:
+        theirs.setblocking(False)
+        theirs.send(data[: 1 << 16] or b"\0")
+        theirs.shutdown(socket.SHUT_WR)
+        memory = memoryview(bytearray(16))
+        while connection.recv_into(memory):
+            pass
+
+
+def _segment_seeds() -> list[bytes]:
+    ours, theirs = socket.socketpair()
+    with theirs, EncryptedConnection(ours, bytes(32), bytes(32)) as connection:
+        connection.sendall(b"a segment")
+        connection.sendall(bytes(40))
+        return [theirs.recv(1 << 16)]
+
+
+def _stage_message(data: bytes) -> None:
+    """The list of arrays up to the first line feed, and their bytes."""
+    from operators.rollout.staged.stage import decode_plan  # imported here: it loads torch
+
+    ours, theirs = socket.socketpair()
+    listed, _, arrays = data[: 1 << 15].partition(b"\n")
+    listed = listed or b" "  # a frame is never empty
+    with ours, theirs:
+        send_chunk(
+            theirs, memoryview(listed + arrays), Link(), kind=FrameKind.ARRAYS, message="step", listed=len(listed)
+        )
+        message = receive_message(ours, Link(), 1 << 16)
+    decode_plan(message.arrays, rows=8, context=16)
+
+
+def _agent_request(data: bytes) -> None:
+    """A body of each endpoint, with its digests and tokens."""
+    try:
+        body = decode_json(data)
+    except ValueError:
+        return
+    for parse in (parse_chat, parse_completion, parse_responses):
+        try:
+            chat = parse(body, 64)
+            plan_turn(chat.messages, chat.tools, RecordedConversations(), _PLAIN)
+        except (ApiError, TemplateError):
+            continue
+        json.dumps([chat.model, chat.turn(0, 0).tools], ensure_ascii=False).encode()
+
+
+def _tool_calls(data: bytes) -> None:
+    message = parse_response(data.decode(errors="replace"), _TOOLS, "t")
+    response_digest("", {"role": "assistant", "content": message.content, "tool_calls": message.tool_calls})
+
+
+class _Letters:
+    """A tokenizer of characters."""
+
+    eos_token_id, chat_template = 0, None
+
+    def encode(self, text: str, **options: object) -> list[int]:
+        return list(text.encode())
+
+
+_PLAIN = ConversationFormat(_Letters(), plain=True)  # type: ignore[arg-type]
+_TOOLS = [{"type": "function", "function": {"name": "add"}}]
+_BODY = {"messages": [{"role": "user", "content": "a"}], "tools": _TOOLS, "stop": ["x"], "prompt": "a", "input": "b"}
+
+
+def _history_seeds() -> list[bytes]:
+    from pipelines.simulate.explore import draw_history, to_json
+
+    return [json.dumps(to_json(draw_history(seed))).encode() for seed in range(3)]
+
+
+def _history(data: bytes) -> None:
+    from pipelines.simulate.explore import read_history  # imported here: it loads every role
+
+    with _file(data, "history.json") as file:
+        read_history(file)
 
 
 def _manifest(data: bytes) -> None:
@@ -199,6 +292,18 @@ def _texts(data: bytes) -> None:
     parse_span([text], 1_700_000_000_000)
 
 
+_KV_PARTS = bytes(encode_parts([r.KVManifest("h:1", "a", VERSION, 5, 9, 8, (3, 4))]))
+
+
+def _stage_seeds() -> list[bytes]:
+    from operators.rollout.staged.stage import encode_plan
+
+    blocks = plan_prefill([np.array([1, 2, 3]), np.array([4, 5])], [3, 4], 64)
+    arrays = encode_plan(Decode(np.array([6, 7]), np.array([4, 5]), 1), blocks)
+    listed = json.dumps([["int64", array.shape] for array in arrays]).encode()
+    return [listed + b"\n" + b"".join(array.tobytes() for array in arrays), b'[["uint8",[2,1]]]\nab']
+
+
 _EXPORT = (
     b'{"run": "a", "topic": "experiences", "format": "parquet", "view": "full", "where": "", "starts": {"0": 0}}\n'
     b'{"partition": 0, "first": 0, "last": 4, "rows": 5, "file": "a", "bytes": 9, "sha256": "", "undecodable": [],'
@@ -216,6 +321,21 @@ DECODERS = {
         ),
         Decoder("hand-overs and KV", _kv, (UndecodableRecord, ValueError), lambda: [_ENCODED[r.Assignment][0]]),
         Decoder("relay frames", _frames, (TransportError,), lambda: [b"LMN1\5\0\0\0\2" + bytes(8) + b"{}"]),
+        Decoder("relay segments", _segments, (TransportError,), _segment_seeds),
+        Decoder("KV parts", lambda d: decode_parts(memoryview(d)), (TransportError,), lambda: [_KV_PARTS, DEEP]),
+        Decoder("stage messages", _stage_message, (TransportError,), _stage_seeds),
+        Decoder("agents' requests", _agent_request, (), lambda: [json.dumps(_BODY).encode(), DEEP]),
+        Decoder(
+            "tool calls",
+            _tool_calls,
+            (),
+            lambda: [
+                b'a<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
+                b'[TOOL_CALLS][{"name": "add", "arguments": "{}"}]',
+                b'<|python_tag|>{"name": "add", "parameters": {}}',
+            ],
+        ),
+        Decoder("simulated histories", _history, (ValueError,), _history_seeds),
         Decoder("manifests", _manifest, (UndecodableRecord, ValueError), lambda: [_ENCODED[r.WeightVersion][0], DEEP]),
         Decoder("deltas", _delta, (ValueError,), _delta_seeds),
         Decoder("seals", _seal, (StoreError,), lambda: [b'{"version": "2.17", "bytes": 5, "blake3": "b"}', DEEP]),

@@ -28,12 +28,29 @@ def folder(store: ObjectStore, request: pytest.FixtureRequest) -> RemotePath:
 def test_open_storage_returns_a_path_or_a_remote_path() -> None:
     assert open_storage("runs/first") == Path("runs/first")
     assert open_storage("file:///mnt/first") == Path("/mnt/first")
-    remote = open_storage("s3://key:secret@bucket/a/b/?region=x") / "c"
+    remote = open_storage("s3://bucket/a/b/?region=x") / "c"
     assert isinstance(remote, RemotePath)
     assert (remote.name, str(remote), str(remote.parent)) == ("c", "s3://bucket/a/b/c", "s3://bucket/a/b")
     assert pickle.loads(pickle.dumps(remote)) == remote
-    with pytest.raises(ValueError, match="'ftp://host/x': the scheme must be one of file, s3, gs"):
-        open_storage("ftp://host/x")
+    for uri in ("abfss://container@account.dfs.core.windows.net/a", "hdfs://host:8020/a@b", "s3://bucket/a:b@c"):
+        assert str(open_storage(uri)) == uri
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("ftp://key:hidden@host/x", "scheme of 'ftp'://... must be one of file, s3, gs"),
+        ("s3://key:hidden@bucket/x", "contains a password: remove it"),
+        ("s3://key:hid/hidden+@bucket/x", "contains a password: remove it"),
+        ("s3://key:1/hidden@bucket/x?region=x", "contains a password: remove it"),
+        ("s3://bucket/x?region=y&secret_key=hidden", "contains a password: remove it"),
+        ("abfss://container@account.dfs/x?SAS_TOKEN=hidden", "contains a password: remove it"),
+    ],
+)
+def test_open_storage_refuses_passwords_without_showing_them(uri: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as refused:
+        open_storage(uri)
+    assert "hid" not in str(refused.value)
 
 
 def test_remote_path_writes_reads_moves_and_removes_files(folder: RemotePath, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from simulation_config import SimulationConfig
 from operators.experience.components import Component
 from operators.experience.config import ExperienceConfig
 from pipelines.config import ConfigError, parse_config
-from schemas.records import MicroBatch
-from schemas.topics import BATCHES, METRICS, SETTLED
+from schemas.records import BatchProposal, MicroBatch
+from schemas.topics import BATCH_ASSEMBLY, BATCHES, METRICS, RELAY, SETTLED
 
 
 def shapes(over_age: str) -> st.SearchStrategy[SimulationConfig]:
@@ -103,6 +103,27 @@ def test_drop_covers_batches_selected_before_a_newer_version() -> None:
     buffers.run()
     assert [sorted(names) for names in buffers.batches()] == [["p0.0", "p1.0"]]
     assert {age for part in buffers.log.rows(BATCHES) for age in part.staleness.to_pylist()} == {0}
+
+
+def test_drop_takes_the_newest_version_from_a_selection() -> None:
+    """A shard that has not read the newest version learns of it from the first one, and does not propose for ever."""
+    buffers = Buffers(shards=2, partitions=2, global_batch=2, max_staleness=0, over_age="drop")
+    buffers.publish(0)
+    for number in range(2):  # trained, so that there can be a version 1
+        buffers.group(number, samples=1)
+    buffers.run()
+    for number in range(3, 7, 2):  # of the second shard
+        buffers.group(number, samples=1)
+    buffers.publish(1)
+    first, second = buffers.shards
+    elsewhere = [place for place in second.places if place.topic != RELAY.short_name]
+    for _ in range(4):
+        second.turn(only=elsewhere)
+        second.commit()
+        first.run()
+    proposals = [record for record in buffers.log.rows(BATCH_ASSEMBLY) if isinstance(record, BatchProposal)]
+    assert [3 in record.groups for record in proposals].count(True) == 1
+    assert [outcome for name, outcome in buffers.outcomes().items() if name in ("p3.0", "p5.0")] == ["dropped"] * 2
 
 
 @settings(max_examples=25, deadline=None)

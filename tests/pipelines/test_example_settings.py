@@ -15,8 +15,9 @@ sys.path[:0] = [str(REPOSITORY)]
 
 import pytest  # noqa: E402
 
-from operators.trainer.algorithms import resolve  # noqa: E402
-from pipelines.config import load_config  # noqa: E402
+from operators.trainer.presets import clip_can_bind, optimizer_steps, resolve_preset  # noqa: E402
+from pipelines.config import Config, load_config  # noqa: E402
+from pipelines.run.learnability import doubtful_settings, unlearnable  # noqa: E402
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.toml"))
 GOLDEN = Path(__file__).with_name("example_settings.json")
@@ -26,18 +27,24 @@ def settings(example: Path) -> dict[str, Any]:
     """The settings of `example` for devices, algorithm, batches and sequence lengths."""
     config = load_config(example, [])
     rollout, trainer, learner = config.rollout, config.trainer, config.trainer.learner
-    algorithm = resolve(learner.algorithm)
+    name, preset = learner.algorithm.name, resolve_preset(learner.algorithm)
+    mini_batches, epochs = optimizer_steps(learner)
+    clip = f"clip {preset.clip.low:g}/{preset.clip.high:g}" if clip_can_bind(learner) else "no clip can act"
     return {
         "engine": rollout.engine,
-        "rollout": f"{rollout.processes} x {rollout.tensor_parallel} GPUs, {rollout.dtype}",
-        "trainer": f"{trainer.ranks} x {trainer.device}, {learner.precision}",
-        "algorithm": f"{learner.algorithm.name}, {algorithm.aggregation}, cap {algorithm.correction.cap:g}",
+        "rollout": f"{rollout.processes} x {rollout.tensor_parallel} of {devices(rollout.gpus)}, {rollout.dtype}",
+        "trainer": f"{trainer.ranks} on {devices(trainer.gpus)}, {learner.precision}",
+        "algorithm": f"{name}, {preset.aggregation}, weights up to {preset.correction.cap:g}, {clip}",
         "rate": f"{learner.learning_rate:g} after {learner.warmup_steps} batches, {learner.schedule}",
-        "steps a batch": learner.mini_batches * learner.epochs,
+        "steps a batch": mini_batches * epochs,
         "batch": f"{config.experience.global_batch} in groups of {config.prompts.samples_per_prompt}",
-        "lengths": f"{config.prompts.max_new_tokens} new, context {rollout.context}",
+        "lengths": f"{config.prompts.max_new_tokens} new, context {rollout.context or 'of the model'}",
         "micro-batch tokens": learner.micro_batch_tokens,
     }
+
+
+def devices(gpus: tuple[int, ...]) -> str:
+    return f"GPUs {', '.join(map(str, gpus))}" if gpus else "the CPU"
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
@@ -45,11 +52,26 @@ def test_effective_settings_of_example_match_golden_file(example: Path) -> None:
     assert settings(example) == json.loads(GOLDEN.read_text())[example.name]
 
 
-def test_model_examples_use_a_small_learning_rate() -> None:
-    for example in EXAMPLES:
-        config = load_config(example, [])
-        if str(config.model.path or "").startswith("/models/"):
-            assert config.trainer.learner.learning_rate == 1e-6, example
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example_states_its_machine_and_fits_it(example: Path) -> None:
+    config = load_config(example, [])
+    (stated,) = [line for line in example.read_text("utf-8").splitlines() if line.startswith("# Machine: ")]
+    used = {*config.rollout.gpus, *config.trainer.gpus}
+    assert ("eight GPUs" in stated) is bool(used)
+    assert len(used) == len(config.rollout.gpus) + len(config.trainer.gpus)
+    assert used <= set(range(8))
+    assert (config.trainer.device == "cuda") is bool(config.trainer.gpus)
+    assert not [*unlearnable(config), *doubtful_settings(config)]
+
+
+def test_only_small_models_have_a_large_learning_rate() -> None:
+    configs = {example.name: load_config(example, []) for example in EXAMPLES}
+    large = {name for name, config in configs.items() if config.trainer.learner.learning_rate > 1e-6}
+    assert large == {name for name, config in configs.items() if is_demonstration(config)}
+
+
+def is_demonstration(config: Config) -> bool:
+    return config.warm_start is not None
 
 
 if __name__ == "__main__":

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from golden_files import FOLDER, field_lines, path_of
 from record_samples import SAMPLES
 
-from schemas.codec import RECORD_TYPES, RecordType, decode, encode
+from schemas.block_codec import decode_all
+from schemas.codec import RECORD_TYPES, Headers, RecordType, UndecodableRecord, decode, encode
+from schemas.plain import to_plain
+from schemas.records import RelayChain
 
 HOW_TO_CHANGE = (
     "{schema} differs from its golden file. If this is intended, raise the version of the record in schemas/codec.py "
@@ -44,6 +49,65 @@ def test_sample_encodes_to_golden_value(entry: RecordType) -> None:
     assert {name: text.decode() for name, text in headers} == stored["headers"]
     if entry.encoding == "json":  # Arrow may change the layout of the same batch
         assert value == base64.b64decode(stored["value"]), HOW_TO_CHANGE.format(schema=entry.schema)
+
+
+EARLIER = [
+    *("Prompt-2", "Assignment-2", "Trajectory-2", "Experience-2"),
+    *("Trajectory-3", "Experience-3", "MicroBatch-2", "EpisodeEnd-2"),
+]
+
+
+def earlier(name: str) -> tuple[bytes, Headers]:
+    """The golden value and headers of an earlier version."""
+    stored = json.loads((FOLDER / f"{name}.json").read_text())
+    return base64.b64decode(stored["value"]), tuple((key, text.encode()) for key, text in stored["headers"].items())
+
+
+def sample_of(name: str) -> dict[str, Any]:
+    """The sample of an earlier version: without what that version lacks."""
+    class_name, _, number = name.partition("-")
+    (kind,) = (entry.kind for entry in RECORD_TYPES if entry.kind.__name__ == class_name)
+    expected = to_plain(SAMPLES[kind])
+    trajectory = expected.get("trajectory", expected)
+    if number == "2" and class_name in ("Prompt", "Assignment", "Trajectory", "Experience"):
+        trajectory.get("prompt", trajectory)["messages"] = []
+    if "conversations" in trajectory:
+        trajectory["conversations"] = []
+    if class_name == "MicroBatch":
+        expected["breaks"] = []
+    if class_name == "EpisodeEnd":
+        expected["branches"] = expected["messages"] = None
+    return expected
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_record_of_an_earlier_version_lacks_what_was_added(name: str) -> None:
+    expected = sample_of(name)
+    (kind,) = (entry.kind for entry in RECORD_TYPES if entry.kind.__name__ == name.partition("-")[0])
+    assert [to_plain(row) for row in decode(*earlier(name))] == [expected]
+    newest = encode(SAMPLES[kind])
+    values, headers = zip(earlier(name), newest, earlier(name), earlier(name), strict=True)
+    rows = decode_all(values, headers).blocks[kind].records()
+    assert [to_plain(row) for row in rows] == [expected, to_plain(SAMPLES[kind]), expected, expected]
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_damaged_record_of_an_earlier_version_is_undecodable(name: str) -> None:
+    value, headers = earlier(name)
+    for damaged in (b"", b"\xff" * 3000, value[: len(value) // 2]):
+        with pytest.raises(UndecodableRecord):
+            decode(damaged, headers)
+
+
+def test_chain_of_an_earlier_version_needs_no_version() -> None:
+    value, headers = earlier("RelayChain-2")
+    (chain,) = decode(value, headers)
+    assert chain == replace(SAMPLES[RelayChain], needed=())
+    values, all_headers = zip((value, headers), encode(chain), strict=True)
+    assert list(decode_all(values, all_headers).blocks[RelayChain].records()) == [chain, chain]
+    for damaged in (b"", b"[]", value[:-2], b'{"needed":[]}'):
+        with pytest.raises(UndecodableRecord):
+            decode(damaged, headers)
 
 
 def test_every_golden_file_has_a_record() -> None:

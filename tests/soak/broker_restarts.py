@@ -102,10 +102,10 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["TMPDIR"] = str(folder)
+    (temporary := folder / "temporary").mkdir(exist_ok=True)
     model = make_model(folder / "demo")
     config = write_config(folder / "small.toml", model)
-    server = CommandServer(model)
+    server = CommandServer(model, temporary)
     draw, end = random.Random(options.seed), time.monotonic() + options.minutes * 60
     number = 0
     try:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "end_to_end")]
+sys.path[:0] = [str(REPOSITORY), *(str(REPOSITORY / folder) for folder in ("tests", "tests/end_to_end"))]
 
 from kills import ALL, kill, rounds  # noqa: E402
 from laminar_runs import CommandServer, LaminarRun, kill_processes_in  # noqa: E402
@@ -157,7 +157,8 @@ def campaign(folder: Path, scenarios: dict[str, Scenario], seeds: int) -> dict[s
     shutil.rmtree(folder / "model", ignore_errors=True)
     model = make_model(folder / "model")
     config = write_config(folder / "small.toml", model)
-    command_server = CommandServer(model)
+    (temporary := folder / "temporary").mkdir(exist_ok=True)
+    command_server = CommandServer(model, temporary)
     try:
         for name, seed in missing:
             results[f"{name}/{seed}"] = _cell(command_server, config, folder / "here", scenarios[name], seed)

@@ -1,11 +1,12 @@
 """Runs `make test` N times and records every result, to show that the suite passes repeatedly.
 
-    .venv/bin/python tests/soak/green.py --folder build/soak/green
+    make green                # .venv/bin/python tests/soak/green.py
+    make green ARGS=--show    # the results so far
 
-By default ten runs of the checked-out commit, three of them in random order with two busy loops as load. Each result is
-saved to `results.json` in the folder as soon as the run ends, beside a file with its output; run again, it continues
-with the missing runs. Results of other commits are kept, but do not count. Exit code 1 unless all runs of this commit
-passed.
+By default ten runs of the checked-out commit, three of them in random order with two busy loops as load. A line is
+printed after each run, and a table at the end. The folder keeps `results.json` and the output of each run; an
+interrupted command continues with the missing runs. Results of other commits are kept, but do not count. A run leaves
+no process, no shared memory and no file, otherwise it failed. Exit code 1 unless all runs of this commit passed.
 """
 
 from __future__ import annotations
@@ -13,76 +14,157 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
+import psutil  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from infra.files import write_atomically  # noqa: E402
 
-Found = dict[str, Any]
-SUMMARY = re.compile(r"(FAILED|ERROR) (tests/\S+)")
+FOLDER = REPOSITORY / "build" / "soak" / "green"
+SHARED_MEMORY = Path("/dev/shm")
+SUMMARY = re.compile(r"(?:FAILED|ERROR) (tests/\S+)")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one run; `left` names processes and shared memory that it left."""
+
+    exit_code: int
+    seconds: int
+    order: str
+    busy_loops: int
+    failed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    @property
+    def green(self) -> bool:
+        return self.exit_code == 0 and not self.left
+
+    def line(self) -> str:
+        """The result in one line."""
+        loops = f", {self.busy_loops} busy loops" if self.busy_loops else ""
+        found = [*self.failed, *(f"left {each}" for each in self.left)]
+        named = f": {', '.join(found)}" if found else ""
+        minutes = f"{self.seconds // 60}:{self.seconds % 60:02}"
+        return f"{'green' if self.green else 'FAILED'} in {minutes} min, {self.order}{loops}{named}"
 
 
 def main() -> None:
     """Run the missing runs, print the table."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--folder", type=Path, required=True, help="the folder of results.json and outputs")
+    arguments.add_argument("--folder", type=Path, default=FOLDER, help="the folder of results.json and outputs")
     arguments.add_argument("--runs", type=int, default=10)
     arguments.add_argument("--hard", type=int, default=3, help="how many of the runs are in random order, under load")
     arguments.add_argument("--loops", type=int, default=2, help="busy loops during a hard run")
+    arguments.add_argument("--show", action="store_true", help="only print the results so far")
     arguments.add_argument(
         "--pytest", default="", metavar="ARGS", help="additional arguments of pytest, such as `-k kafka`"
     )
     options = arguments.parse_args()
-    commit = _git("rev-parse", "--short", "HEAD") + ("+changes" if _git("status", "--porcelain") else "")
-    results = green(options.folder.absolute(), commit, options)
+    folder, commit = options.folder.absolute(), checked_out()
+    plan = {f"{commit}/{n}": options.loops if n >= options.runs - options.hard else 0 for n in range(options.runs)}
+    if not options.show:
+        try:
+            run_missing(folder, plan, options.pytest.split())
+        except KeyboardInterrupt:
+            print("interrupted: the same command continues", flush=True)
+            sys.exit(130)
+        except CommitChanged as error:
+            sys.exit(str(error))
+    results = {name: result for name, result in read_results(folder).items() if name in plan}
     show(commit, results)
-    sys.exit(any(found["exit_code"] for found in results.values()))
+    sys.exit(not (len(results) == len(plan) and all(result.green for result in results.values())))
 
 
-def green(folder: Path, commit: str, options: argparse.Namespace) -> dict[str, Found]:
-    """The results of every run of `commit`, by number; the last `options.hard` are the hard ones."""
+class CommitChanged(RuntimeError):
+    """The working tree changed during a run, so its result belongs to no commit."""
+
+
+def run_missing(
+    folder: Path, plan: dict[str, int], pytest: Sequence[str] = (), command: Sequence[str] = ("make", "test")
+) -> None:
+    """Do each run of `plan`, the number of busy loops by name, that has no result yet.
+
+    Raises CommitChanged, without a result, if the working tree changed during the run.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "results.json"
-    results: dict[str, Found] = json.loads(file.read_text()) if file.exists() else {}
-    names = {f"{commit}/{n}": n >= options.runs - options.hard for n in range(options.runs)}
-    for name, hard in names.items():
+    before = checked_out()
+    for number, (name, loops) in enumerate(plan.items(), 1):
+        results = read_results(folder)
         if name not in results:
-            output = folder / f"{name.replace('/', '-')}.txt"
-            results[name] = run(output, hard, options)
-            write_atomically(file, json.dumps(results, indent=1))
-            print(f"{name}: {results[name]}", flush=True)
-    return {name: results[name] for name in names}
+            result = run(folder / f"{name.replace('/', '-')}.txt", loops, pytest, command)
+            if (now := checked_out()) != before:
+                raise CommitChanged(f"run {number} does not count: the working tree is at {now}, and was at {before}")
+            results[name] = result
+            file = folder / "results.json"
+            write_atomically(file, json.dumps({key: asdict(each) for key, each in results.items()}, indent=1))
+        print(f"run {number} of {len(plan)}: {results[name].line()}", flush=True)
 
 
-def run(output: Path, hard: bool, options: argparse.Namespace) -> Found:
-    """One `make test`, with its output in `output`."""
+def read_results(folder: Path) -> dict[str, Result]:
+    """The results so far, of every commit."""
+    file = folder / "results.json"
+    return {name: Result(**each) for name, each in json.loads(file.read_text()).items()} if file.exists() else {}
+
+
+def run(output: Path, loops: int, pytest: Sequence[str], command: Sequence[str]) -> Result:
+    """One run of `command`, with its output in `output`; it has random order and load if there are busy loops."""
     seed = random.randrange(1_000_000)
-    arguments = ["-rfEs", *options.pytest.split(), *([f"--shuffle={seed}"] if hard else [])]
-    started = time.monotonic()
-    with busy_loops(options.loops if hard else 0), output.open("w") as out:
-        done = subprocess.run(
-            ["make", "test", f"ARGS={' '.join(arguments)}"], cwd=REPOSITORY, stdout=out, stderr=out, check=False
-        )
-    failed = sorted({match[2] for match in SUMMARY.finditer(output.read_text(errors="replace"))})
-    return {
-        "exit_code": done.returncode,
-        "seconds": round(time.monotonic() - started),
-        "order": f"shuffled by {seed}" if hard else "as written",
-        "busy_loops": options.loops if hard else 0,
-        "failed": failed,
-    }
+    arguments = ["-rfEs", *pytest, *([f"--shuffle={seed}"] if loops else [])]
+    memory, started = set(os.listdir(SHARED_MEMORY)), time.monotonic()
+    temporary = Path(tempfile.mkdtemp(prefix="laminar-green-"))  # names all that belongs to this run
+    try:
+        with busy_loops(loops), output.open("w") as out:
+            code = execute([*command, f"ARGS={' '.join(arguments)}"], {**os.environ, "TMPDIR": str(temporary)}, out)
+        left = [f"{each.pid} {' '.join(each.cmdline())[:100]}" for each in processes_of(temporary)]
+        left += sorted(f"/dev/shm/{name}" for name in set(os.listdir(SHARED_MEMORY)) - memory if "laminar" in name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Result(
+        code,
+        round(time.monotonic() - started),
+        f"shuffled by {seed}" if loops else "as written",
+        loops,
+        sorted(set(SUMMARY.findall(output.read_text(errors="replace")))),
+        left,
+    )
+
+
+def execute(command: Sequence[str], environment: dict[str, str], out: object) -> int:
+    """Run `command` in a process group of its own, which ends with this call for any reason."""
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=out, stderr=out, env=environment, process_group=0)  # type: ignore[call-overload]
+    try:
+        return int(process.wait())
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+
+def processes_of(folder: Path) -> Iterator[psutil.Process]:
+    """The live processes that work in `folder`, or whose command names it."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            text = " ".join([process.cwd(), *process.cmdline()])
+            if str(folder) in text and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
 
 
 @contextlib.contextmanager
@@ -97,21 +179,26 @@ def busy_loops(count: int) -> Iterator[None]:
             loop.wait()
 
 
-def show(commit: str, results: dict[str, Found]) -> None:
+def show(commit: str, results: dict[str, Result]) -> None:
     """Print one row per run."""
     table = Table("run", "result", "seconds", "order", "busy loops", "failed", title=f"make test at {commit}")
     for name, found in results.items():
-        result = "FAILED" if found["exit_code"] else "green"
-        failed = "\n".join(found["failed"])
-        table.add_row(name, result, str(found["seconds"]), found["order"], str(found["busy_loops"]), failed)
+        what = "\n".join([*found.failed, *(f"left {each}" for each in found.left)])
+        row = (name, "green" if found.green else "FAILED", str(found.seconds), found.order, str(found.busy_loops), what)
+        table.add_row(*row)
     Console().print(table)
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    ).stdout.strip()
+def checked_out() -> str:
+    """The commit of the working tree, and whether it was changed."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
@@ -30,16 +30,72 @@ _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
+PLANTED: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "learner",
+        "coefficients of the whole batch in each mini-batch",
+        (
+            ("coefficients[rows] = aggregation(", "coefficients[:] = aggregation("),
+            (
+                "torch.from_numpy(metadata.trained[rows]), self.config",
+                "torch.from_numpy(metadata.trained), self.config",
+            ),
+        ),
+    ),
+    (
+        "learner",
+        "sign of the KL in rewards",
+        (("penalties = config.kl_coefficient * divergence", "penalties = -config.kl_coefficient * divergence"),),
+    ),
+    (
+        "learner",
+        "rows without advantage skipped in spite of a KL loss",
+        (("        if targets.reference is not None:\n            return", "        if False:\n            return"),),
+    ),
+    (
+        "learner",
+        "proximal policy of each step, not of the batch",
+        (("proximal=proximal if several_steps else None", "proximal=None"),),
+    ),
+    (
+        "learner",
+        "critic's rate without the schedule",
+        (
+            (
+                "rate = settings.learning_rate * (rate / policy_rate if policy_rate else 1.0)",
+                "rate = settings.learning_rate",
+            ),
+        ),
+    ),
+    (
+        "passes",
+        "KL in the loss halved",
+        (("losses + config.kl_coefficient * penalty", "losses + 0.5 * config.kl_coefficient * penalty"),),
+    ),
+    (
+        "passes",
+        "KL in the loss weighted by the correction",
+        (("losses + config.kl_coefficient * penalty", "losses + config.kl_coefficient * penalty * weights"),),
+    ),
+    ("policy", "sign of the entropy", (("-(logprobs.exp() * logprobs)", "(logprobs.exp() * logprobs)"),)),
+)
+"""Faults of earlier reviews: module, name, and the texts to replace."""
 _CALLS = {"minimum": "maximum", "maximum": "minimum", "min": "max", "max": "min", "mean": "sum", "sum": "mean"}
 _SKIPPED_CALLS = {"append", "debug", "info", "warning", "error"}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """The file's source with one fault; `what` is the change and the line's text, unique among the mutants."""
+    """The file's source with one fault.
+
+    `what` is the change and the line's text, unique among the mutants; `lines` are the first and last line of the
+    statement that is changed; `function` is whether that statement is in a function.
+    """
 
     what: str
     source: str
+    lines: tuple[int, int]
+    function: bool
 
 
 def mutants(source: str) -> Iterator[Mutant]:
@@ -56,7 +112,35 @@ def mutants(source: str) -> Iterator[Mutant]:
         name = f"{what}: {lines[getattr(node, 'lineno', 1) - 1].strip()}"
         named[name] += 1
         number = f" ({named[name]})" if named[name] > 1 else ""
-        yield Mutant(name + number, ast.unparse(ast.fix_missing_locations(mutated)))
+        yield Mutant(
+            name + number,
+            ast.unparse(ast.fix_missing_locations(mutated)),
+            *place(tree, getattr(node, "lineno", 1)),
+        )
+
+
+def planted(source: str, what: str, changes: Sequence[tuple[str, str]]) -> Mutant:
+    """The mutant with the texts `changes`, each (before, after). Raises ValueError unless each occurs once."""
+    mutated = source
+    for before, after in changes:
+        if mutated.count(before) != 1:
+            raise ValueError(f"{what}: {before!r} occurs {mutated.count(before)} times, not once: adapt PLANTED")
+        mutated = mutated.replace(before, after)
+    line = source[: source.index(changes[0][0])].count("\n") + 1
+    return Mutant(what, mutated, *place(ast.parse(source), line))
+
+
+def place(tree: ast.Module, line: int) -> tuple[tuple[int, int], bool]:
+    """First and last line of the statement at `line`, without its body, and whether it is in a function's body."""
+    found, in_function = (line, line), False
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or node.lineno):
+            continue
+        body: list[ast.stmt] = getattr(node, "body", [])
+        found = (node.lineno, max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno)
+        if isinstance(node, ast.FunctionDef) and line >= body[0].lineno:
+            in_function = True
+    return found, in_function
 
 
 Change = Callable[[], Callable[[], None]]

@@ -3,26 +3,27 @@
     make soak                                         (as a part of it)
     python tests/soak/mutation_run.py --only losses passes
 
-Each mutant is tested in a copy of the repository by a process forked from one that has imported torch. Results are
+Tests are collected once, in a copy of the repository; each mutant is tested in a fork of that process, by the tests
+that run its line, cheapest first. Tests that start processes read the mutant from the copy, and run last. Results are
 saved to `results.json` in the folder as they come; run again, it continues with the missing mutants. A mutant is
-identified by the text of its module, so mutants of a changed module are tested again; after a change of tests delete
-the file. Exit code 1 if a survivor is not explained.
+identified by the text of its module, so mutants of a changed module are tested again. After a change of tests delete
+`coverage.json` and test the survivors `--again`. Exit code 1 if a survivor is not explained.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import fnmatch
+import functools
 import hashlib
 import importlib
 import json
 import os
 import shutil
-import signal
 import sys
 import time
-import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -30,41 +31,29 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 
-from mutants import mutants  # noqa: E402
+from forked_tests import Cover, ForkedTests  # noqa: E402
+from mutants import PLANTED, Mutant, mutants, planted  # noqa: E402
+from swapped_code import swap_code  # noqa: E402
 
 from infra.files import write_atomically  # noqa: E402
 
 MODULES = (
     *("losses", "passes", "advantages", "algorithms", "learner", "metrics", "trained_model", "optimizer", "packing"),
     *("policy", "critic", "global_batch_metadata", "batch", "packed_attention", "lora", "ranks", "device_sharing"),
+    *("mismatch", "policy_check"),
 )
 """Modules of operators/trainer that compute weights and metrics. Other modules are tested by kills."""
 TESTS = (
     *("losses", "advantages", "algorithms", "losses_against_verl", "optimizer", "trainer_packing", "training_batch"),
     *("update_against_oracle", "learner", "temperature", "lora", "bfloat16", "model_families", "trainer_checkpoint"),
-    *("ranks",),
+    *("mismatch", "nonfinite_gradients", "learner_contract", "ranks"),
 )
-"""Fastest first: a run stops at the first failure."""
 SURVIVORS = Path(__file__).with_name("survivors.json")
 IMPORTED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"
-"""Pytest warns of plugins imported before its start, here with torch and transformers."""
-MAX_ANSWER = 4096
-IMPORTED = ("torch", "transformers", "numpy", "pyarrow", "safetensors.torch", "pydantic", "peft")
-
-
-class Killer:
-    """A pytest plugin: the first test that fails."""
-
-    def __init__(self) -> None:
-        self.name = ""
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and not self.name:
-            self.name = report.nodeid
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed and not self.name:
-            self.name = f"import of {report.nodeid}"
+"""Pytest warns of plugins imported before its start."""
+STARTS_PROCESSES_S = 0.5
+"""A test whose processes use more CPU seconds than this may run any line in them."""
+Results = dict[str, dict[str, str]]
 
 
 def main(arguments: list[str]) -> int:
@@ -72,95 +61,98 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "soak" / "mutations")
     parser.add_argument("--only", nargs="*", default=MODULES, choices=MODULES)
-    parser.add_argument("--most", type=int, default=10**9, help="maximum number of mutants to test in this run")
-    parser.add_argument(
-        "--timeout", type=float, default=1500.0, help="seconds per mutant; a mutant that takes longer counts as failed"
-    )
+    parser.add_argument("--tests", nargs="*", default=TESTS, choices=TESTS, help="for a first pass: fewer tests")
+    parser.add_argument("--again", action="store_true", help="test survivors again")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds per mutant, after which it has failed")
     options = parser.parse_args(arguments)
-    tree, file = options.folder / "tree", options.folder / "results.json"
+    folder = options.folder.absolute()
+    tree = folder / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     for name in ("schemas", "infra", "operators", "pipelines", "tests"):
         shutil.copytree(REPOSITORY / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", tree)
-    results: dict[str, dict[str, str]] = json.loads(file.read_text()) if file.exists() else {}
-    for path in [f"operators/trainer/{name}.py" for name in MODULES] + [
-        f"tests/operators/trainer/test_{name}.py" for name in TESTS
-    ]:
+    modules = [f"operators/trainer/{name}.py" for name in MODULES]
+    files = [f"tests/operators/trainer/test_{name}.py" for name in options.tests]
+    for path in [*modules, *files]:
         if not (tree / path).exists():
             parser.error(f"{path} does not exist: a module or test was renamed")
-    for name in IMPORTED:
-        importlib.import_module(name)
-    if not results and (why := run_tests(tree, options.timeout)) != "-":
-        print(f"the tests fail without a mutant: {why}")
-        return 1
-    left = options.most
-    for module in options.only:
-        path = tree / "operators" / "trainer" / f"{module}.py"
-        source = path.read_text()
-        for mutant in mutants(source):
-            key = hashlib.sha256(mutant.source.encode()).hexdigest()[:16]
-            if key not in results and left > 0:
-                left -= 1
-                path.write_text(mutant.source)
-                began = time.monotonic()
-                killer = run_tests(tree, options.timeout)
-                results[key] = {"module": module, "mutant": mutant.what, "failed": killer}
-                write_atomically(file, json.dumps(results, indent=1).encode())
-                outcome = "SURVIVES" if killer == "-" else killer
-                print(f"{module}: {mutant.what}: {outcome} ({time.monotonic() - began:.0f} s)", flush=True)
-        path.write_text(source)
-    return report(options.only, results)
-
-
-def run_tests(tree: Path, timeout_s: float) -> str:
-    """The first test that fails in `tree`, "-" if none does."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read_end)
-        try:
-            os.setsid()
-            outcome = _run_tests_here(tree)
-        except BaseException:  # noqa: BLE001  (reported by the parent; this process ends here)
-            outcome = f"the test process failed: {traceback.format_exc()}"
-        os.write(write_end, outcome.encode()[-MAX_ANSWER:])
-        os._exit(0)
-    os.close(write_end)
-    deadline = time.monotonic() + timeout_s
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > deadline:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(read_end)
-            return f"not done after {timeout_s:.0f} s"
-        time.sleep(0.05)
-    with os.fdopen(read_end) as outcome:
-        return outcome.read() or "the test process died"
-
-
-def _run_tests_here(tree: Path) -> str:
-    """The result of `run_tests`, computed in this process; "-" if all tests pass."""
-    silent = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(silent, descriptor)
     os.chdir(tree)
-    os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
     sys.dont_write_bytecode = True
     for name in [name for name in sys.modules if name.split(".")[0] in {"operators", "schemas", "infra", "pipelines"}]:
         del sys.modules[name]
     sys.path[:] = [str(tree), *(path for path in sys.path if path != str(REPOSITORY))]
-    killer = Killer()
-    files = [f"tests/operators/trainer/test_{name}.py" for name in TESTS]
-    options = ["-x", "-q", "-m", "not soak", "-p", "no:cacheprovider", "-W", IMPORTED_BEFORE]
-    code = pytest.main([*options, *files], plugins=[killer])
-    return killer.name or ("-" if code == 0 else f"pytest exit code {int(code)}")
+    tests = ForkedTests(functools.partial(try_mutants, tree, options))
+    settings = ["-s", "-m", "not soak", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}", "-W", IMPORTED_BEFORE]
+    pytest.main([*settings, *files], plugins=[tests])
+    return tests.code
 
 
-def report(modules: tuple[str, ...], results: dict[str, dict[str, str]]) -> int:
+def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> int:
+    """Test every mutant without a result in forks of this process; 1 if a survivor is not explained."""
+    trainer, file = tree / "operators" / "trainer", tree.parent / "results.json"
+    covers = measure(tests, trainer, tree.parent / "coverage.json", options.timeout)
+    if covers is None:
+        return 1
+    results: Results = json.loads(file.read_text()) if file.exists() else {}
+    found: Results = {}
+    for module in options.only:
+        path = trainer / f"{module}.py"
+        source = path.read_text()
+        loaded = importlib.import_module(f"operators.trainer.{module}")
+        for mutant in [*(planted(source, *rest) for name, *rest in PLANTED if name == module), *mutants(source)]:
+            key = hashlib.sha256(mutant.source.encode()).hexdigest()[:16]
+            if key not in results or (options.again and results[key]["failed"] == "-"):
+                began = time.monotonic()
+                chosen = candidates(mutant, module, covers)
+                cpu_s = 60 + 10 * sum(covers[name].own_s for name in chosen)
+                path.write_text(mutant.source)
+                failed = tests.first_failure(
+                    chosen, functools.partial(swap_code, loaded, mutant.source), cpu_s, options.timeout
+                )
+                path.write_text(source)
+                shutil.rmtree(tree.parent / "tmp", ignore_errors=True)
+                (tree.parent / "tmp").mkdir()
+                results[key] = {"module": module, "mutant": mutant.what, "failed": failed}
+                write_atomically(file, json.dumps(results, indent=1))
+                outcome = "SURVIVES" if failed == "-" else failed.rpartition("/")[2]
+                print(f"{module}: {mutant.what}: {outcome} ({time.monotonic() - began:.0f} s)", flush=True)
+            found[key] = results[key]
+    return report(found)
+
+
+def measure(tests: ForkedTests, trainer: Path, file: Path, wall_s: float) -> dict[str, Cover] | None:
+    """The cover of every test, from `file` as far as it has them of these sources; None if a test fails as it is."""
+    sources = hashlib.sha256(b"".join((trainer / f"{name}.py").read_bytes() for name in MODULES)).hexdigest()
+    saved = json.loads(file.read_text()) if file.exists() else {}
+    found = saved["tests"] if saved.get("sources") == sources else {}
+    covers = {name: Cover(**each) for name, each in found.items()}
+    for name in tests.names:
+        if name not in covers:
+            if (cover := tests.cover(name, trainer, wall_s)) is None:
+                print(f"{name} fails without a mutant")
+                return None
+            covers[name] = cover
+            tested = {done: asdict(each) for done, each in covers.items()}
+            write_atomically(file, json.dumps({"sources": sources, "tests": tested}))
+    return {name: covers[name] for name in tests.names}
+
+
+def candidates(mutant: Mutant, module: str, covers: dict[str, Cover]) -> list[str]:
+    """The tests that may run the mutant, cheapest first; those that start processes last."""
+    first, last = mutant.lines
+    chosen = []
+    for name, cover in covers.items():
+        lines = cover.lines.get(module, [])
+        runs = any(first <= line <= last for line in lines) if mutant.function else bool(lines)
+        if runs or cover.children_s > STARTS_PROCESSES_S:
+            chosen.append((cover.children_s > STARTS_PROCESSES_S, cover.own_s + cover.children_s, name))
+    return [name for *_, name in sorted(chosen)]
+
+
+def report(found: Results) -> int:
     """Print the score and the unexplained survivors; return 1 if there are any."""
-    found = [each for each in results.values() if each["module"] in modules]
-    alive = [each for each in found if each["failed"] == "-"]
+    alive = [each for each in found.values() if each["failed"] == "-"]
     known = json.loads(SURVIVORS.read_text())
     unexplained = [each for each in alive if explanation(each, known) is None]
     print(f"{len(found)} mutants: {len(found) - len(alive)} fail a test, {len(alive) - len(unexplained)} are explained")
@@ -169,7 +161,7 @@ def report(modules: tuple[str, ...], results: dict[str, dict[str, str]]) -> int:
     return int(bool(unexplained))
 
 
-def explanation(survivor: dict[str, str], known: list[dict[str, str]]) -> str | None:
+def explanation(survivor: dict[str, str], known: Sequence[dict[str, str]]) -> str | None:
     """The reason of the first of `known` whose module and pattern match `survivor`; None without a match."""
     for each in known:
         if each["module"] == survivor["module"] and fnmatch.fnmatchcase(survivor["mutant"], each["mutant"]):

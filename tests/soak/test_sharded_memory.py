@@ -18,9 +18,9 @@ SHAPE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 21,
 def test_ranks_hold_only_their_share_of_200_million_parameters(tmp_path: Path) -> None:
     sizes = save_model(tmp_path / "model", SHAPE)
     assert sizes[0] == pytest.approx(200e6, rel=0.05)
-    runs = {ranks: run_ranks(tmp_path, f"run-{ranks}", ranks) for ranks in (1, 2, 4, 8)}
-    for results in runs.values():
+    runs = run_ranks(tmp_path, *(f"run-{ranks}:{ranks}" for ranks in (1, 2, 4, 8)))
+    for results in runs:
         check_peaks(results, *sizes)
-    for ranks in (2, 8):
-        for result in run_ranks(tmp_path, f"reshard-{ranks}", ranks, "run-4"):
-            assert result["restored"] == runs[4][0]["saved"]
+    saved = runs[2][0]["saved"]
+    for results in run_ranks(tmp_path, "of-2:2:run-4", "of-8:8:run-4"):
+        assert {result["restored"] for result in results} == {saved}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from kafka import TopicPartition
-from kafka.admin import OffsetSpec
+from kafka.admin import OffsetSpec, TransactionState
 from kafka.structs import OffsetAndMetadata
 
 from infra.kafka.record_batches import RecordBatch, read_batch
@@ -21,12 +21,32 @@ from infra.kafka.stored.metadata import (
     snapshot_values,
     topic_settings,
 )
+from infra.kafka.transaction_log import LoggedProducer
 
 _UNKNOWN_TOPIC = 3
 
 
 class _Offset(NamedTuple):
     offset: int
+
+
+class _Producer(NamedTuple):
+    """A producer with an open transaction, as kafka-python's ProducerState; nothing needs its epochs."""
+
+    producer_id: int
+    current_transaction_start_offset: int
+    last_timestamp: int
+    producer_epoch: int = -1
+    coordinator_epoch: int = -1
+
+
+class _Producers(NamedTuple):
+    active_producers: list[_Producer]
+
+
+class _Transaction(NamedTuple):
+    producer_id: int
+    state: TransactionState
 
 
 class StoredAdmin:
@@ -41,7 +61,10 @@ class StoredAdmin:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        self.close()
+
+    def close(self) -> None:
+        """Nothing to do: the index belongs to the process."""
 
     def list_topics(self) -> list[str]:
         return [topic for topic in self._log.topics() if topic != METADATA]
@@ -83,9 +106,33 @@ class StoredAdmin:
     def list_groups(self) -> list[dict[str, str]]:
         return [{"group_id": group} for group in sorted({group for group, _ in self._committed()})]
 
-    def list_group_offsets(self, group: str) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
-        offsets = {place: offset for (name, place), offset in self._committed().items() if name == group}
-        return {group: {place: OffsetAndMetadata(offset, "", -1) for place, offset in offsets.items()}}
+    def list_group_offsets(self, groups: str | Sequence[str]) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
+        wanted = [groups] if isinstance(groups, str) else groups
+        found: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {group: {} for group in wanted}
+        for (group, place), offset in self._committed().items():
+            if group in found:
+                found[group][place] = OffsetAndMetadata(offset, "", -1)
+        return found
+
+    def describe_producers(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, _Producers]:
+        """The producers of the transactions without a marker."""
+        return {place: _Producers(self._unended(place)) for place in places}
+
+    def list_transactions(self) -> dict[int, list[LoggedProducer]]:
+        """The transactions in the coordinators' log of those producers."""
+        return {1: list(self._log.unended_producers().values())}
+
+    def describe_transactions(self, names: Collection[str]) -> dict[str, _Transaction]:
+        logged = self._log.unended_producers()
+        return {
+            each.transactional_id: _Transaction(producer_id, each.state)
+            for producer_id, each in logged.items()
+            if each.transactional_id in names
+        }
+
+    def _unended(self, place: TopicPartition) -> list[_Producer]:
+        stored = self._log.partition(place.topic, place.partition)
+        return [_Producer(each, first, stored.last_write(each)) for each, first in stored.unended.items()]
 
     def _committed(self) -> dict[tuple[str, TopicPartition], int]:
         """The committed offsets by group and partition."""

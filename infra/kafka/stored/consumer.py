@@ -32,8 +32,8 @@ class PolledBatch:
 class StoredConsumer:
     """Reads the committed records in the folder `log`. The end is that of the log when it was indexed."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = stored_log(log)
+    def __init__(self, log: Path, max_poll_batches: int = MAX_POLL_BATCHES) -> None:
+        self._log, self._max_poll_batches = stored_log(log), max_poll_batches
         self._assigned: list[TopicPartition] = []
         self._positions: dict[TopicPartition, int] = {}
         self._reading: dict[TopicPartition, Iterator[tuple[int, Any]]] = {}
@@ -64,7 +64,10 @@ class StoredConsumer:
         self._positions[place] = offset
         self._reading.pop(place, None)
 
-    def position(self, place: TopicPartition) -> int:
+    def seek_to_end(self, place: TopicPartition) -> None:
+        self.seek(place, self._partition(place).end)
+
+    def position(self, place: TopicPartition, timeout_ms: int = 0) -> int:
         return self._positions[place]
 
     def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[PolledBatch]]:
@@ -83,7 +86,7 @@ class StoredConsumer:
         """Nothing to do: the index belongs to the process."""
 
     def _next(self, place: TopicPartition) -> list[PolledBatch]:
-        """Up to `MAX_POLL_BATCHES` batches of `place`; the position passes hidden ones, too."""
+        """Up to `max_poll_batches` batches of `place`; the position passes hidden ones, too."""
         first, end = self._positions[place], self._partition(place).end
         if first >= end:
             return []
@@ -95,7 +98,7 @@ class StoredConsumer:
             records = None if batch is None else read_batch(batch, place.partition, first, self._known)
             if records is not None and len(records):
                 found.append(PolledBatch(place.topic, place.partition, last, records.timestamps[-1], records))
-            if len(found) == MAX_POLL_BATCHES:
+            if len(found) == self._max_poll_batches:
                 return found
         self._positions[place] = end
         return found

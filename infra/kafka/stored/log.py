@@ -15,7 +15,7 @@ from kafka.errors import UnknownTopicOrPartitionError
 
 from infra.kafka.record_batches import read_batch
 from infra.kafka.stored.partition import StoredPartition
-from infra.kafka.transaction_log import LOG, LoggedProducer, parse_decision
+from infra.kafka.transaction_log import LOG, LoggedProducer, parse_decision, transactional_id
 
 _PARTITION = re.compile(r"(.+)-(\d+)")
 _BEGINNINGS = "log-start-offset-checkpoint"
@@ -56,19 +56,29 @@ class StoredLog:
             raise UnknownTopicOrPartitionError(f"{self._folder} has no partition {number} of a topic {topic}")
         if place not in self._partitions:
             stored = StoredPartition(self._folder / f"{topic}-{number}", self._begins.get(place, 0))
+            self._partitions[place] = stored
             if stored.open and topic != LOG:
                 logged = self._producers(frozenset(stored.open))
                 stored.settle([each for each, producer in logged.items() if producer.has_committed(place)])
-            self._partitions[place] = stored
         return self._partitions[place]
+
+    def unended_producers(self) -> dict[int, LoggedProducer]:
+        """The coordinators' state, by producer id, of the producers with a transaction without a marker.
+
+        In the partitions that were read so far.
+        """
+        return self._producers(frozenset(each for stored in self._partitions.values() for each in stored.unended))
 
     def _producers(self, producer_ids: frozenset[int]) -> dict[int, LoggedProducer]:
         found: dict[int, LoggedProducer] = {}
         for number in self.numbers(LOG):
             for _, batch in self.partition(LOG, number).batches(0, committed=False):
-                for value in read_batch(batch, number, 0).values if batch is not None else ():
+                records = read_batch(batch, number, 0) if batch is not None else None
+                for key, value in zip(records.keys, records.values, strict=True) if records is not None else ():
                     if value is not None and (decision := parse_decision(value)).producer_id in producer_ids:
-                        found.setdefault(decision.producer_id, LoggedProducer()).add(decision)
+                        producer = found.setdefault(decision.producer_id, LoggedProducer())
+                        producer.transactional_id = transactional_id(key or b"")
+                        producer.add(decision)
         return found
 
 

@@ -39,6 +39,8 @@ class StoredPartition:
         self._flags, self._producers = array("h"), array("q")
         self.open: dict[int, int] = {}
         """The producers with an open transaction, and its first offset."""
+        self.unended: dict[int, int] = {}
+        """Those that were open when the broker stopped; `settle` does not end them."""
         self._aborted: list[tuple[int, int, int]] = []
         """Aborted transactions: producer, first offset, and the offset of the marker."""
         files = sorted(file for file in folder.iterdir() if _SEGMENT.fullmatch(file.name))
@@ -51,6 +53,7 @@ class StoredPartition:
         self.beginning = max(begin, first)
         self.end = self._last_offsets[-1] + 1 if self._last_offsets else self.beginning
         self._find_transactions()
+        self.unended = dict(self.open)
 
     def settle(self, committed: Collection[int]) -> None:
         """End the open transactions, whose markers are missing; those of the producers `committed` are committed."""
@@ -77,6 +80,11 @@ class StoredPartition:
                     if record.timestamp >= time_ms:
                         return record.offset, record.timestamp
         return None
+
+    def last_write(self, producer_id: int) -> int:
+        """The time of the last batch of a producer, in Unix milliseconds; -1 if it has none."""
+        times = (time for time, producer in zip(self._times, self._producers, strict=True) if producer == producer_id)
+        return max(times, default=-1)
 
     def close(self) -> None:
         """Close the files."""

@@ -8,7 +8,6 @@ while the leader computes the next.
 from __future__ import annotations
 
 import queue
-import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,7 +17,8 @@ import numpy as np
 
 from infra.runners.liveness import LIVENESS
 from infra.transport.array_messages import Message, receive_message, send_message
-from infra.transport.frames import MAX_ARRAY_BYTES, FrameKind, TransportError, interrupt
+from infra.transport.connection import Connection, interrupt
+from infra.transport.frames import MAX_ARRAY_BYTES, FrameKind, TransportError
 from infra.transport.kv_transfer import decode_parts
 from operators.rollout.kv_rows import RowCopy
 from operators.rollout.runner import RunnerLost
@@ -43,7 +43,7 @@ class GroupFailed(RunnerLost):
 class _Member:
     """The control connection to one member."""
 
-    def __init__(self, place: StagePlace, control: socket.socket) -> None:
+    def __init__(self, place: StagePlace, control: Connection) -> None:
         self.place, self.control = place, control
         self.layers = range(place.first, place.end)
         self.alive = True
@@ -58,7 +58,7 @@ class StagePipeline:
     def __init__(self, service: StageService, order: StageGroup, rows: int, context: int) -> None:
         self.order, self._service, self.transfers = order, service, service.transfers
         self._results: queue.Queue[Message | None] = queue.Queue()
-        self._first: socket.socket | None = None
+        self._first: Connection | None = None
         self._returned: Input | None = None
         self.members: list[_Member] = []
         others = order.stages[1:]
@@ -84,7 +84,7 @@ class StagePipeline:
         """Whether a member has been lost."""
         return any(not member.alive for member in self.members)
 
-    def _open(self, index: int, rows: int, context: int) -> socket.socket:
+    def _open(self, index: int, rows: int, context: int) -> Connection:
         """Ask the member of stage `index` to load its layers; returns the control connection."""
         order, place = self.order, self.order.stages[index]
         next_index = (index + 1) % len(order.stages)
@@ -184,7 +184,7 @@ class StagePipeline:
         """Where the KV of a row's first tokens can be fetched from `member`; None if it cannot offer it."""
         try:
             send_message(member.control, self.transfers.sending, "offer", row=row, tokens=tokens)
-            listed = decode_parts(memoryview(self._reply(member, "offered").arrays[0].data))
+            listed = decode_parts(memoryview(b"".join(array.data for array in self._reply(member, "offered").arrays)))
         except TransportError:
             member.alive = False
             return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,8 @@ import torch
 
 from infra.models.partial_weights import PartsMissing
 from infra.transport.array_messages import Message, receive_message, send_message
-from infra.transport.frames import MAX_ARRAY_BYTES, FrameKind, ProtocolError, TransportError, interrupt, send
+from infra.transport.connection import Connection, interrupt
+from infra.transport.frames import MAX_ARRAY_BYTES, FrameKind, ProtocolError, TransportError, send
 from infra.transport.handshake import connect
 from infra.transport.kv_transfer import KVTransfers, encode_parts
 from operators.rollout.kv_rows import RowCopy
@@ -42,7 +42,7 @@ SILENCE_S = 600.0
 class Input:
     """A connection over which a stage receives hidden states; `done` ends the thread that holds it."""
 
-    connection: socket.socket
+    connection: Connection
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -61,7 +61,7 @@ class StageService:
         """Serve stages of this replica."""
         self._members[member.replica] = member
 
-    def connect(self, address: str, kind: FrameKind, **body: object) -> socket.socket:
+    def connect(self, address: str, kind: FrameKind, **body: object) -> Connection:
         """Open a connection of `kind` to the process at `address`. Raises TransportError."""
         transfers = self.transfers
         endpoint = transfers.endpoint
@@ -81,7 +81,7 @@ class StageService:
                 raise TransportError(f"no hidden states for stage {index} of group {group}: nothing has connected")
             return self._inputs.pop((group, index))
 
-    def _hold_input(self, connection: socket.socket, body: Mapping[str, Any]) -> None:
+    def _hold_input(self, connection: Connection, body: Mapping[str, Any]) -> None:
         """Keep an input connection open until its stage has ended."""
         group, index = body.get("group"), body.get("index")
         if not isinstance(group, str) or not isinstance(index, int):
@@ -99,7 +99,7 @@ class StageService:
         if not unused:
             held.done.wait()
 
-    def _serve(self, connection: socket.socket, body: Mapping[str, Any]) -> None:
+    def _serve(self, connection: Connection, body: Mapping[str, Any]) -> None:
         """One stage, from its leader's request to the end of the control connection."""
         connection.settimeout(SILENCE_S)
         group, member = str(body.get("group"))[:80], self._members.get(_integer(body, "replica"))
@@ -124,7 +124,7 @@ class StageService:
                 output.close()
             member.end(group)
 
-    def _send(self, connection: socket.socket, kind: str, **body: Any) -> None:
+    def _send(self, connection: Connection, kind: str, **body: Any) -> None:
         send_message(connection, self.transfers.sending, kind, **body)
 
 
@@ -134,12 +134,12 @@ class _ServedStage:
     def __init__(
         self,
         service: StageService,
-        control: socket.socket,
+        control: Connection,
         stage: Stage,
         group: str,
         version: PolicyVersion,
         index: int,
-        output: socket.socket,
+        output: Connection,
     ) -> None:
         self._service, self._transfers, self._control, self._stage = service, service.transfers, control, stage
         self._group, self._version, self._index, self._output = group, version, index, output
@@ -155,6 +155,8 @@ class _ServedStage:
                     self._apply(message)
         except TransportError as error:
             log.info("the stage of group %s has ended: %s", self._group, error)
+        except (IndexError, TypeError, ValueError, RuntimeError) as error:
+            log.warning("the stage of group %s has ended: its leader sent an invalid message: %s", self._group, error)
         finally:
             self._break()
 
@@ -214,6 +216,8 @@ class _ServedStage:
     def _rows_of(self, array: np.ndarray) -> np.ndarray:
         if array.dtype != np.int64 or array.ndim > 2:
             raise ProtocolError("rows that are not int64")
+        if array.size and array.min() < 0:
+            raise ProtocolError(f"row {array.min()}")
         return array
 
     def _reply(self, kind: str, **body: Any) -> None:

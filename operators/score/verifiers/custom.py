@@ -1,7 +1,8 @@
 """A user's reward function, named `package.module:function` or `path/to/file.py:function`.
 
-It returns a number. It is called with its options and with those of these arguments that it has as parameters: text,
-answer (None if there is none), reference, prompt, task, tokens, environment (its reward, None without one).
+A class is created once in each verifier process, with its options; its `__call__` is the function. It returns a number.
+It is called with its options and with those of these arguments that it has as parameters: text, answer (None if there
+is none), reference, prompt, task, tokens, environment (its reward, None without one).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from infra.name_lookup import import_user_module
 ARGUMENTS = ("text", "answer", "reference", "prompt", "task", "tokens", "environment")
 
 
-def load(target: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[str, ...]]:
-    """The function `target` and which of `ARGUMENTS` it takes. Imports its module: call it in verifier processes only.
+def load(target: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function `target`, to be called with all `ARGUMENTS`. Imports its module: call it in verifier processes only.
 
     Raises ValueError if it cannot be called with these and `options`, and whatever the import of the module raises.
     """
@@ -24,9 +25,19 @@ def load(target: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], t
     function = getattr(import_user_module(module_name), function_name, None)
     if not callable(function):
         raise ValueError(f"{module_name} has no function {function_name!r}")
+    if inspect.isclass(function):
+        function, options = function(**options), {}
+        if not callable(function):
+            raise ValueError(f"{target} is a class without __call__(self, text, ...), which returns the reward")
+    taken = _taken(target, function, options)
+    return lambda **fields: function(**{name: fields[name] for name in taken}, **options)
+
+
+def _taken(target: str, function: Callable[..., Any], options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which of `ARGUMENTS` the function takes. Raises ValueError."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return function, tuple(name for name in ARGUMENTS if name not in options)
+        return tuple(name for name in ARGUMENTS if name not in options)
     names = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
     unknown = [name for name in options if name not in names]
     if unknown:
@@ -41,4 +52,4 @@ def load(target: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], t
             and parameter.name not in (*taken, *options)
         ):
             raise ValueError(f"{target} needs {parameter.name!r}, which is neither an option nor one of {ARGUMENTS}")
-    return function, taken
+    return taken

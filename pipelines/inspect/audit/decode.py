@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from infra.kafka.topic_reader import class_of
 from schemas.block_codec import decode_block
-from schemas.codec import decode, record_type
+from schemas.codec import decode
 from schemas.identity import TrajectoryKey
 from schemas.records import Assignment, Experience, Trajectory
 
 _PREFIXES: Mapping[type, str] = {Assignment: "", Trajectory: "", Experience: "trajectory."}
-_BY_SCHEMA = {record_type(kind).schema.encode(): kind for kind in _PREFIXES}
+_BY_NAME = {kind.__name__: kind for kind in _PREFIXES}
 
 
 class DecodedRecord(NamedTuple):
@@ -24,7 +25,7 @@ class DecodedRecord(NamedTuple):
 def decode_for_audit(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[Any]:
     """The records in `value`; those about one trajectory as `DecodedRecord`. Raises UndecodableRecord."""
     headers = tuple(headers)
-    kind = next((_BY_SCHEMA.get(header) for name, header in headers if name == "laminar-schema"), None)
+    kind = _BY_NAME.get(class_of(headers))
     if kind is None:
         return decode(value, headers)
     block, prefix = decode_block(value, headers), _PREFIXES[kind]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.kafka.record_batches import Headers
-from infra.kafka.topic_reader import schema_of
+from infra.kafka.topic_reader import class_of
 from pipelines.inspect.log.chunks import LogChunk
 from schemas.arrow import arrow_schema
 from schemas.block import Block
@@ -32,7 +32,7 @@ def may_match(key: TrajectoryKey) -> Callable[[bytes | None, Headers], bool]:
     wanted = trajectory_id(*key).encode()
 
     def may(value: bytes | None, headers: Headers) -> bool:
-        return value is not None and (wanted in value or schema_of(headers) in _WITHOUT_ID_TEXT)
+        return value is not None and (wanted in value or class_of(headers) in _WITHOUT_ID_TEXT)
 
     return may
 
@@ -82,8 +82,8 @@ def _prompt_prefix(kind: type) -> str | None:
     return next(found, None)
 
 
-_WITHOUT_ID_TEXT = {entry.schema for entry in RECORD_TYPES if _prompt_prefix(entry.kind) is not None}
-"""Schemas that identify a trajectory by numbers of prompt and member; all others contain its id as text."""
+_WITHOUT_ID_TEXT = {entry.kind.__name__ for entry in RECORD_TYPES if _prompt_prefix(entry.kind) is not None}
+"""Records that identify a trajectory by numbers of prompt and member; all others contain its id as text."""
 
 
 def _prompt_mask(block: Block, prefix: str, key: TrajectoryKey) -> pa.Array:

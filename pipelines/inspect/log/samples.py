@@ -95,6 +95,8 @@ def find_groups(
 ) -> list[SampleGroup]:
     """The first `count` groups of `wanted` in `order`; best and worst: by mean reward, then the newest.
 
+    With best and worst the samples of a group are in that order, too.
+
     Raises UnknownTopic.
     """
     held = partition_ranges(client, EXPERIENCES.name(run))
@@ -105,7 +107,11 @@ def find_groups(
             ranking.add(rows)
         if ranking.is_complete:
             break
-    return _read_groups(client, run, wanted, ranking.chosen())
+    groups = _read_groups(client, run, wanted, ranking.chosen())
+    if order not in ("best", "worst"):
+        return groups
+    by_reward = [sorted(group.samples, key=lambda each: each.reward, reverse=order == "best") for group in groups]
+    return [replace(group, samples=tuple(samples)) for group, samples in zip(groups, by_reward, strict=True)]
 
 
 def groups_at(client: ClientProperties, run: str, wanted: SampleFilter, share: float) -> list[SampleGroup]:

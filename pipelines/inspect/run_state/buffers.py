@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from schemas.metric_labels import COMPONENT_MEAN, COMPONENT_TRAJECTORIES, split_labels
+
 SHARD = "shard"
 """The metric value with the shard's number, if there are several shards."""
-_MEANS = ("reward/mean/", "response_length/mean/", "accuracy/mean/")
-"""Means by task over its trajectories: weighted by trajectories."""
+_WEIGHTS = {
+    **dict.fromkeys(("reward/mean", "response_length/mean", "accuracy/mean"), "trajectories"),
+    COMPONENT_MEAN: COMPONENT_TRAJECTORIES,
+}
+"""Means by task or reward component: the value with the same labels that counts the trajectories of each."""
 _EQUAL = ("curriculum/", "dropped_share/")
 """Values that are about equal in all shards, which have every n-th prompt: averaged."""
 
@@ -21,14 +26,17 @@ def merge_shards(shards: Sequence[Values]) -> dict[str, float]:
         return dict(shards[0])
     merged: dict[str, float] = {}
     for key in dict.fromkeys(chain.from_iterable(shards)):
-        values = [(each[key], _weight(key, each)) for each in shards if key in each]
+        name, labels = split_labels(key)
+        counted = _WEIGHTS.get(name) if labels else None
+        values = [
+            (each[key], 1.0 if counted is None else _value(each, counted, labels)) for each in shards if key in each
+        ]
         total = sum(value * weight for value, weight in values)
-        shared = key.startswith(_MEANS + _EQUAL)
+        shared = counted is not None or name.startswith(_EQUAL)
         merged[key] = total / (sum(weight for _, weight in values) or 1.0) if shared else total
     merged.pop(SHARD, None)
     return merged
 
 
-def _weight(key: str, values: Values) -> float:
-    task = next((key.removeprefix(mean) for mean in _MEANS if key.startswith(mean)), None)
-    return 1.0 if task is None else values.get(f"trajectories/{task}", 0.0)
+def _value(values: Values, name: str, labels: Mapping[str, str]) -> float:
+    return next((value for key, value in values.items() if split_labels(key) == (name, labels)), 0.0)

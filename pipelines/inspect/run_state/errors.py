@@ -1,15 +1,17 @@
-"""How many trajectories have an error and how many rows are refused, by kind: metrics `score` and `prompts`."""
+"""Training trajectories that have an error and rows that are refused, by kind: metrics `score` and `prompts`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from schemas.metric_labels import values_by_task
+
 _TEXTS = {"reward_errors": "rewards", "episode_errors": "episodes", "generation_errors": "generation"}
 
 
 class ErrorCounts(NamedTuple):
-    """Scored trajectories of a run, and those whose reward function, environment or generation failed."""
+    """Scored trajectories of training, and those whose reward function, environment or generation failed."""
 
     trajectories: int = 0
     reward_errors: int = 0
@@ -46,8 +48,8 @@ def errors_text(counts: ErrorCounts) -> str:
     return f"{shown} % of {counts.trajectories} trajectories ({kinds})"
 
 
-REFUSED, DRAWN, REFUSED_SHARE = "refused/", "drawn/", "refused_share/"
-"""Prefixes in the metric `prompts`: of the kinds of refused rows, and twice of the names of tasks."""
+REFUSED = "refused/"
+"""Prefix in the metric `prompts`, of the kinds of refused rows."""
 
 
 def refused_rows(prompts: Mapping[str, float]) -> dict[str, int]:
@@ -57,8 +59,8 @@ def refused_rows(prompts: Mapping[str, float]) -> dict[str, int]:
 
 def drawn_and_refused(prompts: Mapping[str, float]) -> dict[str, tuple[int, float]]:
     """By task: the questions drawn, and the estimated share of refused rows, in the values of the metric `prompts`."""
-    drawn = {key.removeprefix(DRAWN): int(count) for key, count in prompts.items() if key.startswith(DRAWN)}
-    return {task: (count, prompts.get(f"{REFUSED_SHARE}{task}", 0.0)) for task, count in drawn.items()}
+    drawn, shares = values_by_task(prompts, "drawn"), values_by_task(prompts, "refused_share")
+    return {task: (int(count), shares.get(task, 0.0)) for task, count in drawn.items()}
 
 
 def refused_text(prompts: Mapping[str, float]) -> str:

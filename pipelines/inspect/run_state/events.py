@@ -17,6 +17,14 @@ class PhaseStarted:
     at: int
 
 
+@dataclass(frozen=True, slots=True)
+class CheckStarted:
+    """Before the start, the run began to check `subject` at `at`, in Unix milliseconds."""
+
+    subject: str
+    at: int
+
+
 RoleStatus = Literal["starting", "up", "down", "ended"]
 """`down`: died and will be restarted. `ended`: completed or stopped."""
 
@@ -56,4 +64,4 @@ class Tick:
 
 
 Heartbeat = ReplicaStatus | StageStatus | RelayStatus | RelayArrival
-Event = Metric | WeightVersion | Heartbeat | PhaseStarted | RolesChanged | LagMeasured | Tick
+Event = Metric | WeightVersion | Heartbeat | PhaseStarted | CheckStarted | RolesChanged | LagMeasured | Tick

@@ -3,42 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from pipelines.run_config import RunConfig
 
 WARN_STEPS = RunConfig.warn_steps
+MOST = 0.9
+"""The share of groups without differences, or of cut responses, of which a run is warned."""
+EQUAL, ZERO, MOSTLY_EQUAL, MOSTLY_CUT = "equal rewards", "zero gradients", "mostly equal rewards", "mostly cut"
+_TEXTS = {
+    EQUAL: "rewards do not differ within any group in {}, so nothing can be learned: the questions are too hard or too "
+    "easy, or the reward is constant",
+    ZERO: "the gradient was 0 in {}: the model did not change",
+    MOSTLY_EQUAL: f"rewards do not differ within {100 * MOST:.0f} % of the groups or more in {{}}, so little can be "
+    "learned: the model rarely earns a reward, or nearly always; change the questions, give partial credit, or train "
+    "the model on worked answers first",
+    MOSTLY_CUT: f"{100 * MOST:.0f} % of the responses or more are cut at their limit in {{}}: raise "
+    "prompts.max_new_tokens, or let the model learn to end (prompts.stop, its chat template)",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class LearningSigns:
-    """Over the updates of a run; `zero_gradients` and `equal_rewards` count consecutive ones up to the newest.
+    """Over the updates of a run: consecutive ones with each sign up to the newest, and the most there were.
 
     `clips`: whether the trainer reports how often its clip acted; `clipped`: whether it ever did.
     """
 
     steps: int = 0
-    zero_gradients: int = 0
-    equal_rewards: int = 0
-    most_zero_gradients: int = 0
-    most_equal_rewards: int = 0
+    consecutive: Mapping[str, int] = field(default_factory=dict)
+    most: Mapping[str, int] = field(default_factory=dict)
     clips: bool = False
     clipped: bool = False
     warn_steps: int = WARN_STEPS
 
     def add(self, values: Mapping[str, float]) -> LearningSigns:
         """The signs after an update with the metrics `values`."""
-        zero = self.zero_gradients + 1 if values.get("grad_norm") == 0 else 0
-        equal = self.equal_rewards + 1 if values.get("frac_reward_zero_std") == 1 else 0
+        equal, cut = values.get("frac_reward_zero_std", 0.0), values.get("response_length/clip_ratio", 0.0)
+        has = {
+            EQUAL: equal == 1,
+            ZERO: values.get("grad_norm") == 0,
+            MOSTLY_EQUAL: equal >= MOST,
+            MOSTLY_CUT: cut >= MOST,
+        }
+        consecutive = {sign: self.consecutive.get(sign, 0) + 1 if holds else 0 for sign, holds in has.items()}
         shares = [values[name] for name in ("clip_ratio/low", "clip_ratio/high") if name in values]
         return replace(
             self,
             steps=self.steps + 1,
-            zero_gradients=zero,
-            equal_rewards=equal,
-            most_zero_gradients=max(self.most_zero_gradients, zero),
-            most_equal_rewards=max(self.most_equal_rewards, equal),
+            consecutive=consecutive,
+            most={sign: max(self.most.get(sign, 0), count) for sign, count in consecutive.items()},
             clips=self.clips or bool(shares),
             clipped=self.clipped or any(shares),
         )
@@ -54,21 +69,19 @@ def learning_signs(updates: Iterable[Mapping[str, float]], warn_steps: int = WAR
 
 def learning_warnings(signs: LearningSigns) -> Iterator[str]:
     """What the newest updates lack."""
-    yield from _warnings(signs.equal_rewards, signs.zero_gradients, signs.warn_steps, "the last")
+    yield from _warnings(signs.consecutive, signs.warn_steps, "the last")
 
 
 def learning_summary(signs: LearningSigns) -> Iterator[str]:
     """What the updates of a whole run lacked."""
-    yield from _warnings(signs.most_equal_rewards, signs.most_zero_gradients, signs.warn_steps, "up to")
+    yield from _warnings(signs.most, signs.warn_steps, "up to")
     if signs.clips and not signs.clipped and signs.steps >= signs.warn_steps:
         yield f"the clip never acted in {signs.steps} optimizer steps: the policy changes little, or clip_* are wide"
 
 
-def _warnings(equal_rewards: int, zero_gradients: int, enough: int, which: str) -> Iterator[str]:
-    if equal_rewards >= enough:
-        yield (
-            f"rewards do not differ within any group in {which} {equal_rewards} optimizer steps, so nothing can be "
-            "learned: the questions are too hard or too easy, or the reward is constant"
-        )
-    elif zero_gradients >= enough:
-        yield f"the gradient was 0 in {which} {zero_gradients} optimizer steps: the model did not change"
+def _warnings(counts: Mapping[str, int], enough: int, which: str) -> Iterator[str]:
+    """The signs of `enough` updates; of those about rewards and gradients only the first, which causes the others."""
+    found = [sign for sign in _TEXTS if counts.get(sign, 0) >= enough]
+    causes = [sign for sign in found if sign != MOSTLY_CUT][:1]
+    for sign in causes + [sign for sign in found if sign == MOSTLY_CUT]:
+        yield _TEXTS[sign].format(f"{which} {counts[sign]} optimizer steps")

@@ -13,8 +13,17 @@ from typing import Any
 
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
 from pipelines.inspect.run_state.curve import NO_POINTS, Curve
-from pipelines.inspect.run_state.events import Event, LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
+from pipelines.inspect.run_state.events import (
+    CheckStarted,
+    Event,
+    LagMeasured,
+    PhaseStarted,
+    RolesChanged,
+    RoleState,
+    Tick,
+)
 from pipelines.inspect.run_state.learning import NO_SIGNS, WARN_STEPS, LearningSigns
+from schemas.metric_labels import values_by_task
 from schemas.records import (
     Metric,
     PolicyVersion,
@@ -32,9 +41,6 @@ PACE_POINTS = 16
 FIRST_PHASE = "broker"
 """The phase in which a run starts, and starts again when it is resumed."""
 
-GREEDY_OF = "accuracy/greedy/"
-"""Prefix of a task's name."""
-
 Values = Mapping[str, float]
 
 
@@ -50,9 +56,11 @@ class BatchPace:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Held-out accuracy of one weight version; None if not measured. `by_task`: greedy, if there are several tasks.
+    """Held-out accuracy of one weight version; None if not measured. With several tasks `by_task` has the greedy and
+    `sampled_by_task` the sampled one of each.
 
-    Accuracy is the share of correct answers, those with a full reward; `*_reward` are mean rewards.
+    Accuracy is the share of correct answers, those with a full reward; `*_reward` are mean rewards. `unmeasured`: by
+    mode, the valid answers and the questions of a round with too few answers. `given_up`: it will not be repeated.
     """
 
     version: int
@@ -61,8 +69,11 @@ class Evaluation:
     questions: int | None
     final: bool
     by_task: Values = field(default_factory=dict)
+    sampled_by_task: Values = field(default_factory=dict)
     greedy_reward: float | None = None
     sampled_reward: float | None = None
+    unmeasured: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,8 @@ class RunState:
     started_at: int = 0
     now: int = 0
     phases: tuple[PhaseStarted, ...] = ()
+    check: CheckStarted | None = None
+    """The check of prompts, rewards and environments that began last."""
     step: int = 0
     trainer: Values = field(default_factory=dict)
     pace: tuple[BatchPace, ...] = ()
@@ -158,6 +171,8 @@ def fold(state: RunState, event: Event) -> RunState:
             phases = state.phases if repeated else (*state.phases, event)
             pace = () if event.phase == FIRST_PHASE else state.pace  # steps before a resume say nothing of its rate
             return replace(state, phases=phases, pace=pace, now=max(state.now, event.at))
+        case CheckStarted():
+            return replace(state, check=event)
         case RolesChanged():
             return replace(state, roles=dict(event.roles))
         case LagMeasured():
@@ -208,10 +223,30 @@ def merge_evaluation(known: Evaluation | None, metric: Metric) -> Evaluation:
         values.get("accuracy/sampled", known.sampled),
         int(values["questions"]) if "questions" in values else known.questions,
         bool(values.get("final")) or known.final,
-        {**known.by_task, **{key.removeprefix(GREEDY_OF): value for key, value in values.items() if GREEDY_OF in key}},
+        {**known.by_task, **values_by_task(values, "accuracy/greedy")},
+        {**known.sampled_by_task, **values_by_task(values, "accuracy/sampled")},
         values.get("reward/greedy", known.greedy_reward),
         values.get("reward/sampled", known.sampled_reward),
+        _unmeasured(known.unmeasured, values),
+        bool(values.get("given_up")),
     )
+
+
+def _unmeasured(known: Mapping[str, tuple[int, int]], values: Values) -> Mapping[str, tuple[int, int]]:
+    found = {mode: counts for mode, counts in known.items() if f"accuracy/{mode}" not in values}
+    for mode in ("greedy", "sampled"):
+        if f"accuracy/{mode}" not in values and f"unanswered/{mode}" in values:
+            answers = int(values.get("questions", 0))
+            found[mode] = answers, answers + int(values[f"unanswered/{mode}"])
+    return found
+
+
+def unmeasured_rounds(evaluation: Evaluation) -> list[str]:
+    """The rounds of `evaluation` with too few answers for an accuracy, as `version 0 sampled (2 of 400 answers)`."""
+    return [
+        f"version {evaluation.version} {mode} ({answers} of {questions} answers)"
+        for mode, (answers, questions) in sorted(evaluation.unmeasured.items())
+    ]
 
 
 def _published(state: RunState, version: PolicyVersion, at: int) -> RunState:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pipelines.inspect.run_state.errors import error_counts
 from pipelines.inspect.run_state.state import RunState
 
-QUIET_S = 30.0
-"""Without an optimizer step for this time, a training run names what it waits for."""
+QUIET_S = (5.0, 30.0)
+"""Without an optimizer step for twice its mean time, but at least and at most these times, a training run names what it
+waits for."""
+_ENDED = ("ended", "failed", "stopped", "died")
 _OF_PHASE = {
-    "broker": "Kafka, and the checks of the configuration",
+    "broker": "Kafka",
     "warm start": "the warm start",
     "draining": "the last commits of the roles",
     "audit": "the audit of the log",
@@ -18,13 +20,33 @@ _OF_PHASE = {
 def waiting_for(state: RunState) -> str | None:
     """What the run waits for; None while its optimizer steps arrive."""
     phase = state.phase.replace("_", " ")
+    if phase in _ENDED:
+        return None
     if phase in _OF_PHASE:
         return _OF_PHASE[phase]
+    if phase == "checks":
+        return _check(state)
     if phase == "final evaluation":
         return f"answers to held-out questions under version {state.version or '-'}"
-    if state.pace and (state.now - state.pace[-1].at) / 1000 < QUIET_S:
+    if state.pace and state.now - state.pace[-1].at < _quiet_ms(state):
         return None
     return _before_a_step(state)
+
+
+def _quiet_ms(state: RunState) -> float:
+    least, most = (1000 * seconds for seconds in QUIET_S)
+    first, last = state.pace[0], state.pace[-1]
+    step_ms = (last.at - first.at) / (last.step - first.step) if last.step > first.step else 0.0
+    return min(max(2 * step_ms, least), most)
+
+
+def _check(state: RunState) -> str:
+    """The check that runs, and for how long; each calls code or reads data of the user, which may be slow."""
+    if state.check is None:
+        since = state.phases[-1].at if state.phases else state.started_at
+        seconds = max(0, state.now - since) // 1000
+        return f"the start of the checks of prompts, rewards and environments: libraries are loaded ({seconds} s)"
+    return f"the check of {state.check.subject} ({max(0, state.now - state.check.at) // 1000} s)"
 
 
 def _before_a_step(state: RunState) -> str:
@@ -43,6 +65,5 @@ def _before_a_step(state: RunState) -> str:
     work = f"{running} trajectories are running"
     if not counts.trajectories:
         return f"the first scored trajectory: {work}" if running else "the first prompt at a replica"
-    if not state.step:
-        return f"the first optimizer step: {counts.trajectories} trajectories are scored, {work}"
-    return f"the next optimizer step: {counts.trajectories} trajectories are scored, {work}"
+    which = "next" if state.step else "first"
+    return f"the {which} optimizer step: {counts.trajectories} trajectories are scored, {work}"

@@ -8,8 +8,16 @@ from typing import Any, NamedTuple
 
 from pipelines.present.report.heat_map import heat_map
 from pipelines.present.report.plots import COLOURS, Axis, Level, Line, Points, bar_plot, line_plot, smoothed, timeline
-from pipelines.present.report.series import batches, evaluations, newest_by_step, staleness_histogram, tasks_of
+from pipelines.present.report.series import (
+    batches,
+    components_of,
+    evaluations,
+    newest_by_step,
+    staleness_histogram,
+    tasks_of,
+)
 from pipelines.present.view.text import clock, count
+from schemas.metric_labels import COMPONENT_MEAN
 from schemas.records import Metric
 
 RATE_WINDOW = 8
@@ -33,6 +41,7 @@ def charts(metrics: Sequence[Metric], summary: Mapping[str, Any]) -> list[Chart]
         reward(metrics),
         held_out(metrics, best),
         *tasks(metrics),
+        *components(metrics),
         staleness(metrics),
         staleness(metrics, "staleness_at_finish", "Staleness at the end of generation"),
         response_length(metrics),
@@ -92,6 +101,17 @@ def tasks(metrics: Sequence[Metric]) -> list[Chart]:
         ),
         Chart(titles[1], line_plot(titles[1], accuracies, versions, Axis("accuracy", _two, low=0, high=1))),
     ]
+
+
+def components(metrics: Sequence[Metric]) -> list[Chart]:
+    """Return the means of the reward components; no chart if there is only one."""
+    title = "Reward by component, before weighting"
+    lines = []
+    for colour, (name, trained) in enumerate(components_of(metrics).items()):
+        points = [(each.cumulative, each.values[COMPONENT_MEAN]) for each in trained if COMPONENT_MEAN in each.values]
+        lines.append(Line(name, smoothed(points, SMOOTHING), colour))
+    x = Axis("trajectories with the component", count, low=0)
+    return [Chart(title, line_plot(title, lines, x, Axis("mean", _two)))] if lines else []
 
 
 def staleness(metrics: Sequence[Metric], when: str = "staleness", title: str = "Staleness at training") -> Chart:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.inspect.run_folders import run_argument
 from pipelines.present.report.verdict import is_failing, verdicts
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
+
+MAX_LINE = 120
+"""The longest line of the next commands that has a purpose beside its command."""
 
 
 def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = None) -> str:
@@ -33,6 +36,9 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = 
     if summary.get("error"):
         lines.append(f"  Error: {summary['error']}")
     lines += ["", *(f"  {label:<22}{before:>7} → {after}" for label, before, after in _changes(summary))]
+    for name, of_name in (summary.get("components") or {}).items():
+        first, last = figure(of_name["mean_first"]), figure(of_name["mean_last"])
+        lines.append(f"  {f'component {name}'[:21]:<22}{first:>7} → {last}")
     for task, figures in (summary.get("tasks") or {}).items():
         lines.append(f"  {task[:20]}")
         lines += [f"  {f'  {label}':<22}{before:>7} → {after}" for label, before, after in _changes(figures)]
@@ -53,8 +59,18 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = 
     if file is not None:
         again = f"{laminar_command()} run {file} --set run.seed={(summary.get('seed') or 0) + 1}"
         commands.append((again, "repeat the run with another seed"))
+    return "\n".join([*lines, "", "Next:", *_listed(commands), ""])
+
+
+def _listed(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yield the commands with their purposes beside them; above them, as comments, if the lines would be too long."""
     width = max(len(command) for command, _ in commands)
-    return "\n".join([*lines, "", "Next:", *(f"  {command:<{width}}  {about}" for command, about in commands), ""])
+    if 2 + width + 2 + max(len(about) for _, about in commands) <= MAX_LINE:
+        yield from (f"  {command:<{width}}  {about}" for command, about in commands)
+        return
+    for command, about in commands:
+        yield f"  # {about}"
+        yield f"  {command}"
 
 
 def next_commands(folder: Path) -> list[tuple[str, str]]:

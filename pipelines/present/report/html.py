@@ -12,10 +12,12 @@ from typing import Any
 from pipelines.inspect.audit.result import NUMBERS
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, INSIGHT_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE
+from pipelines.inspect.run_state.agents import agent_rows
 from pipelines.present.report.charts import Chart, charts, phases
 from pipelines.present.report.closing import next_commands
 from pipelines.present.report.page_style import POLICY, STYLE
 from pipelines.present.report.samples import samples_section
+from pipelines.present.report.summary import summarise
 from pipelines.present.report.verdict import verdicts
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
 from schemas.records import Metric
@@ -56,9 +58,10 @@ LABELS: Mapping[str, str] = {
 def render_report(folder: Path) -> str:
     """Return the page of the run in `folder`, from its summary, metrics, audit, insight, samples and configuration.
 
-    Only summary.json is required. Raises OSError if it is missing, ValueError if a file is invalid.
+    The summary of a run that has not ended is made from its metrics. Raises ValueError if a file is invalid.
     """
-    summary = json.loads((folder / SUMMARY_FILE).read_text("utf-8"))
+    ended = folder / SUMMARY_FILE
+    summary = json.loads(ended.read_text("utf-8")) if ended.exists() else summarise(folder, None, {})
     audit, config, metrics = folder / AUDIT_FILE, folder / CONFIG_FILE, folder / METRICS_FILE
     insight, samples = folder / INSIGHT_FILE, folder / SAMPLES_FILE
     return page(
@@ -103,7 +106,7 @@ def page(
             samples_section(samples),
             '<h2>Metrics</h2><div class="tables">',
             _table("Summary", ((label, shown(summary.get(key))) for key, label in LABELS.items())),
-            f"<div>{_audit(audit)}{_machine(summary)}</div></div>",
+            f"<div>{_agents(summary.get('agents'))}{_audit(audit)}{_machine(summary)}</div></div>",
             _insight(insight) if insight else "",
             f'<h2>Next commands</h2><div class="card"><pre>{escape(commands)}</pre></div>',
             _details("Configuration", config),
@@ -159,6 +162,10 @@ def _tile(value: str, label: str, good: bool | None = None) -> str:
 def _card(chart: Chart) -> str:
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     return f'<div class="card"><h3>{escape(chart.title)}</h3>{chart.svg}{note}</div>'
+
+
+def _agents(agents: Mapping[str, float] | None) -> str:
+    return _table("Agents", agent_rows(agents)) if agents else ""
 
 
 def _audit(audit: Mapping[str, Any] | None) -> str:

@@ -11,8 +11,9 @@ from infra.escaping import escape_control_characters
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from pipelines.inspect.log.samples import SampleFilter, SampleGroup, find_groups, groups_at
-from pipelines.present.sample_text import MAX_CHARS, groups_json, shortened
+from pipelines.present.sample_text import MAX_CHARS, MAX_EPISODE_CHARS, groups_json, shortened
 from pipelines.present.token_colours import SCALE, level, tokens_of
+from pipelines.present.turns import request_text, with_speakers
 
 PER_GROUP = 4
 
@@ -55,7 +56,9 @@ def _pieces(experience: Any, model: Path | None) -> list[tuple[str, float | None
     if tokens.texts is not None:
         logprobs = (logprob if own else None for logprob, own in zip(tokens.logprobs, tokens.from_policy, strict=True))
         pieces = list(zip(tokens.texts, logprobs, strict=True))
-    return shortened(pieces, MAX_CHARS, None)
+        if trajectory.episode is not None:
+            pieces = with_speakers(trajectory, pieces, request_text(trajectory, model), None)
+    return shortened(pieces, MAX_CHARS if trajectory.episode is None else MAX_EPISODE_CHARS, None)
 
 
 def samples_section(groups: Sequence[Mapping[str, Any]]) -> str:

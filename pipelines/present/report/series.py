@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
 from pipelines.inspect.run_state.state import Evaluation, merge_evaluation
+from schemas.metric_labels import COMPONENT, COMPONENT_MEAN, COMPONENT_TRAJECTORIES, TASK, by_label
 from schemas.records import Metric
 
 
@@ -73,7 +74,7 @@ def dropped_by_length(metrics: Iterable[Metric]) -> list[float]:
 
 
 BY_TASK = ("trajectories", "reward/mean", "response_length/mean", "accuracy/mean")
-"""The values that the buffer reports for each task of a batch, as "measure/task"."""
+"""The values that the buffer reports for each task of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +104,22 @@ def tasks_of(metrics: Iterable[Metric]) -> dict[str, list[Batch]]:
 
     `values` are the values reported for the task, without its name; `trajectories` and `cumulative` count the task's.
     """
+    return _by_label(metrics, TASK, BY_TASK, "trajectories")
+
+
+def components_of(metrics: Iterable[Metric]) -> dict[str, list[Batch]]:
+    """Return the batches of each reward component by its name; empty if there is only one. See `tasks_of`."""
+    return _by_label(metrics, COMPONENT, (COMPONENT_MEAN,), COMPONENT_TRAJECTORIES)
+
+
+def _by_label(metrics: Iterable[Metric], label: str, measures: Sequence[str], counted: str) -> dict[str, list[Batch]]:
     found: dict[str, list[Batch]] = defaultdict(list)
     for metric in newest_by_step(metrics, "experience"):
-        values: dict[str, dict[str, float]] = defaultdict(dict)
-        for key, value in metric.values.items():
-            for measure in BY_TASK:
-                if key.startswith(f"{measure}/"):
-                    values[key.removeprefix(f"{measure}/")][measure] = value
-        for task, own in values.items():
-            before = found[task][-1].cumulative if found[task] else 0.0
-            new = own.get("trajectories", 0.0)
-            found[task].append(Batch(metric.step, metric.measured_at, new, before + new, own))
+        for name, values in by_label(metric.values, label).items():
+            own = {measure: value for measure, value in values.items() if measure in measures}
+            before = found[name][-1].cumulative if found[name] else 0.0
+            new = values.get(counted, 0.0)
+            found[name].append(Batch(metric.step, metric.measured_at, new, before + new, own))
     return dict(sorted(found.items(), key=lambda item: -item[1][-1].cumulative)) if len(found) > 1 else {}
 
 

@@ -13,12 +13,14 @@ from typing import Any
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE
+from pipelines.inspect.run_state.agents import agents_of
 from pipelines.inspect.run_state.errors import ErrorCounts, error_counts, refused_rows
 from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, learning_summary
-from pipelines.inspect.run_state.state import Evaluation
+from pipelines.inspect.run_state.state import Evaluation, unmeasured_rounds
 from pipelines.present.report.machine import describe_machine, package_versions
 from pipelines.present.report.series import (
     batches,
+    components_of,
     dropped_by_length,
     evaluations,
     mean_between,
@@ -31,6 +33,7 @@ from pipelines.present.report.series import (
     weighted_mean,
 )
 from pipelines.run_config import RunConfig
+from schemas.metric_labels import COMPONENT_MEAN
 from schemas.records import Metric
 
 TENTH = 0.1
@@ -102,10 +105,12 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
 
     reward_first and reward_last are means over the first and the last tenth of the trained trajectories. heldout_before
     is the accuracy of the first evaluated version, heldout_after of the final one (greedy; `_sampled_`: sampled as in
-    training), heldout_reward_* the mean reward of the greedy answers. heldout_warm_start_best is the greedy accuracy of
-    the best supervised checkpoint of the warm start.
+    training), heldout_reward_* the mean reward of the greedy answers. heldout_unmeasured names the
+    rounds that had too few answers for an accuracy. heldout_warm_start_best is the greedy accuracy of the best
+    supervised checkpoint of the warm start.
     warm_start_careful_share and warm_start_habit_share are the shares of its examples from a careful teacher and of
-    those that teach a bad habit. `tasks` has the metrics by task if there are several.
+    those that teach a bad habit. `tasks` has the metrics by task, `components` the means of each reward function, if
+    there are several.
     """
     trained = batches(metrics)
     total = trained[-1].cumulative if trained else 0.0
@@ -129,6 +134,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "heldout_sampled_after": after and after.sampled,
         "heldout_reward_before": before and before.greedy_reward,
         "heldout_reward_after": after and after.greedy_reward,
+        "heldout_unmeasured": [text for each in held_out for text in unmeasured_rounds(each)] or None,
         "heldout_warm_start_best": best_warm_start(metrics, facts.warm_start),
         "warm_start_careful_share": careful_share(facts.teaching),
         "warm_start_habit_share": habit_share(facts.teaching),
@@ -140,9 +146,11 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "generation_errors": errors and errors.generation_errors,
         "error_share": errors and errors.share,
         "refused_rows": refused_of(metrics),
+        "agents": agents_of(metrics),
         "warnings": list(learning_summary(signs)) or None,
         "stop_error_share": facts.stop_error_share,
         "tasks": by_task(metrics, before, after),
+        "components": by_component(metrics),
         "optimizer_steps": steps[-1].step if steps else None,
         "optimizer_steps_goal": facts.goal,
         "weight_versions": weight_versions(metrics),
@@ -181,10 +189,25 @@ def by_task(metrics: Sequence[Metric], before: Evaluation | None, after: Evaluat
             "reward_last": mean_between(trained, "reward/mean", (1 - TENTH) * total, total),
             "heldout_before": before and before.by_task.get(task),
             "heldout_after": after and after.by_task.get(task),
+            "heldout_sampled_before": before and before.sampled_by_task.get(task),
+            "heldout_sampled_after": after and after.sampled_by_task.get(task),
             "trajectories_trained": int(total),
+            "response_length_first": mean_between(trained, "response_length/mean", 0, TENTH * total),
             "response_length_last": mean_between(trained, "response_length/mean", (1 - TENTH) * total, total),
         }
     return tasks or None
+
+
+def by_component(metrics: Sequence[Metric]) -> dict[str, Any] | None:
+    """Return the first and last mean of each reward component, before weighting; None if there is only one."""
+    found = {}
+    for name, trained in components_of(metrics).items():
+        total = trained[-1].cumulative
+        found[name] = {
+            "mean_first": mean_between(trained, COMPONENT_MEAN, 0, TENTH * total),
+            "mean_last": mean_between(trained, COMPONENT_MEAN, (1 - TENTH) * total, total),
+        }
+    return found or None
 
 
 def refused_of(metrics: Sequence[Metric]) -> dict[str, int]:

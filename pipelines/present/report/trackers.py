@@ -1,7 +1,8 @@
 """Experiment trackers: TensorBoard, trackio, wandb and MLflow. Each is an extra and is imported only if configured.
 
-A record of series `trainer` at step 3 is logged as `trainer/reward/mean`, … at step 3. An error of a tracker disables
-that tracker and does not stop the run.
+A record of series `trainer` at step 3 is logged as `trainer/reward/mean`, … at step 3. Trackers have no labels:
+their names end with the values of labels (`experience/reward/mean/sums`). An error of a tracker disables that tracker
+and does not stop the run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pipelines.config import ConfigError
 from pipelines.distribution import install_extra
 from pipelines.inspect.metrics_file import LAG, PHASE, POSITION, REPLICA, UNREADABLE, Sink
 from pipelines.run_config import TrackerName
+from schemas.metric_labels import split_labels
 from schemas.records import Metric
 from schemas.topics import STEP_COUNTERS
 
@@ -36,6 +38,11 @@ PACKAGES: Mapping[TrackerName, str] = {
 }
 
 
+def _logged_name(metric: Metric, key: str) -> str:
+    name, labels = split_labels(key)
+    return "/".join((metric.name, name, *labels.values()))
+
+
 class TensorBoard:
     """Event files in `folder`/tensorboard."""
 
@@ -46,7 +53,7 @@ class TensorBoard:
         """Write scalars."""
         for metric in metrics:
             for name, value in metric.values.items():
-                self._writer.add_scalar(f"{metric.name}/{name}", value, metric.step, metric.measured_at / 1000)
+                self._writer.add_scalar(_logged_name(metric, name), value, metric.step, metric.measured_at / 1000)
 
     def close(self) -> None:
         """Close the file."""
@@ -62,7 +69,7 @@ class Dashboard:
     def append(self, metrics: Iterable[Metric]) -> None:
         """Log each record."""
         for metric in metrics:
-            values = {f"{metric.name}/{name}": value for name, value in metric.values.items()}
+            values = {_logged_name(metric, name): value for name, value in metric.values.items()}
             self._run.log({**values, f"{metric.name}/step": metric.step})
 
     def close(self) -> None:
@@ -85,7 +92,7 @@ class MLflow:
         """Log all records in as few calls as possible."""
         kind = self._package.entities.Metric
         values = [
-            kind(_INVALID_IN_NAMES.sub("_", f"{metric.name}/{name}"), value, metric.measured_at, metric.step)
+            kind(_INVALID_IN_NAMES.sub("_", _logged_name(metric, name)), value, metric.measured_at, metric.step)
             for metric in metrics
             for name, value in metric.values.items()
         ]

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.inspect.run_state.errors import ErrorCounts, errors_text
+from pipelines.present.view.text import figure
 
 Summary = Mapping[str, Any]
+FEW = 100
+"""Trajectories of which a mean reward says little: a dozen groups."""
 
 
 def standard_error(accuracy: float, questions: int) -> float:
@@ -22,8 +25,12 @@ def training_verdict(summary: Summary) -> str:
     first, last = summary.get("reward_first"), summary.get("reward_last")
     if first is not None and last is not None:
         sentences.append(
-            f"Training reward changed from {first:.2f} to {last:.2f} (first and last tenth of the trajectories)."
+            f"Training reward changed from {figure(first)} to {figure(last)} (first and last tenth of the "
+            "trajectories)."
         )
+        tenth = (summary.get("trajectories_trained") or 0) // 10
+        if 0 < tenth < FEW:
+            sentences.append(f"A tenth is {tenth} trajectories here, so this change may be noise.")
     before, after = summary.get("heldout_before"), summary.get("heldout_after")
     if before is not None and after is not None:
         sentences.append(
@@ -34,12 +41,22 @@ def training_verdict(summary: Summary) -> str:
             sentences.append("This change is within the noise of the measurement.")
     elif before is not None:
         sentences.append(f"Greedy accuracy on held-out questions was {before:.2f}; there is no final evaluation.")
+    elif after is not None:
+        sentences.append(f"Greedy accuracy on held-out questions is {after:.2f}; the first is not measured.")
     return " ".join(sentences) or "No trajectory was trained."
 
 
 def verdicts(summary: Summary) -> list[str]:
     """Return all verdicts that apply."""
-    found = (error_verdict, refused_verdict, learning_verdict, training_verdict, warm_start_verdict, audit_verdict)
+    found = (
+        error_verdict,
+        refused_verdict,
+        learning_verdict,
+        training_verdict,
+        unmeasured_verdict,
+        warm_start_verdict,
+        audit_verdict,
+    )
     return [text for text in (verdict(summary) for verdict in found) if text]
 
 
@@ -71,6 +88,17 @@ def learning_verdict(summary: Summary) -> str | None:
     """Return the signs that the run did not learn; None without any."""
     found = "; ".join(summary.get("warnings") or ())
     return f"Warning: {found}." if found else None
+
+
+def unmeasured_verdict(summary: Summary) -> str | None:
+    """Return the rounds of evaluation that have no accuracy; None if all have one."""
+    rounds = summary.get("heldout_unmeasured") or ()
+    if not rounds:
+        return None
+    return (
+        f"Not measured: {', '.join(rounds)}. The version was gone or replicas failed before enough held-out questions "
+        "were answered."
+    )
 
 
 def warm_start_verdict(summary: Summary) -> str | None:

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pipelines.inspect.run_state.state import RunState
+from schemas.metric_labels import split_labels
 
 _INVALID_IN_NAMES = re.compile(r"[^a-z0-9]+")
 _LABELS = {"read": "topic", "written": "topic", "time": "phase", "settled": "outcome"}
@@ -34,11 +35,8 @@ def _families(state: RunState) -> Iterator[Metric]:
     yield _gauge("optimizer_step", "Newest optimizer step.", {(): state.step}, run)
     yield _counter("weight_versions", "Published weight versions.", {(): state.versions}, run)
     yield _counter("trajectories_trained", "Trained trajectories.", {(): state.trajectories_trained}, run)
-    accuracy = {("greedy",): state.greedy.last, ("sampled",): state.sampled.last}
-    known = {mode: point.y for mode, point in accuracy.items() if point}
-    yield _gauge(
-        "heldout_accuracy", "Accuracy of the newest evaluated version on held-out questions.", known, run, "mode"
-    )
+    about = "Accuracy of the newest evaluated version on held-out questions; of all tasks where task is empty."
+    yield _gauge("heldout_accuracy", about, _heldout(state), run, "mode", "task")
     yield _gauge(
         "lag_records", "Records of a topic that its consumers have not processed.", _labelled(state.lag), run, "topic"
     )
@@ -46,6 +44,17 @@ def _families(state: RunState) -> Iterator[Metric]:
     for stage in ("prompts", "trainer", "experience", "score"):
         yield from _of_stage(stage, getattr(state, stage), run)
     yield from _of_steps(state.steps, run)
+
+
+def _heldout(state: RunState) -> Values:
+    found: dict[tuple[str, str], float] = {}
+    for mode, points in (("greedy", state.greedy), ("sampled", state.sampled)):
+        if points.last:
+            found[mode, ""] = points.last.y
+    if (newest := state.evaluation) is not None:
+        found |= {("greedy", task): value for task, value in newest.by_task.items()}
+        found |= {("sampled", task): value for task, value in newest.sampled_by_task.items()}
+    return found
 
 
 def _of_replicas(state: RunState, run: list[str]) -> Iterator[Metric]:
@@ -86,9 +95,16 @@ def _of_steps(steps: Mapping[tuple[str, int], Mapping[str, float]], run: list[st
 
 
 def _of_stage(stage: str, values: Mapping[str, float], run: list[str]) -> Iterator[Metric]:
-    """Yield all values of a role under its name: `reward/mean` of the trainer is laminar_trainer_reward_mean."""
-    for name, value in sorted(values.items()):
-        yield _gauge(metric_name(stage, name), f"{name}, reported by {stage}.", {(): value}, run)
+    """Yield all values of a role under its name: `reward/mean` of the trainer is laminar_trainer_reward_mean. A value
+    with labels has them: `reward/mean{task="sums"}` of experience is laminar_experience_reward_mean{task="sums"}."""
+    names: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    for key, value in values.items():
+        name, labels = split_labels(key)
+        names.setdefault(name, []).append((labels, value))
+    for name, found in sorted(names.items()):
+        kinds = list(dict.fromkeys(label for own, _ in found for label in own))
+        by_labels = {tuple(own.get(label, "") for label in kinds): value for own, value in found}
+        yield _gauge(metric_name(stage, name), f"{name}, reported by {stage}.", by_labels, run, *kinds)
 
 
 def metric_name(stage: str, name: str) -> str:

@@ -27,6 +27,7 @@ from pipelines.present.view.text import (
     phase_name,
     staleness_text,
     steps_text,
+    unmeasured_text,
 )
 
 LABEL_WIDTH = 11
@@ -213,4 +214,6 @@ def _held_out(state: RunState) -> str:
         if curve.last:
             parts.append(f"{mode} {figure(before)} → {figure(curve.last.y)}")
     questions = f"{state.evaluation.questions} questions, " if state.evaluation.questions else ""
-    return f"{'   '.join(parts) or UNKNOWN}   ({questions}version {state.evaluation.version})"
+    missing = unmeasured_text(state)
+    shown = "   ".join(parts) or UNKNOWN
+    return f"{shown}   ({questions}version {state.evaluation.version})" + (f"   {missing}" if missing else "")

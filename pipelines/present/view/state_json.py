@@ -9,6 +9,7 @@ from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import rates
 from pipelines.inspect.run_state.state import RunState
 from pipelines.inspect.run_state.waiting import waiting_for
+from pipelines.present.view.text import unmeasured_text
 
 
 def state_to_json(state: RunState) -> dict[str, Any]:
@@ -16,6 +17,7 @@ def state_to_json(state: RunState) -> dict[str, Any]:
     speed = rates(state)
     return {
         "run": state.run,
+        "phase": state.phase,
         "optimizer_steps": state.step,
         "weight_version": None if state.version is None else str(state.version),
         "weight_versions": state.versions,
@@ -25,6 +27,7 @@ def state_to_json(state: RunState) -> dict[str, Any]:
         "staleness_max": state.trainer.get("staleness/max"),
         "heldout": state.greedy.last.y if state.greedy.last else None,
         "heldout_sampled": state.sampled.last.y if state.sampled.last else None,
+        "heldout_unmeasured": unmeasured_text(state) or None,
         "trajectories_per_s": speed.trajectories,
         "tokens_trained_per_s": speed.tokens_trained,
         "tokens_generated_per_s": speed.tokens_generated,

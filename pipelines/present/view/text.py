@@ -7,7 +7,7 @@ import math
 from pipelines.inspect.run_state.errors import error_counts, errors_text, refused_text
 from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
-from pipelines.inspect.run_state.state import RunState
+from pipelines.inspect.run_state.state import RunState, unmeasured_rounds
 from pipelines.inspect.run_state.waiting import waiting_for
 
 UNKNOWN = "-"
@@ -23,8 +23,10 @@ def clock(seconds: float | None) -> str:
 
 
 def figure(value: float | None, digits: int = 2) -> str:
-    """Return a number with `digits` digits after the point; a dash for None."""
-    return UNKNOWN if value is None else f"{value:.{digits}f}"
+    """Return a number with `digits` digits after the point, two significant ones if that shows 0; a dash for None."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.2g}" if digits and 0 < abs(value) < 10**-digits else f"{value:.{digits}f}"
 
 
 def eta(state: RunState) -> str:
@@ -77,6 +79,13 @@ def steps_text(state: RunState) -> str:
     return f"{state.step}/{state.goal} steps" if state.goal else f"{state.step} steps"
 
 
+def unmeasured_text(state: RunState) -> str:
+    """Return the rounds of the first and the newest evaluation that had too few answers; empty without any."""
+    found = {each.version: each for each in (state.first_evaluation, state.evaluation) if each is not None}
+    rounds = [text for each in found.values() for text in unmeasured_rounds(each)]
+    return f"not measured: {', '.join(rounds)}" if rounds else ""
+
+
 def run_line(state: RunState) -> str:
     """Return the run's state in one line, for logs."""
     speed = rates(state)
@@ -100,11 +109,12 @@ def run_line(state: RunState) -> str:
     if state.greedy.last or state.sampled.last:
         greedy, sampled = (curve.last.y if curve.last else None for curve in (state.greedy, state.sampled))
         parts.append(f"held-out greedy {figure(greedy)} sampled {figure(sampled)}")
+    parts.append(unmeasured_text(state))
     if speed.trajectories is not None:
         parts.append(f"{count(speed.trajectories)} trajectories/s")
     if speed.tokens_generated is not None:
         parts.append(f"{count(speed.tokens_generated)} tokens/s")
-    if any(state.lag.values()):
+    if waiting and any(state.lag.values()):
         parts.append(f"lag {lag_text(state, most=3)}")
     down = [name for name, role in state.roles.items() if role.status == "down"]
     if down:

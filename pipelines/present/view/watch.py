@@ -19,6 +19,7 @@ from pipelines.inspect.metrics_file import (
     version_metric,
 )
 from pipelines.inspect.run_state.events import (
+    CheckStarted,
     Event,
     Heartbeat,
     LagMeasured,
@@ -83,6 +84,10 @@ class Watch:
         """Record that the run enters `phase`."""
         now = self._now()
         return self._apply([PhaseStarted(phase, now)], [phase_metric(phase, len(self.state.phases), now)])
+
+    def start_check(self, check: CheckStarted) -> RunState:
+        """Record which check runs."""
+        return self._apply([check], [])
 
     def add(self, metric: Metric) -> RunState:
         """Add a metric that is not published to a topic."""

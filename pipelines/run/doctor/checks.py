@@ -120,7 +120,8 @@ def _shared_memory(machine: Machine) -> Iterator[Finding]:
     else:
         yield Finding("shared memory", "ok", f"/dev/shm {_gib(size)}")
     for store in machine.stale_stores:
-        detail = f"{store.root} belongs to a run that has ended, and uses {_gib(store.bytes)}"
+        owner = "" if store.owner is None else f" ({store.owner})"
+        detail = f"{store.root} belongs to a run that has ended{owner}, and uses {_gib(store.bytes)}"
         yield Finding("stale store", "limited", detail, "laminar doctor --clean")
 
 

@@ -112,7 +112,10 @@ def _use(config: Config, topic: Topic, existing: Mapping[str, int]) -> TopicUse:
 def _missing_settings(config: Config) -> list[str]:
     found = [] if config.run.name else ["run.name is not set: it names the topics to read and write"]
     if not _has_kafka(config):
-        found.append("kafka.bootstrap_servers is not set: name a broker; `laminar broker start` prints its address")
+        found.append(
+            "kafka.bootstrap_servers is not set, which a pipeline of its own needs: `laminar broker start` prints the "
+            "address of a new broker (`laminar run` needs none, and `laminar run CONFIG --check` checks for it)"
+        )
     return [*found, *missing_requirements(config, warm_start=False)]
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
-from infra.kafka.readiness import wait_for_brokers
+from infra.kafka.admin import admin_client, cluster_id
+from infra.kafka.readiness import retry_transient, wait_for_brokers
+from infra.store.errors import StoreError
+from infra.store.ownership import claim_store
+from operators.relay.config import AUTO
 from pipelines.config import Config, ConfigError
 from pipelines.roles import Role
 from pipelines.run.run_kafka import WAIT_S
 from pipelines.run.topics import make_topics
-from pipelines.shards import partitions_of
+from pipelines.shards import partitions_of, store_folder
 from schemas.topics import INBOX
+
+_WITH_STORE = ("relay", "rollout", "trainer")
 
 
 def prepare(config: Config, role: Role, note: Callable[[str], None]) -> None:
@@ -34,3 +41,25 @@ def prepare(config: Config, role: Role, note: Callable[[str], None]) -> None:
     config = replace(config, kafka=config.kafka.for_role(role.pipeline))
     wait_for_brokers(config.kafka.client(), WAIT_S, lambda _, line: note(line))
     make_topics(config, note)
+
+
+@contextmanager
+def claimed_store(config: Config, role: Role) -> Iterator[None]:
+    """Hold this machine's weight store for the run while `role` runs, if the role has one.
+
+    Roles that are submitted one by one find the store by the run's name. Raises ConfigError if a run of that name in
+    another Kafka cluster uses it.
+    """
+    if role.pipeline not in _WITH_STORE or config.relay.store != AUTO:
+        yield
+        return
+    with admin_client(config.kafka.for_role(role.pipeline).client()) as admin:
+        cluster = retry_transient(lambda: cluster_id(admin))
+    try:
+        lock = claim_store(store_folder(config), cluster)
+    except StoreError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        yield
+    finally:
+        lock.release()

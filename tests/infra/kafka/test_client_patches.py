@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from kafka.errors import KafkaConnectionError
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.transport import KafkaTCPTransport
 
@@ -70,6 +71,13 @@ def test_recv_reads_all_bytes_before_disconnect() -> None:
         words, error = KafkaTCPTransport._sock_recv(transport)
         assert words == b"last words"
         assert "socket disconnected" in str(error)
+
+
+def test_recv_of_a_closed_transport_is_an_error() -> None:
+    """Another task may close it between the selector's report and the read."""
+    received, error = KafkaTCPTransport._sock_recv(SimpleNamespace(_sock=None))
+    assert received == b""
+    assert isinstance(error, KafkaConnectionError)
 
 
 @pytest.mark.parametrize("ends", [ConnectionRefusedError, asyncio.CancelledError])

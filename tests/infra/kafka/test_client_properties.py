@@ -41,12 +41,17 @@ def test_properties_apply_to_their_clients() -> None:
     }
     assert properties.admin() == every
     assert properties.producer() == every | {
+        "allow_auto_create_topics": False,
         "compression_type": None,
         "linger_ms": 0,
         "batch_size": 1000,
         "max_request_size": 2000,
     }
-    assert properties.consumer() == every | {"fetch_max_bytes": 3000, "check_crcs": False}
+    assert properties.consumer() == every | {
+        "allow_auto_create_topics": False,
+        "fetch_max_bytes": 3000,
+        "check_crcs": False,
+    }
     assert properties.consumer(client_id="other")["client_id"] == "other"
     assert properties.bootstrap_servers == "a:9092,[::1]:9093"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,21 +11,52 @@ from shard_sessions import Open, feed, polled, record, source
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_topics, end_offsets
 from infra.kafka.log_gaps import LogTruncated, NoteMissing
-from infra.kafka.session import Partition
+from infra.kafka.session import Partition, SessionLost
 from infra.kafka.session_config import SessionConfig
 from schemas.release import OldRelease
 
 
-def test_session_rejects_output_without_note(config: SessionConfig, opened: Open) -> None:
-    config = replace(config, owned=config.ledger)
+@pytest.fixture
+def without_note(config: SessionConfig, opened: Open) -> SessionConfig:
+    """A shard that has committed an output and an input's position, and whose topic of notes was lost."""
+    feed(config, b"a", b"b")
     first = opened(config)
-    first.commit([record(config, b"A")], {}, {}, {})
+    ledger = first.commit([record(config, b"A")], {source(config): 1}, {}, {})
+    first.commit([record(config, b"B")], {source(config): 2}, ledger, {}, last=True)
     first.close()
     with admin_client(config.client) as admin:
         delete_topics(admin, config.restore.topic)
         create_topics(admin, [TopicSpec(config.restore.topic, 1)])
+    return config
+
+
+def test_session_rejects_output_without_note(without_note: SessionConfig, opened: Open) -> None:
+    config = replace(without_note, owned=without_note.ledger)
     with pytest.raises(NoteMissing, match=f"no note in {config.restore.topic}, but {config.ledger[0].topic}:0 holds"):
         opened(config)
+
+
+def test_session_rejects_group_offsets_without_note(without_note: SessionConfig, opened: Open) -> None:
+    """The output's topic has other writers: only the group's offsets show that this shard has committed."""
+    with pytest.raises(NoteMissing, match=f"committed offset 2 in {source(without_note).topic}:0: a start without it"):
+        opened(without_note)
+
+
+def test_session_rejects_trimmed_ledger_without_note(without_note: SessionConfig, opened: Open) -> None:
+    """Kafka has deleted the group's offsets, as it does after a week."""
+    cut(without_note, without_note.ledger[0], 1)
+    with admin_client(without_note.client) as admin:
+        admin.delete_groups([without_note.group])
+    with pytest.raises(NoteMissing, match=f"{without_note.ledger[0].topic}:0 has been trimmed.*weights pull"):
+        opened(without_note)
+
+
+def test_first_session_starts_on_a_ledger_with_other_writers(config: SessionConfig, opened: Open) -> None:
+    producer = KafkaProducer(**config.client.producer())
+    producer.send(config.ledger[0].topic, b"imported")
+    producer.flush()
+    producer.close()
+    assert [found.value for found in opened(config).ledger] == [b"imported"]
 
 
 def cut(config: SessionConfig, place: Partition, offset: int) -> None:
@@ -79,3 +111,29 @@ def test_session_poll_raises_when_log_is_truncated(config: SessionConfig, opened
     cut(config, source(config), 5)
     with pytest.raises(LogTruncated):
         polled(session, 10)
+
+
+def test_session_names_a_deleted_topic(config: SessionConfig, opened: Open) -> None:
+    opened(config).close()
+    with admin_client(config.client) as admin:
+        delete_topics(admin, source(config).topic)
+    with pytest.raises(SessionLost, match=f"there is no topic {source(config).topic}.*deleted"):
+        opened(config)
+
+
+def test_session_names_an_input_deleted_while_it_polls(config: SessionConfig, opened: Open) -> None:
+    """A role that only reads gets no error from the log: polls of a deleted topic return nothing."""
+    session = opened(config)
+    session.poll(0)
+    session.check_inputs()
+    with admin_client(config.client) as admin:
+        delete_topics(admin, source(config).topic)
+    deadline = time.monotonic() + 60
+
+    def poll() -> None:
+        while time.monotonic() < deadline:
+            session.poll(0.1)
+            session.check_inputs()
+
+    with pytest.raises(SessionLost, match=f"there is no topic {source(config).topic}.*deleted"):
+        poll()

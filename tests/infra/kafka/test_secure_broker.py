@@ -18,6 +18,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem
 from infra.kafka.session import Outgoing, Session, SessionLost
 from infra.kafka.session_config import Input, Partition, SessionConfig
+from pipelines.cli import options
 from pipelines.cli.main import main
 from pipelines.roles import PIPELINES
 from schemas.codec import encode
@@ -67,14 +68,15 @@ def test_secure_broker_limits_observers_and_strangers(secure: Broker) -> None:
     with pytest.raises(TopicAuthorizationFailedError):
         producer.send(METRICS.name(RUN), b"x").get(10)
     producer.close()
-    assert connection_problem(ClientProperties.at(secure.bootstrap_servers).admin(), 3.0)
+    assert connection_problem(ClientProperties.at(secure.bootstrap_servers).admin(), 1.0)
     guessed = secure.client("people").entries["sasl.jaas.config"].replace("${file:", "x")
-    assert connection_problem(secure.client("people").updated({"sasl.jaas.config": guessed}).admin(), 3.0)
+    assert connection_problem(secure.client("people").updated({"sasl.jaas.config": guessed}).admin(), 1.0)
 
 
 def test_export_with_wrong_credentials_leaves_no_files(
-    secure: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    secure: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(options, "CONNECT_TIMEOUT_S", 1.0)  # no attempt succeeds
     known = dict(secure.client("people").entries)
     jaas = known["sasl.jaas.config"]
     guessed = known | {"sasl.jaas.config": jaas.replace(jaas.partition('password="')[2].partition('"')[0], "guessed")}

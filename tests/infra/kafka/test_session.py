@@ -13,11 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
 from shard_sessions import Open, feed, named, polled, record, source, visible
 
-from infra.kafka.admin import admin_client
+from infra.kafka.admin import admin_client, committed_offsets
+from infra.kafka.group_progress import GROUP_OFFSETS_S
 from infra.kafka.note import MAX_NOTE_BYTES, Note
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost
@@ -91,6 +92,28 @@ def test_session_resumes_without_group_offsets(config: SessionConfig, opened: Op
     assert (successor.start, successor.positions(), successor.note.state) == (2, {source(config): 1}, {"mark": 1})
 
 
+def test_group_offsets_follow_the_note(config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed(config, b"a", b"b", b"c")
+    session, now = opened(config), time.monotonic() + GROUP_OFFSETS_S
+    place = TopicPartition(*source(config))
+    monkeypatch.setattr(session._clients, "monotonic", lambda: now)
+
+    def group_offset() -> int:
+        with admin_client(config.client) as admin:
+            return int(committed_offsets(admin, config.group)[place].offset)
+
+    session.commit([record(config, b"A")], {source(config): 1}, {}, {})
+    session.commit([record(config, b"B")], {source(config): 2}, {}, {})
+    assert (group_offset(), session.group_offsets_due()) == (1, False), "written less than a second ago"
+    now += GROUP_OFFSETS_S
+    assert session.group_offsets_due()
+    session.commit([], {}, {}, {})
+    assert (group_offset(), session.group_offsets_due()) == (2, False), "offsets of an earlier commit are not forgotten"
+    session.commit([], {source(config): 3}, {}, {}, True)
+    assert (group_offset(), session.group_offsets_due(last=True)) == (3, False), "the last commit does not wait"
+    assert opened(config).note.offsets == {named(source(config)): 3}
+
+
 def test_verify_raises_when_commit_is_not_in_log(
     config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +147,7 @@ def test_successor_fences_predecessor_at_every_step(config: SessionConfig, opene
 
     setattr(predecessor._producer, before, open_successor_then_call)
     with pytest.raises(Fenced):
-        predecessor.commit([record(config, b"late")] * 2, {source(config): 9}, {}, {})
+        predecessor.commit([record(config, b"late")] * 2, {source(config): 9}, {}, {}, last=True)
     (successor,) = successors
     assert isinstance(predecessor.lost, Fenced)
     with pytest.raises(Fenced):  # and again, without asking Kafka

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from kafka import OffsetAndMetadata, TopicPartition
@@ -44,21 +43,29 @@ def test_transaction_times_out_on_lost_response(broker: Broker, run_id: str, los
         producer.close(timeout=1)
 
 
+@pytest.fixture(scope="module")
+def stopped_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker of this file's own, for it is stopped."""
+    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as running:
+        yield running
+
+
 @pytest.mark.parametrize("call", ["send_offsets", "commit"])  # no request is in flight before these
-def test_transaction_continues_after_refused_connections(tmp_path: Path, call: str) -> None:
+def test_transaction_continues_after_refused_connections(stopped_broker: Broker, run_id: str, call: str) -> None:
     """A coordinator that refuses connections delays each call until it is back. It does not time out."""
-    with start_broker(BrokerConfig(tmp_path / "kafka")) as broker, ThreadPoolExecutor(1) as other:
+    broker = stopped_broker
+    with ThreadPoolExecutor(1) as other:
         client = ClientProperties.at(broker.bootstrap_servers)
         with admin_client(client) as admin:
-            create_topics(admin, [TopicSpec("topic", 1)])
+            create_topics(admin, [TopicSpec(run_id, 1)])
         producer = TransactionalProducer(
-            transaction_timeout_ms=50_000, reconnect_backoff_max_ms=500, **client.producer(transactional_id="t")
+            transaction_timeout_ms=50_000, reconnect_backoff_max_ms=500, **client.producer(transactional_id=run_id)
         )
-        place, moved = TopicPartition("topic", 0), OffsetAndMetadata(0, "", -1)
+        place, moved = TopicPartition(run_id, 0), OffsetAndMetadata(0, "", -1)
         calls: dict[str, Callable[[], object]] = {
             "begin": lambda: producer.begin([place]),
-            "flush": lambda: (producer.send("topic", b"record", partition=0), producer.flush()),
-            "send_offsets": lambda: producer.send_offsets_to_transaction({place: moved}, "group"),
+            "flush": lambda: (producer.send(run_id, b"record", partition=0), producer.flush()),
+            "send_offsets": lambda: producer.send_offsets_to_transaction({place: moved}, run_id),
             "commit": producer.commit_transaction,
         }
         try:
@@ -75,4 +82,4 @@ def test_transaction_continues_after_refused_connections(tmp_path: Path, call: s
         finally:
             producer.close(timeout=1)
         with admin_client(client) as admin:
-            assert end_offsets(admin, ["topic"], committed=False)[place] >= 1
+            assert end_offsets(admin, [run_id], committed=False)[place] >= 1

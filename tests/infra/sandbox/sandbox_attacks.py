@@ -187,8 +187,7 @@ L.pthread_attr_setstacksize(A, ctypes.c_size_t(16384))
 L.pthread_create.argtypes = [ctypes.c_void_p] * 4
 made, t, body = 0, ctypes.c_ulong(), ctypes.cast(L.pause, ctypes.c_void_p)
 while made < 4000 and not L.pthread_create(ctypes.addressof(t), ctypes.addressof(A), body, None): made += 1
-time.sleep(30)
-made > 100 and effect()
+if made > 100: time.sleep(30); effect()
 """,
     "memory": "held = []\nwhile len(held) < 1024: held.append(bytearray(b'x' * (1 << 20)))\neffect()",
     "mapped memory": "m = mmap.mmap(-1, 1 << 30); effect()",

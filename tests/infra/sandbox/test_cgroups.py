@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ from infra.sandbox.cgroups import VARIABLE, ProgramCgroup, program_cgroup
 from infra.sandbox.run import Limits, SandboxUnavailable, run_python
 
 pytestmark = pytest.mark.usefixtures("confined")
+
+
+THREADS = (
+    "from threading import *\nmade = 0\ntry:\n"
+    "  while True: Thread(target=Event().wait, daemon=True).start(); made += 1\n"
+    "except RuntimeError: print(made)"
+)
 
 
 @pytest.fixture
@@ -66,18 +74,47 @@ def test_program_runs_in_a_cgroup_that_is_removed(monkeypatch: pytest.MonkeyPatc
     assert run_python("while True: pass", limits=Limits(seconds=0.1)).ended == "time"
 
 
+@contextmanager
+def below_own_cgroup(controller: str) -> Iterator[Path]:
+    """A cgroup with `controller` of this machine's hierarchies of version 1, below this process's own one."""
+    own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    named = next((path for _, names, path in own if controller in names.split(",")), None)
+    folder = Path(f"/sys/fs/cgroup/{controller}{named}")
+    if named is None or not (folder / "cgroup.procs").exists() or os.geteuid():
+        pytest.skip(f"no cgroup v1 with {controller} here that this user may change")
+    made = folder / f"laminar-test-{os.getpid()}"
+    made.mkdir()
+    try:
+        yield made
+        assert [each for each in made.iterdir() if each.is_dir()] == []
+    finally:
+        made.rmdir()
+
+
+def test_kernel_enforces_the_threads_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program joins its cgroup in time: with the controllers of version 1, which count as those of version 2."""
+    with below_own_cgroup("pids") as parent:
+        limits = {"pids.max": 11}
+        monkeypatch.setattr(running, "program_cgroup", lambda memory_bytes, threads: ProgramCgroup(parent, limits))
+        assert run_python(THREADS, limits=Limits(seconds=30.0, threads=1000)).output == b"9\n"
+
+
+def test_kernel_enforces_the_memory_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    with below_own_cgroup("memory") as parent:
+        limits = {"memory.limit_in_bytes": 96 << 20}
+        monkeypatch.setattr(running, "program_cgroup", lambda memory_bytes, threads: ProgramCgroup(parent, limits))
+        monkeypatch.setattr(running, "_rlimits", lambda limits, namespaces: {"CORE": 1})
+        assert run_python("print(1)", limits=Limits(seconds=30.0)).output == b"1\n"
+        assert run_python("x = b'x' * (1 << 30)", limits=Limits(seconds=30.0)).ended == "killed"
+
+
 def test_cgroup_limits_memory_and_threads(monkeypatch: pytest.MonkeyPatch, hierarchy: Path) -> None:
     controllers = set((hierarchy / "cgroup.controllers").read_text().split())
     if missing := {"memory", "pids"} - controllers:
         pytest.skip(f"cgroup v2 has no controller for {' and '.join(sorted(missing))} here")
     (hierarchy / "cgroup.subtree_control").write_text("+memory +pids")
     monkeypatch.setenv(VARIABLE, str(hierarchy))
-    program = (
-        "from threading import *\nmade = 0\ntry:\n"
-        "  while True: Thread(target=Event().wait, daemon=True).start(); made += 1\n"
-        "except RuntimeError: print(made)"
-    )
-    assert run_python(program, limits=Limits(seconds=30.0, threads=10)).output == b"9\n"
+    assert run_python(THREADS, limits=Limits(seconds=30.0, threads=10)).output == b"9\n"
     monkeypatch.setattr(running, "_rlimits", lambda limits, namespaces: {"CORE": 1})
     ran = run_python("x = b'x' * (1 << 30)", limits=Limits(seconds=30.0, memory_mb=64))
     assert ran.ended == "killed"

@@ -17,7 +17,7 @@ def versions(text: str) -> list[PolicyVersion]:
     [
         ("1.1 1.2 1.3", "", 2, "1.1"),
         ("1.1 1.2 1.3 1.4", "1.1", 3, "1.2"),  # the oldest is live
-        ("1.1 1.2 1.3 1.4", "1.1 1.2", 3, "1.1"),  # `keep` is the limit: the newest of the live ones
+        ("1.1 1.2 1.3 1.4", "1.1 1.2", 3, "1.2"),  # `keep` is the limit: the first of the live ones
         ("1.1 1.2 1.3 1.4", "1.1", 2, "1.2 1.1"),  # the newest two come first
         ("1.1 1.2", "1.1", 1, "1.1"),
         ("1.9 2.1 1.10", "", 2, "1.9"),
@@ -26,7 +26,7 @@ def versions(text: str) -> list[PolicyVersion]:
     ],
 )
 def test_versions_to_evict(stored: str, live: str, keep: int, evicted: str) -> None:
-    assert versions_to_evict(versions(stored), set(versions(live)), keep) == versions(evicted)
+    assert versions_to_evict(versions(stored), versions(live), keep) == versions(evicted)
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_versions_to_evict(stored: str, live: str, keep: int, evicted: str) -> N
 )
 def test_is_wanted(version: str, stored: str, live: str, keep: int, wanted: bool) -> None:
     (number,) = versions(version)
-    assert is_wanted(number, versions(stored), set(versions(live)), keep) is wanted
+    assert is_wanted(number, versions(stored), versions(live), keep) is wanted

@@ -10,9 +10,10 @@ import psutil
 import pytest
 from store_processes import add, start
 
+from infra import machine
 from infra.store.errors import StoreBusy, StoreError
 from infra.store.names import SHARED_MEMORY, default_root
-from infra.store.ownership import choose_store_folder, remove_store, stale_stores
+from infra.store.ownership import choose_store_folder, claim_store, remove_store, stale_stores
 from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion
 
@@ -26,7 +27,7 @@ def test_store_is_stale_once_all_its_users_are_gone(tmp_path: Path) -> None:
         add(store, PolicyVersion(1, 1))
         assert stale_stores(tmp_path) == []
     assert stale_stores(tmp_path) == []  # the other process still has it open
-    with pytest.raises(StoreBusy, match="in use by another process"):
+    with pytest.raises(StoreBusy, match=rf"in use by process {user.pid} on .*, started in {os.getcwd()}"):
         remove_store(root)
     started = psutil.Process(user.pid).create_time()
     user.kill()
@@ -115,3 +116,61 @@ def test_choose_store_folder_rejects_path_separators(run: str, tmp_path: Path) -
     with pytest.raises(ValueError, match="must be 1-100 letters"):
         choose_store_folder(run, tmp_path)
     assert default_root("ok") == SHARED_MEMORY / "laminar-ok"
+
+
+def test_claim_store_keeps_the_weights_of_its_cluster(tmp_path: Path) -> None:
+    root = default_root("run", tmp_path)
+    claim_store(root, "cluster-a").release()
+    with WeightStore(root) as store:
+        add(store, PolicyVersion(1, 1))
+    lock = claim_store(root, "cluster-a")
+    claim_store(root, "cluster-a").release()  # of another role
+    with WeightStore(root) as store:
+        assert store.newest() == PolicyVersion(1, 1)
+    lock.release()
+    (stale,) = stale_stores(tmp_path)
+    assert stale.bytes >= 1 << 20
+    remove_store(root)
+    assert os.listdir(tmp_path) == []
+
+
+def test_claim_store_replaces_the_unused_store_of_another_cluster(tmp_path: Path) -> None:
+    root = default_root("run", tmp_path)
+    claim_store(root, "cluster-a").release()
+    with WeightStore(root) as store:
+        add(store, PolicyVersion(1, 1))
+    claim_store(root, "cluster-b").release()
+    with WeightStore(root) as store:
+        assert store.newest() is None
+    claim_store(root, "cluster-b").release()
+
+
+def test_claim_store_is_rejected_while_another_cluster_uses_it(tmp_path: Path) -> None:
+    root = default_root("run", tmp_path)
+    lock = claim_store(root, "cluster-a")
+    with pytest.raises(StoreError, match=r"in use by process .* another Kafka cluster: choose another run\.name"):
+        claim_store(root, "cluster-b")
+    lock.release()
+    claim_store(root, "cluster-b").release()
+
+
+@pytest.mark.parametrize(("owner", "reader", "found"), [("7", "7", 1), ("7", "8", 0), ("", "8", 1), ("7", "", 1)])
+def test_stale_stores_of_another_login_as_root_are_skipped(
+    owner: str, reader: str, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have the same user id; an empty login is not known."""
+    login = tmp_path / "loginuid"
+    monkeypatch.setattr(machine, "_LOGIN_FILE", login)
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    login.write_text(owner or str((1 << 32) - 1))
+    claim_store(default_root("run", tmp_path), "cluster-a").release()
+    login.write_text(reader or str((1 << 32) - 1))
+    assert len(stale_stores(tmp_path)) == found
+
+
+def test_login_user_is_that_of_sudo_without_auditing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_LOGIN_FILE", tmp_path / "none")
+    monkeypatch.setenv("SUDO_UID", "1001")
+    assert machine.login_user() == 1001
+    monkeypatch.setenv("SUDO_UID", "x")
+    assert machine.login_user() is None

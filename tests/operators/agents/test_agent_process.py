@@ -92,6 +92,7 @@ def test_failed_attempt_is_repeated_and_then_reported(tmp_path: Path, reports: R
     [
         ("report(points=1)", "its report must have reward and answer only, not {'points': 1}"),
         ("open(os.environ['LAMINAR_REPORT'], 'w').write('{')", "its report is not valid JSON"),
+        ("open(os.environ['LAMINAR_REPORT'], 'w').write('[' * 100000)", "nested more than 64 deep"),
         ("import time; time.sleep(60)", "it ran for longer than 1 s"),
     ],
 )

@@ -12,9 +12,10 @@ from in_memory_log import Log, Shard
 from record_factories import PARTITIONS, experience, failed, manifest, prompt, shard, topic_input, trajectory, version
 
 from operators.evaluation.config import EvaluationConfig
-from operators.evaluation.evaluate_versions import EvaluateVersions
+from operators.evaluation.evaluate_versions import REPUBLISH_MS, EvaluateVersions
 from operators.evaluation.report_rounds import ask_questions, report_rounds
 from operators.evaluation.rounds import open_round, round_name
+from schemas.metric_labels import labelled
 from schemas.records import Metric, PolicyVersion, Prompt, RewardComponent
 from schemas.topics import EVAL_PROMPTS, EXPERIENCES, METRICS, RELAY, SETTLED, partition_of
 
@@ -89,18 +90,17 @@ def test_complete_round_is_settled_and_published() -> None:
 
 
 def test_metric_has_accuracy_by_task_for_several_tasks() -> None:
-    evaluation = Evaluation(5, tasks=("sums", "words"), sampled=False)
+    evaluation = Evaluation(4, tasks=("sums", "words"), sampled=False)
     evaluation.publish(0)
     evaluation.shard.run()
     for reward in (1.0, 0.5, 0.0, 0.0):
         evaluation.answer(1, reward=reward)
-    evaluation.answer(1, under=version(7))  # under another version
     evaluation.shard.run()
     ((_, values),) = evaluation.points()
     figures = {
         "": (4.0, 0.25, 0.375),
-        "/sums": (2.0, 0.5, 0.5),
-        "/words": (2.0, 0.0, 0.25),
+        '{task="sums"}': (2.0, 0.5, 0.5),
+        '{task="words"}': (2.0, 0.0, 0.25),
     }  # half a reward: not correct
     assert values == {"final": 0.0} | {
         f"{name}{task}": figure
@@ -110,17 +110,37 @@ def test_metric_has_accuracy_by_task_for_several_tasks() -> None:
 
 
 def test_metric_counts_only_answers_of_the_version() -> None:
-    evaluation = Evaluation(sampled=False)
+    evaluation = Evaluation(40, sampled=False)
     evaluation.publish(0)
     evaluation.shard.run()
-    first, second, third = evaluation.log.rows(EVAL_PROMPTS)
+    *others, second, third = evaluation.log.rows(EVAL_PROMPTS)
     right = RewardComponent("accuracy", 1.0, 0.0)
-    evaluation.score(experience(trajectory(first, 0), reward=-7.0, components=(right,)))
+    for asked in others:
+        evaluation.score(experience(trajectory(asked, 0), reward=-7.0, components=(right,)))
     evaluation.score(experience(trajectory(second, 0, under=version(4))))
     evaluation.score(experience(failed(third, 0), reward=0.0))
     evaluation.shard.run()
-    means = {"accuracy/greedy": 1.0, "reward/greedy": -7.0}
-    assert evaluation.points() == [(0, {"questions": 1.0, "final": 0.0, **means})]
+    means = {"unanswered/greedy": 2.0, "accuracy/greedy": 1.0, "reward/greedy": -7.0}
+    assert evaluation.points() == [(0, {"questions": 38.0, "final": 0.0, **means})]
+
+
+def test_round_with_few_answers_is_not_measured() -> None:
+    """Two of 40 survivors are no accuracy: their version is gone, so the others never get an answer."""
+    evaluation = Evaluation(40, tasks=("sums", "words"), sampled=False)
+    evaluation.publish(0)
+    evaluation.shard.run()
+    evaluation.answer(2)
+    for asked in evaluation.log.rows(EVAL_PROMPTS)[2:]:
+        evaluation.score(experience(failed(asked, 0, "weight version 1.0 is gone")))
+    evaluation.shard.run()
+    ((_, values),) = evaluation.points()
+    assert values == {
+        "final": 0.0,
+        "questions": 2.0,
+        "unanswered/greedy": 38.0,
+        **{labelled("questions", task=task): 1.0 for task in ("sums", "words")},
+        **{labelled("unanswered/greedy", task=task): 19.0 for task in ("sums", "words")},
+    }
 
 
 def test_round_without_valid_answers_has_no_accuracy() -> None:
@@ -130,7 +150,7 @@ def test_round_without_valid_answers_has_no_accuracy() -> None:
     (asked,) = evaluation.log.rows(EVAL_PROMPTS)
     evaluation.score(experience(failed(asked, 0, "weight version 1.0 is gone")))
     evaluation.shard.run()
-    assert evaluation.points() == [(0, {"questions": 0.0, "final": 0.0})]
+    assert evaluation.points() == [(0, {"questions": 0.0, "unanswered/greedy": 1.0, "final": 0.0})]
     assert len(evaluation.log.rows(SETTLED)) == 1
 
 
@@ -163,6 +183,28 @@ def test_lost_final_version_is_evaluated_again_if_republished(late: bool) -> Non
         6,
         {"questions": 2.0, "final": 1.0, "accuracy/sampled": 1.0, "reward/sampled": 1.0},
     )
+
+
+def test_lost_final_version_is_given_up_unless_republished() -> None:
+    """The run would otherwise wait for its final accuracy for ever."""
+    evaluation = Evaluation(questions=2, sampled=False)
+    evaluation.publish(6, final=True)
+    evaluation.shard.run()
+    for asked in evaluation.log.rows(EVAL_PROMPTS):
+        evaluation.score(experience(failed(asked, 0, "weight version 1.6 is gone")))
+    evaluation.shard.run()
+    unmeasured = (6, {"questions": 0.0, "unanswered/greedy": 2.0, "final": 1.0})
+    assert evaluation.points() == [unmeasured]
+    evaluation.shard.start()
+    fold = evaluation.shard.fold
+    later = fold._now() + REPUBLISH_MS  # type: ignore[union-attr]
+    fold._now = lambda: later  # type: ignore[union-attr]
+    evaluation.shard.turn()
+    evaluation.shard.run()
+    assert evaluation.points() == [unmeasured, unmeasured, (6, {**unmeasured[1], "given_up": 1.0})]
+    evaluation.publish(6, epoch=2, final=True)
+    evaluation.shard.run()
+    assert evaluation.asked()["2.6/greedy/final"] == 2
 
 
 @pytest.mark.parametrize(

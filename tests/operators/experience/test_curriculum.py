@@ -8,6 +8,7 @@ from record_factories import experience, failed, prompt, trajectory
 
 from operators.experience.batch_context import BatchContext
 from operators.experience.components import Component
+from operators.experience.curriculum import Success, without_oldest
 from operators.experience.samplers import CurriculumSampler
 from schemas.records import LevelReply, LevelRequest, RewardComponent
 from schemas.topics import CURRICULUM, LEVEL_REPLY, METRICS
@@ -67,7 +68,32 @@ def test_curriculum_is_separate_for_each_task() -> None:
     rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelRequest)]
     assert [(row.task, row.level) for row in rows[1:]] == [("words", 1)]
     values = one.log.rows(METRICS)[-1].values
-    assert (values["curriculum/level/sums"], values["curriculum/level/words"]) == (1.0, 0.0)
+    assert (values['curriculum/level{task="sums"}'], values['curriculum/level{task="words"}']) == (1.0, 0.0)
+
+
+def test_curriculum_forgets_answers_before_the_window() -> None:
+    one = buffer()
+    answer(one, *range(0, 200, 2), right=0.0)  # from before it learned
+    assert requests(one) == []
+    answer(one, *range(200, 240, 2))  # a fifth as many
+    for _ in range(200):
+        one.shard.run()
+    ((level, rate, answered),) = requests(one)
+    assert (level, 4 <= answered <= 8) == (1, True)
+    assert rate > 0.7
+
+
+@pytest.mark.parametrize(
+    ("answered", "window", "expected"),
+    [((5, 3), 4, (5, 3)), ((5, 4), 4, (2, 2)), ((9, 1), 4, (4,)), ((90, 30), None, (90, 30))],
+)
+def test_counts_are_halved_beyond_twice_the_window(
+    answered: tuple[int, ...], window: int | None, expected: tuple[int, ...]
+) -> None:
+    success = {str(task): Success(count / 4, count) for task, count in enumerate(answered)}
+    left = without_oldest(success, window)
+    assert tuple(each.answered for each in left.values()) == expected
+    assert all(each.rate == pytest.approx(0.25) for each in left.values())
 
 
 @pytest.mark.parametrize(("levels", "right"), [(1, 1.0), (0, 1.0), (3, 0.0), (3, 0.5)])

@@ -139,29 +139,6 @@ def test_over_age_member_is_trained_or_dropped_as_configured(drop: bool) -> None
     assert buffer.batches() == [("p0.1", "p2.0", "p2.1", "p4.0", "p4.1")]
 
 
-def test_metric_of_a_batch_has_what_the_buffer_holds() -> None:
-    buffer = Buffer(global_batch=2, max_staleness=1, over_age="drop")
-    buffer.publish(5)
-    buffer.group(0, under=version(5))
-    buffer.group(2, under=version(3))
-    buffer.score(experience(trajectory(prompt(4), 0, under=version(5))))
-    buffer.shard.run()
-    (metric,) = buffer.log.rows(METRICS)
-    assert metric.values == {
-        "buffer/trajectories": 1.0,
-        "buffer/groups": 1.0,
-        "dropped_stale": 2.0,
-        "dropped": 2.0,
-        "over_age": 0.0,
-        "staleness/0": 2.0,
-        "staleness_at_finish/0": 2.0,
-        "trajectories/chain_sum": 2.0,
-        "reward/mean/chain_sum": 1.0,
-        "response_length/mean/chain_sum": 2.0,
-    } | {f"dropped_share/{decile}": 0.5 for decile in range(1, 11)}
-    assert buffer.batches() == [("p0.0", "p0.1")]
-
-
 @pytest.mark.parametrize("policy", ["train", "drop"])
 @pytest.mark.parametrize("restart", [True, False])
 def test_expired_group_leaves_and_late_members_are_dropped(policy: str, restart: bool) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from buffer_harness import Buffer
-from record_factories import SAMPLING, experience, failed, prompt, trajectory
+from record_factories import SAMPLING, experience, failed, prompt, trajectory, version
 
 from operators.experience.trainable import MAX_LENGTH
 from schemas.block_codec import encode_block
 from schemas.codec import MAX_VALUE_BYTES
 from schemas.columns import flags, floats, token_ids
-from schemas.records import Experience, Response
+from schemas.records import Conversation, Experience, Response, VersionSpan
 from schemas.topics import BATCHES, DEAD_LETTERS, SETTLED
 
 _CUTS: dict[str, dict[str, Any]] = {
@@ -22,6 +22,13 @@ _CUTS: dict[str, dict[str, Any]] = {
     "infinite temperature": {"temperature": 1e39},
     "top-p": {"temperature": 0.7, "top_p": 0.9},
     "top-k": {"top_k": 4},
+}
+
+
+_CONVERSATIONS: dict[str, tuple[list[int], list[bool]]] = {
+    "conversations in disorder": ([0, 2, 2], [True, True, False, True]),
+    "conversation beyond the end": ([0, 4], [True] * 4),
+    "conversation with a trained begin": ([0, 2], [True] * 4),
 }
 
 
@@ -44,6 +51,13 @@ def untrainable(kind: str, member: int = 0) -> Experience:
         return experience(trajectory(prompt(0, token_ids=token_ids([7, 1])), member))
     if kind == "too long":
         return experience(trajectory(prompt(0, token_ids=token_ids(np.ones(MAX_LENGTH, np.int32))), member, tokens=1))
+    if kind in _CONVERSATIONS:
+        starts, mask = _CONVERSATIONS[kind]
+        response = Response(token_ids([5] * 4), floats([-0.5] * 4), flags(mask))
+        conversations = tuple(Conversation(start, 1, "") for start in starts)
+        spans = (VersionSpan(version(0), 4),)
+        made = trajectory(question, member, response=response, conversations=conversations, version_spans=spans)
+        return experience(made)
     bad = {"unequal lengths": [-0.5], "not a number": [-0.5, float("nan")], "infinite": [-0.5, float("-inf")]}
     ids = {"negative token": [5, -1], "unknown token": [5, 6]}.get(kind, [5, 5])
     logprobs = bad.get(kind, [-0.5, 3.0] if kind == "a behaviour logprob is above 0" else [-0.5, -0.5])
@@ -63,6 +77,9 @@ def untrainable(kind: str, member: int = 0) -> Experience:
         ("a behaviour logprob is above 0", "a behaviour logprob is above 0"),
         ("not a number", "a behaviour logprob is not finite"),
         ("infinite", "a behaviour logprob is not finite"),
+        ("conversations in disorder", "its conversations begin at [0, 2, 2] of 4 tokens"),
+        ("conversation beyond the end", "its conversations begin at [0, 4] of 4 tokens"),
+        ("conversation with a trained begin", "the first token of a conversation is in the loss mask"),
         ("too long", "1000001 tokens are more than the 1000000 that a micro-batch record holds"),
         ("unequal lengths", "2 tokens with 1 logprobs and a mask of 2"),
         ("greedy", "sampled at temperature 0: greedy answers have no probability to train"),

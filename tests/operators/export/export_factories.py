@@ -20,11 +20,14 @@ CONTENTS = Contents("run", "experiences", starts={0: 0})
 VERSION = r.PolicyVersion(1, 3)
 
 
-def experience(number: int, member: int = 0, reward: float = 1.0, tokens: int = 4) -> r.Experience:
+def experience(
+    number: int, member: int = 0, reward: float = 1.0, tokens: int = 4, messages: tuple[r.Message, ...] = ()
+) -> r.Experience:
     sampling = r.Sampling(1.0, 1.0, 0, 8, (0,), 0)
     asked = r.Prompt(
         number, "train", "sums", f"What is {number} + 1?", token_ids([1, 2]), '{"answer": "1"}', 2, sampling
     )
+    asked = replace(asked, messages=messages)
     response = r.Response(token_ids([5] * tokens), floats([-0.5] * tokens), flags([True] * tokens))
     spans = (r.VersionSpan(VERSION, tokens),) if tokens else ()
     made = r.Trajectory(
@@ -42,12 +45,21 @@ def rows_of(*experiences: r.Experience, offset: int = 0):
     return as_table(EXPERIENCES, 0, placed)
 
 
-def polled(first: int, count: int, *, last: bool = False, undecodable: tuple[int, ...] = (), hole: int = 1) -> Polled:
+def polled(
+    first: int,
+    count: int,
+    *,
+    last: bool = False,
+    undecodable: tuple[int, ...] = (),
+    hole: int = 1,
+    messages: tuple[r.Message, ...] = (),
+) -> Polled:
     """Records at `count` offsets from `first` on, those of `undecodable` undecodable, then a gap as markers leave."""
     decodable = [offset for offset in range(first, first + count) if offset not in undecodable]
     received = tuple(
-        ReceivedRecord("experiences", 0, offset, block(experience(offset), experience(offset, 1, 0.0)), 1000)
+        ReceivedRecord("experiences", 0, offset, block(*pair), 1000)
         for offset in decodable
+        for pair in [[experience(offset, n, 1.0 - n, messages=messages) for n in (0, 1)]]
     )
     dead_letters = tuple(DeadLetter("read", "nonsense", "experiences", 0, offset, b"", 0) for offset in undecodable)
     return Polled(

@@ -18,7 +18,7 @@ from operators.export.compact import compact
 from operators.export.folder import DATA, STATE, ExportError, ExportFolder, read_parts
 from operators.export.verify import verify
 
-KILLS = 20
+KILLS = 12
 
 
 def names(folder: Path) -> list[str]:

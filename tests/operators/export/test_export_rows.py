@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pyarrow as pa
 import pytest
@@ -16,8 +17,9 @@ from operators.export.formats import Format, read_table, write_table
 from operators.export.tickets import parse_ticket
 from operators.export.views import Split, default_split, plain_answer, view_of
 from schemas.block import Block
+from schemas.columns import flags
 from schemas.identity import Purpose
-from schemas.records import Experience
+from schemas.records import Conversation, Experience, Message
 from schemas.topics import CATALOGUE, EXPERIENCES, SETTLED
 
 ROWS = rows_of(experience(0, 0, 1.0), experience(0, 1, 0.25), experience(1, 0, 0.5), experience(1, 1, 0.5, tokens=0))
@@ -93,6 +95,16 @@ def test_split_selects_rows_by_purpose(split: Split, kept: list[str] | None) -> 
     assert rows["trajectory_id"].to_pylist() == (kept or ["p0.0", "e0.0", "i0.0"])
 
 
+def test_verl_view_has_the_messages_before_the_chat_template() -> None:
+    made = experience(1)
+    chat = (Message("system", "Be brief."), Message("user", "What is 1 + 1?"))
+    prompt = replace(made.trajectory.prompt, text="<system>Be brief.<user>What is 1 + 1?", messages=chat)
+    chatted = replace(made, trajectory=replace(made.trajectory, prompt=prompt))
+    plain, given = (row["prompt"] for row in _view("verl", rows_of(experience(0), chatted)))
+    assert plain == [{"role": "user", "content": "What is 0 + 1?"}]
+    assert given == [asdict(message) for message in chat]
+
+
 def test_verl_view_has_each_held_out_question_once() -> None:
     repeated = [asked_for("evaluation"), asked_for("evaluation", 5), experience(0), experience(1)]
     rows = _view("verl", rows_of(*repeated))
@@ -125,3 +137,26 @@ def test_view_of_no_rows_is_empty(name) -> None:
     assert _view(name, ROWS.slice(0, 0)) == []
     with pytest.raises(ValueError, match="is of experiences"):
         view_of(SETTLED, name)
+
+
+def test_conversations_view_has_a_row_for_each_conversation() -> None:
+    made = experience(0, tokens=6)
+    asked = replace(made.trajectory.prompt, environment="agent")
+    calls = [{"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    said = [{"role": "user", "content": "2 + 3"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    conversations = (Conversation(0, 2, json.dumps(said)), Conversation(4, 1, ""))
+    mask = flags([True, True, False, True, False, True])
+    response = replace(made.trajectory.response, loss_mask=mask)
+    played = replace(made.trajectory, prompt=asked, response=response, conversations=conversations)
+    first, second = _view("conversations", rows_of(experience(1), replace(made, trajectory=played)))
+    assert (first["trajectory_id"], first["conversation"], first["prompt_tokens"]) == ("p0.0", 0, 2)
+    assert first["token_ids"] == [1, 2, 5, 5, 5, 5]
+    assert first["mask"] == [False, False, True, True, False, True]
+    assert first["logprobs"] == [0.0, 0.0, -0.5, -0.5, -0.5, -0.5]
+    assert [each["role"] for each in first["messages"]] == ["user", "assistant"]
+    assert json.loads(first["messages"][1]["tool_calls"]) == calls
+    assert (second["conversation"], second["token_ids"], second["mask"]) == (1, [5, 5], [False, True])
+    assert second["messages"] == []
+    before = replace(made, trajectory=replace(played, conversations=()))
+    (whole,) = _view("conversations", rows_of(before))
+    assert (whole["token_ids"], whole["messages"]) == ([1, 2, *[5] * 6], []), "of a release without conversations"

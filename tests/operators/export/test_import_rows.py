@@ -10,14 +10,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from buffer_harness import Buffer
-from export_factories import CONTENTS, block, experience, exported_to, polled
+from export_factories import CONTENTS, block, experience, exported_to, polled, rows_of
 from in_memory_log import Log, Shard
 from record_factories import PARTITIONS, manifest, shard, version
 
 from operators.export import import_rows
 from operators.export.config import Contents
 from operators.export.folder import ExportError, ExportFolder
-from operators.export.formats import Format
+from operators.export.formats import Format, read_table, write_table
+from operators.export.import_columns import COLUMNS, as_experiences
 from operators.export.import_plan import plan_groups
 from operators.export.import_rows import ImportRows
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord
@@ -92,6 +93,15 @@ def test_imported_row_differs_only_in_identity_and_version(tmp_path: Path, form:
         made, trajectory=replace(made.trajectory, prompt=asked, version_spans=spans, newest_version=unborn)
     )
     assert after.scored_at > 10**12
+
+
+def test_dataset_of_an_earlier_release_has_no_messages(tmp_path: Path) -> None:
+    file, contents = tmp_path / "rows.parquet", Contents("run", "experiences")
+    write_table(file, rows_of(experience(3)).drop_columns(["prompt_messages"]), "parquet")
+    plan = plan_groups(pa.array(["p3"]))
+    (made,) = as_experiences(read_table(file, "parquet", COLUMNS), contents, plan, 0, 0, now=1).records()
+    assert made.trajectory.prompt.messages == ()
+    assert made.trajectory.text == experience(3).trajectory.text
 
 
 def test_imported_groups_are_trained_with_groups_of_the_run(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from infra.models.demo_config import DemoModelConfig
 from operators.export.card import write_card
 from operators.export.folder import DATA
 from operators.export.views import ViewName
+from schemas.records import Message
 
 ELSEWHERE = "run by `make exports-test`"
-QUESTIONS = [f"What is {number} + 1?" for number in (0, 1, 2, 4, 5, 6)]
 ONE_STEP: dict[str, Any] = {
     "max_steps": 1,
     "per_device_train_batch_size": 6,
@@ -68,17 +68,21 @@ def test_trl_takes_a_step(view: ViewName, name: str, untrained: float | None, mo
 
 
 def test_verl_dataset_reads_the_prompts(model: Path, tmp_path: Path) -> None:
-    """With its loader, as its trainer does, in one batch."""
+    """With its loader, as its trainer does, in one batch: texts of a user, and conversations of the dataset."""
     verl = pytest.importorskip("verl.utils.dataset.rl_dataset", reason=ELSEWHERE)
     from omegaconf import OmegaConf
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     config = OmegaConf.create({"cache_dir": str(tmp_path), "max_prompt_length": 64, "filter_overlong_prompts": True})
-    files = sorted(map(str, (exported(tmp_path / "export", "verl") / DATA).iterdir()))
+    chat = (Message("system", "Be brief."), Message("user", "What is 1 + 1?"))
+    polls = [polled(0, 3), polled(4, 3, last=True, messages=chat)]
+    exported_to(tmp_path / "export", polls, replace(CONTENTS, view="verl"), file_bytes=1)
+    files = sorted(map(str, (tmp_path / "export" / DATA).iterdir()))
     dataset = verl.RLHFDataset(files, tokenizer, config)
     (batch,) = torch.utils.data.DataLoader(dataset, batch_size=len(dataset), collate_fn=verl.collate_fn)
-    assert [list(each) for each in batch["raw_prompt"]] == [[{"role": "user", "content": q}] for q in QUESTIONS]
+    texts = [[{"role": "user", "content": f"What is {number} + 1?"}] for number in range(3)]
+    assert [list(each) for each in batch["raw_prompt"]] == texts + [[asdict(message) for message in chat]] * 3
     assert set(batch["data_source"]) == {"sums"}
     assert batch["reward_model"][0] == {"style": "rule", "ground_truth": "1"}
     assert list(batch["index"]) == [0, 1, 2, 4, 5, 6]

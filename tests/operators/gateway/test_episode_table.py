@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
+from gateway_harness import LetterTokenizer
 from record_factories import prompt, trajectory
 
+from infra.models.conversations import ConversationFormat
+from operators.gateway.chat_api import response_message
 from operators.gateway.episode_table import EpisodeTable
 from operators.io.elements import PartitionKey, ReceivedRecord
 from schemas.columns import flags, floats, token_ids
@@ -53,6 +57,31 @@ class Log:
         return {place: len(records) for place, records in self.topics.items()}
 
 
+HOSTILE = ("[" * 5000, '{"name": ["add"]}', "<tool_call>{" * 5000, '{"name": "add", "arguments": "' + "[" * 5000 + '"}')
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_response_of_a_hostile_model_is_recorded(text: str) -> None:
+    """A response that ended the gateway would end it again at each start, since it is in the log."""
+    form = ConversationFormat(LetterTokenizer(), plain=False)
+    found = EpisodeTable(2, partial(response_message, form), lambda names: None)
+    tools = '[{"type": "function", "function": {"name": "add"}}]'
+    tokens = LetterTokenizer().encode(text)
+    asked = TurnRequest("p0.0", 1, 0, 1, "a", "d", 0, (), token_ids([107]), 8, (), "[]", tools, False, 0)
+    gained = Response(token_ids([107, *tokens]), floats([-1.0] * (len(tokens) + 1)), flags([True] * (len(tokens) + 1)))
+    span = (VersionSpan(PolicyVersion(1, 0), len(tokens) + 1),)
+    records = [
+        Assignment(prompt(0, 1, environment="agent"), 0, 1, 1, 0, 1, None, None, 0),
+        asked,
+        Progress("p0.0", 1, 1, 0, 1, 0, gained, span, None, 0, 0),
+        TurnEnded("p0.0", 1, 0, 1, "a", 0, len(tokens) + 1, "stop", None, 0),
+    ]
+    found.fold([ReceivedRecord("inbox", 0, offset, record) for offset, record in enumerate(records)])
+    episode = found.get("p0.0")
+    assert episode is not None
+    assert len(episode.recorded.responses) == 1
+
+
 def table(state: dict[str, int] | None = None) -> EpisodeTable:
     return EpisodeTable(
         2, lambda turn, tokens: {"role": "assistant", "content": str(tokens)}, lambda names: None, state
@@ -74,7 +103,7 @@ def test_order_between_topics_does_not_matter(seed: int) -> None:
         assert episode.pending is None
         assert [turn.ended is not None for turn in episode.turns.values()] == [True, True]
         assert len(episode.recorded.responses) == 2
-        assert it.segments(name)[0].ranges[0].start == 3
+        assert it.segments(name, "last", 1000).segments[0].ranges[0].start == 3
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -50,7 +50,7 @@ def test_an_edited_history_branches_where_it_differs() -> None:
         assert other.start > again.start
         assert invented.context == ()
         assert run.recorded(invented) == "U:hello$\nA:invented$\nU:again$\nA:"
-        (segment,) = run.table.segments(NAME)
+        (segment,) = run.table.segments(NAME, "last", 1000).segments
         assert segment.ranges[0].start == invented.start
 
     play(ScriptedRun("hi$", "ho$", "hu$", "he$"), scenario)

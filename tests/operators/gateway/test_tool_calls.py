@@ -24,6 +24,11 @@ TOOLS = [{"type": "function", "function": {"name": "add"}}, {"type": "function",
         ('[TOOL_CALLS] [{"name": "add", "arguments": {"a": 2}}]', "", [("add", {"a": 2})]),
         ('<|python_tag|>{"name": "get", "parameters": {"k": 3}}', "", [("get", {"k": 3})]),
         ('{"name": "add", "parameters": {}}', "", [("add", {})]),
+        (
+            '<tool_call>{"name": "add", "arguments": {"a": "</tool_call>"}}</tool_call>',
+            "",
+            [("add", {"a": "</tool_call>"})],
+        ),
     ],
 )
 def test_calls_are_parsed_by_family(text: str, content: str, calls: list[tuple[str, object]]) -> None:
@@ -46,6 +51,13 @@ def test_calls_are_parsed_by_family(text: str, content: str, calls: list[tuple[s
         '<tool_call>{"name": "add"',
         "[TOOL_CALLS] none",
         '{"answer": 3}',
+        '{"name": ["add"], "arguments": {}}',
+        '<tool_call>{"name": "add", "arguments": ' + "[" * 50_000 + "}</tool_call>",
+        '{"name": "add", "arguments": ' + "[" * 100 + "]" * 100 + "}",
+        "<tool_call>{" * 50_000,
+        "<tool_call>{}" * 50_000,
+        "<tool_call>" + " " * 100_000 + "{",
+        "<tool_call>" + "} " * 100_000,
         "plain",
     ],
 )

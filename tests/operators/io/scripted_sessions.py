@@ -48,9 +48,13 @@ class ScriptedSession:
     ledger: list[Any] = field(default_factory=list)
     end: int = 0
     failure: BaseException | None = None
+    deleted: SessionLost | None = None
+    verified: list[int] = field(default_factory=list)
     lost: SessionLost | None = None
     commits: int = 1
     position: int = 0
+    behind: bool = False
+    """Whether a last commit is due for the group's offsets."""
     committed: list[tuple[list[Outgoing], dict[Partition, int], Mapping[str, int], Mapping[str, Any]]] = field(
         default_factory=list
     )
@@ -72,6 +76,11 @@ class ScriptedSession:
             self.position = polled[-1].offset + 1
         return polled
 
+    def check_inputs(self) -> None:
+        if self.deleted is not None:
+            self.lost = self.deleted
+            raise self.deleted
+
     def positions(self) -> dict[Partition, int]:
         return {INPUT: self.position}
 
@@ -84,7 +93,9 @@ class ScriptedSession:
         offsets: dict[Partition, int],
         ledger: Mapping[str, int],
         state: Mapping[str, Any],
+        last: bool = False,
     ) -> dict[str, int]:
+        self.behind = False
         if self.failure is not None:
             raise self.failure
         outputs = list(outputs)
@@ -92,11 +103,14 @@ class ScriptedSession:
         self.committed.append((outputs, offsets, ledger, state))
         return {OUTPUT: 10 * self.commits} if outputs else {}
 
+    def group_offsets_due(self, last: bool = False) -> bool:
+        return last and self.behind
+
     def high_watermarks(self) -> dict[Partition, int | None]:
         return {INPUT: self.end}
 
     def verify(self) -> None:
-        """Do nothing: the log holds what was committed."""
+        self.verified.append(self.commits)
 
 
 class ScriptedSessions:

@@ -12,10 +12,10 @@ from operators.io.episode_keys import EpisodeKeys, read_or_create_secret
 def test_key_is_valid_for_its_episode_and_run_alone() -> None:
     keys = EpisodeKeys("run", "a secret of a run")
     key = keys.key_of("p12.3")
-    assert keys.episode_of(key) == keys.episode_of(f"{key}~1") == "p12.3"
-    assert keys.episode_of(key.replace("p12.3", "p12.4")) is None
-    assert EpisodeKeys("other", "a secret of a run").episode_of(key) is None
-    assert EpisodeKeys("run", "another secret....").episode_of(key) is None
+    assert keys.holder_of(key) == keys.holder_of(f"{key}~1") == "p12.3"
+    assert keys.holder_of(key.replace("p12.3", "p12.4")) is None
+    assert EpisodeKeys("other", "a secret of a run").holder_of(key) is None
+    assert EpisodeKeys("run", "another secret....").holder_of(key) is None
 
 
 def test_secret_is_created_once_and_private(tmp_path: Path) -> None:

@@ -99,6 +99,14 @@ def test_sink_splits_large_transactions_between_emissions(
     assert [offsets[INPUT] for _, offsets, *_ in session.committed] == [0, 4, 7]
 
 
+def test_sink_lets_the_session_verify_each_commit(sessions: ScriptedSessions, sink: ShardSink) -> None:
+    session = sessions.current = ScriptedSession(1)
+    for number in (1, 2):
+        sink.write(emission(number, number))
+        sink.flush()
+    assert session.verified == [2, 3]
+
+
 def test_sink_drops_emissions_of_another_start(sessions: ScriptedSessions, sink: ShardSink) -> None:
     session = sessions.current = ScriptedSession(2)
     for one in (emission(1, 1, start=1), emission(1, 2, start=2), emission(2, 3, start=3)):

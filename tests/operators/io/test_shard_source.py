@@ -10,7 +10,7 @@ from scripted_sessions import CONFIG, INPUT, ScriptedSession, ScriptedSessions, 
 
 import operators.io.source
 from infra.kafka.session import Fenced, Note, SessionLost
-from infra.runners.stopping import STOPPING
+from infra.kafka.stall_watch import STALLED_S
 from operators.io.config import TopicInput
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.source import MAX_PAYLOAD_BYTES, MAX_SESSIONS_WITHOUT_COMMIT, ShardSource
@@ -34,8 +34,7 @@ class Clock:
 
 def source_with(monkeypatch: pytest.MonkeyPatch, *script: ScriptedSession | SessionLost) -> ShardSource:
     monkeypatch.setattr(operators.io.source, "SESSIONS", ScriptedSessions(*script))
-    monkeypatch.setattr(STOPPING, "wait", lambda timeout: False)  # no pause between retries
-    return ShardSource(CONFIG, wall_ms=lambda: 1234, clock=Clock())
+    return ShardSource(CONFIG, wall_ms=lambda: 1234, clock=Clock(), wait=lambda pause: False)
 
 
 def test_source_decodes_records_in_order_row_by_row() -> None:
@@ -185,6 +184,31 @@ def test_source_retries_while_the_broker_is_down_until_a_timeout(monkeypatch: py
     assert [source.next(wait=False).start for _ in range(2)] == [1, 2]
     monkeypatch.setattr(operators.io.source, "SESSION_TIMEOUT_S", -1.0)
     with pytest.raises(SessionLost, match="refused"):
+        source.next(wait=False)
+
+
+def test_source_names_the_transaction_that_blocks_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(operators.io.source, "describe_blocking_transactions", lambda client, places: [f"{places}"])
+    source = source_with(monkeypatch, ScriptedSession(1, end=5))
+    for _ in range(int(STALLED_S)):
+        source.next(wait=False)
+    (line,) = (record.message for record in caplog.records if "waits" in record.message)
+    assert f"{CONFIG.group} waits: [{INPUT}]; end it with `laminar topics transactions`" in line
+
+
+def test_source_opens_a_new_session_if_an_input_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted = SessionLost("there is no topic laminar.run.metrics")
+    first = ScriptedSession(1)
+    source = source_with(monkeypatch, first, deleted, ScriptedSession(2), deleted)
+    assert isinstance(source.next(wait=False), Restored)
+    assert isinstance(source.next(wait=False), Polled)
+    first.deleted = deleted
+    assert source.next(wait=False).start == 2  # the topic was missing only for a moment
+    monkeypatch.setattr(operators.io.source, "SESSION_TIMEOUT_S", -1.0)
+    source._session.deleted = deleted
+    with pytest.raises(SessionLost, match=r"no topic laminar\.run\.metrics"):
         source.next(wait=False)
 
 

@@ -33,6 +33,10 @@ from schemas.block import Block
         (r.LevelSuccess, {"answered": (3,)}, "more correct answers than answers"),
         (r.Release, {"leases": (8,)}, "2 trajectories with 1 leases"),
         (r.Progress, {"version_spans": ()}, "do not agree"),
+        (r.TurnRequest, {"tools": "["}, "its tools are not a JSON list of functions with names"),
+        (r.TurnRequest, {"tools": '[{"function": {"name": ["f"]}}]'}, "its tools are not"),
+        (r.TurnRequest, {"tools": "[" * 100_000}, "its tools are not"),
+        (r.Prompt, {"environment": "agent", "reference": "{"}, "its reference is not JSON: '{'"),
     ],
 )
 def test_validation_names_the_invalid_field(kind: type, changes: dict[str, Any], reason: str) -> None:
@@ -79,3 +83,16 @@ def test_reject_invalid_replaces_records_and_rows_by_dead_letters() -> None:
     polled, letters = reject_invalid(Polled("g", 1, records, (), {}, True), ManifestOrder(), 0)
     assert [(each.offset, len(each.record) if each.offset == 7 else 1) for each in polled.records] == [(7, 2), (9, 1)]
     assert [(letter.record.topic, letter.record.offset) for letter in letters] == [("settled", 8), ("trajectories", 7)]
+
+
+def test_reject_invalid_compares_manifests_of_several_polls() -> None:
+    order, kept = ManifestOrder(), []
+    for offset, number in enumerate((0, 10**6, 1)):
+        parent = version(number - 1) if number else None
+        record = manifest(version(number), (number - 1,) if number else (), parent)
+        polled, letters = reject_invalid(
+            Polled("g", 1, (ReceivedRecord("relay", 0, offset, record),), (), {}, True), order, 0
+        )
+        kept += [each.offset for each in polled.records]
+        assert [letter.record.offset for letter in letters] == [1] * (number == 10**6)
+    assert kept == [0, 2]

@@ -6,6 +6,7 @@ import pytest
 from placement_harness import Placement, assigned, cancelled, leases
 from record_factories import prompt, settled, trajectory, version
 
+from schemas.records import PolicyVersion, Trajectory
 from schemas.topics import SETTLED
 
 
@@ -218,6 +219,67 @@ def test_evaluation_of_an_older_version_waits_for_an_idle_replica() -> None:
     )
     placement.beat(0, new)
     assert names(placement.run()) == ["p2.0", "p2.1"]
+
+
+def test_training_and_evaluation_of_an_older_version_take_turns() -> None:
+    placement = Placement()
+    old, newest = placement.publish(0), 1
+    placement.questions(*range(10), under=old)
+    new = placement.publish(newest)
+    placement.prompts(*range(20))
+    placement.beat(0, old)
+    turns, answered = [], 0
+    while answered < 10:
+        given = leases(placement.run())
+        turns.append("".join(sorted({name[0] for name in given})) + str(len(given)))
+        evaluated = turns[-1].startswith("e")
+        under = old if evaluated else new
+        answered += len(given) if evaluated else 0
+        placement.beat(0, under)
+        assert names(placement.run()) == []  # nothing joins the turn of the other
+        placement.finish(*(finished(name, lease, under) for name, lease in given.items()))
+        placement.beat(0, under)
+        if evaluated:  # it drains; without work it loads the newest version
+            assert names(placement.run()) == []
+            placement.beat(0, new)
+    assert turns == ["e4", "p4", "e4", "p4", "e2"]
+
+
+def finished(name: str, lease: int, under: PolicyVersion) -> Trajectory:
+    number, member = map(int, name[1:].split("."))
+    if name.startswith("p"):
+        return trajectory(prompt(number), member, lease=lease, under=under)
+    return trajectory(prompt(number, 1, purpose="evaluation", policy_version=under), 0, lease=lease, under=under)
+
+
+def test_evaluation_of_an_older_version_continues_without_training_work() -> None:
+    placement = Placement()
+    old = placement.publish(0)
+    placement.questions(*range(6), under=old)
+    placement.publish(1)
+    placement.beat(0, old)
+    given = leases(placement.run())
+    assert len(given) == 4
+    placement.finish(*(finished(name, lease, old) for name, lease in list(given.items())[:2]))
+    placement.beat(0, old)
+    assert names(placement.run()) == ["e4.0", "e5.0"]
+
+
+def test_interrupt_schedule_trains_between_turns_of_evaluation() -> None:
+    placement = Placement(schedule="partial_rollout", admitted=1000)
+    old = placement.publish(0)
+    placement.questions(*range(8), under=old)
+    new = placement.publish(1)
+    placement.prompts(*range(20))
+    placement.beat(0, new)
+    turns = []
+    for _ in range(4):
+        given = leases(placement.run())
+        turns.append("".join(sorted({name[0] for name in given})) + str(len(given)))
+        under = old if turns[-1] == "e4" else new
+        placement.beat(0, under)
+        placement.finish(*(finished(name, lease, under) for name, lease in given.items()))
+    assert turns == ["e4", "p4", "e4", "p4"]
 
 
 def test_evaluation_uses_at_most_the_slots() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from placement_harness import Placement
-from record_factories import version
+from record_factories import prompt, trajectory, version
 
 from operators.io.elements import Output
 from operators.placement.relay_chain import LiveRelay, RelayChainManager, plan_chain
-from schemas.records import RelayChain, RelayLink, RelayStatus
+from schemas.records import PolicyVersion, RelayChain, RelayLink, RelayStatus, Trajectory
 
 NEWEST = 5
 TIMEOUT_S = 10.0
@@ -203,3 +203,35 @@ def test_foreign_chain_is_rejected_and_replaced() -> None:
         False,
         True,
     ]
+
+
+def test_chain_names_the_versions_that_waiting_questions_need() -> None:
+    placement = Placement()
+    old = placement.publish(0)
+    placement.relay_beats(0)
+    placement.questions(*range(6), under=old)
+    new = placement.publish(1)
+    placement.questions(6, under=new)
+    assert needed(placement) == [(old, new)]
+    placement.restart()
+    placement.relay_beats(0)
+    assert needed(placement) == []  # unchanged
+    placement.beat(0, old)
+    placement.run()
+    placement.beat(0, old, state="stopped")
+    placement.run()
+    placement.beat(1, old, capacity=50)
+    assert needed(placement) == []  # lost questions need it too
+    placement.finish(*(answered(number, under=old) for number in range(6)))
+    placement.beat(1, new)
+    assert needed(placement) == [(new,)]  # the last question is with a replica
+    placement.finish(answered(6, under=new))
+    assert needed(placement) == [()]
+
+
+def needed(placement: Placement) -> list[tuple[PolicyVersion, ...]]:
+    return [output.record.needed for output in chains(placement)]
+
+
+def answered(number: int, under: PolicyVersion) -> Trajectory:
+    return trajectory(prompt(number, 1, purpose="evaluation", policy_version=under), 0, under=under)

@@ -147,10 +147,13 @@ def test_metric_counts_prompts_and_refused_rows_across_restarts() -> None:
     prompts.look()
     metrics: list[Metric] = prompts.log.rows(METRICS)
     refused = {"refused/no answer": 3, "refused/too long": 1, "refused/malformed": 1}
-    task = {"drawn/chain_sum": 4, "refused_share/chain_sum": (3 + 2 / 4 * 6) / 9}  # six rows passed the scan
+    task = {
+        'drawn{task="chain_sum"}': 4,
+        'refused_share{task="chain_sum"}': (3 + 2 / 4 * 6) / 9,
+    }  # six rows passed the scan
     assert (metrics[0].name, metrics[0].values) == ("prompts", {"prompts": 2, "rows": 9, **refused, **task})
     refused |= {"refused/too long": 2, "refused/malformed": 2}
-    task["drawn/chain_sum"] = 8
+    task['drawn{task="chain_sum"}'] = 8
     assert metrics[-1].values == {"prompts": 4, "rows": 9, **refused, **task}
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from operators.prompts.config import PromptsConfig
-from operators.prompts.question import Message, Question
+from operators.prompts.question import Question
 from operators.prompts.rendering import PromptTooLong, check_template, render
 from operators.prompts.sources import open_source
 from schemas.codec import encode
-from schemas.records import Sampling
+from schemas.records import Message, Sampling
 
 
 class CharacterTokenizer:
@@ -67,6 +67,7 @@ def test_template_surrounds_the_question_and_keeps_other_braces() -> None:
     config = PromptsConfig(task="gcd", template="Q: {prompt} Use \\boxed{}.")
     prompt = render(plain("What {is} 2?"), 0, config, CharacterTokenizer(), 100)
     assert prompt.text == "Q: What {is} 2? Use \\boxed{}."
+    assert prompt.messages == ()
     assert prompt.reference == '{"answer":"é"}'
 
 
@@ -86,6 +87,7 @@ def test_chat_template_adds_its_own_special_tokens(question: Question, text: str
     prompt = render(question, 0, config, CharacterTokenizer(), 100)
     assert prompt.text == text
     assert prompt.token_ids.to_pylist() == list(map(ord, text))
+    assert "".join(f"<{each.role}>{each.content}" for each in prompt.messages) + "<assistant>" == text
 
 
 def test_conversation_without_chat_template_raises() -> None:

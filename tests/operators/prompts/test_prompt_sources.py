@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -143,8 +144,25 @@ def test_heldout_path_provides_heldout_questions(tmp_path: Path) -> None:
     assert [question.index for question in source.heldout] == [0, 1, 2, 3, 4]
     assert sorted(source[n].index for n in range(source.total or 0)) == list(range(5, 20))
     source.close()
-    with pytest.raises(SourceError, match="has 5 usable rows"):
+    with pytest.raises(SourceError, match=r"heldout_path: .*has 5 usable rows, fewer than heldout = 6"):
         open_source(PromptsConfig(source="jsonl", path=str(train), heldout_path=str(test), heldout=6))
+
+
+def test_heldout_path_provides_only_questions_that_match_where(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        rows = [{"question": f"{name} {n}?", "answer": "1", "kind": "ab"[n % 2]} for n in range(8)]
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+    train, test = str(tmp_path / "train"), str(tmp_path / "test")
+    config = PromptsConfig(source="jsonl", path=train, heldout_path=test, where="kind = 'b'")
+    assert [question.text for question in heldout_questions(config)] == [f"test {n}?" for n in (1, 3, 5, 7)]
+    with pytest.raises(SourceError, match=r"heldout_path: .*test has 0 usable rows where kind = 'c'"):
+        heldout_questions(replace(config, where="kind = 'c'"))
+
+
+def test_csv_files_are_named_in_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("question,answer\n1 + 1?,2\n")
+    with pytest.raises(SourceError, match=r"line 1: not JSON \(a CSV file: convert it to JSON Lines or Parquet\)"):
+        open_source(PromptsConfig(source="jsonl", path=str(tmp_path / "rows.csv")))
 
 
 def test_too_many_heldout_questions_raise(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.prompts.config import PromptsConfig
-from operators.prompts.question import Message, Question, SourceError
+from operators.prompts.question import Question, SourceError
 from operators.prompts.sources import open_source
+from schemas.records import Message
 
 VERL = {
     "data_source": "openai/gsm8k",

@@ -285,10 +285,25 @@ def test_relay_records_the_versions_of_replicas_as_live(relay: Relay, store: Wei
         add(store, f"1.{number}")
     store.release_writer()
     relay.receive(status(0, version(1)), status(1, version(3)))
-    assert store.live_versions() == {version(1), version(3)}
+    assert store.live_versions() == [version(3), version(1)]
     relay.receive(status(0, None), status(1, version(3), state="stopped"))
     relay.receive(status(0, version(2)))
-    assert store.live_versions() == {version(2)}
+    assert store.live_versions() == [version(2)]
+
+
+def test_relay_keeps_needed_versions_before_those_of_replicas(store: WeightStore) -> None:
+    relay = Relay(store.root, keep_versions=3)
+    manifests = [add(store, f"1.{number}") for number in range(4)]
+    store.release_writer()
+    chain = RelayChain(1, (), (), "chain", 0, needed=(version(0),))
+    relay.receive(status(0, version(1)), chain, *manifests)
+    assert store.live_versions() == [version(0), version(1)]
+    assert store.versions() == [version(3), version(2), version(0)]
+    relay.receive(replace(chain, number=2))
+    relay.receive(replace(chain, number=3, needed=()))
+    assert store.live_versions() == [version(1)]
+    assert store.evict(keep=2) == [version(0)]
+    relay.fold.close()
 
 
 def test_relay_dead_letters_an_unfetchable_manifest_once(relay: Relay, store: WeightStore) -> None:

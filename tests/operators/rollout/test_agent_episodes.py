@@ -158,17 +158,21 @@ def test_a_turn_that_cannot_run_ends_with_the_reason(wrong: TurnRequest, error: 
     assert error is not None or ended.stop == 60
 
 
-def test_the_end_selects_a_segment_as_the_response() -> None:
+def test_the_first_segment_is_the_response_and_others_follow_it() -> None:
     it = agent_engine()
     it.submit(request_of(assignment()))
     play(it, FIRST, SECOND, turn(21, [9], (0, 8)))
     known = tokens_of(it)
-    it.accept(end(WHOLE, Segment(5, (TokenRange(0, 8), TokenRange(21, 28)))))
+    it.accept(end(Segment(5, (TokenRange(0, 8), TokenRange(21, 28))), WHOLE))
     (completion,) = it.step()
     assert completion.prompt is not None
     assert completion.prompt.tolist() == [3, 4, 5, 6, 7]
-    assert completion.generated.token_ids.tolist() == [*known.token_ids[5:8], *known.token_ids[21:28]]
-    assert completion.generated.drawn.tolist() == [True, True, True, False, *[True] * 6]
+    newest, other = [*known.token_ids[5:8], *known.token_ids[21:28]], known.token_ids[:21].tolist()
+    assert completion.generated.token_ids.tolist() == [*newest, *other]
+    drawn = [True, True, True, False, *[True] * 6]
+    once = [*[False] * 8, *[True] * 3, *[False] * 4, *[True] * 6]  # without the tokens that the first has too
+    assert completion.generated.drawn.tolist() == [*drawn, *once]
+    assert [(each.start, each.prompt_tokens) for each in completion.conversations] == [(0, 5), (10, 5)]
     assert completion.text == "answer"
     assert completion.episode is not None
     assert (completion.finish_reason, completion.episode.rewards) == ("stop", (1.0,))

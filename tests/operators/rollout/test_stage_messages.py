@@ -48,6 +48,9 @@ def test_message_arrives_with_its_arrays(pair: tuple[socket.socket, socket.socke
         (b'[["uint8",[-1]]]', b"12345678", "does not hold"),
         (b'[["uint8",[4]]]', b"12345678", "4 bytes that belong to no array"),
         (b'[["int64",[1,1,1,1,1]]]', b"12345678", "does not hold"),
+        (b'[["uint8",[0,1000000000000000000000000]]]', b"", "of shape"),
+        (b'[["uint8",[0,4611686018427387904,4611686018427387904]]]', b"", "of shape"),
+        (b"[" * 100_000, b"", "cannot be decoded"),
     ],
 )
 def test_message_with_other_bytes_than_its_arrays_is_refused(

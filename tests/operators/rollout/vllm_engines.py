@@ -36,7 +36,7 @@ def vllm_engine(family: str = FAMILY, slots: int = 8, kv_capacity: int | None = 
 @cache
 def model_folder(family: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="laminar-tiny-"))
-    atexit.register(shutil.rmtree, folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     tiny_model(family).save_pretrained(folder)
     return folder
 

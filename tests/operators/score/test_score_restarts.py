@@ -130,4 +130,4 @@ def test_restarts_score_and_count_every_trajectory_once(
     assert sorted(score.scored()) == sorted(f"p{number}.{member}" for number, member in names)
     metrics: list[Metric] = score.log.rows(METRICS)
     assert [metric.step for metric in metrics] == sorted({metric.step for metric in metrics})  # none is repeated
-    assert metrics[-1].values == {"trajectories": 32, "reward_errors": 0, "episode_errors": 0, "generation_errors": 0}
+    assert metrics[-1].values == {**dict.fromkeys(error_counts.COUNTS, 0), "trajectories": 32}

@@ -116,13 +116,15 @@ def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
     episode = replace(trajectory("").prompt, environment="guess")
     failed = trajectory("", finish_reason="failed", error="reset raised")
     rows = [trajectory("#4"), failed, replace(failed, prompt=episode), replace(failed, prompt=episode)]
+    rows += [replace(failed, prompt=replace(each, purpose="evaluation")) for each in (failed.prompt, episode)]
     judge = FixedJudge(CONFIG, VerifierResult(None, "raised"), *[VerifierResult(1.0, None)] * 2)
     counts = ErrorCounts("g", {"trajectories": 10, "episode_errors": 1})
     counts.add(score_trajectories(Block.of(rows), judge, 0))
     metric = counts.metric(5_000)
     assert metric is not None
-    assert (metric.name, metric.step) == ("score", 14)
-    assert metric.values == {"trajectories": 14, "reward_errors": 1, "episode_errors": 3, "generation_errors": 1}
+    assert (metric.name, metric.step) == ("score", 16)
+    errors = {"reward_errors": 1, "episode_errors": 3, "generation_errors": 1}
+    assert metric.values == {"trajectories": 14, **errors, "heldout_trajectories": 2, "heldout_errors": 2}
     assert counts.metric(9_000) is None  # nothing new
     counts.add(score_trajectories(Block.of(rows), judge, 0))
     assert counts.metric(5_999) is None  # too early

@@ -15,7 +15,7 @@ from infra.models.demo import build_demo_tokenizer
 from operators.io.episode_keys import ADDRESS_FILE
 from pipelines.config import Config, ModelConfig
 from schemas.records import AGENT, Assignment, Cancel
-from schemas.topics import DEAD_LETTERS, INBOX, TRAJECTORIES
+from schemas.topics import DEAD_LETTERS, INBOX, METRICS, TRAJECTORIES
 
 Graph = Callable[..., RoleGraph]
 EPISODE = prompt(3, 1, environment=AGENT)
@@ -34,7 +34,7 @@ def config(emulated: Config, tmp_path: Path) -> Config:
 
 
 def rejected(graph: RoleGraph, step: str) -> list[str]:
-    outputs = graph.fold(step, RECORDS)
+    outputs = [each for each in graph.fold(step, RECORDS) if each.topic is not METRICS]
     assert all(each.topic is DEAD_LETTERS for each in outputs)
     return [each.record.reason for each in outputs]
 

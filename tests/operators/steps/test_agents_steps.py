@@ -15,7 +15,7 @@ from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
 from schemas.columns import token_ids
 from schemas.records import Assignment, TokenRange, TurnRequest
-from schemas.topics import DEAD_LETTERS, INBOX, TRAJECTORIES
+from schemas.topics import DEAD_LETTERS, INBOX, METRICS, TRAJECTORIES
 
 Graph = Callable[..., RoleGraph]
 QUESTION = prompt(0, 1, environment="agent")
@@ -40,7 +40,9 @@ def test_run_agents_rejects_a_turn_beyond_the_recorded_tokens(graph: Graph, tmp_
 
 def test_serve_agents_writes_its_address_and_rejects_invalid_turns(graph: Graph, model: Path, tmp_path: Path) -> None:
     outputs = graph("gateway").fold("serve agents", *POLLS, model=model, folder=tmp_path)
-    assert [(each.topic, each.record.offset) for each in outputs] == [(DEAD_LETTERS, 1)]
+    letter, metric = outputs
+    assert (letter.topic, letter.record.offset) == (DEAD_LETTERS, 1)
+    assert (metric.topic, metric.record.name, metric.record.values["episodes"]) == (METRICS, "agents", 1.0)
     address = json.loads((tmp_path / "gateway.json").read_text())
     assert address["url"] == f"http://127.0.0.1:{address['port']}/v1"
     assert (tmp_path / "gateway.secret").stat().st_mode & 0o077 == 0

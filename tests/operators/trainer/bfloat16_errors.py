@@ -26,11 +26,13 @@ from trainer_batches import make_batch  # noqa: E402
 
 from operators.trainer.config import AlgorithmConfig, LearnerConfig, Precision  # noqa: E402
 from operators.trainer.learner import Learner  # noqa: E402
+from operators.trainer.rank_addresses import AddressFile  # noqa: E402
 from operators.trainer.ranks import ALONE, Ranks  # noqa: E402
 from operators.trainer.rendezvous import join_process_group  # noqa: E402
 
-WITHOUT_CLIP = AlgorithmConfig(clip_low=1.0, clip_high=1e6)
-"""No clip: at a clip bound, rounding alone decides whether a token has a gradient."""
+WITHOUT_CLIP = AlgorithmConfig(name="grpo", correction_cap=5.0, clip_low=1.0, clip_high=1e6)
+"""No clip: at a clip bound, rounding alone decides whether a token has a gradient. With the token mean instead of that
+of sequences, the few tokens that are far off after four epochs without a clip decide the error (2.4 %)."""
 
 
 def bfloat16_errors(folder: Path, mini_batches: int, epochs: int, ranks: Ranks = ALONE) -> list[float]:
@@ -68,7 +70,7 @@ def main(folder: Path, counts: list[tuple[int, int]]) -> int:
 def be(rank: int, folder: Path, counts: list[tuple[int, int]]) -> None:
     """Be rank `rank`."""
     torch.set_num_threads(1)
-    ranks = join_process_group(folder / "ranks.json", Ranks(rank, 2)).ranks
+    ranks = join_process_group(AddressFile(folder / "ranks.json"), Ranks(rank, 2)).ranks
     errors = [bfloat16_errors(folder / "model", *each, ranks) for each in counts]
     if rank == 0:
         (folder / "errors.json").write_text(json.dumps(errors))

@@ -19,10 +19,11 @@ from operators.trainer.config import AlgorithmConfig, LearnerConfig
 from schemas.records import MicroBatch
 
 GROUP = {"grpo", "dapo", "gspo", "cispo", "decoupled_ppo", "tis", "icepop"}
-SEQUENCE_MEAN = {"grpo", "rloo", "gspo"}
-SYMMETRIC = {"dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"}
-CAPS = {"tis": 2.0}
-DEFAULT_CAP = 5.0
+SEQUENCE_MEAN = {"grpo", "gspo", "icepop"}
+CLIPS = {"gspo": (3e-4, 4e-4), "rloo": (1.0, 1e9), "cispo": (1.0, 0.28), "tis": (0.2, 0.28), "dapo": (0.2, 0.28)}
+CAPS = {"decoupled_ppo": 5.0, "icepop": 5.0}
+STEPS = {"dr_grpo": 8, "dapo": 16, "reinforce_plus_plus": 8, "ppo": 4, "gspo": 4, "cispo": 16, "decoupled_ppo": 4}
+"""The mini-batches of the papers; the others train a batch at once."""
 F64 = torch.float64
 
 
@@ -142,9 +143,9 @@ def logprobs(model: nn.Module, line: Line) -> Tensor:
 def mini_batches(lines: Sequence[Line], config: LearnerConfig) -> list[list[Line]]:
     """The sequences of each optimizer step: groups by first occurrence, split evenly, in every epoch."""
     order = list(dict.fromkeys(line.group for line in lines))
-    count = config.mini_batches
+    count = config.mini_batches or STEPS.get(config.algorithm.name, 1)
     parts = [[line for line in lines if order.index(line.group) * count // len(order) == k] for k in range(count)]
-    return [part for part in parts if part] * config.epochs
+    return [part for part in parts if part] * (config.epochs or 1)
 
 
 def set_advantages(lines: Sequence[Line], config: AlgorithmConfig) -> None:
@@ -199,10 +200,9 @@ def gae(rewards: Tensor, seen: Tensor, gamma: float, lam: float) -> Tensor:
 def policy_losses(line: Line, current: Tensor, config: AlgorithmConfig) -> Tensor:
     """The loss of each token, including its off-policy weight."""
     name, a = config.name, line.advantages
-    low = config.clip_low if config.clip_low is not None else 3e-4 if name == "gspo" else 0.2
-    high = config.clip_high
-    if high is None:
-        high = 4e-4 if name == "gspo" else 0.2 if name in SYMMETRIC else 0.28
+    low, high = CLIPS.get(name, (0.2, 0.2))
+    low = low if config.clip_low is None else config.clip_low
+    high = high if config.clip_high is None else config.clip_high
     log_ratio = current - line.proximal
     if name == "cispo":
         return -correction(line, config) * log_ratio.detach().exp().clamp(1 - low, 1 + high) * a * current
@@ -221,7 +221,7 @@ def correction(line: Line, config: AlgorithmConfig) -> Tensor:
     if kind == "none":
         return torch.ones(len(line), dtype=F64)
     low = config.correction_low if config.correction_low is not None else 0.5 if config.name == "icepop" else 0.0
-    cap = config.correction_cap or CAPS.get(config.name, DEFAULT_CAP)
+    cap = config.correction_cap or CAPS.get(config.name, 2.0)
     log_w = line.proximal - line.behaviour
     w = log_w.sum().exp().expand(len(line)) if config.correction_level == "sequence" else log_w.exp()
     if kind == "truncate":
@@ -239,10 +239,12 @@ def aggregate(losses: Tensor, batch: Sequence[Line], config: AlgorithmConfig) ->
     """The contribution of one sequence's token losses to the loss of `batch`."""
     how = config.aggregation
     if how is None:
-        how = "constant_length" if config.name == "dr_grpo" else "token_mean"
+        how = {"dr_grpo": "constant_length", "rloo": "sequence_sum"}.get(config.name, "token_mean")
         how = "sequence_mean" if config.name in SEQUENCE_MEAN else how
     if how == "token_mean":
         return losses.sum() / sum(len(line) for line in batch)
+    if how == "sequence_sum":
+        return losses.sum() / len(batch)
     if how == "sequence_mean":
         return losses.sum() / max(len(losses), 1) / len(batch)
     assert config.max_response_tokens is not None

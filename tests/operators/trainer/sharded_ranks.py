@@ -1,9 +1,10 @@
 """Ranks, each a process, that train a model, publish it, write a checkpoint and resume; each writes what it measured.
 
-    python sharded_ranks.py FOLDER NAME RANKS
+    python sharded_ranks.py FOLDER NAME:RANKS[:OF]...
 
-FOLDER has the model; rank R writes FOLDER/NAME-R.json, and the checkpoint is under FOLDER/NAME. Peaks are of
-resident anonymous memory in bytes, beyond that of the process without a model.
+FOLDER has the model; rank R writes FOLDER/NAME-R.json, and the checkpoint is under FOLDER/NAME. With OF the ranks only
+restore the checkpoint of the run OF. Peaks are of resident anonymous memory in bytes, beyond that of the process
+without a model. All ranks are forked from one process, so that torch and transformers are imported once.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import gc
 import json
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +30,22 @@ sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
 from trainer_batches import make_batch  # noqa: E402
 
 from infra.models.checkpoint_list import list_checkpoints  # noqa: E402
-from infra.models.weights import WeightsDigest  # noqa: E402
+from infra.models.weights import WeightsDigest, mapped_tensors  # noqa: E402
+from infra.store.incoming_version import VersionMemory  # noqa: E402
+from infra.store.names import SHARED_MEMORY  # noqa: E402
+from operators.trainer import joint_actions  # noqa: E402
 from operators.trainer.checkpoint_files import StoredState  # noqa: E402
 from operators.trainer.checkpoint_writer import CheckpointWriter  # noqa: E402
+from operators.trainer.clean_stop import keep_newest, keep_with_rank_0  # noqa: E402
 from operators.trainer.config import LearnerConfig  # noqa: E402
+from operators.trainer.joint_actions import RanksStop  # noqa: E402
 from operators.trainer.learner import Learner  # noqa: E402
+from operators.trainer.rank_addresses import AddressFile  # noqa: E402
 from operators.trainer.rank_training import RankTraining  # noqa: E402
 from operators.trainer.ranks import Ranks, full_tensor  # noqa: E402
 from operators.trainer.rendezvous import Rendezvous, join_process_group  # noqa: E402
 from operators.trainer.training_config import TrainingConfig  # noqa: E402
+from operators.trainer.version_file import layout_of  # noqa: E402
 
 LEARNER = LearnerConfig(warmup_steps=0, micro_batch_tokens=64, gradient_checkpointing=True)
 
@@ -83,9 +93,9 @@ def run(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:
         training.add_part(replace(part, index=0, count=1, rank=ranks.rank), ranks.rank, number)
         training.train()
 
-    def publish(training: RankTraining) -> str:
+    def publish(training: RankTraining, version: VersionBytes) -> None:
         training.join_after_training()
-        return digest(training.weights.items()) if ranks.rank == 0 else ""
+        version.write(training)
 
     def checkpoint(training: RankTraining) -> None:
         writer = CheckpointWriter(config, training, checkpoints)
@@ -97,8 +107,10 @@ def run(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:
     training = memory.peak("construction", start)
     initial = digest(training.state().weights.items())
     memory.peak("update", train, training, 0)
-    published = memory.peak("publication", publish, training)
-    again = publish_while_idle(training)
+    version = VersionBytes(training)
+    memory.peak("publication", publish, training, version)
+    published = [version.digest(), *publish_while_idle(training)]
+    trained = digest(sorted(training.state().weights.items()))
     memory.peak("checkpoint", checkpoint, training)
     ranks.maximum(0)  # rank 0 has completed the checkpoint
     saved = digest(training.state().tensors().items())
@@ -106,23 +118,76 @@ def run(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:
     gc.collect()
     resumed = memory.peak("resume", start)
     restored = digest(resumed.state().tensors().items())
+    train(resumed, 1)
+    last = VersionBytes(resumed)
+    publish(resumed, last)
+    last.digest()
     return {
+        "stopped": stop(resumed, CheckpointWriter(config, resumed, checkpoints)),
+        "kept": [folder.name for folder in list_checkpoints(checkpoints)],
         "peaks": memory.peaks,
         "initial": initial,
+        "trained": trained,
         "published": published,
-        "published_again": again,
         "saved": saved,
         "restored": restored,
         "files": sorted(file.name for file in list_checkpoints(checkpoints)[-1].iterdir()),  # type: ignore[union-attr]
     }
 
 
+def stop(training: RankTraining, writer: CheckpointWriter) -> bool:
+    """Stop all ranks from different places: 0 and 3 are stopped, 1 has a batch and 2 is idle. Whether all stopped."""
+    rank = training.ranks.rank
+    with suppress(RanksStop):
+        if rank == 1:
+            training._joint.before_training()
+        while rank == 2:
+            training.check()
+    if rank == 0:
+        keep_newest(training, writer, lambda: True)
+    else:
+        keep_with_rank_0(training, writer)
+    writer.close()
+    training.ranks.maximum(0)  # rank 0 has completed the checkpoint
+    return training.stopped or training.ranks.count == 1
+
+
+class VersionBytes:
+    """A file in shared memory that the ranks write, mapped by rank 0 with all its pages."""
+
+    def __init__(self, training: RankTraining) -> None:
+        self._layout = layout_of(training.weights)  # type: ignore[arg-type]
+        self._memory = None
+        if training.ranks.rank == 0:
+            self._memory = VersionMemory(SHARED_MEMORY / f"{os.getpid()}.1.partial", self._layout.size)
+            self._memory.prefault()
+            self._memory.map[: len(self._layout.header)] = self._layout.header
+
+    def write(self, training: RankTraining) -> None:
+        """Write all ranks' weights, on rank 0."""
+        if self._memory is not None:
+            training.weights.write_to(self._memory.path, self._layout.tensor_views(memoryview(self._memory.map)))
+
+    def digest(self) -> str:
+        """The digest of the tensors in the file, which is removed; empty on other ranks."""
+        if self._memory is None:
+            return ""
+        found = digest(sorted(mapped_tensors(self._memory.path)))
+        self._memory.remove()
+        return found
+
+
 def publish_while_idle(training: RankTraining) -> list[str]:
-    """The digests of two gatherings that rank 0 begins: while the others are idle, and while they have a batch."""
+    """The digests of two publications that rank 0 begins: while the others are idle, and while they have a batch. In
+    the second the last two of four ranks are as on another machine.
+    """
     digests = []
     for number in range(2):
-        if training.ranks.rank == 0:
-            digests.append(digest(training.weights.items()))
+        if number and training.ranks.rank > 1:
+            joint_actions.open_file = lambda *_: nullcontext()  # type: ignore[assignment, return-value]
+        version = VersionBytes(training)
+        version.write(training)
+        digests.append(version.digest())
         while training.ranks.rank and training._joint._joined < 2 + number:
             if number == 0:
                 training.check()
@@ -134,9 +199,9 @@ def publish_while_idle(training: RankTraining) -> list[str]:
 
 
 def reshard(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object]:
-    """Restore the checkpoint of the run `name`, which another number of ranks wrote."""
+    """Restore the first checkpoint of the run `name`, which another number of ranks wrote."""
     learner = Learner(LEARNER, folder / "model", ranks=rendezvous.ranks)
-    with StoredState(list_checkpoints(folder / name)[-1]) as stored:
+    with StoredState(list_checkpoints(folder / name)[0]) as stored:
         stored.verify(rendezvous.ranks)
         learner.restore(stored)
     return {"restored": digest(learner.state().tensors().items())}
@@ -145,7 +210,7 @@ def reshard(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object
 def run_rank(folder: Path, name: str, ranks: Ranks, of: str | None) -> None:
     """Run as one of `ranks`."""
     torch.set_num_threads(1)
-    rendezvous = join_process_group(folder / f"{name}.ranks.json", ranks)
+    rendezvous = join_process_group(AddressFile(folder / f"{name}.ranks.json"), ranks)
     found = run(folder, name, rendezvous) if of is None else reshard(folder, of, rendezvous)
     (folder / f"{name}-{ranks.rank}.json").write_text(json.dumps(found))
     if ranks.count > 1:
@@ -153,16 +218,22 @@ def run_rank(folder: Path, name: str, ranks: Ranks, of: str | None) -> None:
         dist.destroy_process_group()
 
 
-def main(folder: Path, name: str, count: int, of: str | None = None) -> int:
-    """Fork the ranks; return 0 if all succeed."""
+def main(folder: Path, *jobs: str) -> int:
+    """Fork the ranks of one job after the other; return 0 if all succeed."""
+    return int(any(run_job(folder, *job.split(":")) for job in jobs))
+
+
+def run_job(folder: Path, name: str, ranks_of_it: str, of: str | None = None) -> bool:
+    """Whether a rank of the job failed."""
+    count = int(ranks_of_it)
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=run_rank, args=(folder, name, Ranks(rank, count), of)) for rank in range(count)]
     for each in ranks:
         each.start()
     for each in ranks:
         each.join()
-    return int(any(each.exitcode for each in ranks))
+    return any(each.exitcode for each in ranks)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:]))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

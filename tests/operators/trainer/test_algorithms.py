@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from operators.trainer import advantages, losses
-from operators.trainer.algorithms import AGGREGATIONS, ALGORITHMS, resolve
+from operators.trainer.algorithms import AGGREGATIONS, FUNCTIONS, resolve
 from operators.trainer.config import AggregationName, AlgorithmConfig, AlgorithmName
+from operators.trainer.presets import PRESETS
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,7 @@ from operators.trainer.config import AggregationName, AlgorithmConfig, Algorithm
         # 3 sequences of 2, 0 and 4 tokens: Σ|y| = 6, B = 3, L_max = 8
         ("token_mean", [1 / 6, 1 / 6, 1 / 6]),
         ("sequence_mean", [1 / 6, 1 / 3, 1 / 12]),
+        ("sequence_sum", [1 / 3, 1 / 3, 1 / 3]),
         ("constant_length", [1 / 24, 1 / 24, 1 / 24]),
     ],
 )
@@ -32,20 +34,31 @@ def test_aggregation_is_finite_without_trained_tokens(name: AggregationName) -> 
 
 
 def test_every_algorithm_name_is_defined() -> None:
-    assert set(ALGORITHMS) == set(get_args(AlgorithmName))
+    assert set(FUNCTIONS) == set(PRESETS) == set(get_args(AlgorithmName))
     assert set(AGGREGATIONS) == set(get_args(AggregationName))
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(PRESETS))
 def test_resolve_returns_the_algorithm_without_overrides(name: AlgorithmName) -> None:
-    assert resolve(AlgorithmConfig(name=name, max_response_tokens=8)) == ALGORITHMS[name]
+    found, preset, functions = (
+        resolve(AlgorithmConfig(name=name, max_response_tokens=8)),
+        PRESETS[name],
+        FUNCTIONS[name],
+    )
+    assert (found.advantage, found.loss, found.critic) == (functions.advantage, functions.loss, functions.critic)
+    assert (found.aggregation, found.clip, found.proximal, found.correction) == (
+        preset.aggregation,
+        preset.clip,
+        preset.proximal,
+        preset.correction,
+    )
 
 
 def test_resolve_applies_only_the_configured_overrides() -> None:
     config = AlgorithmConfig(
-        aggregation="token_mean", clip_high=0.5, dual_clip=3.0, proximal="update_start", correction="mask"
+        name="grpo", aggregation="token_mean", clip_high=0.5, dual_clip=3.0, proximal="update_start", correction="mask"
     )
-    found, known = resolve(config), ALGORITHMS["grpo"]
+    found, known = resolve(config), PRESETS["grpo"]
     assert (found.aggregation, found.proximal) == ("token_mean", "update_start")
     assert (found.clip.low, found.clip.high, found.clip.dual) == (known.clip.low, 0.5, 3.0)
     assert (found.correction.kind, found.correction.cap) == ("mask", known.correction.cap)

@@ -51,7 +51,8 @@ def test_reference_in_bfloat16_has_half_the_bytes_and_a_close_kl(folder: Path) -
     divergences, sizes = [], []
     for dtype in get_args(Precision):
         algorithm = AlgorithmConfig(kl_coefficient=0.1)
-        learner = Learner(LearnerConfig(algorithm=algorithm, reference_dtype=dtype, mini_batches=2), folder / "model")
+        config = LearnerConfig(algorithm=algorithm, reference_dtype=dtype, mini_batches=2, learning_rate=1e-3)
+        learner = Learner(config, folder / "model")
         learner.update(make_batch())
         divergences.append(learner.update(make_batch(seed=1, number=1))["kl/ref"])
         assert learner._reference is not None

@@ -14,11 +14,12 @@ from trainer_batches import make_batch, save_tiny_model, with_floats
 
 from infra.models.checkpoint_folder import load_model
 from infra.models.weights import weight_tensors
-from operators.trainer.algorithms import ALGORITHMS
+from operators.trainer import trained_model
 from operators.trainer.batch import join_parts
 from operators.trainer.config import AlgorithmConfig, AlgorithmName, CriticConfig, LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.packing import mini_batches
+from operators.trainer.presets import PRESETS
 from schemas import columns
 from schemas.records import MicroBatch
 
@@ -41,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 def test_gradient_matches_the_formula(folder: Path) -> None:
     """GRPO computed one sequence at a time by the model's own forward: stale data, clipping, all rows."""
     rows = make_batch(parts=2)
-    against_rollouts = AlgorithmConfig(proximal="behaviour", correction="none")
+    against_rollouts = AlgorithmConfig(name="grpo", clip_high=0.28, proximal="behaviour", correction="none")
     config = LearnerConfig(warmup_steps=0, micro_batch_tokens=64, max_gradient_norm=1e9, algorithm=against_rollouts)
     learner = Learner(config, folder)
     metrics = learner.update(rows)
@@ -91,7 +92,7 @@ def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_algorithm_trains(folder: Path, name: AlgorithmName) -> None:
     learner = Learner(LearnerConfig(algorithm=AlgorithmConfig(name=name, max_response_tokens=20)), folder)
     before = digest(learner)
@@ -100,10 +101,11 @@ def test_every_algorithm_trains(folder: Path, name: AlgorithmName) -> None:
     assert 0 < metrics["grad_norm"] < math.inf
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"cispo", "icepop"}))
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"cispo", "icepop"}))
 def test_stale_update_has_its_correction_in_the_weight(folder: Path, name: AlgorithmName) -> None:
     """Decoupled: ρ = 1, so nothing is clipped, and the weights are truncated π_o/μ."""
-    config = LearnerConfig(algorithm=AlgorithmConfig(name=name, correction_cap=1.1, max_response_tokens=20))
+    algorithm = AlgorithmConfig(name=name, correction_cap=1.1, max_response_tokens=20)
+    config = LearnerConfig(algorithm=algorithm, mini_batches=1)
     metrics = Learner(config, folder).update(make_batch())
     assert not {"clip_ratio/low", "clip_ratio/high"} & set(metrics)  # no ratio differs from 1: not applicable
     assert metrics["importance_ratio/max"] > 1.1
@@ -276,6 +278,31 @@ def test_share_device_does_not_change_weights(folder: Path, name: AlgorithmName)
         assert ("time/reference_load" in metrics) is share
         assert ("time/actor_offload" in metrics) is share
     assert len(digests) == 1
+
+
+def test_offload_moves_the_reference_and_changes_no_weights(folder: Path) -> None:
+    digests = set()
+    for offload in ((), ("moments", "reference")):
+        algorithm = AlgorithmConfig(kl_coefficient=0.1)
+        learner = Learner(LearnerConfig(algorithm=algorithm, offload=offload), folder)
+        for number in range(2):
+            metrics = learner.update(make_batch(seed=number))
+        digests.add(digest(learner))
+        assert ("time/reference_load" in metrics) is bool(offload)
+        assert "time/actor_load" not in metrics
+    assert len(digests) == 1
+
+
+def test_offloaded_moments_are_on_the_device_for_a_step_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(LearnerConfig(offload=("moments",)), folder)
+    host, seen = torch.device("meta"), list[object]()  # on a CPU both would be the same
+    monkeypatch.setattr(trained_model, "HOST", host)
+    monkeypatch.setattr(trained_model, "move_state", lambda _, device: seen.append(device))
+    learner.before_change = lambda: seen.append("change")
+    learner.update(make_batch())
+    assert seen == ["change", torch.device("cpu"), host]
+    learner.restore(learner.state())
+    assert seen[3:] == [host]
 
 
 def test_gradient_checkpointing_keeps_the_gradient(folder: Path) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from stored_states import read_checkpoint
@@ -19,6 +20,7 @@ from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.learner_contract import LearnerContract, OpenLearner
 from operators.trainer.ranks import ALONE
+from operators.trainer.version_file import write_parts
 from schemas.records import PolicyVersion
 
 LEARNERS: dict[str, OpenLearner] = {"fsdp2": Learner}
@@ -51,6 +53,14 @@ def test_learner_publishes_what_its_specs_describe(start: Callable[[], LearnerCo
     found = {name: (each.dtype, each.shape) for name, each in weights.items()}
     assert list(found.items()) == [(name, (spec.dtype, spec.shape)) for name, spec in specs.items()]
     assert {dtype for dtype, _ in found.values()} == {torch.bfloat16}
+
+
+def test_learner_writes_the_weights_that_it_gathers(start: Callable[[], LearnerContract]) -> None:
+    weights = start().weights(torch.bfloat16)
+    views = {name: np.zeros(tensor.nbytes, np.uint8) for name, tensor in weights.specs().items()}
+    write_parts(weights, ALONE, lambda part: part.write(views))
+    for name, tensor in weights.items():
+        assert torch.equal(torch.from_numpy(views[name]).view(tensor.dtype).view(tensor.shape), tensor), name
 
 
 def test_learner_update_is_a_function_of_the_batch(start: Callable[[], LearnerContract]) -> None:

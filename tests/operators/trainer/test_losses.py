@@ -10,7 +10,8 @@ from torch import Tensor
 
 from operators.trainer import losses
 from operators.trainer.config import KlKind
-from operators.trainer.losses import Clip, Correction, PolicyLogprobs
+from operators.trainer.losses import PolicyLogprobs
+from operators.trainer.presets import Clip, Correction
 
 SEGMENTS = [0, 0, 0, 2, 2, 3]  # sequence 1 has no trained token
 CURRENT = [-1.0, -0.5, -2.0, -0.1, -3.0, -1.5]

@@ -76,6 +76,18 @@ def test_plan_counts_what_the_configuration_adds(config: LearnerConfig, part: st
     assert plan_memory(SHAPE, 1, config).parts[part] == expected
 
 
+def test_offloaded_state_shares_its_memory_with_activations() -> None:
+    algorithm = AlgorithmConfig(kl_coefficient=0.1)
+    kept, offloaded = (
+        plan_memory(SHAPE, 1, LearnerConfig(algorithm=algorithm, offload=offload)).parts
+        for offload in ((), ("moments", "reference"))
+    )
+    transient = sum(kept[part] for part in ("gathered layers", "activations", "logits"))
+    assert offloaded["moments"] == kept["moments"] - transient
+    assert kept["reference"] - kept["activations"] < offloaded["reference"] < kept["reference"]
+    assert {part for part in kept if kept[part] != offloaded[part]} == {"moments", "reference"}
+
+
 def test_gradient_checkpointing_lowers_the_plan() -> None:
     kept, recomputed = (
         plan_memory(SHAPE, 1, LearnerConfig(gradient_checkpointing=again)).parts["activations"]

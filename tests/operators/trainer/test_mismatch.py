@@ -9,8 +9,7 @@ import pytest
 import torch
 from trainer_batches import make_batch, save_tiny_model
 
-from operators.trainer.algorithms import unused_clip_warning
-from operators.trainer.config import AlgorithmConfig, LearnerConfig
+from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.mismatch import Mismatch, MismatchAlarm
 
@@ -34,28 +33,6 @@ def test_mismatch_above_the_bound_is_logged_once(caplog: pytest.LogCaptureFixtur
             alarm.check({"mismatch/kl": kl})
         alarm.check({})
     assert [record.getMessage().count("Likely causes") for record in caplog.records] == [1, 1]
-
-
-def test_learner_warns_of_a_clip_that_cannot_bind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = LearnerConfig(algorithm=AlgorithmConfig(clip_high=0.3))
-    with caplog.at_level(logging.WARNING):
-        Learner(config, save_tiny_model(tmp_path))
-    assert "a clip without effect (clip_high)" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("config", "warned"),
-    [
-        (LearnerConfig(), False),
-        (LearnerConfig(algorithm=AlgorithmConfig(name="gspo")), True),
-        (LearnerConfig(algorithm=AlgorithmConfig(name="gspo"), mini_batches=4), False),
-        (LearnerConfig(algorithm=AlgorithmConfig(clip_low=0.1, proximal="behaviour")), False),
-        (LearnerConfig(algorithm=AlgorithmConfig(name="cispo", clip_high=5.0)), False),
-        (LearnerConfig(algorithm=AlgorithmConfig(dual_clip=3.0)), True),
-    ],
-)
-def test_unused_clip_warning(config: LearnerConfig, warned: bool) -> None:
-    assert (unused_clip_warning(config) is not None) is warned
 
 
 def test_mismatch_is_of_the_first_optimizer_step(tmp_path: Path) -> None:

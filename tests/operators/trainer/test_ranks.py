@@ -1,12 +1,14 @@
-"""Two ranks over gloo, each with its part of a batch, take the optimizer steps of one rank with the whole batch."""
+"""Ranks over gloo, each with its part of a batch, take the optimizer steps of one rank with the whole batch."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,20 +18,43 @@ from trainer_batches import save_tiny_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from two_ranks import BATCHES, parts, train
 
-from operators.trainer.config import LearnerConfig
+from operators.trainer.config import AlgorithmName, LearnerConfig
 from operators.trainer.learner import Learner
 
-SMALL = {"micro_batch_tokens": 48, "learning_rate": 1e-3, "warmup_steps": 0, "weight_decay": 0.01}
+GRPO = {"name": "grpo", "correction_cap": 5.0}
+SMALL = {
+    "micro_batch_tokens": 48,
+    "learning_rate": 1e-3,
+    "warmup_steps": 0,
+    "weight_decay": 0.01,
+    "algorithm": GRPO,
+}
 PPO = {"name": "ppo", "kl_coefficient": 0.1, "kl_in": "reward"}
-CASES: dict[str, tuple[str, dict[str, Any], int]] = {
-    "grpo": ("model", SMALL, 0),
-    "ppo": ("model", SMALL | {"algorithm": PPO, "mini_batches": 2}, 0),
-    "kept": ("model", SMALL | {"algorithm": PPO, "mini_batches": 2, "keep_gathered": True}, 0),
-    "lora": ("model", SMALL | {"lora": {"rank": 4}}, 0),
-    "experts": ("experts", SMALL, 0),
-    "two copies": ("model", SMALL | {"mini_batches": 2}, 1),
+GSPO = {"name": "gspo", "kl_coefficient": 0.1}
+Case = tuple[str, dict[str, Any], int, int]
+CASES: dict[str, Case] = {
+    "grpo": ("model", SMALL, 0, 1),
+    "ppo": ("model", SMALL | {"algorithm": PPO, "mini_batches": 2}, 0, 1),
+    "kept": ("model", SMALL | {"algorithm": PPO, "mini_batches": 2, "keep_gathered": True}, 0, 1),
+    "lora": ("model", SMALL | {"lora": {"rank": 4}}, 0, 1),
+    "experts": ("experts", SMALL, 0, 1),
+    "two copies": ("model", SMALL | {"mini_batches": 2}, 1, 1),
+    "context": ("model", SMALL | {"algorithm": PPO, "gradient_checkpointing": True}, 0, 2),
+}
+OF_FOUR: dict[str, Case] = {
+    "context of four": ("experts", SMALL, 0, 4),
+    "two contexts": ("experts", SMALL | {"algorithm": GSPO, "mini_batches": 2, "logits_chunk_tokens": 7}, 2, 2),
 }
 NAMES = list(CASES)
+KLS = (None, ("loss", "k1"), ("reward", "k1"), ("loss", "k2"), ("reward", "k2"), ("loss", "k3"), ("reward", "k3"))
+CORRECTIONS = (
+    ("truncate", "sequence"),
+    ("mask", "token"),
+    ("none", "token"),
+    ("mask", "sequence"),
+    ("truncate", "token"),
+)
+COUNTS = ((1, 1), (2, 1), (1, 2), (2, 2))
 Found = tuple[dict[str, torch.Tensor], dict[str, str]]
 
 
@@ -39,34 +64,74 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ranks")
     save_tiny_model(made / "model")
     save_experts(made / "experts")
-    (made / "cases.json").write_text(json.dumps(list(CASES.values())))
+    return train_ranks(made, list(CASES.values()))
+
+
+def train_ranks(folder: Path, cases: list[Case], ranks: int = 2) -> Path:
+    """Train the model in `folder` as `ranks` ranks in every case, with their results in `folder`."""
+    (folder / "cases.json").write_text(json.dumps(cases))
     script = Path(__file__).with_name("two_ranks.py")
-    done = subprocess.run([sys.executable, str(script), str(made)], stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), str(ranks)], stderr=subprocess.PIPE, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    return made
+    return folder
 
 
 @pytest.mark.parametrize("case", NAMES)
 def test_two_ranks_match_the_gradients_of_one(folder: Path, case: str) -> None:
-    model, values, _ = CASES[case]
-    number = NAMES.index(case)
+    check(folder, NAMES.index(case), CASES[case])
+
+
+def test_four_ranks_with_context_groups_match_the_gradients_of_one(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model")
+    save_experts(tmp_path / "experts")
+    train_ranks(tmp_path, list(OF_FOUR.values()), 4)
+    for number, case in enumerate(OF_FOUR.values()):
+        check(tmp_path, number, case, 4)
+
+
+@pytest.mark.soak
+def test_two_ranks_match_one_with_every_algorithm_and_kl(tmp_path: Path) -> None:
+    cases = list(every_case())
+    save_tiny_model(tmp_path / "model")
+    train_ranks(tmp_path, cases)
+    for number, case in enumerate(cases):
+        check(tmp_path, number, case)
+
+
+def every_case() -> Iterator[Case]:
+    """Algorithms × KL; corrections, mini-batches and epochs alternate. One rank is compared with the oracle."""
+    for number, (name, kl) in enumerate(itertools.product(get_args(AlgorithmName), KLS)):
+        kind, level = CORRECTIONS[number % 5]
+        algorithm = {"name": name, "max_response_tokens": 25, "correction": kind, "correction_level": level}
+        if kl:
+            algorithm |= {"kl_coefficient": 0.2, "kl_in": kl[0], "kl_kind": kl[1]}
+        mini_batches, epochs = COUNTS[number % 4]
+        yield "model", SMALL | {"algorithm": algorithm, "mini_batches": mini_batches, "epochs": epochs}, 0, 1
+
+
+def check(folder: Path, number: int, case: Case, ranks: int = 2) -> None:
+    """Compare the results of `ranks` ranks for the case `number` with one rank."""
+    model, values, _, _ = case
     config = TypeAdapter(LearnerConfig).validate_json(json.dumps(values))
     batches = [[row for rank in parts(each) for row in rank] for each in range(BATCHES)]
     expected, metrics = train(Learner(config, folder / model), batches)
-    for rank in range(2):
+    for rank in range(ranks):
         found, metadata = read(folder / f"{rank}-{number}.safetensors")
-        assert set(found) == set(expected)
+        assert set(found) == set(expected), values
         for name, tensor in expected.items():
-            # 2e-6 is 0.2 % of a step: AdamW takes full steps for gradients near rounding error, such as those of the
+            # 1e-5 is 1 % of a step: AdamW takes full steps for gradients near rounding error, such as those of the
             # key biases.
-            assert (found[name] - tensor).norm() <= 1e-4 * tensor.norm() + 2e-6, name
+            assert (found[name] - tensor).norm() <= 1e-4 * tensor.norm() + 1e-5, (values, name)
         for batch in range(BATCHES):
             one, other = (flat(tensors, f"gradient.{batch}.") for tensors in (found, expected))
-            assert (one - other).norm() <= 1e-5 * other.norm()
+            bound = 1e-4 if batch else 1e-5  # after a step the weights differ by its rounding
+            assert (one - other).norm() <= bound * other.norm(), values
         assert metadata["resumed"] == "true"
         for ours, theirs in zip(metrics, json.loads(metadata["metrics"]), strict=True):
             known = {name: ours[name] for name in ours if not name.startswith(("time/", "throughput/"))}
-            assert {name: theirs[name] for name in known} == pytest.approx(known, rel=1e-4, abs=1e-6)
+            assert {name: theirs[name] for name in known} == pytest.approx(known, rel=1e-4, abs=1e-6), values
 
 
 def test_ranks_that_keep_layers_gather_them_once_a_step(folder: Path) -> None:

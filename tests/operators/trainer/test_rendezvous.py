@@ -1,4 +1,4 @@
-"""Rendezvous of ranks through a file, and detection of a failed rank."""
+"""Rendezvous of ranks through a file or a topic, and detection of a failed rank."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from infra.listening import listening_sockets
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker
+from infra.kafka.producer import BoundedProducer
+from infra.kafka.properties import ClientProperties
+from infra.listening import listening_socket, listening_sockets
 from infra.runners.stopping import STOPPING
+from operators.trainer.rank_addresses import AddressFile, AddressTopic
+from operators.trainer.rank_training import start_rank_training
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import RankLost, Rendezvous, _bind_collectives, lost_ranks, wait_for_ranks
+from operators.trainer.training_config import TrainingConfig
+from schemas.records import RankAddress
+from schemas.topics import RANKS
 
 TWO = [Ranks(rank, 2) for rank in range(2)]
 
@@ -30,7 +40,7 @@ class RankThreads:
         self.file, self._threads = file, threads
 
     def start(self, rank: int) -> Future[Rendezvous]:
-        return self._threads.submit(wait_for_ranks, self.file, TWO[rank])
+        return self._threads.submit(wait_for_ranks, AddressFile(self.file), TWO[rank])
 
     def address(self) -> str:
         return self.file.read_text() if self.file.exists() else ""
@@ -77,12 +87,69 @@ def test_check_detects_the_end_of_rank_0(ranks: RankThreads) -> None:
 def test_rendezvous_ignores_an_unrelated_store(ranks: RankThreads) -> None:
     other = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks.file.parent.mkdir()
-    ranks.file.write_text(json.dumps({"host": "127.0.0.1", "port": other.port, "token": "of an ended rank"}))
+    ranks.file.write_text(json.dumps(asdict(address(other.port))))
     second = ranks.start(1)
     first = ranks.start(0)
     first.result(20).check()
     second.result(20).check()
     assert other.num_keys() <= 1  # torch's own key; none of the rendezvous
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"ranks": 4}, r"trainer\.ranks 4, rank 1 has 2"),
+        ({"shard_ranks": 1}, r"trainer\.shard_ranks 1, rank 1 has 0"),
+        ({"model": "of 7B"}, "a model of 7B, rank 1 has of 1B"),
+    ],
+)
+def test_rank_with_other_settings_than_rank_0_does_not_register(
+    tmp_path: Path, other: dict[str, Any], what: str
+) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.PrefixStore("present", server)
+    store.set("open", "present")
+    addresses = AddressFile(tmp_path / "ranks.json")
+    addresses.write(replace(address(server.port, "present"), **other))
+    with pytest.raises(ValueError, match=what):
+        wait_for_ranks(addresses, TWO[1], model="of 1B")
+    assert not store.check(["rank 1"])
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"host": 3}', "no JSON"])
+def test_invalid_address_file_is_as_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "ranks.json").write_text(content)
+    assert AddressFile(tmp_path / "ranks.json").newest() is None
+
+
+def test_ranks_meet_by_the_newest_address_of_the_topic(broker: Broker, run_id: str) -> None:
+    client = ClientProperties.at(broker.bootstrap_servers)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(RANKS.name(run_id), 1)])
+    topic = AddressTopic(client, run_id)
+    unused = listening_socket("127.0.0.1")
+    ended = unused.getsockname()[1]
+    unused.close()
+    topic.write(address(ended))
+    with BoundedProducer(client) as producer:
+        producer.send(RANKS.name(run_id), b"garbage", key=b"rank 0")
+    with ThreadPoolExecutor() as threads:
+        second = threads.submit(wait_for_ranks, AddressTopic(client, run_id), TWO[1])
+        first = threads.submit(wait_for_ranks, topic, TWO[0])
+        for rendezvous in (first.result(60), second.result(60)):
+            rendezvous.check()
+
+
+def address(port: int, token: str = "of an ended rank") -> RankAddress:
+    """An address on this machine."""
+    return RankAddress("127.0.0.1", port, token, 2, 0, "of 1B", 0)
+
+
+def test_rank_without_the_model_fails_before_the_ranks_meet(tmp_path: Path) -> None:
+    addresses = AddressFile(tmp_path / "ranks.json")
+    with pytest.raises(FileNotFoundError, match=r"rank 0 has no model at .*: copy the folder of model.path"):
+        start_rank_training(TrainingConfig(ranks=2), tmp_path / "model", tmp_path, 0, 1, 1, addresses)
+    assert addresses.newest() is None
 
 
 def test_shutdown_ends_the_wait_for_ranks(ranks: RankThreads) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ ACTIVATIONS = 24 << 20
 """For activations of two hundred tokens and the libraries' own buffers."""
 SMALL = {"hidden_size": 384, "intermediate_size": 1344, "num_hidden_layers": 16, "vocab_size": 2048}
 """33 M parameters."""
+RANKS = (1, 4)
 
 
 def save_model(folder: Path, shape: dict[str, int]) -> tuple[int, int]:
@@ -41,18 +43,24 @@ def save_model(folder: Path, shape: dict[str, int]) -> tuple[int, int]:
     return sum(sizes), max(layer, model.model.embed_tokens.weight.numel())
 
 
-def run_ranks(folder: Path, name: str, ranks: int, *of: str) -> list[dict[str, Any]]:
-    """What each of `ranks` processes measured (see sharded_ranks.py)."""
+Results = list[dict[str, Any]]
+
+
+def run_ranks(folder: Path, *jobs: str) -> list[Results]:
+    """What each rank of each of `jobs`, `NAME:RANKS[:OF]`, measured (see sharded_ranks.py)."""
     script = Path(__file__).with_name("sharded_ranks.py")
-    command = [sys.executable, str(script), str(folder), name, str(ranks), *of]
     # Freed memory goes back at once, so that a peak is of memory in use.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    command = [sys.executable, str(script), str(folder), *jobs]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
+    names = [(name, int(ranks)) for name, ranks in (job.split(":")[:2] for job in jobs)]
+    return [
+        [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(ranks)] for name, ranks in names
+    ]
 
 
-def check_peaks(results: list[dict[str, Any]], parameters: int, layer: int) -> None:
+def check_peaks(results: Results, parameters: int, layer: int) -> None:
     """Assert that no rank held more than its share and `LAYERS` layers."""
     bound = BYTES * parameters / len(results) + LAYERS * BYTES * layer + ACTIVATIONS
     peaks = [result["peaks"] for result in results]
@@ -60,55 +68,52 @@ def check_peaks(results: list[dict[str, Any]], parameters: int, layer: int) -> N
     assert all(peak <= bound for each in peaks for peak in each.values()), (f"{bound:.3g}", peaks)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("sharded")
+@dataclass(frozen=True)
+class Measured:
+    """The parameters of the model and of its largest layer, the results by number of ranks, and of a restoration."""
+
+    sizes: tuple[int, int]
+    runs: dict[int, Results]
+    restored_by_two: Results
 
 
 @pytest.fixture(scope="module")
-def sizes(folder: Path) -> tuple[int, int]:
-    return save_model(folder / "model", SMALL)
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    folder = tmp_path_factory.mktemp("sharded")
+    sizes = save_model(folder / "model", SMALL)
+    *runs, restored = run_ranks(folder, *(f"run-{ranks}:{ranks}" for ranks in RANKS), f"restored:2:run-{RANKS[-1]}")
+    return Measured(sizes, dict(zip(RANKS, runs, strict=True)), restored)
 
 
-class Runs(dict[int, list[dict[str, Any]]]):
-    """The results by number of ranks; each number is run once, when it is needed."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-
-    def __missing__(self, ranks: int) -> list[dict[str, Any]]:
-        self[ranks] = run_ranks(self._folder, f"run-{ranks}", ranks)
-        return self[ranks]
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_hold_only_their_share_of_the_model(measured: Measured, ranks: int) -> None:
+    check_peaks(measured.runs[ranks], *measured.sizes)
 
 
-@pytest.fixture(scope="module")
-def runs(folder: Path, sizes: tuple[int, int]) -> Runs:
-    return Runs(folder)
+def test_ranks_read_the_same_model(measured: Measured) -> None:
+    assert len({result["initial"] for ranks in RANKS for result in measured.runs[ranks]}) == 1
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_ranks_hold_only_their_share_of_the_model(runs: Runs, sizes: tuple[int, int], ranks: int) -> None:
-    check_peaks(runs[ranks], *sizes)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_checkpoint_resumes_bit_identically_with_the_same_ranks(measured: Measured, ranks: int) -> None:
+    results = measured.runs[ranks]
+    assert len({result[key] for result in results for key in ("saved", "restored")}) == 1
+    assert results[0]["files"] == ["checkpoint.json", *(f"rank-{n}-of-{ranks}.safetensors" for n in range(ranks))]
 
 
-def test_ranks_read_the_same_model(runs: Runs) -> None:
-    assert len({result["initial"] for ranks in (1, 2, 4) for result in runs[ranks]}) == 1
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_publish_together_whatever_they_do(measured: Measured, ranks: int) -> None:
+    first = measured.runs[ranks][0]  # after a batch, while the others are idle, while they have a batch
+    assert first["published"] == [first["trained"]] * 3
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_checkpoint_resumes_bit_identically_with_the_same_ranks(runs: Runs, ranks: int) -> None:
-    found = {result[key] for result in runs[ranks] for key in ("saved", "restored")}
-    assert len(found) == 1
-    assert runs[ranks][0]["files"] == ["checkpoint.json", *(f"rank-{n}-of-{ranks}.safetensors" for n in range(ranks))]
+@pytest.mark.parametrize("ranks", RANKS)
+def test_stopped_ranks_keep_a_checkpoint_of_the_same_version(measured: Measured, ranks: int) -> None:
+    results = measured.runs[ranks]
+    assert all(result["stopped"] for result in results)
+    assert [result["kept"] for result in results] == [["1.1", "1.2"]] * ranks
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_idle_and_busy_ranks_join_a_gathering_of_rank_0(runs: Runs, ranks: int) -> None:
-    first = runs[ranks][0]
-    assert first["published_again"] == [first["published"]] * 2
-
-
-def test_checkpoint_of_four_ranks_is_restored_by_two(folder: Path, runs: Runs) -> None:
-    for result in run_ranks(folder, "reshard", 2, "run-4"):
-        assert result["restored"] == runs[4][0]["saved"]
+def test_checkpoint_of_four_ranks_is_restored_by_two(measured: Measured) -> None:
+    for result in measured.restored_by_two:
+        assert result["restored"] == measured.runs[4][0]["saved"]

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from record_factories import SAMPLING, experience, prompt, trajectory
+from sampled_batches import sampled_batch
 from trainer_batches import save_tiny_model
 
 from infra.models.checkpoint_folder import load_model
-from operators.experience.members import read_members
-from operators.experience.packing import pack as pack_members
-from operators.rollout.engine import Completion, Request
 from operators.rollout.transformers_engine import TransformersEngine
 from operators.trainer.batch import TrainingBatch, join_parts
 from operators.trainer.config import AlgorithmConfig, LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.losses import kl_penalty
-from schemas.block import Block
-from schemas.columns import flags, floats, token_ids
-from schemas.records import MicroBatch, Response, Sampling
+from schemas.records import MicroBatch
 
 TEMPERATURES = (0.7, 1.0, 1.6)
-SAMPLES = 4
 
 
 @pytest.fixture(scope="module")
@@ -36,24 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def drawn(folder: Path) -> list[MicroBatch]:
     """A batch sampled by the engine and packed by the buffer, with one group per temperature."""
-    engine, source = TransformersEngine(load_model(folder), slots=8), np.random.default_rng(0)
-    prompts = [
-        prompt(number, SAMPLES, token_ids=token_ids(source.integers(2, 200, 5)), sampling=_drawing(temperature))
-        for number, temperature in enumerate(TEMPERATURES)
-    ]
-    members = [trajectory(prompt, member) for prompt in prompts for member in range(SAMPLES)]
-    for one in members:
-        engine.submit(Request(one.trajectory_id, one.prompt.token_ids.to_numpy(), one.prompt.sampling))
-    done: dict[str, Completion] = {}
-    while len(done) < len(members):
-        done |= {completion.trajectory_id: completion for completion in engine.step()}
-    scored = [
-        experience(replace(one, response=_response(done[one.trajectory_id])), float(number % 2))
-        for number, one in enumerate(members)
-    ]
-    staleness = np.zeros(len(scored), np.int64)
-    (parts,) = pack_members(0, read_members(Block.of(scored), 0, 0), staleness, budget=60, ranks=1)
-    return [record for part in parts for record in part.records()]
+    return sampled_batch(TransformersEngine(load_model(folder), slots=8), TEMPERATURES)
 
 
 def test_importance_ratios_are_one_at_staleness_0(folder: Path, drawn: list[MicroBatch]) -> None:
@@ -100,13 +75,3 @@ def entropies(logprobs: torch.Tensor) -> torch.Tensor:
 def of_targets(logprobs: torch.Tensor, batch: TrainingBatch) -> torch.Tensor:
     targets = torch.from_numpy(batch.token_ids[batch.loss_mask])
     return logprobs.gather(1, targets[:, None])[:, 0]
-
-
-def _drawing(temperature: float) -> Sampling:
-    return replace(SAMPLING, temperature=temperature, max_new_tokens=12, stop_token_ids=())
-
-
-def _response(done: Completion) -> Response:
-    generated = done.generated
-    mask = flags([True] * len(generated.token_ids))
-    return Response(token_ids(generated.token_ids), floats(generated.logprobs), mask)

@@ -6,7 +6,15 @@ import random
 
 import pytest
 
-from operators.trainer.traces import TRACES, answer_of, bare_answer, chain_sum_trace, gcd_trace, without_carry
+from operators.trainer.traces import (
+    TRACES,
+    answer_of,
+    bare_answer,
+    chain_sum_trace,
+    gcd_trace,
+    spell_backward_trace,
+    without_carry,
+)
 
 
 def chain(expression: str) -> dict[str, object]:
@@ -40,6 +48,12 @@ def test_chain_sum_trace(entry: dict[str, object], trace: str) -> None:
 )
 def test_gcd_trace(entry: dict[str, object], trace: str) -> None:
     assert gcd_trace(entry, random.Random(0)) == trace
+
+
+def test_spell_backward_trace_omits_letters_at_the_slip_rate() -> None:
+    entry = {"metadata": {"word": "Sunny"}}
+    assert spell_backward_trace(entry, random.Random(0)) == "#ynnuS"
+    assert spell_backward_trace(entry, random.Random(0), 1.0) == "#"
 
 
 @pytest.mark.parametrize(
@@ -83,4 +97,4 @@ def test_answer_of(text: str, answer: str | None) -> None:
 
 def test_bare_answer_round_trip() -> None:
     assert answer_of(bare_answer({"answer": "-12"})) == "-12"
-    assert set(TRACES) == {"chain_sum", "gcd"}
+    assert set(TRACES) == {"chain_sum", "gcd", "spell_backward"}

@@ -5,43 +5,20 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from trainer_batches import make_batch, save_tiny_model, with_floats
+from trainer_batches import make_batch, with_floats
 from trainer_on_a_log import Producer, Trainer
 
 from infra.models.weights import weights_digest
 from infra.store import incoming_version as arriving
 from infra.store.weight_store import WeightStore
-from operators.trainer import publishing, version_publisher
-from operators.trainer.assembly import MissingBatch
+from operators.trainer import version_publisher
 from operators.trainer.replay import Replay, folder_digest
-from schemas.columns import floats, token_ids
-from schemas.records import DeadLetter
-from schemas.topics import BATCHES, DEAD_LETTERS, METRICS, RELAY
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture
-def trainer(
-    request: pytest.FixtureRequest, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Trainer]:
-    """A trainer of six batches with a checkpoint every two (or the fixture's parameter); not started."""
-    made = Trainer(tmp_path, model, checkpoint_every=getattr(request, "param", 2))
-    monkeypatch.setattr(publishing, "BoundedProducer", Producer)
-    monkeypatch.setattr(publishing, "ManifestLog", lambda producer, run: made.announce)
-    monkeypatch.setattr(version_publisher, "RETRY_S", 0.0)
-    yield made
-    made.shard.crash()
+from schemas.topics import BATCHES, METRICS, RELAY
 
 
 def test_each_batch_makes_a_version_naming_batch_and_parent(trainer: Trainer) -> None:
@@ -284,95 +261,6 @@ def test_full_store_is_retried_with_backoff_while_training(
     seconds[0] = 64
     trainer.run(2)
     assert trainer.manifests()[2:] == [("1.3", "1.1", (1, 2))]
-
-
-@pytest.mark.parametrize(
-    ("column", "reason"),
-    [
-        (floats([float("nan"), 1, 0, 0]), "has a reward that is not finite"),
-        (token_ids(range(10**6, 10**6 + 200)), "outside the model's vocabulary"),
-    ],
-    ids=["not a number", "of another tokenizer"],
-)
-def test_untrainable_batch_is_a_dead_letter(trainer: Trainer, column: Any, reason: str) -> None:
-    trainer.start()
-    trainer.run()
-    (row,) = make_batch(seed=0, groups=2, samples=2)
-    name = "rewards" if len(column) == 4 else "token_ids"
-    trainer.log.append(BATCHES, replace(row, **{name: column[: len(getattr(row, name))]}))
-    trainer.run()
-    assert trainer.committed(BATCHES) == 1
-    trainer.feed(1)
-    trainer.run(3)
-    (letter,) = trainer.log.rows(DEAD_LETTERS)
-    assert isinstance(letter, DeadLetter)
-    assert (letter.step, letter.offset) == ("train", 0)
-    assert reason in letter.reason
-    assert trainer.manifests() == [("1.0", None, ()), ("1.1", "1.0", (0,)), ("1.2", "1.1", (1,))]
-    assert [m.untrained_batches for m in trainer.log.rows(RELAY)] == [(), (0,), ()]
-    before, after = trainer.weights("1.0"), trainer.weights("1.1")
-    assert all((before[name] == after[name]).all() for name in before)
-    assert trainer.log.rows(METRICS)[0].values["batches/untrained"] == 1.0
-
-
-@pytest.mark.parametrize("trainer", [1], indirect=True)
-def test_run_ends_after_an_untrainable_last_batch(trainer: Trainer) -> None:
-    trainer.start()
-    trainer.run()
-    trainer.feed(*range(5))
-    (row,) = make_batch(seed=5, number=5, groups=2, samples=2)
-    trainer.log.append(BATCHES, replace(row, trajectory_ids=row.trajectory_ids[:1] * 4))
-    trainer.run(7)
-    newest = trainer.log.rows(RELAY)[-1]
-    assert (newest.final, newest.untrained_batches, newest.trajectories_trained) == (True, (5,), 20)
-    assert trainer.steps()[-1] == 6
-    assert (trainer.folder / "model" / "config.json").exists()
-
-
-def test_repeated_batch_is_a_dead_letter(trainer: Trainer) -> None:
-    trainer.start()
-    trainer.run()
-    trainer.feed(0, 1)
-    trainer.feed(0, 1)
-    trainer.feed(2)
-    trainer.run(4)
-    assert trainer.ancestry() == [0, 1, 2]
-    assert trainer.steps() == [1, 2, 3]
-    letters = trainer.log.rows(DEAD_LETTERS)
-    assert [(letter.offset, letter.reason.partition(",")[0]) for letter in letters] == [
-        (2, "batch 0 was accepted before"),
-        (3, "batch 1 was accepted before"),
-    ]
-
-
-def test_missing_batch_fails_with_its_number(trainer: Trainer) -> None:
-    trainer.configure(missing_batch_wait_s=0.0)
-    trainer.start()
-    trainer.run()
-    trainer.feed(0, 2)
-    trainer.run()
-    with pytest.raises(MissingBatch, match=r"batch 1 is missing .*batch 2 is at offset 1.*lost_batches = \[1\]"):
-        trainer.run()
-    assert trainer.steps() == [1]
-    trainer.configure(lost_batches=(1,))
-    trainer.start()
-    trainer.run(4)
-    assert trainer.ancestry() == [0, 1, 2]
-    assert {m.version.number: m.untrained_batches for m in trainer.log.rows(RELAY) if m.untrained_batches} != {}
-    assert trainer.log.rows(DEAD_LETTERS) == []
-
-
-def test_trainer_waits_for_a_batch_that_arrives_late(trainer: Trainer) -> None:
-    """Another writer than the buffer may have written the later batch, so the next one may still arrive."""
-    trainer.start()
-    trainer.run()
-    trainer.feed(1)
-    trainer.run(2)
-    trainer.feed(0, 1)
-    trainer.run(3)
-    assert trainer.ancestry() == [0, 1]
-    (letter,) = trainer.log.rows(DEAD_LETTERS)
-    assert (letter.offset, letter.reason) == (0, "batch 1 arrived before batch 0")
 
 
 def test_close_frees_resources_after_a_failed_publish(trainer: Trainer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,12 @@ import torch
 from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_folder import load_model
+from operators.trainer import packed_attention, varlen_attention
 from operators.trainer.batch import join_parts
 from operators.trainer.packed_attention import lay_out
 from operators.trainer.packing import micro_batches, pack, pack_tokens, plan_micro_batches
 from operators.trainer.policy import load_policy, token_logprobs
+from schemas import columns
 
 CPU = torch.device("cpu")
 
@@ -77,6 +81,52 @@ def test_layout_groups_sequences_of_similar_length(lengths: list[int], blocks: t
     assert layout.to_blocks[layout.from_blocks].tolist() == list(range(sum(lengths)))
 
 
+def test_varlen_kernel_gives_the_attention_and_gradient_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """flash-attn's kernel needs a GPU: its definition takes its place, with its arguments."""
+    torch.manual_seed(0)
+    lengths = np.array([4, 9, 1, 6])
+    inputs = [torch.randn(1, heads, 20, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    layout, outputs = lay_out(lengths, CPU), []
+    for kernel in (None, varlen_by_definition):
+        monkeypatch.setattr(packed_attention, "varlen_kernel", lambda query, kernel=kernel: kernel)
+        output, _ = packed_attention.packed_attention(torch.nn.Identity(), *inputs, None, packed=layout, scaling=0.3)
+        gradients = torch.autograd.grad((output * torch.arange(output.numel()).view_as(output)).sum(), inputs)
+        outputs.append([output, *gradients])
+    for one, other in zip(*outputs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def varlen_by_definition(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    softmax_scale: float | None,
+    causal: bool,
+) -> torch.Tensor:
+    """What `flash_attn_varlen_func` computes, one sequence after the other."""
+    assert causal
+    assert cu_seqlens_q.dtype == torch.int32
+    assert cu_seqlens_q.tolist() == cu_seqlens_k.tolist() == [0, 4, 13, 14, 20]
+    assert max_seqlen_q == max_seqlen_k == 9
+    parts = []
+    for begin, end in itertools.pairwise(cu_seqlens_q.tolist()):
+        own = [each[begin:end].transpose(0, 1) for each in (query, key, value)]
+        keys, values = (each.repeat_interleave(len(own[0]) // len(each), 0) for each in own[1:])
+        scores = own[0] @ keys.transpose(1, 2) * softmax_scale
+        later = torch.ones(end - begin, end - begin, dtype=torch.bool).triu(1)
+        parts.append((scores.masked_fill(later, -torch.inf).softmax(-1) @ values).transpose(0, 1))
+    return torch.cat(parts)
+
+
+def test_varlen_kernel_is_for_gpus_only() -> None:
+    assert varlen_attention.varlen_kernel(torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)) is None
+
+
 def test_sequences_do_not_attend_to_each_other(tmp_path: Path) -> None:
     policy = load_policy(save_tiny_model(tmp_path), CPU).model
     ids, mask, lengths = np.arange(2, 20), np.tile(np.arange(6) > 1, 3), np.array([6, 6, 6])
@@ -85,6 +135,35 @@ def test_sequences_do_not_attend_to_each_other(tmp_path: Path) -> None:
     other, _ = token_logprobs(policy, pack_tokens(changed, mask, lengths, CPU), 1000)
     assert torch.equal(one[4:8], other[4:8])
     assert not torch.isclose(one[:4], other[:4]).any()
+
+
+def test_contexts_of_a_sequence_do_not_attend_to_each_other(tmp_path: Path) -> None:
+    """A trajectory of two conversations has the logprobs of two sequences."""
+    policy = load_policy(save_tiny_model(tmp_path), CPU).model
+    (row,) = make_batch()
+    lengths = row.lengths.to_pylist()
+    joined, first = lengths[0] + lengths[1], lengths[0]
+    names, both = row.trajectory_ids, {"lengths": [joined, *lengths[2:]]}
+    for name in ("prompt_lengths", "staleness", "version_epochs", "version_numbers"):
+        both[name] = [each for at, each in enumerate(getattr(row, name).to_pylist()) if at != 1]
+    floats = {name: columns.floats(np.delete(getattr(row, name).to_numpy(), 1)) for name in ("rewards", "temperatures")}
+    changed = replace(
+        row,
+        trajectory_ids=(names[0], *names[2:]),
+        truncated=columns.flags([each for at, each in enumerate(row.truncated.to_pylist()) if at != 1]),
+        breaks=columns.integers([first]),
+        **floats,
+        **{name: columns.integers(values) for name, values in both.items()},
+    )
+    batch, together = join_parts([row]), join_parts([changed])
+    assert together.contexts.tolist() == [2, *[1] * (len(names) - 2)]
+    apart = pack(batch, np.array([0, 1]), CPU)
+    one = replace(together, temperatures=np.ones_like(together.temperatures))
+    two = replace(batch, temperatures=np.ones_like(batch.temperatures))
+    found, _ = token_logprobs(policy, pack(one, np.array([0]), CPU).packed, 1000)
+    expected, _ = token_logprobs(policy, pack(two, np.array([0, 1]), CPU).packed, 1000)
+    assert len(found) == len(apart.behaviour)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("budget", [1, 40, 130])

@@ -5,33 +5,16 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_disk import fill, small_disk
-from trainer_batches import save_tiny_model
-from trainer_on_a_log import Producer, Trainer
+from trainer_on_a_log import Trainer
 
-from operators.trainer import checkpoint_writer, final_model, persist, publishing
+from operators.trainer import checkpoint_writer, final_model, persist, train_batches
 from operators.trainer.persist import CheckpointError
 from schemas.topics import BATCHES, RELAY
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture
-def trainer(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
-    """A trainer of six batches with a checkpoint every two; not started."""
-    made = Trainer(tmp_path, model)
-    monkeypatch.setattr(publishing, "BoundedProducer", Producer)
-    monkeypatch.setattr(publishing, "ManifestLog", lambda producer, run: made.announce)
-    yield made
-    made.shard.crash()
 
 
 @pytest.mark.parametrize("what", ["checkpoints", "model"])
@@ -98,6 +81,52 @@ def test_final_model_on_a_full_disk_is_an_error(trainer: Trainer, monkeypatch: p
     trainer.feed(*range(6))
     with pytest.raises(CheckpointError, match=r"cannot write the final model to .*No space left"):
         trainer.run(6)
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+def test_restart_restores_the_initial_model_before_a_checkpoint(trainer: Trainer, batches: int) -> None:
+    """Held-out questions name version 1.0, so its store must have it after any number of starts."""
+    trainer.configure(checkpoint_every=100)
+    trainer.start()
+    trainer.run()
+    trainer.feed(*range(batches))
+    trainer.run(batches + 1)
+    before = trainer.weights("1.0")
+    for _ in range(2):
+        trainer.shard.crash()
+        shutil.rmtree(trainer.folder / "store")
+        trainer.start()
+        trainer.run(batches + 2)
+        after = trainer.weights("1.0")
+        assert all((before[name] == after[name]).all() for name in before)
+    versions = [version for version, _, _ in trainer.manifests()]
+    assert versions == (["1.0", "1.1", "1.2", "2.2", "3.2"] if batches else ["1.0", "2.0", "3.0"])
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_clean_stop_keeps_the_newest_version(
+    trainer: Trainer, clean: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its successor goes on where it ended, also in an empty store, whose version the manifest restores."""
+    stopping = threading.Event()
+    monkeypatch.setattr(train_batches, "STOPPING", stopping)
+    trainer.start()
+    trainer.run()
+    trainer.feed(0, 1, 2)
+    trainer.run(5)
+    before = trainer.weights("1.3")
+    if clean:
+        stopping.set()
+        trainer.shard.fold.close()  # type: ignore[union-attr]
+        stopping.clear()
+    trainer.shard.crash()
+    shutil.rmtree(trainer.folder / "store")
+    trainer.start()
+    trainer.run()
+    assert ("1.3" in [each.name for each in (tmp_path / "checkpoints").iterdir()]) == clean
+    if clean:
+        assert all((before[name] == value).all() for name, value in trainer.weights("1.3").items())
+        assert trainer.manifests()[-1][0] == "1.3"  # trained once
 
 
 def test_trainer_does_not_start_without_a_checkpoint_folder(trainer: Trainer) -> None:

@@ -88,6 +88,28 @@ def test_join_parts_names_a_malformed_sequence() -> None:
 
 
 @pytest.mark.parametrize(
+    ("breaks", "reason"),
+    [
+        ([5, 5], "not rising positions"),
+        ([-1], "not rising positions"),
+        ([10**6], "not rising positions"),
+        ([0], "begins with a break"),
+    ],
+)
+def test_join_parts_rejects_invalid_breaks(breaks: list[int], reason: str) -> None:
+    (row,) = make_batch()
+    with pytest.raises(ValueError, match=reason):
+        join_parts([replace(row, breaks=columns.integers(breaks))])
+
+
+def test_join_parts_rejects_a_context_that_begins_with_a_trained_token() -> None:
+    (row,) = make_batch()
+    trained = int(row.loss_mask.to_numpy(zero_copy_only=False).argmax())
+    with pytest.raises(ValueError, match="trains the first token of a context"):
+        join_parts([replace(row, breaks=columns.integers([trained]))])
+
+
+@pytest.mark.parametrize(
     "column",
     ["token_ids", "logprobs", "loss_mask", "lengths", "prompt_lengths", "rewards", "temperatures", "staleness"],
 )

@@ -22,7 +22,8 @@ from schemas.records import MicroBatch
 NAMES: tuple[AlgorithmName, ...] = get_args(AlgorithmName)
 KLS = (None, ("loss", "k1"), ("reward", "k1"), ("loss", "k2"), ("reward", "k2"), ("loss", "k3"), ("reward", "k3"))
 CORRECTIONS = (None, ("truncate", "sequence"), ("mask", "token"), ("none", None), ("mask", "sequence"))
-COUNTS = ((1, 1), (2, 1), (1, 2), (2, 2))
+COUNTS = ((None, None), (2, 1), (1, 2), (2, 2))
+"""Mini-batches and epochs; None: the algorithm's own."""
 PACKINGS = (
     (10**6, 4096, False),
     (40, 7, False),
@@ -33,7 +34,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {},
     {"proximal": "behaviour"},
     {"aggregation": "token_mean", "dual_clip": 1.5},
-    {"aggregation": "sequence_mean", "clip_low": 0.05, "clip_high": 0.07, "discount": 0.9},
+    {"aggregation": "sequence_sum", "clip_low": 0.05, "clip_high": 0.07, "discount": 0.9},
     {"aggregation": "constant_length", "correction_low": 0.3, "correction_cap": 1.5, "gae_lambda": 0.8},
 )
 TOLERANCE = 1e-5
@@ -68,7 +69,7 @@ class Case:
             logits_chunk_tokens=chunk,
             gradient_checkpointing=again,
             learning_rate=3e-3,
-            warmup_steps=1,
+            warmup_steps=0,
             schedule="cosine",
             total_steps=4,
             weight_decay=0.1,
@@ -129,7 +130,7 @@ def check(folder: Path, config: LearnerConfig, tolerance: float = TOLERANCE) -> 
     check_gradients(now, expected.gradients, tolerance)
     check_gradients(of_critic, expected.critic_gradients, tolerance)
     check_metrics(metrics, expected, now, of_critic, 100 * tolerance if config.precision == "bfloat16" else 1e-4)
-    rate = 3e-3 * (1 + math.cos(0)) / 2 if config.schedule == "cosine" else config.learning_rate
+    rate = 3e-3 * (1 + math.cos(math.pi / 4)) / 2 if config.schedule == "cosine" else config.learning_rate
     assert metrics["learning_rate"] == pytest.approx(rate)
     for taken, rates in ((steps, rate), (critic_steps, rate * config.critic.learning_rate / config.learning_rate)):
         if taken:
@@ -153,13 +154,15 @@ def batch(number: int) -> list[MicroBatch]:
 
 def check_gradients(steps: list[OptimizerStep], expected: list[dict[str, torch.Tensor]], tolerance: float) -> None:
     assert len(steps) == len(expected)
-    for step, gradient in zip(steps, expected, strict=True):
-        norm = torch.cat([each.flatten() for each in gradient.values()]).norm()
+    norms = [float(torch.cat([each.flatten() for each in gradient.values()]).norm()) for gradient in expected]
+    for step, gradient, norm in zip(steps, expected, norms, strict=True):
         if norm == 0:  # a mini-batch of groups without advantage
             assert step.norm == 0
             continue
-        assert distance(step.gradient, gradient) <= tolerance
-        assert step.norm == pytest.approx(float(norm), rel=10 * tolerance)
+        # Where the gradients of a mini-batch's tokens cancel, float32 rounds what remains of them.
+        rounding = max(1.0, sum(norms) / len(norms) / norm)
+        assert distance(step.gradient, gradient) <= tolerance * rounding
+        assert step.norm == pytest.approx(norm, rel=10 * tolerance * rounding)
 
 
 def check_weights(steps: list[OptimizerStep], config: LearnerConfig) -> None:

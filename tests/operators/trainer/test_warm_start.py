@@ -158,6 +158,12 @@ def test_read_warm_start_rejects_an_invalid_record(tmp_path: Path) -> None:
         read_warm_start(tmp_path)
 
 
+def test_imitate_without_examples_is_an_error() -> None:
+    model, _ = build_demo_model(DemoModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, mlp_size=16))
+    with pytest.raises(ValueError, match="no examples to imitate"):
+        imitate(model, [], steps=1, batch=1, rates=LearningRates(1e-3, 1e-3), warmup=1, seed=0)
+
+
 def test_imitate_learns_its_examples() -> None:
     """Muon and AdamW together memorise eight answers."""
     model, _ = build_demo_model(MODEL)

@@ -1,11 +1,12 @@
-"""Two ranks, each a process, train their parts of two batches with each config, and write the resulting tensors.
+"""Ranks, each a process, train their parts of two batches with each config, and write the resulting tensors.
 
-    python two_ranks.py FOLDER
+    python two_ranks.py FOLDER [RANKS]
 
-FOLDER has models and cases.json, a list of [a model's name, a LearnerConfig, Ranks.shards]. Rank R writes the result of
-the first to R-0.safetensors: tensors, metrics, published weights, and the number of gatherings of layers in one batch.
-Rank 1 has fewer sequences, and none of the second batch. Both are forked from one process, so that torch and
-transformers are imported once; the test's own process cannot be forked, because it has run backward passes.
+FOLDER has models and cases.json, a list of [a model's name, a LearnerConfig, Ranks.shards, Ranks.context]. Rank R
+writes the result of the first to R-0.safetensors: tensors, metrics, published weights, and the number of gatherings of
+layers in one batch. Rank 1 has fewer sequences, and none of the second batch; further ranks have none. All are forked
+from one process, so that torch and transformers are imported once; the test's own process cannot be forked, because it
+has run backward passes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
@@ -40,17 +42,20 @@ from operators.trainer.checkpoint_files import (  # noqa: E402
 from operators.trainer.config import LearnerConfig  # noqa: E402
 from operators.trainer.learner import Learner  # noqa: E402
 from operators.trainer.learner_state import LearnerState  # noqa: E402
-from operators.trainer.ranks import Ranks, full_tensor  # noqa: E402
+from operators.trainer.rank_addresses import AddressFile  # noqa: E402
+from operators.trainer.ranks import ALONE, Ranks, full_tensor  # noqa: E402
 from operators.trainer.rendezvous import join_process_group  # noqa: E402
+from operators.trainer.version_file import write_parts  # noqa: E402
 from schemas.records import MicroBatch, PolicyVersion  # noqa: E402
 
 BATCHES = 2
 
 
-def parts(number: int) -> list[list[MicroBatch]]:
+def parts(number: int, ranks: int = 2) -> list[list[MicroBatch]]:
     """Batch `number` by rank: three quarters and one quarter, then all and nothing. Groups span ranks."""
     made = make_batch(seed=number, number=number, parts=4)
-    return [made[:3], made[3:]] if number == 0 else [made, [empty(made[0], index=4)]]
+    first = [made[:3], made[3:]] if number == 0 else [made, [empty(made[0], index=4)]]
+    return first + [[empty(made[0], index=3 + rank)] for rank in range(2, ranks)]
 
 
 def empty(part: MicroBatch, index: int) -> MicroBatch:
@@ -61,7 +66,9 @@ def empty(part: MicroBatch, index: int) -> MicroBatch:
     )
 
 
-def train(learner: Learner, batches: list[list[MicroBatch]]) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+def train(
+    learner: Learner, batches: list[list[MicroBatch]], ranks: Ranks = ALONE
+) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Every tensor of the learner after `batches`, the gradients of each batch, and the metrics."""
     tensors, metrics = {}, []
     for number, batch in enumerate(batches):
@@ -69,17 +76,30 @@ def train(learner: Learner, batches: list[list[MicroBatch]]) -> tuple[dict[str, 
         for name, parameter in learner.model.named_parameters():
             if parameter.requires_grad:
                 tensors[f"gradient.{number}.{name}"] = full_tensor(parameter.grad).clone()
-    tensors |= {f"published.{name}": tensor.clone() for name, tensor in learner.weights().items()}
+    tensors |= {f"published.{name}": tensor for name, tensor in published(learner, ranks).items()}
     state = learner.state()
     for kind in ("weights", "moments", "critic_weights", "critic_moments"):
         tensors |= {f"{kind}.{name}": full_tensor(each).clone() for name, each in getattr(state, kind).items()}
     return tensors, metrics
 
 
-def main(folder: Path) -> int:
-    """Fork the ranks; return 0 if both succeed."""
+def published(learner: Learner, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """The published weights: written by parts on rank 0, as if the others were on another machine, and gathered."""
+    weights = learner.weights()
+    gathered = {name: tensor.clone() for name, tensor in weights.items()}
+    views = {name: np.zeros(tensor.nbytes, np.uint8) for name, tensor in gathered.items()}
+    write_parts(weights, ranks, None if ranks.rank else lambda part: part.write(views))
+    if ranks.rank:
+        return gathered
+    written = {name: torch.from_numpy(views[name]).view(each.dtype).view(each.shape) for name, each in gathered.items()}
+    assert all(torch.equal(written[name], tensor) for name, tensor in gathered.items())
+    return written
+
+
+def main(folder: Path, count: int = 2) -> int:
+    """Fork the ranks; return 0 if all succeed."""
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=run_rank, args=(rank, folder)) for rank in range(2)]
+    ranks = [context.Process(target=run_rank, args=(rank, folder, count)) for rank in range(count)]
     for each in ranks:
         each.start()
     for each in ranks:
@@ -87,24 +107,29 @@ def main(folder: Path) -> int:
     return int(any(each.exitcode for each in ranks))
 
 
-def run_rank(rank: int, folder: Path) -> None:
+def run_rank(rank: int, folder: Path, count: int) -> None:
     """Run as rank `rank`."""
     torch.set_num_threads(1)
-    ranks = join_process_group(folder / "ranks.json", Ranks(rank, 2)).ranks
-    cases = TypeAdapter(list[tuple[str, LearnerConfig, int]]).validate_json((folder / "cases.json").read_bytes())
-    for number, (model, config, shards) in enumerate(cases):
-        write_result(config, replace(ranks, shards=shards), folder / model, folder / f"{rank}-{number}.safetensors")
+    ranks = join_process_group(AddressFile(folder / "ranks.json"), Ranks(rank, count)).ranks
+    cases = TypeAdapter(list[tuple[str, LearnerConfig, int, int]]).validate_json((folder / "cases.json").read_bytes())
+    for number, (model, config, shards, context) in enumerate(cases):
+        write_result(
+            config,
+            replace(ranks, shards=shards, context=context),
+            folder / model,
+            folder / f"{rank}-{number}.safetensors",
+        )
     dist.destroy_process_group()
 
 
 def write_result(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) -> None:
     """Train with `config`, and check that a learner restored from the state continues identically."""
     learner, resumed = (Learner(config, model, ranks=ranks) for _ in range(2))
-    tensors, metrics = train(learner, [parts(number)[ranks.rank] for number in range(BATCHES)])
+    tensors, metrics = train(learner, [parts(number, ranks.count)[ranks.rank] for number in range(BATCHES)], ranks)
     restore_from_files(resumed, learner.state(), ranks, out.with_name(f"checkpoint-{out.stem[2:]}"))
     with counted_gatherings() as gatherings:
-        learner.update(parts(0)[ranks.rank])
-    resumed.update(parts(0)[ranks.rank])
+        learner.update(parts(0, ranks.count)[ranks.rank])
+    resumed.update(parts(0, ranks.count)[ranks.rank])
     pairs = zip(learner.state().weights.values(), resumed.state().weights.values(), strict=True)
     same = all(torch.equal(full_tensor(one), full_tensor(other)) for one, other in pairs)
     found = {"metrics": metrics, "resumed": same, "gatherings": len(gatherings)}
@@ -119,7 +144,7 @@ def restore_from_files(learner: Learner, state: LearnerState, ranks: Ranks, fold
     ranks.maximum(0)  # all have written
     if ranks.rank == 0:
         files = [RankFile(**json.loads((folder / f"note-{rank}").read_text())) for rank in range(ranks.count)]
-        write_manifest(folder, state, TrainerPosition(PolicyVersion(1, 1), (0, 0), 0), files)
+        write_manifest(folder, state, TrainerPosition(PolicyVersion(1, 1), (0,) * ranks.count, 0), files)
     ranks.maximum(0)
     with StoredState(folder) as stored:
         learner.restore(stored)
@@ -143,4 +168,4 @@ def counted_gatherings() -> Iterator[list[None]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -41,6 +41,29 @@ def test_config_diff_of_two_files() -> None:
     assert config("--diff", "examples/gcd.toml", "examples/gcd.toml").returncode == 0
 
 
+def test_config_diff_leaves_out_what_each_run_has_for_itself(tmp_path: Path) -> None:
+    base = (
+        "[model]\npath = '{model}'\n[run]\nname = '{name}'\nfolder = '{folder}'\n[relay]\nstore = '/dev/shm/{name}'\n"
+    )
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        model = folder / "warm-start"
+        (folder / "config.toml").write_text(base.format(name=name, folder=tmp_path, model=model))
+    done = config("--diff", str(tmp_path / "one"), str(tmp_path / "two"))
+    assert (done.returncode, done.stdout) == (
+        0,
+        "The settings are equal.\n(of each run, not compared: run.name, relay.store)\n",
+    )
+    with (tmp_path / "two" / "config.toml").open("a") as file:
+        file.write("[trainer]\noptimizer_steps = 7\n[warm_start]\nsteps = 9\n")
+    done = config("--diff", str(tmp_path / "one"), str(tmp_path / "two"))
+    lines = done.stdout.splitlines()
+    assert {'warm_start: unset -> "present"', "warm_start.steps: unset -> 9"} <= set(lines)
+    assert [line for line in lines if line.startswith("trainer.")] == ["trainer.optimizer_steps: 80 -> 7"]
+    assert len(lines) == 4
+
+
 def test_config_schema_is_json() -> None:
     assert json.loads(config("--schema").stdout)["properties"].keys() >= {"run", "kafka", "trainer"}
 

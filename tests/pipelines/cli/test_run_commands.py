@@ -150,7 +150,7 @@ def test_is_quiet_after_dispatch_with_idle_replicas(broker: Broker, run_id: str)
     assert not is_idle(config)
     while not session.poll(0.5):
         pass
-    session.commit([], session.positions(), {}, {})
+    session.commit([], session.positions(), {}, {}, last=True)
     session.close()
     assert is_idle(config)
 

@@ -14,6 +14,8 @@ from schemas.records import Metric
 GOOD = {"grad_norm": 0.5, "frac_reward_zero_std": 0.25}
 EQUAL = {"grad_norm": 0.0, "frac_reward_zero_std": 1.0}
 ZERO = {"grad_norm": 0.0, "frac_reward_zero_std": 0.5}
+RARE = {"grad_norm": 0.5, "frac_reward_zero_std": 0.95}
+CUT = {**GOOD, "response_length/clip_ratio": 0.97}
 UNCLIPPED = {**GOOD, "clip_ratio/low": 0.0, "clip_ratio/high": 0.0}
 FEW, ENOUGH = WARN_STEPS - 1, WARN_STEPS
 
@@ -31,6 +33,10 @@ FEW, ENOUGH = WARN_STEPS - 1, WARN_STEPS
         ([UNCLIPPED] * FEW, "", ""),
         ([*[UNCLIPPED] * ENOUGH, {**GOOD, "clip_ratio/high": 0.01}], "", ""),
         ([{"reward/mean": 0.5}] * 50, "", ""),  # an emulated trainer
+        ([RARE] * ENOUGH, "rewards do not differ within 90 % of the groups", "rewards do not differ within 90 %"),
+        ([RARE] * FEW, "", ""),
+        ([*[RARE] * ENOUGH, GOOD], "", "rewards do not differ within 90 % of the groups"),
+        ([CUT] * ENOUGH, "90 % of the responses or more are cut at their limit", "90 % of the responses or more"),
     ],
 )
 def test_signs_warn_after_enough_updates(updates: list[dict[str, float]], newest: str, whole: str) -> None:

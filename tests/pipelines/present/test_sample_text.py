@@ -13,7 +13,7 @@ from rich.style import Style
 from tokenizers import Tokenizer, decoders, models
 
 from pipelines.inspect.log.samples import AnswerChange, Comparison, SampleGroup
-from pipelines.present.sample_text import SampleStyle, comparison_texts, group_texts, shortened
+from pipelines.present.sample_text import SampleStyle, comparison_texts, group_texts, groups_json, shortened
 from schemas import records as r
 from schemas.columns import flags, floats, token_ids
 
@@ -71,6 +71,46 @@ def test_tokens_have_the_colours_of_their_logprobs(model: Path) -> None:
     assert "logprob" not in without
 
 
+def episode(environment: str, tokens: list[int]) -> r.Experience:
+    """Tokens of the model, one of its environment, and the model's again."""
+    one = sample(0, tokens, text="3")
+    prompt = replace(one.trajectory.prompt, environment=environment, token_ids=token_ids([3, 2]))
+    ended = r.Episode((1.0,), "done")
+    return replace(one, trajectory=replace(one.trajectory, prompt=prompt, episode=ended))
+
+
+def test_samples_of_an_agent_have_its_turns_and_answer(model: Path) -> None:
+    shown = group(episode("agent", [0, 1, 2, 3]))
+    lines = [line.strip() for line in printed(group_texts([shown], SampleStyle(model=model))).splitlines()]
+    assert any("2 turns" in line for line in lines)
+    begin = lines.index("[agent]")
+    assert lines[begin : begin + 10] == [
+        *("[agent]", "ghef", "[model]", "abcd", "[agent]", "ef", "[model]", "gh", "[answer]", "3"),
+    ]
+    (one,) = groups_json([shown], model)
+    (each,) = one["samples"]
+    assert each["text"] == "3"
+    said = [("agent", "ghef"), ("model", "abcd"), ("agent", "ef"), ("model", "gh")]
+    assert [(turn["from"], turn["text"]) for turn in each["turns"]] == said
+
+
+def test_samples_of_an_environment_have_its_turns(model: Path) -> None:
+    shown = group(episode("calculator", [0, 1, 2, 3]))
+    coloured = printed(group_texts([shown], SampleStyle(100, model=model)))
+    assert all(each in coloured for each in ("[model]", "[environment]", "\x1b[38;5;245mef"))
+    assert "[answer]" not in coloured
+    assert [turn["from"] for turn in groups_json([shown], model)[0]["samples"][0]["turns"]] == [
+        *("model", "environment", "model"),
+    ]
+
+
+def test_samples_without_tokenizer_or_episode_have_no_turns(model: Path) -> None:
+    plain = replace(SCORED, trajectory=replace(sample(0, [0, 1, 2]).trajectory, episode=None))
+    for shown, folder in ((group(episode("agent", [0, 1, 2])), None), (group(plain), model)):
+        assert "[model]" not in printed(group_texts([shown], SampleStyle(model=folder)))
+        assert "turns" not in groups_json([shown], folder)[0]["samples"][0]
+
+
 def test_comparison_underlines_the_tokens_that_differ(model: Path) -> None:
     change = AnswerChange(group(sample(0, [0, 1, 3], 0.0)), group(sample(0, [0, 3, 3], 1.0)))
     versions = (r.PolicyVersion(1, 0), r.PolicyVersion(1, 2))
@@ -85,6 +125,11 @@ def test_long_responses_are_cut_in_the_middle() -> None:
     text = "".join(part for part, _ in shortened(pieces, 200, Style()))
     assert text == "a" * 100 + "b" * 20 + "\n… 800 characters …\n" + "j" * 80
     assert shortened(pieces, 1000, Style()) == pieces
+
+
+def test_empty_response_is_said_to_be_empty() -> None:
+    empty = replace(sample(0, [0], text=" \n"), error=None)
+    assert "(empty response)" in printed(group_texts([group(empty)], SampleStyle()))
 
 
 def test_control_characters_of_a_response_are_escaped_outside_a_terminal() -> None:

@@ -49,6 +49,15 @@ def test_guard_stops_at_the_share_of_the_window(
     assert stops_at(counts, share, window) == expected
 
 
+def test_guard_ignores_errors_of_held_out_answers() -> None:
+    """A version that is gone fails them all, which is no reason to stop training."""
+    guard, state = ErrorGuard(1.0, 10, START), new_run("r", None, START)
+    for scored in (5, 128):
+        values = {"trajectories": 3.0, "heldout_trajectories": float(scored), "heldout_errors": float(scored)}
+        state = fold(state, Metric("score", scored + 3, values, START + scored))
+        assert guard.failing(state) is None
+
+
 def test_guard_ignores_errors_before_a_resumption() -> None:
     guard = ErrorGuard(1.0, 10, START)
     state = after(new_run("r", None, START), 50, 50, at=START - 9)
@@ -69,16 +78,23 @@ def test_guard_message_names_share_settings_and_command() -> None:
         assert expected in message
 
 
-def test_first_error_is_the_first_with_a_traceback() -> None:
+def test_first_error_has_the_traceback_of_its_place() -> None:
     def row(name: str, error: str | None, at: int = START) -> dict[str, Any]:
         return {"trajectory_id": name, "reward_error": error, "scored_at": datetime.fromtimestamp(at / 1000, UTC)}
 
     rows = [
         row("p0.0", "old\n  File a", START - 1),
         row("p1.0", None),
-        row("p2.0", "slow"),
-        row("p3.0", "mine: K\n  F"),
+        row("e4.0", "mine: KeyError: 'a' (mine.py:3)\n  F"),
+        row("p2.0", "mine: KeyError: 'b' (mine.py:3)"),
+        row("p3.0", "mine: TypeError (mine.py:7)\n  G"),
     ]
-    assert first_error_lines(rows, START) == ["The first error, of trajectory p3.0: mine: K", "  F"]
-    assert first_error_lines(rows[:3], START) == ["The first error, of trajectory p2.0: slow"]
+    first = "The first error, of trajectory p2.0: mine: KeyError: 'b' (mine.py:3)"
+    assert first_error_lines(rows, START) == [first, "  F"]
+    assert first_error_lines(rows[3:4], START) == [first]
+    assert first_error_lines(rows[4:], START) == [
+        "The first error, of trajectory p3.0: mine: TypeError (mine.py:7)",
+        "  G",
+    ]
     assert first_error_lines(rows[:2], START) == []
+    assert first_error_lines([row("e4.0", "generation failed"), *rows[:2]], START) == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from infra.models.demo_config import DemoModelConfig
 from operators.trainer.warm_start_config import WarmStartConfig
 from operators.trainer.warm_start_record import RECORD_FILE
 from pipelines.config import Config, RunConfig
-from pipelines.run.warm_start import PROGRESS_FILE, find_warm_start, make_warm_start
+from pipelines.run.warm_start import PROGRESS_FILE, find_warm_start, make_warm_start, warm_start_questions
 
 TINY = WarmStartConfig(
     model=DemoModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, mlp_size=16, max_positions=64),
@@ -41,3 +43,16 @@ def test_find_warm_start_finds_it_without_drawing_questions(config: Config, monk
         assert find_warm_start(changed) is None
     (Path(progress["folder"]) / RECORD_FILE).write_text("{}")
     assert find_warm_start(config) is None  # a damaged one is not used
+
+
+def test_warm_start_questions_are_of_the_first_level(config: Config) -> None:
+    long, short = {"min_terms": 6, "max_terms": 6}, {"min_terms": 2, "max_terms": 3}
+    prompts = replace(config.prompts, task_args=long, levels=(short, {}))
+    entries, heldout = warm_start_questions(replace(config, prompts=prompts))
+
+    def terms(found: list[Mapping[str, Any]]) -> set[int]:
+        return {len(entry["metadata"]["expression"].split()) // 2 + 1 for entry in found}
+
+    assert (len(entries), len(heldout)) == (TINY.examples, TINY.measured)
+    assert terms(entries) == {2, 3}
+    assert terms(heldout) == {6}, "held-out questions follow task_args alone"

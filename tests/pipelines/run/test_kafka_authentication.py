@@ -185,7 +185,7 @@ def test_connection_problem_reports_failed_authentication(
 ) -> None:
     replacements = {"certificate": secured.by_certificate, "stranger": str(secured.folder / "stranger.pem")}
     file = secured.file(kind, **{name: replacements.get(value, value) for name, value in others.items()})
-    reason = connection_problem(ClientProperties.from_file(file).admin(), timeout_s=3.0)
+    reason = connection_problem(ClientProperties.from_file(file).admin(), timeout_s=1.0)
     assert reason is not None
     assert reason.endswith("are login and certificates correct?")
     assert "guessed" not in reason

@@ -8,15 +8,17 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from kafka import KafkaAdminClient
 
-from infra.kafka.broker import BrokerDied, BrokerStartError
+from infra.kafka.broker import BrokerConfig, BrokerDied, BrokerStartError
 from infra.kafka.readiness import TransientError
 from pipelines.config import KafkaConfig
+from pipelines.run import restarts
 from pipelines.run import run_kafka as run_kafka_module
 from pipelines.run.run_kafka import RunKafka
 
@@ -54,7 +56,10 @@ def notes() -> list[str]:
 
 
 @pytest.fixture
-def kafka(tmp_path: Path, notes: list[str]) -> Iterator[RunKafka]:
+def kafka(tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[RunKafka]:
+    """The Kafka of a run, whose killed broker starts again without waiting 6 s for the end of its session."""
+    quick = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
+    monkeypatch.setattr(run_kafka_module, "BrokerConfig", partial(BrokerConfig, overrides=quick))
     made = RunKafka(KafkaConfig(), tmp_path / "kafka", notes.append)
     yield made
     made.close()
@@ -79,7 +84,10 @@ def test_run_kafka_restarts_a_broker_killed_while_starting(kafka: RunKafka, tmp_
     assert sum("was ended by SIGKILL while starting" in note for note in deaths) == 2
 
 
-def test_run_kafka_fails_when_the_broker_never_starts(kafka: RunKafka, tmp_path: Path) -> None:
+def test_run_kafka_fails_when_the_broker_never_starts(
+    kafka: RunKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.001)
     starts: list[float] = []
 
     class Broker(run_kafka_module.Broker):

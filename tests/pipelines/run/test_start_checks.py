@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from operators.trainer.advantages import generalised, whitened_returns
-from operators.trainer.algorithms import ALGORITHMS
+from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import WITHOUT_GROUPS
 from pipelines.config import Config, ConfigProblems, parse_config
 from pipelines.run.host_checks import GIB, host_problems
@@ -52,7 +52,7 @@ def test_learning_rate_of_0_needs_an_explicit_setting(algorithm: str) -> None:
 
 
 def test_algorithms_without_groups_are_those_of_their_advantages() -> None:
-    alone = {name for name, each in ALGORITHMS.items() if each.advantage in (generalised, whitened_returns)}
+    alone = {name for name, each in FUNCTIONS.items() if each.advantage in (generalised, whitened_returns)}
     assert alone == WITHOUT_GROUPS
 
 

@@ -13,8 +13,9 @@ from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
 from pipelines.config import Config, parse_config
-from pipelines.run.trial import run_trial
-from pipelines.run.trial_result import TrialResult, read_trial
+from pipelines.run.learnability import doubtful_settings
+from pipelines.run.trial import all_problems, run_trial
+from pipelines.run.trial_result import CHECK_FILE, TrialResult, read_check, read_trial
 
 MINE = """
 import time
@@ -22,6 +23,11 @@ def right(text, answer, reference, tokens): return float(answer == reference["an
 def raises(text): return {}["answr"]
 def text(text): return "1.0"
 def nan(text): return float("nan")
+class Near:
+    def __init__(self, within): self.within, self.calls = within, 0
+    def __call__(self, answer): self.calls += 1; return float(abs(float(answer) - 1) <= self.within)
+class Silent:
+    pass
 def hangs(text): time.sleep(60)
 
 class Works:
@@ -54,6 +60,7 @@ def config_of(folder: Path, reward: str = "right", environment: str = "", **prom
         "prompts": {"source": "jsonl", "path": str(folder / "rows.jsonl"), **prompts},
         "score": {"time_limit_s": 1.0, "rewards": [{"name": f"{folder}/mine.py:{reward}"}]},
         "warm_start": {},
+        "trainer": {"learner": {"learning_rate": 2e-4}},
     }
     if environment:
         table["prompts"]["environment"] = environment
@@ -71,6 +78,26 @@ def test_trial_of_a_sound_run_has_no_problems(tmp_path: Path) -> None:
     assert trial(config_of(tmp_path, "right", "Works", heldout=2), tmp_path) == TrialResult()
 
 
+def test_trial_names_each_check_before_it_begins(tmp_path: Path) -> None:
+    rows(tmp_path)
+    config = config_of(tmp_path, "right", "Works")
+    begun: list[str] = []
+    all_problems(config, started=begun.append)
+    assert begun == [
+        "the prompts' data",
+        "the tokenizer",
+        "the prompts of task 'rows'",
+        f"reward {tmp_path}/mine.py:right on the first prompt of task 'rows'",
+        "environment Works",
+        "the buffer's sampler, writers and evictions",
+    ]
+    trial(config, tmp_path)
+    check = read_check(tmp_path / CHECK_FILE)
+    assert check is not None
+    assert check.subject == begun[-1]
+    assert read_check(tmp_path / "none.json") is None
+
+
 def test_trial_reports_all_problems_at_once(tmp_path: Path) -> None:
     rows(tmp_path, 8, ('{"question": "And?"}', "no json", '{"answer": "4"}'))
     found = trial(config_of(tmp_path, "raises", "Raises", heldout=50), tmp_path)
@@ -86,6 +113,33 @@ def test_trial_reports_all_problems_at_once(tmp_path: Path) -> None:
     assert "KeyError: 'refrence'" in environment
 
 
+def test_trial_accepts_a_reward_class_with_options(tmp_path: Path) -> None:
+    rows(tmp_path)
+    config = config_of(tmp_path, "Near")
+    (spec,) = config.score.rewards
+    with_options = replace(spec, options={"within": 100})
+    config = replace(config, score=replace(config.score, rewards=(with_options,)))
+    assert trial(config, tmp_path) == TrialResult()
+
+
+def test_all_problems_adds_those_of_a_trial_to_known_ones(tmp_path: Path) -> None:
+    rows(tmp_path)
+    gone = str(tmp_path / "gone.jsonl")
+    config = config_of(tmp_path, "missing", prompt_column="instrution", heldout_path=gone)
+    known = f"prompts.heldout_path: {gone} does not exist"
+    first, column, reward = all_problems(config, [known]).problems
+    assert first == known
+    assert "no value in column instrution (the row has answer, question)" in column
+    assert "has no function 'missing'" in reward
+
+
+def test_trial_names_a_reward_of_two_tasks_once(tmp_path: Path) -> None:
+    rows(tmp_path)
+    config = config_of(tmp_path, "raises", tasks=[{"name": "one"}, {"name": "two"}])
+    (problem,) = trial(config, tmp_path).problems
+    assert "mine.py:raises fails on the first prompt of task 'one'" in problem
+
+
 @pytest.mark.parametrize(
     ("reward", "environment", "expected"),
     [
@@ -93,6 +147,8 @@ def test_trial_reports_all_problems_at_once(tmp_path: Path) -> None:
         ("nan", "", "ValueError: returned nan"),
         ("hangs", "", "the verifier took longer than 1 s"),
         ("missing", "", "has no function 'missing'"),
+        ("Silent", "", "Silent is a class without __call__(self, text, ...), which returns the reward"),
+        ("Near", "", "missing 1 required positional argument: 'within'"),
         ("right", "Number", "TypeError: an observation must be text, not int"),
         ("right", "Hangs", "a step of the environment took longer than 1 s"),
         ("right", "Missing", "has no class 'Missing'"),
@@ -111,7 +167,9 @@ def test_trial_limits_the_import_of_user_code(tmp_path: Path) -> None:
     slow = replace(config.score, rewards=(replace(config.score.rewards[0], name=f"{tmp_path}/slow.py:mine"),))
     config = replace(config, score=slow, run=replace(config.run, check_timeout_s=1.0))
     (problem,) = trial(config, tmp_path).problems
-    assert "the verifier took longer than 1 s" in problem
+    assert "the verifier took longer than 1 s. It may be slow, or the machine busy: raise run.check_timeout_s" in (
+        problem
+    )
     unchecked = replace(config, run=replace(config.run, check_timeout_s=0.0))
     assert trial(unchecked, tmp_path).problems == []
 
@@ -156,6 +214,34 @@ def test_trial_warns_of_doubtful_settings(tmp_path: Path) -> None:
     batch, clip = trial(config, tmp_path).warnings
     assert batch.startswith("experience.global_batch = 128 is no multiple of samples_per_prompt = 6, task 'rows'")
     assert "a clip without effect (clip_high)" in clip
+
+
+@pytest.mark.parametrize(("rate", "megabytes", "doubtful"), [(1e-6, 4, 1), (1e-6, 400, 0), (2e-4, 4, 0)])
+def test_rate_of_a_large_model_for_a_small_one_is_doubtful(
+    tmp_path: Path, rate: float, megabytes: int, doubtful: int
+) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(megabytes * 10**6)  # only its size is read
+    config = config_of(tmp_path)
+    learner = replace(config.trainer.learner, learning_rate=rate)
+    config = replace(
+        config,
+        model=replace(config.model, path=str(tmp_path)),
+        trainer=replace(config.trainer, learner=learner),
+        warm_start=None,
+    )
+    found = [text for text in doubtful_settings(config) if "learning_rate" in text]
+    assert len(found) == doubtful
+    assert all("one of 1.0 million hardly changes" in text for text in found)
+
+
+def test_warm_start_beside_a_model_is_doubtful(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    named = replace(config, model=replace(config.model, path=str(tmp_path / "my-model")))
+    resumed = replace(config, model=replace(config.model, path=str(tmp_path / "warm-starts" / "abc")))
+    found = [[text for text in doubtful_settings(each) if "warm_start" in text] for each in (config, named, resumed)]
+    assert [len(each) for each in found] == [0, 1, 0]
+    assert found[1][0].startswith("[warm_start] has no effect beside model.path")
 
 
 def test_trial_loads_the_classes_of_the_buffer(tmp_path: Path) -> None:

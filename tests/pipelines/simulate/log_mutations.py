@@ -26,7 +26,7 @@ def note_offsets_are_lost(patch: pytest.MonkeyPatch) -> None:
 def note_is_lost(patch: pytest.MonkeyPatch) -> None:
     """A start finds no note, so start numbers repeat."""
     patch.setattr("infra.kafka.session.last_note", lambda *args: None)
-    patch.setattr(Session, "_check_nothing_written", lambda *args: None)
+    patch.setattr(Session, "_check_first_start", lambda *args: None)
 
 
 def note_of_an_aborted_transaction_counts(patch: pytest.MonkeyPatch) -> None:
@@ -51,11 +51,11 @@ def start_number_is_not_committed(patch: pytest.MonkeyPatch) -> None:
     """A session uses its start number before it is in a note."""
     commit = Session.commit
 
-    def changed(self: Session, outputs: Any, offsets: Any, ledger: Any, state: Any) -> Any:
+    def changed(self: Session, outputs: Any, *rest: Any) -> Any:
         if self.commits == 0 and not outputs and not getattr(self, "_mutated", False):
             self._mutated = True  # type: ignore[attr-defined]
             return {}
-        return commit(self, outputs, offsets, ledger, state)
+        return commit(self, outputs, *rest)
 
     patch.setattr(Session, "commit", changed)
 
@@ -64,9 +64,9 @@ def outputs_are_committed_before_the_note(patch: pytest.MonkeyPatch) -> None:
     """Outputs and note are two transactions."""
     write = Session._write
 
-    def changed(self: Session, outputs: Any, offsets: Any, note: Note, sent: list[Any]) -> Any:
+    def changed(self: Session, outputs: Any, note: Note, sent: list[Any], last: bool) -> Any:
         if not outputs:
-            return write(self, outputs, offsets, note, sent)
+            return write(self, outputs, note, sent, last)
         self._producer.begin([])
         for o in outputs:
             sent.append(self._producer.send(o.topic, o.value, o.key, list(o.headers), o.partition))
@@ -74,7 +74,7 @@ def outputs_are_committed_before_the_note(patch: pytest.MonkeyPatch) -> None:
         first: dict[str, int] = {}
         for written in [each.get(timeout=0) for each in sent]:
             first.setdefault(f"{written.topic}:{written.partition}", written.offset)
-        write(self, [], offsets, note, [])
+        write(self, [], note, [], last)
         return first
 
     patch.setattr(Session, "_write", changed)
@@ -84,10 +84,10 @@ def note_is_committed_before_the_outputs(patch: pytest.MonkeyPatch) -> None:
     """Note and outputs are two transactions, the note first."""
     write = Session._write
 
-    def changed(self: Session, outputs: Any, offsets: Any, note: Note, sent: list[Any]) -> Any:
+    def changed(self: Session, outputs: Any, note: Note, sent: list[Any], last: bool) -> Any:
         if outputs:
-            write(self, [], offsets, replace(note, commit=note.commit - 1), [])
-        return write(self, outputs, offsets, note, sent)
+            write(self, [], replace(note, commit=note.commit - 1), [], last)
+        return write(self, outputs, note, sent, last)
 
     patch.setattr(Session, "_write", changed)
 

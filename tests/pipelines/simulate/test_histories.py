@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,10 +18,11 @@ from mutations import MUTATIONS
 from infra.kafka.note import Note
 from operators.io.ledger import TrajectoryLedger
 from pipelines.cli.simulate import simulate
-from pipelines.simulate.configurations import SHAPES
+from pipelines.simulate.configurations import LONG_EVALUATION, LONG_QUESTIONS, SHAPES
 from pipelines.simulate.explore import draw_history, play, read_history, shrink, to_json
 from pipelines.simulate.faults import Fault
 from pipelines.simulate.timeline import lines, trace
+from pipelines.simulate.world import History
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,6 +40,38 @@ def test_histories_violate_no_invariant(shape: str) -> None:
     for seed in range(2):
         history = play(draw_history(seed, [shape]))
         assert history.failure is None, json.dumps(to_json(history))
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        # A restart of placement reads the end of an answer again before the record that it is settled.
+        History(
+            333,
+            "two replicas a process",
+            (
+                Fault(2.784, "replace", "trainer", 1.598, 12),
+                Fault(8.153, "pause", "rollout-1", 12.78, 7),
+                Fault(14.183, "replace", "placement", 0.266, 3),
+            ),
+        ),
+        # A paused start of the trainer finds no note, and then the offsets that its successor has committed.
+        History(1330, LONG_EVALUATION, (Fault(0.106, "replace", "trainer", 7.277, 0),)),
+    ],
+    ids=["progress-of-settled-answers", "note-of-a-successor"],
+)
+def test_history_that_once_failed_violates_no_invariant(history: History) -> None:
+    assert play(history).failure is None
+
+
+def test_first_evaluation_does_not_stop_training() -> None:
+    """On one replica, whose first round has six times as many questions as it has slots."""
+    history = play(History(0, LONG_EVALUATION, ()), record_events=True)
+    assert history.failure is None
+    events = [text for _, _, text in history.events]
+    answered = [at for at, text in enumerate(events) if re.match(r"e(\d|1\d|2[0-3])\.0 stop .* version 1\.0$", text)]
+    assert len(answered) == LONG_QUESTIONS
+    assert "version 1.3, batches [2]" in events[: answered[-1]]
 
 
 def test_history_is_the_same_in_every_process() -> None:
@@ -99,6 +133,11 @@ def test_simulate_command_exits_with_1_at_a_violation(monkeypatch: pytest.Monkey
         ({"faults": [{"at": 1, "kind": "flood", "role": "score", "seconds": 1, "number": 0}]}, "no fault 'flood'"),
         ({"faults": [{"at": 1, "kind": "kill", "role": "nobody", "seconds": 1, "number": 0}]}, "no role 'nobody'"),
         ({"seed": "x"}, "not a history"),
+        ({"seed": float("inf")}, "not a history"),
+        ({"more": json.loads("[" * 100 + "]" * 100)}, "nested more than 64 deep"),
+        ({"faults": [{"at": "1", "kind": "kill", "role": "score", "seconds": 1, "number": 0}]}, "at of a fault must"),
+        ({"faults": [{"at": 1, "kind": "kill", "role": "score", "seconds": 1e9, "number": 0}]}, "seconds of a fault"),
+        ({"faults": [{"at": 1, "kind": "kill", "role": "score", "seconds": float("nan"), "number": 0}]}, "seconds of"),
     ],
 )
 def test_read_history_names_what_is_wrong(tmp_path: Path, change: dict, reason: str) -> None:

@@ -94,6 +94,7 @@ def micro_batch(batch: int, *names: str) -> r.MicroBatch:
         staleness=counts,
         lineage_partitions=counts,
         lineage_offsets=counts,
+        breaks=integers([]),
     )
 
 

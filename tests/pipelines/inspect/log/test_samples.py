@@ -52,7 +52,7 @@ def evaluated(number: int, reward: float, version: int, sampling: r.Sampling = G
 
 @pytest.fixture(scope="module")
 def client(broker: Broker) -> ClientProperties:
-    """Two hundred training groups of two, the reward of group n is n / 200, the last one incomplete; three held-out
+    """Two hundred training groups of two, the reward of group n about n / 200, the last one incomplete; three held-out
     questions under versions 1.0, 1.2 and 1.3, the second of which is answered worse and worse.
     """
     client = ClientProperties.at(broker.bootstrap_servers)
@@ -70,7 +70,7 @@ def client(broker: Broker) -> ClientProperties:
         write(name, evaluated(number + 2, 0.5, version), evaluated(number + 20, 0.0, version, SAMPLED), partition=1)
     for number in range(GROUPS):
         for member in (0, 1) if number < GROUPS - 1 else (0,):
-            write(name, training(number, member, number / GROUPS), partition=number % 2)
+            write(name, training(number, member, number / GROUPS + member / 1000), partition=number % 2)
     for number in range(4):
         version = r.PolicyVersion(1, number)
         write(RELAY.name(RUN), replace(MANIFEST, version=version, parent=None), key=str(version).encode())
@@ -110,14 +110,22 @@ def test_samples_selects_groups(laminar: Laminar, words: tuple[str, ...], expect
     assert [group["prompt"] for group in json.loads(out)] == expected
 
 
+@pytest.mark.parametrize(("words", "members"), [(("--best",), [1, 0]), (("--worst",), [0, 1]), ((), [0, 1])])
+def test_samples_of_a_group_are_in_the_order_of_the_groups(
+    laminar: Laminar, words: tuple[str, ...], members: list[int]
+) -> None:
+    (group,) = json.loads(laminar(*words, "-n", "1", "--json")[1])
+    assert [int(sample["trajectory"].rpartition(".")[2]) for sample in group["samples"]] == members
+
+
 def test_samples_show_question_reference_and_rewards(laminar: Laminar) -> None:
     assert laminar("p7")[1].splitlines() == [
         "p7  gcd, 2 samples, mean reward 0.04",
         "  question   question 7?",
         "  reference  7",
-        "  reward 0.04  p7.0, version 1.0, 2 tokens",
+        "  reward 0.04  p7.0, version 1.0, 2 tokens, 1 turn",
         "    a response",
-        "  reward 0.04  p7.1, version 1.0, 2 tokens",
+        "  reward 0.04  p7.1, version 1.0, 2 tokens, 1 turn",
         "    a response",
         "",
     ]

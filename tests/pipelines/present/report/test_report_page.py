@@ -15,6 +15,8 @@ from synthetic_run import START, evaluation_metric, history, trainer_metric
 
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.metrics_file import MetricsFile
+from pipelines.inspect.run_files import METRICS_FILE
+from pipelines.inspect.run_state.agents import agents_of
 from pipelines.present.report.charts import charts
 from pipelines.present.report.comparison import ComparedRun, comparison, metric_rows
 from pipelines.present.report.heat_map import heat_map
@@ -33,6 +35,7 @@ from pipelines.present.report.plots import (
     timeline,
 )
 from pipelines.present.report.summary import RunFacts, summarise, summary_of
+from schemas.plain import encode_json
 from schemas.records import Metric
 
 SAMPLES = [
@@ -156,9 +159,11 @@ def test_report_of_unknown_run() -> None:
     assert "None" not in text
 
 
-def test_report_without_summary_raises(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        render_report(tmp_path)
+def test_report_of_a_run_that_has_not_ended_shows_what_there_is(tmp_path: Path) -> None:
+    (tmp_path / METRICS_FILE).write_bytes(b"".join(encode_json(metric) + b"\n" for metric in history()))
+    text = " ".join(checked(render_report(tmp_path)).text)
+    assert "0.42 → 0.89" in text
+    assert "reached its goal" not in text
 
 
 def test_charts_are_well_formed_and_within_bounds() -> None:
@@ -358,3 +363,22 @@ def test_page_shows_samples_with_coloured_tokens() -> None:
     classes = [value for name, value in checker.attributes if name == "class"]
     assert [name for name in classes if name in ("p0", "p5")] == ["p0", "p5", "p5", "p0", "p5"]  # two are the legend's
     assert "<h2>Samples" not in page({"run": "sums"}, [], None, "", Path("runs/sums"))
+
+
+def test_report_shows_where_the_time_of_agents_went(tmp_path: Path) -> None:
+    totals = {"episodes": 2.0, "turns": 6.0, "conversations": 4.0, "model_s": 6.0, "agent_s": 3.0, "waiting_s": 1.0}
+    metrics = [Metric("agents", process, totals, 5) for process in (0, 1)]
+    metrics.append(Metric("agents", 0, {"episodes": 1.0}, 4))  # earlier
+    found = agents_of(metrics)
+    assert found is not None
+    assert found["episodes"] == 4
+    text = page({"run": "sums", "agents": found}, [], None, "", tmp_path)
+    for label, value in (
+        ("turns of an episode", "3.0"),
+        ("in requests to the model", "3.00 s (60 %)"),
+        ("between requests: tools and the agent", "1.50 s (30 %)"),
+        ("before the first request", "0.50 s (10 %)"),
+    ):
+        assert f"<td>{label}</td><td>{value}</td>" in text
+    assert "Agents" not in page({"run": "sums"}, [], None, "", tmp_path)
+    assert agents_of([]) is None

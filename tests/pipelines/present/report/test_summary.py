@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pipelines.present.report.machine import cpu_model, describe_machine, packag
 from pipelines.present.report.series import batches, evaluations, mean_between, newest_by_step, staleness_histogram
 from pipelines.present.report.summary import RunFacts, summarise, summary_of
 from pipelines.present.report.verdict import audit_verdict, training_verdict, warm_start_verdict
+from schemas.metric_labels import labelled
 from schemas.records import Metric
 
 FACTS = RunFacts(
@@ -159,6 +161,16 @@ def test_summary_before_is_first_and_after_is_final_version() -> None:
     assert [each.version for each in evaluations(late)] == [0, 20]
 
 
+def test_report_names_a_round_that_is_not_measured() -> None:
+    """Its survivors are no accuracy, in no figure of the report."""
+    gone = Metric("evaluation", 0, {"final": 0.0, "questions": 2.0, "unanswered/sampled": 398.0}, START)
+    metrics = [evaluation_metric(0, "greedy", 0.2), gone, evaluation_metric(30, "sampled", 0.7, final=True)]
+    summary = summary_of(metrics, RunFacts("r"))
+    assert (summary["heldout_sampled_before"], summary["heldout_sampled_after"]) == (None, 0.7)
+    assert summary["heldout_unmeasured"] == ["version 0 sampled (2 of 400 answers)"]
+    assert "Not measured: version 0 sampled (2 of 400 answers)." in closing_lines(Path("runs/r"), summary)
+
+
 @pytest.mark.parametrize(
     ("metrics", "reported", "expected"),
     [
@@ -191,6 +203,19 @@ def test_staleness_histogram_counts_trained_batches_only() -> None:
     packed = [Metric("experience", batch, {f"staleness/{batch}": 4.0}, 1) for batch in range(3)]
     trained = [Metric("trainer", step, {}, 1) for step in (1, 2)]
     assert staleness_histogram([*packed, *trained]) == {0: 4, 1: 4}
+
+
+@pytest.mark.parametrize(
+    ("trajectories", "first", "last", "expected"),
+    [
+        (192, 0.24, 0.42, "changed from 0.24 to 0.42 (first and last tenth of the trajectories). A tenth is 19 traj"),
+        (15_400, 0.0023, 0.0, "changed from 0.0023 to 0.00 (first and last tenth of the trajectories)."),
+    ],
+)
+def test_training_verdict_names_few_trajectories(trajectories: int, first: float, last: float, expected: str) -> None:
+    text = training_verdict({"reward_first": first, "reward_last": last, "trajectories_trained": trajectories})
+    assert expected in text
+    assert ("may be noise" in text) == (trajectories < 1000)
 
 
 def summary(
@@ -281,12 +306,12 @@ def by_task(metric: Metric) -> Metric:
         if metric.name == "experience":
             reward = accuracy + 0.3 * (metric.step >= STEPS / 2)
             values |= {
-                f"trajectories/{task}": count,
-                f"reward/mean/{task}": reward,
-                f"response_length/mean/{task}": 9.0,
+                labelled("trajectories", task=task): count,
+                labelled("reward/mean", task=task): reward,
+                labelled("response_length/mean", task=task): 9.0,
             }
         elif metric.name == "evaluation" and "accuracy/greedy" in values:
-            values |= {f"accuracy/greedy/{task}": accuracy / 2 if metric.step else 0.0, f"questions/{task}": 128.0}
+            values[labelled("accuracy/greedy", task=task)] = accuracy / 2 if metric.step else 0.0
     return replace(metric, values=values)
 
 
@@ -300,6 +325,9 @@ def test_summary_has_metrics_of_each_task() -> None:
         "heldout_before": 0.0,
         "heldout_after": 0.15,
         "trajectories_trained": 32 * STEPS,
+        "heldout_sampled_before": None,
+        "heldout_sampled_after": None,
+        "response_length_first": pytest.approx(9.0),
         "response_length_last": pytest.approx(9.0),
     }
     text = closing_lines(Path("runs/sums"), summary, Path("my.toml"))
@@ -308,6 +336,27 @@ def test_summary_has_metrics_of_each_task() -> None:
         c.title for c in charts(metrics, summary)
     }
     assert summary_of(list(history()), FACTS)["tasks"] is None
+
+
+def test_summary_has_the_mean_of_each_of_several_rewards() -> None:
+    def with_components(metric: Metric, names: Sequence[str]) -> Metric:
+        if metric.name != "experience":
+            return metric
+        mean = {"exact": 0.2, "brief": 0.5 + 0.4 * (metric.step >= STEPS / 2)}
+        means = {labelled("component/mean", component=name): mean[name] for name in names}
+        counts = {labelled("component/trajectories", component=name): 128.0 for name in names}
+        return replace(metric, values={**metric.values, **means, **counts})
+
+    metrics = [with_components(metric, ("exact", "brief")) for metric in history()]
+    summary = summary_of(metrics, FACTS)
+    assert {name: [round(each, 6) for each in found.values()] for name, found in summary["components"].items()} == {
+        "exact": [0.2, 0.2],
+        "brief": [0.5, 0.9],
+    }
+    text = closing_lines(Path("runs/sums"), summary, Path("my.toml"))
+    assert re.search(r"component brief +0\.50 → 0\.90\n", text)
+    assert "Reward by component, before weighting" in {chart.title for chart in charts(metrics, summary)}
+    assert summary_of([with_components(metric, ("exact",)) for metric in history()], FACTS)["components"] is None
 
 
 def test_laminar_command_includes_path_if_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tensorboardX.proto.event_pb2 import Event
 from pipelines.config import ConfigError
 from pipelines.inspect.metrics_file import MetricsFile, lag_metric, read_metrics
 from pipelines.present.report.trackers import Sinks, open_trackers
+from schemas.metric_labels import labelled
 from schemas.records import Metric
 
 FIRST = Metric("trainer", 1, {"reward/mean": 0.25, "loss": -1.0}, 1_700_000_000_000)
@@ -98,7 +99,7 @@ def test_mlflow_logs_values_with_step_and_time(tmp_path: Path, monkeypatch: pyte
     mlflow = pytest.importorskip("mlflow", reason="`make exports-test` has it")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     sinks = Sinks(MetricsFile(tmp_path / "metrics.jsonl"), open_trackers(["mlflow"], "first", tmp_path))
-    odd = Metric("evaluation", 3, {"accuracy/greedy/1 + 1?": 0.5}, 1_700_000_002_000)
+    odd = Metric("evaluation", 3, {labelled("accuracy/greedy", task="1 + 1?"): 0.5}, 1_700_000_002_000)
     many = [Metric("many", step, {f"n{n}": step + n for n in range(11)}, 0) for step in range(100)]
     sinks.append([FIRST, odd, *many])
     sinks.append([SECOND])

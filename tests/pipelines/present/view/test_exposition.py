@@ -21,6 +21,9 @@ from schemas import records as r
 DEPLOY = Path(__file__).parents[4] / "infra" / "deploy"
 
 
+HELD_OUT = {"accuracy/greedy": 0.75, "accuracy/sampled": 0.5, 'accuracy/greedy{task="sums"}': 1.0}
+
+
 @pytest.fixture
 def state() -> RunState:
     values = {
@@ -36,7 +39,7 @@ def state() -> RunState:
     assert isinstance(version, r.WeightVersion)
     events = [
         r.Metric("trainer", 3, values, 1_700_000_000_000),
-        r.Metric("evaluation", 3, {"accuracy/greedy": 0.75, "accuracy/sampled": 0.5}, 1_700_000_000_000),
+        r.Metric("evaluation", 3, HELD_OUT, 1_700_000_000_000),
         status,
         replace(status, replica=1, waiting=0),
         relay,
@@ -57,7 +60,11 @@ def test_run_collector_labels_run_and_units(state: RunState) -> None:
     found = scrape(state)
     assert found['laminar_optimizer_step{run="first"}'] == 3
     assert found['laminar_trajectories_trained_total{run="first"}'] == 64
-    assert found['laminar_heldout_accuracy{mode="greedy",run="first"}'] == 0.75
+    assert {name: value for name, value in found.items() if "heldout" in name} == {
+        'laminar_heldout_accuracy{mode="greedy",run="first",task=""}': 0.75,
+        'laminar_heldout_accuracy{mode="greedy",run="first",task="sums"}': 1.0,
+        'laminar_heldout_accuracy{mode="sampled",run="first",task=""}': 0.5,
+    }
     assert found['laminar_lag_records{run="first",topic="batches"}'] == 3
     assert found['laminar_replica_requests_waiting{replica="1",run="first"}'] == 0
     assert found['laminar_relay_received_bytes_total{relay="0",run="first"}'] == 2560
@@ -77,6 +84,16 @@ def test_run_collector_has_the_counters_of_steps(state: RunState) -> None:
     }
     (steps,) = state_to_json(fold_all(state, [r.Metric("steps/placement", 1, values, 1)]))["steps"].items()
     assert steps == ("placement-1", values)
+
+
+@pytest.mark.parametrize("key", ['reward/mean{task="my \\"sums\\""}', 'reward/mean/my "sums"'])
+def test_run_collector_has_tasks_as_labels(state: RunState, key: str) -> None:
+    values = {key: 0.5, "buffer/groups": 3.0}
+    found = scrape(fold_all(state, [r.Metric("experience", 1, values, 1)]))
+    assert {name: value for name, value in found.items() if name.startswith("laminar_experience")} == {
+        'laminar_experience_buffer_groups{run="first"}': 3.0,
+        'laminar_experience_reward_mean{run="first",task="my \\"sums\\""}': 0.5,
+    }
 
 
 def test_run_collector_of_new_run() -> None:

@@ -111,7 +111,7 @@ def test_resumed_run_has_no_rate_until_it_has_made_steps() -> None:
     state = after(*[trainer_metric(step) for step in range(1, 41)], PhaseStarted("broker", START + 10**6))
     assert (rates(state).steps, seconds_left(state)) == (None, None)
     assert eta(state) == "ETA -"
-    assert waiting_for(state) == "Kafka, and the checks of the configuration"
+    assert waiting_for(state) == "Kafka"
     starting = fold(state, PhaseStarted("starting", START + 10**6))
     assert waiting_for(starting) == "the roles"
     resumed = fold_all(starting, [trainer_metric(step) for step in (78, 79)])

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from synthetic_run import START, heartbeat, trainer_metric
 
+from pipelines.config import parse_config
 from pipelines.inspect.run_state.errors import ErrorCounts, errors_text
-from pipelines.inspect.run_state.events import PhaseStarted, RolesChanged, RoleState, Tick
+from pipelines.inspect.run_state.events import CheckStarted, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.inspect.run_state.waiting import QUIET_S, waiting_for
 from pipelines.present.view.panels import fact_lines
 from pipelines.present.view.state_json import state_to_json
 from pipelines.present.view.text import run_line
+from pipelines.run.goal import is_reached
 from schemas.records import Metric
 
 UP = RolesChanged({"trainer": RoleState(1, 0, "up"), "score": RoleState(2, 0, "up")})
@@ -25,7 +27,15 @@ SCORED = Metric("score", 64, {"trajectories": 64.0, "reward_errors": 8.0, "episo
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
-        ([PhaseStarted("broker", START)], "Kafka, and the checks of the configuration"),
+        ([PhaseStarted("broker", START)], "Kafka"),
+        (
+            [PhaseStarted("checks", START), Tick(START + 9_000)],
+            "the start of the checks of prompts, rewards and environments: libraries are loaded (9 s)",
+        ),
+        (
+            [PhaseStarted("checks", START), CheckStarted("reward my.py:score", START), Tick(START + 12_900)],
+            "the check of reward my.py:score (12 s)",
+        ),
         ([PhaseStarted("warm start", START)], "the warm start"),
         ([], "the roles"),
         ([RolesChanged({"trainer": RoleState(None, 0, "starting")})], "the start of trainer"),
@@ -33,10 +43,13 @@ SCORED = Metric("score", 64, {"trajectories": 64.0, "reward_errors": 8.0, "episo
         ([UP, replace(BEAT, state="loading")], "a replica that has loaded weights"),
         ([UP, replace(BEAT, running=0)], "the first prompt at a replica"),
         ([UP, BEAT], "the first scored trajectory: 12 trajectories are running"),
-        ([UP, BEAT, SCORED], "the first optimizer step: 64 trajectories are scored, 12 trajectories are running"),
+        (
+            [UP, BEAT, SCORED],
+            "the first optimizer step: 64 trajectories are scored, 12 trajectories are running",
+        ),
         ([UP, BEAT, SCORED, trainer_metric(1)], None),
         (
-            [UP, BEAT, SCORED, trainer_metric(1), Tick(trainer_metric(1).measured_at + int(QUIET_S * 1000))],
+            [UP, BEAT, SCORED, trainer_metric(1), Tick(trainer_metric(1).measured_at + int(QUIET_S[0] * 1000))],
             "the next optimizer step: 64 trajectories are scored, 12 trajectories are running",
         ),
         ([trainer_metric(1), PhaseStarted("final evaluation", START)], "answers to held-out questions under version -"),
@@ -49,6 +62,15 @@ def test_run_names_what_it_waits_for(events: list[Any], expected: str | None) ->
     assert (f"waits for {expected}" in run_line(state)) == (expected is not None)
     assert dict(fact_lines(state)).get("waits for") == expected
     assert state_to_json(state)["waits_for"] == expected
+
+
+@pytest.mark.parametrize(("step_s", "quiet_s"), [(0.5, QUIET_S[0]), (8, 16), (600, QUIET_S[1])])
+def test_run_with_slow_steps_waits_longer_in_silence(step_s: float, quiet_s: float) -> None:
+    steps = [replace(trainer_metric(step), measured_at=START + int(1000 * step_s * step)) for step in (1, 2, 3)]
+    for late_ms, named in ((-1, False), (0, True)):
+        now = steps[-1].measured_at + int(1000 * quiet_s) + late_ms
+        state = fold_all(new_run("r", 80, START), [UP, BEAT, SCORED, *steps, Tick(now)])
+        assert (waiting_for(state) is not None) == named
 
 
 @pytest.mark.parametrize(
@@ -71,6 +93,28 @@ def test_refused_rows_are_in_line_screen_and_json() -> None:
     assert "refused 12 rows (too long 10, no answer 2)" in run_line(state)
     assert dict(fact_lines(state))["refused"] == "12 rows (too long 10, no answer 2)"
     assert state_to_json(state)["refused_rows"] == {"too long": 10, "no answer": 2}
+
+
+def test_round_that_is_not_measured_is_in_line_screen_and_json() -> None:
+    gone = Metric("evaluation", 0, {"final": 1.0, "questions": 2.0, "unanswered/greedy": 398.0}, START)
+    state = fold_all(new_run("r", 80, START), [gone])
+    text = "not measured: version 0 greedy (2 of 400 answers)"
+    assert "held-out greedy" not in run_line(state)
+    assert text in run_line(state)
+    assert text in dict(fact_lines(state))["held-out"]
+    assert state_to_json(state)["heldout_unmeasured"] == text
+    again = replace(gone, values={"final": 1.0, "questions": 400.0, "accuracy/greedy": 0.5})
+    assert text not in run_line(fold_all(state, [again]))
+
+
+@pytest.mark.parametrize(
+    ("values", "reached"), [({}, False), ({"given_up": 1.0}, True), ({"accuracy/greedy": 0.5}, True)]
+)
+def test_run_ends_if_its_final_version_cannot_be_measured(values: dict[str, float], reached: bool) -> None:
+    settings = {"prompts": {"heldout": 4, "task": "gcd"}, "trainer": {"optimizer_steps": 1}}
+    config = parse_config({"run": {"name": "r"}, **settings, "evaluation": {"sampled": False}}, "test")
+    last = Metric("evaluation", 1, {"final": 1.0, "questions": 0.0, "unanswered/greedy": 4.0, **values}, START)
+    assert is_reached(fold_all(new_run("r", 1, START), [trainer_metric(1), last]), config) == reached
 
 
 def test_errors_are_in_line_screen_and_json() -> None:

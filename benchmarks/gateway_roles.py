@@ -1,0 +1,25 @@
+"""One role of benchmarks/gateway.py: `python -m benchmarks.gateway_roles CONFIG placement|rollout|gateway`.
+
+The roles are those of every run, but rollouts have emulated engines, although agents need text: the gateway decodes the
+synthetic tokens with the model's tokenizer.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pipelines.rollout
+from operators.rollout.backend import BackendSpec, EmulatedSpec
+from pipelines.config import Config, load_config
+from pipelines.roles import Role, configure_logging, run_role
+
+
+def _emulated(config: Config, process: int) -> BackendSpec:
+    return EmulatedSpec(config.rollout, config.run.time_scale, config.relay.keep_versions)
+
+
+if __name__ == "__main__":
+    configure_logging()
+    pipelines.rollout._backend = _emulated
+    run_role(load_config(Path(sys.argv[1])), Role(sys.argv[2]))

@@ -1,0 +1,170 @@
+"""An HTTP server, uvicorn, behind limits for connections that have not shown a valid key.
+
+Clients without a key cannot lock others out: their connections are few, and each has a deadline for its TLS handshake
+and for the header of a request. A server without keys has these limits for all of its connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+MAX_UNAUTHENTICATED = 128
+"""Connections without a valid key so far: a new one replaces the oldest of the address that has most."""
+HEADER_S = 10.0
+"""Seconds for a TLS handshake, and for the header of a request from its first byte on."""
+_NO_FILES_S = 0.1
+
+Address = tuple[str, int]
+
+
+@dataclass
+class UnauthenticatedConnections:
+    """The connections on which no request had a valid key, oldest first, at most `most`."""
+
+    most: int = MAX_UNAUTHENTICATED
+
+    def __post_init__(self) -> None:
+        self._connections: dict[Address, socket.socket] = {}
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def add(self, address: Address, connection: socket.socket) -> None:
+        """Record a new connection; if there are too many, another one ends."""
+        if len(self._connections) >= self.most:
+            self.drop_oldest()
+        self._connections[address] = connection
+
+    def drop_oldest(self) -> None:
+        """End the oldest connection of the address that has most."""
+        if self._connections:
+            busiest, _ = Counter(host for host, _ in self._connections).most_common(1)[0]
+            oldest = next(address for address in self._connections if address[0] == busiest)
+            with suppress(OSError):
+                self._connections.pop(oldest).shutdown(socket.SHUT_RDWR)
+
+    def remove(self, address: Address | None) -> None:
+        """The connection has shown a valid key, or has ended."""
+        if address is not None:
+            self._connections.pop(address, None)
+
+
+class HttpServer(uvicorn.Server):
+    """Serves the ASGI `application` on listening sockets, with `tls` over TLS.
+
+    The application removes connections with a valid key from `unauthenticated`.
+    """
+
+    def __init__(
+        self,
+        application: object,
+        unauthenticated: UnauthenticatedConnections,
+        tls: ssl.SSLContext | None = None,
+        header_s: float = HEADER_S,
+    ) -> None:
+        self._unauthenticated, self._tls, self._header_s = unauthenticated, tls, header_s
+        self._opening: set[asyncio.Task[None]] = set()
+        options = uvicorn.Config(
+            application,  # type: ignore[arg-type]
+            http=H11Protocol,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=2,
+        )
+        super().__init__(options)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        self.servers = []
+        for listening in sockets:
+            listening.setblocking(False)
+        self._accepting = [asyncio.create_task(self._accept(listening)) for listening in sockets]
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in [*self._accepting, *self._opening]:
+            task.cancel()
+        await asyncio.gather(*self._accepting, *self._opening, return_exceptions=True)
+        await super().shutdown(sockets)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listening)
+            except OSError:  # no more files, or a connection that has ended already
+                self._unauthenticated.drop_oldest()
+                await asyncio.sleep(_NO_FILES_S)
+                continue
+            connection.setblocking(False)
+            self._unauthenticated.add(address[:2], connection)
+            task = asyncio.create_task(self._open(connection, address[:2]))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket, address: Address) -> None:
+        """Complete the TLS handshake, if there is one; the protocol then has the connection."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Connection(self.config, self.server_state, self._unauthenticated, address, self._header_s),
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._header_s if self._tls is not None else None,
+            )
+        except (OSError, asyncio.CancelledError):
+            self._unauthenticated.remove(address)
+            connection.close()
+
+
+class _Connection(H11Protocol):
+    """An HTTP connection on which a request's header must be complete in time."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        state: ServerState,
+        unauthenticated: UnauthenticatedConnections,
+        address: Address,
+        header_s: float,
+    ) -> None:
+        super().__init__(config, state, {})
+        self._unauthenticated, self._address, self._header_s = unauthenticated, address, header_s
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unauthenticated.remove(self._address)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _set_deadline(self) -> None:
+        """Start the deadline if a header is incomplete; end it if a request is being answered."""
+        idle = self.timeout_keep_alive_task is not None
+        if idle or (self.cycle is not None and not self.cycle.response_complete):
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self._header_s, self.transport.close)

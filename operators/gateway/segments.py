@@ -1,0 +1,87 @@
+"""Which conversations of an episode are trained: pure functions of its turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from infra.models.conversations import Message
+from operators.gateway.turn_tree import EndedTurn, Ranges, leaf_turns, length_of
+from schemas.records import Branches, Segment, TurnRequest
+
+MAX_SEGMENTS = 64
+"""Conversations of an episode that are trained: the newest ones."""
+MAX_MESSAGES_CHARACTERS = 500_000
+"""The messages of all conversations are recorded up to this size."""
+
+ReadResponse = Callable[[TurnRequest, Sequence[int]], Message]
+"""The message of a response: a function of the turn and of its tokens."""
+
+
+class Selected(NamedTuple):
+    """The segments to train, and a JSON list with the messages of each, null for those that are too long."""
+
+    segments: tuple[Segment, ...]
+    messages: str
+
+
+def segments_of(
+    turns: Sequence[EndedTurn],
+    tokens: np.ndarray,
+    drawn: np.ndarray,
+    read_response: ReadResponse,
+    branches: Branches,
+    most_tokens: int,
+) -> Selected:
+    """The conversations to train, the newest first, with at most `most_tokens` tokens together, or one.
+
+    `turns` are in their order; tokens int32[t] and drawn bool[t] are those of the episode.
+    """
+    conversations = _Conversations(turns, tokens, read_response)
+    found: list[Segment] = []
+    recorded: list[str] = []
+    total = characters = 0
+    for leaf in leaf_turns(turns)[::-1][: 1 if branches == "last" else MAX_SEGMENTS]:
+        total += length_of(leaf.whole)
+        if found and total > most_tokens:
+            break
+        mask = np.concatenate([drawn[each.start : each.stop] for each in leaf.whole])
+        text = json.dumps(conversations.messages(leaf.whole), ensure_ascii=False)
+        characters += len(text)
+        recorded.append(text if characters <= MAX_MESSAGES_CHARACTERS else "null")
+        found.append(Segment(int(mask.argmax()) if mask.any() else len(mask), leaf.whole))
+    return Selected(tuple(found), f"[{','.join(recorded)}]")
+
+
+class _Conversations:
+    """The messages of conversations by their tokens."""
+
+    def __init__(self, turns: Sequence[EndedTurn], tokens: np.ndarray, read_response: ReadResponse) -> None:
+        self._tokens, self._read = tokens, read_response
+        self._by_end: dict[Ranges, tuple[EndedTurn, bool]] = {}
+        """By the tokens of a conversation: the turn with which it ends, and whether with its response."""
+        self._responses: dict[str, Message] = {}
+        for turn in turns:
+            if turn.asked != turn.request.context:
+                self._by_end.setdefault(turn.asked, (turn, False))
+            self._by_end[turn.whole] = turn, True
+
+    def messages(self, conversation: Ranges) -> list[dict[str, Any]]:
+        """The messages of `conversation`; of one whose beginning is not recorded, those of its end."""
+        backwards: list[dict[str, Any]] = []
+        while (end := self._by_end.get(conversation)) is not None:
+            turn, responded = end
+            if responded:
+                backwards.append(dict(self._response(turn)))
+            backwards += reversed(json.loads(turn.request.messages))
+            conversation = turn.request.context
+        return backwards[::-1]
+
+    def _response(self, turn: EndedTurn) -> Message:
+        name = turn.request.turn_id
+        if name not in self._responses:
+            self._responses[name] = self._read(turn.request, self._tokens[turn.given : turn.ended.stop].tolist())
+        return self._responses[name]

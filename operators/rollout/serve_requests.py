@@ -1,0 +1,114 @@
+"""Serves requests of people under any weight version of this machine, on an engine of its own: nothing is trained.
+
+One version is loaded at a time. Requests run in their order: those of the loaded version together, and the next version
+once the engine is empty.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from infra.store.errors import VersionGone
+from operators.rollout.engine import Engine, PartialResponse, Request
+from operators.rollout.weight_loader import Weights
+from schemas.records import PolicyVersion, Sampling
+
+LATEST = "latest"
+Event = dict[str, Any]
+"""`id`, new `tokens` and their `logprobs`, `version`, `finish` (None: more follows), `error`."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServedRequest:
+    """One request. `version` is `latest`, a version (1.20), or the number of one (v20)."""
+
+    id: str
+    version: str
+    tokens: np.ndarray
+    sampling: Sampling
+
+
+def find_version(name: str, versions: Collection[PolicyVersion]) -> PolicyVersion:
+    """The version among `versions` that `name` names. Raises LookupError."""
+    if name == LATEST:
+        found = list(versions)
+    elif name.startswith("v") and name[1:].isdecimal():
+        found = [version for version in versions if version.number == int(name[1:])]
+    else:
+        found = [version for version in versions if str(version) == name]
+    if not found:
+        known = ", ".join(map(str, sorted(versions))) or "none yet"
+        raise LookupError(f"this machine has no weight version {name[:40]!r}; it has {known}")
+    return max(found)
+
+
+class ServedRequests:
+    """Runs requests on `engine` with `weights`."""
+
+    def __init__(self, engine: Engine, weights: Weights) -> None:
+        self._engine, self._weights = engine, weights
+        self._waiting: deque[ServedRequest] = deque()
+        self._running: dict[str, int] = {}
+        """By request: the number of its tokens that have been returned."""
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._running)
+
+    def submit(self, request: ServedRequest) -> None:
+        """Queue a request."""
+        self._waiting.append(request)
+
+    def cancel(self, name: str) -> None:
+        """Stop a request; nothing more is returned for it."""
+        self._waiting = deque(each for each in self._waiting if each.id != name)
+        if self._running.pop(name, None) is not None:
+            self._engine.release([name])
+
+    def step(self) -> list[Event]:
+        """Start what can start, run one round of the engine, and return what was generated."""
+        events = list(self._start())
+        if not self._running:
+            return events
+        completions = {each.trajectory_id: each for each in self._engine.step()}
+        gained = self._engine.generated(dict(self._running))
+        for name, part in gained.items():
+            if name in self._running and name not in completions and len(part.token_ids):
+                self._running[name] += len(part.token_ids)
+                events.append(self._event(name, part, None))
+        for name, completion in completions.items():
+            if (returned := self._running.pop(name, None)) is not None:
+                part = completion.generated.since(returned)
+                events.append(self._event(name, part, completion.finish_reason, completion.error))
+        return events
+
+    def _start(self) -> Iterator[Event]:
+        capacity = self._engine.status().capacity
+        while self._waiting and len(self._running) < capacity:
+            request = self._waiting[0]
+            try:
+                version = find_version(request.version, self._weights.versions())
+                if version != self._engine.version:
+                    if self._running:
+                        return
+                    with self._weights.pin(version) as file:
+                        self._engine.load(file, version)
+                self._engine.submit(Request(request.id, request.tokens, request.sampling))
+                self._running[request.id] = 0
+            except (LookupError, ValueError, VersionGone) as error:
+                yield {"id": request.id, "tokens": [], "logprobs": [], "finish": "failed", "error": str(error)}
+            self._waiting.popleft()
+
+    def _event(self, name: str, part: PartialResponse, finish: str | None, error: str | None = None) -> Event:
+        return {
+            "id": name,
+            "tokens": part.token_ids.tolist(),
+            "logprobs": part.logprobs.tolist(),
+            "version": str(self._engine.version),
+            "finish": finish,
+            "error": error,
+        }

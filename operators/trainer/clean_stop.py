@@ -1,0 +1,99 @@
+"""The clean stop of the trainer: a checkpoint of its newest version, so that no batch since the last one is lost.
+
+All ranks stop at the same version. Rank 0 decides whether it gets a checkpoint, of which each rank writes its part.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from infra.runners.stopping import STOPPING
+from infra.store.publisher import PublishFailed
+from operators.io.elements import Output
+from operators.trainer.checkpoint_writer import CheckpointWriter
+from operators.trainer.joint_actions import RanksStop
+from operators.trainer.persist import CheckpointError
+from operators.trainer.rank_training import RankTraining
+from operators.trainer.rendezvous import RankLost, Rendezvous, lost_ranks
+
+OWN_STOP_S = 10.0
+"""How long a rank that another has stopped waits for its own stop request: those of a run arrive together."""
+DECISION_S = 30.0
+"""How long a rank waits for rank 0's decision."""
+_POLL_S = 0.02
+_NOTE, _KEEP, _LEAVE = "clean stop", "keep", "leave"
+
+log = logging.getLogger(__name__)
+
+
+def fold_with_ranks(training: RankTraining, fold: Callable[[], list[Output]]) -> list[Output]:
+    """The outputs of `fold`; none once the ranks stop together.
+
+    Raises RankLost if another rank has ended, or was stopped while this one was not: both begin again.
+    """
+    if training.stopped:
+        return []
+    try:
+        with lost_ranks():
+            return fold()
+    except RanksStop as stop:
+        if not STOPPING.wait(OWN_STOP_S):
+            raise RankLost("another rank was stopped, this one was not") from stop
+        return []
+
+
+def keep_newest(training: RankTraining, checkpoints: CheckpointWriter, is_published: Callable[[], bool]) -> None:
+    """On rank 0: write a checkpoint of the newest version with all ranks. One attempt; a failure is logged.
+
+    `is_published` waits a bounded time until the version is published; without that it gets no checkpoint.
+    """
+    rendezvous, decision = training.rendezvous, _LEAVE
+    try:
+        with lost_ranks():
+            training.stop()
+            if training.trained == 0:
+                return
+            checkpoints.finish()
+            if training.position.version in checkpoints.kept() or not is_published():
+                return
+            decision = _KEEP
+            rendezvous.post(_NOTE, decision)
+            checkpoints.begin()
+            checkpoints.finish()
+    except (CheckpointError, PublishFailed, RankLost, TimeoutError) as error:
+        log.warning("the run stops without a checkpoint of version %s: %s", training.position.version, error)
+    finally:
+        if decision is _LEAVE:
+            _post_quietly(rendezvous, decision)
+
+
+def keep_with_rank_0(training: RankTraining, checkpoints: CheckpointWriter) -> None:
+    """On any other rank: write this rank's part of the checkpoint if rank 0 makes one. A failure is logged."""
+    try:
+        with lost_ranks():
+            training.stop()
+            if training.trained == 0:
+                return
+            checkpoints.finish()
+            if _decision(training.rendezvous) == _KEEP:
+                checkpoints.begin()
+                checkpoints.finish()
+    except (CheckpointError, RankLost) as error:
+        log.warning("the run stops without this rank's part of version %s: %s", training.position.version, error)
+
+
+def _decision(rendezvous: Rendezvous) -> str | None:
+    """Rank 0's decision; None if there is none in time."""
+    deadline = time.monotonic() + DECISION_S
+    while (note := rendezvous.posted(_NOTE)) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return note
+
+
+def _post_quietly(rendezvous: Rendezvous, decision: str) -> None:
+    try:
+        rendezvous.post(_NOTE, decision)
+    except RuntimeError as error:
+        log.debug("the other ranks have ended: %s", error)

@@ -1,0 +1,209 @@
+"""What each algorithm sets: aggregation, clip, ratio, off-policy weight, optimizer steps per batch, and its source.
+
+`docs/training.md` has the same table (a test compares them). The functions of an algorithm are in `algorithms.py`; this
+module does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from operators.trainer.config import (
+    AggregationName,
+    AlgorithmConfig,
+    AlgorithmName,
+    CorrectionKind,
+    CorrectionLevel,
+    LearnerConfig,
+    Proximal,
+)
+
+_Record = TypeVar("_Record", "Clip", "Correction")
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """The trust region of an importance ratio: [1 − low, 1 + high], and the constant c of the dual clip."""
+
+    low: float
+    high: float
+    dual: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """How w = π_o/μ is applied: not at all (none), limited to [low, cap] (truncate), or 0 outside [low, cap] (mask)."""
+
+    kind: CorrectionKind = "none"
+    cap: float = 2.0
+    low: float = 0.0
+    level: CorrectionLevel = "token"
+
+
+SYMMETRIC = Clip(0.2, 0.2)
+CLIP_HIGHER = Clip(0.2, 0.28)
+UNCLIPPED = Clip(1.0, math.inf)
+TRUNCATED = Correction("truncate", cap=2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """The settings of an algorithm, their source, and the learning rate there, None if it names none.
+
+    With `proximal` "update_start", π_o is the policy at the start of the update, and w = π_o/μ corrects for staleness
+    (decoupled PPO, arXiv 2110.00641). With "behaviour", π_o = μ: ρ itself corrects for staleness, and w = 1.
+
+    "update_start" is the default because batches are stale here. Ratios against μ are clipped where the policy has
+    changed most since, so the tokens that decide an answer would have no gradient. On fresh batches both are the same.
+    The papers' own batches are fresh but for those of `decoupled_ppo`: the weight w of the others is ours.
+    """
+
+    source: str
+    aggregation: AggregationName = "token_mean"
+    clip: Clip = SYMMETRIC
+    proximal: Proximal = "update_start"
+    correction: Correction = TRUNCATED
+    mini_batches: int = 1
+    epochs: int = 1
+    paper_rate: float | None = None
+
+
+PRESETS: dict[AlgorithmName, Preset] = {
+    "tis": Preset(source="weights of at most 2 (arXiv 2505.24298, eq. 5, with C = 2); loss of DAPO", clip=CLIP_HIGHER),
+    "grpo": Preset(
+        source="arXiv 2402.03300, §4.1.2 and §4.2: one update after each exploration",
+        aggregation="sequence_mean",
+        paper_rate=1e-6,
+    ),
+    "dr_grpo": Preset(
+        source="arXiv 2503.20783, §3.2; steps of its published command: 1024 answers by 128",
+        aggregation="constant_length",
+        mini_batches=8,
+        paper_rate=1e-6,
+    ),
+    "dapo": Preset(
+        source="arXiv 2503.14476, §3 and §4.1; its dynamic sampling is a sampler of the buffer",
+        clip=CLIP_HIGHER,
+        mini_batches=16,
+        paper_rate=1e-6,
+    ),
+    "rloo": Preset(source="arXiv 2402.14740, §3.3: REINFORCE, no clip", aggregation="sequence_sum", clip=UNCLIPPED),
+    "reinforce_plus_plus": Preset(
+        source="arXiv 2501.03262, §3; steps and rate of OpenRLHF's script: 1024 answers by 128",
+        mini_batches=8,
+        paper_rate=5e-7,
+    ),
+    "reinforce_plus_plus_baseline": Preset(
+        source="arXiv 2501.03262, §3; steps and rate of OpenRLHF's script: 1024 answers at once",
+        paper_rate=5e-7,
+    ),
+    "ppo": Preset(
+        source="arXiv 1707.06347, eq. 7; steps and rate of verl 0.9.1: 1024 prompts by 256",
+        mini_batches=4,
+        paper_rate=1e-6,
+    ),
+    "gspo": Preset(
+        source="arXiv 2507.18071, §5.1",
+        aggregation="sequence_mean",
+        clip=Clip(3e-4, 4e-4),
+        mini_batches=4,
+    ),
+    # The clipped weight is π/μ, which is the off-policy correction itself.
+    "cispo": Preset(
+        source="arXiv 2506.13585, eq. 4 and §3.1: no lower bound, 16 rounds of updates; its upper bound is not given",
+        clip=Clip(1.0, 0.28),
+        proximal="behaviour",
+        correction=Correction("none"),
+        mini_batches=16,
+    ),
+    "decoupled_ppo": Preset(
+        source="arXiv 2505.24298, eq. 5 and appendix; bound of its code",
+        correction=Correction("truncate", cap=5.0),
+        mini_batches=4,
+        paper_rate=2e-5,
+    ),
+    "icepop": Preset(
+        source="arXiv 2510.18855: masked weights in [0.5, 5]",
+        aggregation="sequence_mean",
+        correction=Correction("mask", low=0.5, cap=5.0),
+    ),
+}
+
+
+def resolve_preset(config: AlgorithmConfig) -> Preset:
+    """The preset that `config` names, with its overrides."""
+    known = PRESETS[config.name]
+    return replace(
+        known,
+        aggregation=config.aggregation or known.aggregation,
+        proximal=config.proximal or known.proximal,
+        clip=_changed(known.clip, low=config.clip_low, high=config.clip_high, dual=config.dual_clip),
+        correction=_changed(
+            known.correction,
+            kind=config.correction,
+            level=config.correction_level,
+            low=config.correction_low,
+            cap=config.correction_cap,
+        ),
+    )
+
+
+def optimizer_steps(config: LearnerConfig) -> tuple[int, int]:
+    """Mini-batches and epochs of a batch: those of `config`, else those of its algorithm."""
+    preset = PRESETS[config.algorithm.name]
+    return config.mini_batches or preset.mini_batches, config.epochs or preset.epochs
+
+
+def clip_can_bind(config: LearnerConfig) -> bool:
+    """Whether a ratio can differ from 1 and is clipped: ratios against μ, or several optimizer steps a batch."""
+    preset, (mini_batches, epochs) = resolve_preset(config.algorithm), optimizer_steps(config)
+    return preset.clip != UNCLIPPED and (preset.proximal == "behaviour" or mini_batches * epochs > 1)
+
+
+def unused_clip_warning(config: LearnerConfig) -> str | None:
+    """A warning if a clip was chosen that can never act.
+
+    It was chosen by a key, or with an algorithm whose paper takes several steps per batch, which a key reduced to one.
+    """
+    algorithm = config.algorithm
+    chosen = [key for key in ("clip_low", "clip_high", "dual_clip") if getattr(algorithm, key) is not None]
+    preset = PRESETS[algorithm.name]
+    if preset.mini_batches * preset.epochs > 1:
+        chosen.append(f"name = {algorithm.name}, which takes {preset.mini_batches * preset.epochs} steps per batch")
+    if not chosen or clip_can_bind(config):
+        return None
+    return (
+        f"trainer.learner.algorithm has a clip without effect ({', '.join(chosen)}): with one optimizer step per "
+        "batch and ratios against the policy at the start of the update, every ratio is 1. Set "
+        'trainer.learner.mini_batches or epochs above 1, or algorithm.proximal = "behaviour"'
+    )
+
+
+def preset_table() -> list[str]:
+    """The presets as rows of a Markdown table, its head included."""
+    head = ("name", "aggregation", "clip", "ratio against", "weight π_o/μ", "steps per batch", "paper's rate", "source")
+    rows = [head, ("---",) * len(head)]
+    for name, preset in PRESETS.items():
+        clip, weight = preset.clip, preset.correction
+        bounds = (
+            f"at most {weight.cap:g}" if weight.kind == "truncate" else f"0 outside [{weight.low:g}, {weight.cap:g}]"
+        )
+        rows.append(
+            (
+                f"`{name}`",
+                preset.aggregation.replace("_", " "),
+                "none" if clip == UNCLIPPED else f"{'–' if clip.low == 1 else f'{clip.low:g}'} / {clip.high:g}",
+                "μ" if preset.proximal == "behaviour" else "π_o",
+                "none: ρ is against μ" if weight.kind == "none" else bounds,
+                str(preset.mini_batches * preset.epochs),
+                "–" if preset.paper_rate is None else f"{preset.paper_rate:g}",
+                preset.source,
+            )
+        )
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _changed(record: _Record, **changes: Any) -> _Record:
+    return replace(record, **{name: value for name, value in changes.items() if value is not None})

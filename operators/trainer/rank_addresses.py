@@ -1,0 +1,94 @@
+"""Where rank 0 publishes the address at which the other ranks find it: a topic of the run, or a file."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+from infra.files import write_atomically
+from infra.kafka.producer import BoundedProducer
+from infra.kafka.properties import ClientProperties
+from infra.kafka.topic_reader import StoredRecord, follow_topic
+from schemas.codec import encode
+from schemas.records import RankAddress
+from schemas.topics import RANKS
+
+log = logging.getLogger(__name__)
+
+_WRITE_S = 60.0
+
+
+class Addresses(Protocol):
+    """The newest address of rank 0."""
+
+    def write(self, address: RankAddress) -> None:
+        """Publish `address` in place of the one before."""
+
+    def newest(self) -> RankAddress | None:
+        """The newest address, None if there is none yet; it may be that of a rank 0 that has ended."""
+
+    def close(self) -> None:
+        """Stop reading."""
+
+
+class AddressFile:
+    """A file that all ranks can read: for ranks that one process forks."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def write(self, address: RankAddress) -> None:
+        """Replace the file."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._file, json.dumps(asdict(address)))
+
+    def newest(self) -> RankAddress | None:
+        """The address in the file."""
+        try:
+            return RankAddress(**json.loads(self._file.read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class AddressTopic:
+    """The compacted topic `ranks` of a run: ranks need no disk in common."""
+
+    def __init__(self, client: ClientProperties, run: str) -> None:
+        self._client, self._topic = client, RANKS.name(run)
+        self._polls: Iterator[list[StoredRecord]] | None = None
+        self._newest: RankAddress | None = None
+
+    def write(self, address: RankAddress) -> None:
+        """Write `address` to the log. Raises DeliveryFailed, TimeoutError."""
+        value, headers = encode(address)
+        with BoundedProducer(self._client) as producer:
+            producer.send(self._topic, value, key=b"rank 0", headers=headers)
+            producer.flush(_WRITE_S)
+
+    def newest(self) -> RankAddress | None:
+        """The newest address in the log; waits up to half a second for another one.
+
+        A record that is no address is skipped with a warning. Raises UnknownTopic, KafkaError.
+        """
+        if self._polls is None:
+            self._polls = follow_topic(self._client, self._topic, {0: 0})
+        for record in next(self._polls):
+            if record.error is not None:
+                log.warning("offset %d of %s is no address of rank 0: %s", record.offset, self._topic, record.error)
+            for row in record.rows:
+                if isinstance(row, RankAddress):
+                    self._newest = row
+        return self._newest
+
+    def close(self) -> None:
+        """Close the consumer."""
+        if self._polls is not None:
+            self._polls.close()  # type: ignore[attr-defined]
+            self._polls = None

@@ -1,0 +1,66 @@
+"""A rank's part of the weights that are published, and its place in the file of a version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class NamedRange(NamedTuple):
+    """The elements of a flattened tensor that are the tensor `name` of a checkpoint, such as one expert's."""
+
+    name: str
+    begin: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightPart:
+    """The elements, from `begin` on, of a flattened tensor of a model that a rank holds: `elements` [any].
+
+    `ranges` are the names of the whole tensor's elements. They are rounded to `dtype` when they are written.
+    """
+
+    ranges: tuple[NamedRange, ...]
+    begin: int
+    elements: Tensor
+    dtype: torch.dtype
+
+    def write(self, views: Mapping[str, np.ndarray]) -> None:
+        """Write the elements to `views`, the bytes of each tensor of a file: uint8[bytes], by name.
+
+        Raises RuntimeError for a view of another size.
+        """
+        for name, _, count in self.ranges:
+            if views[name].nbytes != count * self.dtype.itemsize:
+                raise RuntimeError(
+                    f"tensor {name!r} has {count} elements of {self.dtype}, which are not {views[name].nbytes} bytes"
+                )
+        for name, begin, elements in self._slices():
+            torch.from_numpy(views[name]).view(self.dtype)[begin : begin + len(elements)].copy_(elements)
+
+    def write_to_file(self, file: int, places: Mapping[str, int]) -> None:
+        """Write the elements to the open `file`, in which each tensor has its first byte at `places`. Raises OSError.
+
+        At most these elements are in memory twice, and no page of the file is mapped.
+        """
+        for name, begin, elements in self._slices():
+            data = elements.to("cpu", self.dtype).contiguous().view(torch.uint8).numpy().data
+            offset = places[name] + begin * self.dtype.itemsize
+            while data:
+                count = os.pwrite(file, data, offset)
+                data, offset = data[count:], offset + count
+
+    def _slices(self) -> Iterator[tuple[str, int, Tensor]]:
+        """The elements by tensor: its name, the first of them within it, and the elements."""
+        end = self.begin + len(self.elements)
+        for name, first, count in self.ranges:
+            low, high = max(self.begin, first), min(end, first + count)
+            if low < high:
+                yield name, low - first, self.elements[low - self.begin : high - self.begin]

@@ -1,0 +1,97 @@
+"""The part of `laminar simulate` that predicts clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.files import write_atomically
+from pipelines.config import Config, ConfigError, load_config, parse_config, plain_table
+from pipelines.present.output import Report
+from pipelines.present.prediction import candidates_plot, candidates_table, prediction_lines
+from pipelines.simulate.prediction.calibration import calibrate
+from pipelines.simulate.prediction.cluster import Cluster
+from pipelines.simulate.prediction.machines import kv_gigabytes
+from pipelines.simulate.prediction.search import Candidate, predict, recommended, search
+
+
+@dataclass(frozen=True)
+class Question:
+    """The options of a prediction: a configuration file or a run's folder, with changes, and its machines."""
+
+    file: Path | None
+    run: Path | None
+    changes: Sequence[str]
+    train_gpus: int
+    replica_gpus: int
+    machine: str
+    weights_gb: float
+    gpu_hour: float
+
+    def cluster(self) -> Cluster:
+        """The cluster. Raises ConfigError for one that is invalid or impossible."""
+        try:
+            if self.machine:
+                kv_gigabytes(self.machine, self.replica_gpus, self.weights_gb)
+            return Cluster(self._config(), train_gpus=self.train_gpus, gpus_per_replica=self.replica_gpus)
+        except ValueError as error:
+            raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
+
+    def _config(self) -> Config:
+        if self.run is None:
+            assert self.file is not None
+            return load_config(self.file, self.changes)
+        if self.file is not None:
+            raise ConfigError("--calibrate takes the configuration of its run: leave out CONFIG.toml, or use --set")
+        calibrated = calibrate(self.run).config
+        return parse_config(plain_table(calibrated, self.changes), f"the calibration by {self.run}")
+
+
+def predict_report(question: Question, *, search: bool, plot: Path | None, json: bool) -> Report:
+    """The prediction, or with `search` all candidates and a recommendation. Raises ConfigError."""
+    cluster = question.cluster()
+    if search:
+        return _search_report(cluster, question, plot, json)
+    if plot is not None:
+        raise ConfigError("--plot shows the candidates of --search: add --search")
+    try:
+        found = predict(cluster)
+    except ValueError as error:
+        raise ConfigError(f"this cluster cannot run: {error}") from error
+    data = {**_shape(cluster), **found.to_json(), **_cost(found.gpu_hours_per_billion_tokens, question.gpu_hour)}
+    return Report(data, lambda: "\n".join(prediction_lines(cluster, found, question.gpu_hour)), json)
+
+
+def _search_report(cluster: Cluster, question: Question, plot: Path | None, json: bool) -> Report:
+    candidates = list(search(cluster, machine=question.machine, weights_gb=question.weights_gb))
+    try:
+        best = recommended(candidates)
+    except ValueError as error:
+        raise ConfigError(f"no candidate can run: {error}") from error
+    if plot is not None:
+        write_atomically(plot, candidates_plot(candidates))
+    data = {"candidates": [_row(each, question) for each in candidates], "recommended": _row(best, question)}
+    return Report(data, lambda: candidates_table(candidates, best, question.gpu_hour), json)
+
+
+def _row(candidate: Candidate, question: Question) -> dict[str, Any]:
+    found = candidate.prediction
+    row = {"kind": candidate.kind, **_shape(candidate.cluster)}
+    if found is None:
+        return {**row, "error": candidate.error}
+    return {**row, **found.to_json(), **_cost(found.gpu_hours_per_billion_tokens, question.gpu_hour)}
+
+
+def _shape(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "train_gpus": cluster.train_gpus,
+        "replicas": cluster.replicas,
+        "gpus_per_replica": cluster.gpus_per_replica,
+        "max_staleness": cluster.config.experience.max_staleness,
+    }
+
+
+def _cost(gpu_hours: float, price: float) -> dict[str, float]:
+    return {"cost_per_billion_tokens": gpu_hours * price} if price else {}

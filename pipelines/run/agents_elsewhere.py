@@ -1,0 +1,140 @@
+"""Plays episodes of a run on another machine: claims each over HTTP, runs a command for it, and reports its result."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from operators.agents.agent_process import attempt, environment_of, read_report, start_command
+from pipelines.run.gateway_access import GatewayAccess, GatewayError
+from schemas.identity import is_trajectory_id
+
+WAIT_S = 20.0
+RETRY_S = 1.0
+_UNAVAILABLE_S = 300.0
+"""A gateway that does not respond for so many seconds has ended."""
+Note = Callable[[str], None]
+
+
+def print_event(text: str) -> None:
+    """Print a line for people."""
+    print(text, flush=True)
+
+
+@dataclass
+class RemoteAgents:
+    """`concurrency` agents of `command`, until the gateway has ended or `episodes` were played (None: no limit)."""
+
+    gateway: GatewayAccess
+    command: tuple[str, ...]
+    concurrency: int
+    timeout_s: float | None
+    """Seconds of an attempt, at most those of the run (None: these)."""
+    transcripts: Path | None
+    episodes: int | None
+    note: Note
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Play episodes. Raises GatewayError if the gateway rejects the key, or has ended; OSError for a full disk."""
+        if self.transcripts is not None:
+            self.transcripts.mkdir(parents=True, exist_ok=True)
+        self._left, self._lock = self.episodes, threading.Lock()
+        self._errors: list[Exception] = []
+        with tempfile.TemporaryDirectory() as work:
+            threads = [
+                threading.Thread(target=self._play, args=(Path(work),), daemon=True) for _ in range(self.concurrency)
+            ]
+            for thread in threads:
+                thread.start()
+            try:
+                for thread in threads:
+                    thread.join()
+            finally:
+                self.stop.set()
+                for thread in threads:
+                    thread.join(5.0)
+        if self._errors:
+            raise self._errors[0]
+
+    def _play(self, work: Path) -> None:
+        try:
+            while not self.stop.is_set() and self._takes_one():
+                claimed = self._claim()
+                if claimed is None:
+                    return
+                self._play_one(claimed, work)
+        except (GatewayError, OSError) as error:
+            self._errors.append(error)
+            self.stop.set()
+
+    def _takes_one(self) -> bool:
+        with self._lock:
+            if self._left is None:
+                return True
+            self._left -= 1
+            return self._left >= 0
+
+    def _claim(self) -> Mapping[str, Any] | None:
+        while not self.stop.is_set():
+            body = self._post(self.gateway, "episodes/claim", {"wait_s": WAIT_S})
+            if body:
+                return body
+        return None
+
+    def _play_one(self, claimed: Mapping[str, Any], work: Path) -> None:
+        try:
+            episode, number, key = str(claimed["episode"]), int(claimed["attempt"]), str(claimed["key"])
+            task, most_s = dict(claimed["task"]), float(claimed["timeout_s"])
+        except (KeyError, TypeError, ValueError) as missing:
+            raise GatewayError(f"the gateway hands out an episode without {missing}") from missing
+        if not is_trajectory_id(episode):
+            raise GatewayError(f"the gateway hands out {episode[:40]!r}, which is not an episode")
+        name = f"{episode}.{number}"
+        report_file, transcript = work / f"{name}.json", (self.transcripts or work) / f"{episode}.log"
+        environment = environment_of(self.gateway.url, key, task, report_file)
+        start = start_command(self.command, environment, transcript)
+        error = attempt(start, transcript, min(most_s, self.timeout_s or most_s), self.stop)
+        report: dict[str, Any] = {}
+        try:
+            report = {} if error else read_report(report_file)
+        except ValueError as invalid:
+            error = str(invalid)
+        report_file.unlink(missing_ok=True)
+        if self.transcripts is None:
+            transcript.unlink(missing_ok=True)
+        self._report(GatewayAccess(self.gateway.url, key), episode, number, error, report)
+
+    def _report(self, access: GatewayAccess, episode: str, number: int, error: str, report: Mapping[str, Any]) -> None:
+        """End the episode, or give it back. An agent that was stopped with this process has not failed."""
+        given = {"episode": episode, "attempt": number, "error": None if self.stop.is_set() else error}
+        name = f"{episode}.{number}"
+        try:
+            if error:
+                self._post(self.gateway, "episodes/release", given)
+            else:
+                self._post(access, "episode/end", report)
+            self.note(f"{name}: {error or json.dumps(report, ensure_ascii=False)}")
+        except GatewayError as refused:
+            if refused.status not in (400, 409):
+                raise
+            self.note(f"{name}: {refused}")  # it has ended, or its report was rejected
+
+    def _post(self, access: GatewayAccess, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The body of the response, empty for status 204; repeated while the gateway does not respond."""
+        until = time.monotonic() + _UNAVAILABLE_S
+        while True:
+            try:
+                with access.post(path, body) as response:
+                    data = response.read(10 * 2**20)
+                return json.loads(data) if data else {}
+            except GatewayError as error:
+                if error.status not in (0, 429, 503, 504) or time.monotonic() > until or self.stop.is_set():
+                    raise
+                self.stop.wait(RETRY_S)

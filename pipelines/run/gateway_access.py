@@ -1,0 +1,83 @@
+"""The address of a run's gateway and keys for it, for commands on the run's machine; requests over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys, read_or_create_secret
+from pipelines.config import load_config
+from pipelines.inspect.run_files import CONFIG_FILE
+
+ERROR_BYTES = 10_000
+
+
+class GatewayError(RuntimeError):
+    """The gateway rejects a request, or does not respond. `status` is that of the response, 0 without one."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class GatewayAccess:
+    """The base URL of a gateway, which ends in /v1, and a key for it."""
+
+    url: str
+    key: str
+
+    @contextmanager
+    def post(self, path: str, body: Mapping[str, Any], timeout_s: float = 600.0) -> Iterator[IO[bytes]]:
+        """The response to `body` at `path`, whose lines can be read as they arrive. Raises GatewayError."""
+        request = urllib.request.Request(
+            f"{self.url.rstrip('/')}/{path}",
+            json.dumps(body).encode(),
+            {"authorization": f"Bearer {self.key}", "content-type": "application/json"},
+        )
+        if not request.full_url.startswith(("http:", "https:")):
+            raise GatewayError(f"{self.url} is not the URL of a gateway: it must begin with http:// or https://")
+        context = ssl.create_default_context() if request.full_url.startswith("https:") else None
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s, context=context) as response:
+                yield response
+        except urllib.error.HTTPError as error:
+            with error:
+                raise GatewayError(_message_in(error.read(ERROR_BYTES)) or str(error), error.code) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise GatewayError(f"the gateway at {self.url} does not respond: {error}. Is the run active?") from error
+
+
+def access_of(folder: Path | None, holder: str) -> GatewayAccess:
+    """The access of `holder` (PEOPLE, WORKERS or an episode) to the gateway of the run in `folder`.
+
+    Raises GatewayError if the run has none, or if it has not started.
+    """
+    if folder is None:
+        raise GatewayError("there is no run on this machine: name one with --run, or give --url and --key")
+    config = load_config(folder / CONFIG_FILE)
+    if not config.has_gateway:
+        raise GatewayError(f"run {config.run.name} has no gateway: add a section [gateway] to its configuration")
+    address = folder / ADDRESS_FILE
+    if not address.exists():
+        raise GatewayError(f"the gateway of run {config.run.name} has not started")
+    named = "" if config.gateway is None else config.gateway.secret_file
+    secret = read_or_create_secret(Path(named) if named else folder / SECRET_FILE, create=False)
+    keys = EpisodeKeys(config.run.name, secret)
+    return GatewayAccess(str(json.loads(address.read_text())["url"]), keys.key_of(holder))
+
+
+def _message_in(body: bytes) -> str:
+    """The message of an error in OpenAI's shape; empty for other bodies."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,1 @@
+"""The prediction of whole clusters in virtual time: throughput, idle time, staleness, KV use."""

@@ -1,0 +1,141 @@
+"""Calibration: the emulation of a run's own engine and trainer, from the metrics of a short run.
+
+The engine's decode steps are those that its heartbeats show at each number of running requests, so they contain what
+the machine's other work costs. KV reads are part of them. Lengths are a lognormal distribution with the mean and the
+longest responses of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import NormalDist, fmean, median
+
+from operators.prompts.config import PromptsConfig
+from operators.rollout.emulation_config import EngineEmulation, LengthsConfig, RooflineConfig
+from operators.trainer.emulation import TrainerEmulation
+from pipelines.config import Config, ConfigError, load_config
+from pipelines.inspect.metrics_file import REPLICA, read_metrics
+from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
+from schemas.records import Metric
+
+WARM_UP = 1
+"""Optimizer steps that are left out: the first one compiles and allocates."""
+_P99 = NormalDist().inv_cdf(0.99)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The configuration of a run with the emulation of what was measured, and how much was."""
+
+    config: Config
+    steps: int
+    heartbeats: int
+
+
+def calibrate(folder: Path) -> Calibration:
+    """Calibrate from the run in `folder`. Raises ConfigError if it has too few steps or heartbeats."""
+    config = load_config(folder / CONFIG_FILE)
+    file = folder / METRICS_FILE
+    if not file.exists():
+        raise ConfigError(f"{folder} has no {METRICS_FILE}: name the folder of a run")
+    return calibrated(config, read_metrics(file), str(folder))
+
+
+def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibration:
+    """`config` with the emulation that `metrics` show. Raises ConfigError."""
+    steps = {each.step: each for each in metrics if each.name == "trainer" and "time/update" in each.values}
+    ordered = [steps[number] for number in sorted(steps)][WARM_UP:]
+    if len(ordered) < 2:
+        raise ConfigError(f"{name} has {len(steps)} optimizer steps: at least {WARM_UP + 2} are needed to calibrate")
+    decode = dict(_decode_steps(metrics))
+    if not config.emulated and not decode:
+        raise ConfigError(f"{name} has too few heartbeats with running requests to calibrate its engine")
+    if config.emulated:  # it says itself how long everything takes
+        return Calibration(config, len(ordered), len(decode))
+    response = fmean(each.values["response_length/mean"] for each in ordered)
+    longest = fmean(each.values["response_length/max"] for each in ordered)
+    rows = fmean(each.values["batch/trajectories"] for each in ordered)
+    tokens = fmean(each.values["batch/tokens"] for each in ordered)
+    context = config.context
+    prompt = min(context - 1, max(1, round(tokens / rows - response)))
+    task = config.prompts.mixture[0]
+    prompts = PromptsConfig(
+        source="synthetic",
+        prompt_tokens=prompt,
+        max_new_tokens=task.max_new_tokens,
+        samples_per_prompt=task.samples_per_prompt,
+    )
+    emulation = EngineEmulation(
+        roofline=RooflineConfig(decode_ms=_rows(decode), decode_context=0, kv_ns=0.0, prefill_us=0.0, kv_move_us=0.0),
+        lengths=lengths_of(response, longest, rows),
+        pull_s=0.0,
+        block=1,
+    )
+    stall = fmean(each.values.get("weight_sync/seconds", 0.0) for each in ordered)
+    trainer = TrainerEmulation(_step_line(ordered), stall, 0.0)
+    changed = replace(
+        config,
+        prompts=prompts,
+        rollout=replace(config.rollout, engine="emulated", emulation=emulation, context=context),
+        trainer=replace(config.trainer, emulation=trainer),
+    )
+    return Calibration(changed, len(ordered), len(decode))
+
+
+def lengths_of(mean: float, longest: float, drawn: float) -> LengthsConfig:
+    """The lognormal lengths with this mean whose longest of `drawn` responses is `longest`."""
+    at = NormalDist().inv_cdf(1 - 1 / max(2.0, drawn + 1))
+    ratio = math.log(max(longest / mean, 1.0))
+    sigma = at - math.sqrt(max(0.0, at * at - 2 * ratio))
+    p50 = max(1.0, mean * math.exp(-sigma * sigma / 2))
+    return LengthsConfig(p50, max(p50, p50 * math.exp(_P99 * sigma)))
+
+
+def _step_line(steps: Sequence[Metric]) -> tuple[tuple[float, float], ...]:
+    """Seconds of a step over its tokens, as a line; through the origin where batches are too alike for two numbers."""
+    tokens = [each.values["batch/tokens"] for each in steps]
+    seconds = [each.values["time/update"] for each in steps]
+    mean_tokens, mean_s = fmean(tokens), fmean(seconds)
+    variance = fmean((each - mean_tokens) ** 2 for each in tokens)
+    slope = mean_s / mean_tokens
+    if variance > (0.2 * mean_tokens) ** 2:
+        found = fmean((a - mean_tokens) * (b - mean_s) for a, b in zip(tokens, seconds, strict=True)) / variance
+        slope = min(slope, max(0.0, found))
+    fixed = mean_s - slope * mean_tokens
+    return (0.0, fixed), (mean_tokens, mean_s)
+
+
+def _decode_steps(metrics: Sequence[Metric]) -> Iterator[tuple[int, float]]:
+    """Running requests (a power of two) and milliseconds of a step with so many: medians over heartbeats."""
+    by_replica: dict[tuple[int, float], list[Metric]] = defaultdict(list)
+    for each in metrics:
+        if each.name == REPLICA:
+            by_replica[each.step, each.values["incarnation"]].append(each)
+    found: dict[int, list[float]] = defaultdict(list)
+    for beats in by_replica.values():
+        for first, second in pairwise(beats):
+            running = (first.values["running"] + second.values["running"]) / 2
+            tokens = second.values["tokens_generated"] - first.values["tokens_generated"]
+            if min(first.values["running"], second.values["running"], tokens) > 0:
+                milliseconds = (second.measured_at - first.measured_at) * running / tokens
+                found[1 << round(math.log2(running))].append(milliseconds)
+    for running in sorted(found):
+        yield running, median(found[running])
+
+
+def _rows(decode: dict[int, float]) -> tuple[tuple[int, float], ...]:
+    """The rows of a roofline: from one request on, never faster with more of them."""
+    first = min(decode)
+    rows = {1: decode[first], **decode}
+    slowest, ordered = 0.0, []
+    for batch in sorted(rows):
+        slowest = max(slowest, rows[batch], 1e-3)
+        ordered.append((batch, slowest))
+    if len(ordered) == 1:
+        ordered.append((2, slowest))
+    return tuple(ordered)

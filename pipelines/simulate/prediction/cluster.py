@@ -1,0 +1,62 @@
+"""The input of a prediction: a run's configuration with an emulated engine, and the overheads between its roles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipelines.config import Config
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Times that no roofline has, in seconds of the run's own clock: they do not shrink with `run.time_scale`.
+
+    Raises ValueError naming the field that is invalid.
+    """
+
+    hop_s: float = 0.1
+    """From a record's publication to its fold in the next role: the transaction, the broker and the poll."""
+    batch_s: float = 0.5
+    """From the last trajectory of a batch to its arrival at the trainer: scoring, packing, reading."""
+
+    def __post_init__(self) -> None:
+        for name in ("hop_s", "batch_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be a number of seconds, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The run to predict. A run is predicted as it is configured: in its own clock, with its `time_scale` and `stride`.
+
+    `training_parts`: parts of a batch that the trainer may begin before the batch is complete (StreamRL).
+    `train_gpus` and `gpus_per_replica` weigh idle time and cost; with `colocated` the trainer has the same GPUs.
+    """
+
+    config: Config
+    overheads: Overheads = Overheads()
+    training_parts: int = 1
+    train_gpus: int = 1
+    gpus_per_replica: int = 1
+    colocated: bool = False
+
+    def __post_init__(self) -> None:
+        config = self.config
+        if not config.emulated:
+            raise ValueError(f"rollout.engine is {config.rollout.engine!r}: only emulated runs are predicted")
+        if len(config.prompts.mixture) != 1:
+            raise ValueError(f"prompts has {len(config.prompts.mixture)} tasks: only runs with one task are predicted")
+        for name in ("training_parts", "train_gpus", "gpus_per_replica"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of all rollout processes."""
+        return self.config.rollout.replicas * self.config.rollout.processes
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        rollouts = self.replicas * self.gpus_per_replica
+        return max(rollouts, self.train_gpus) if self.colocated else rollouts + self.train_gpus

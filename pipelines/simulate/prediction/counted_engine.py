@@ -1,0 +1,76 @@
+"""An emulated engine whose tokens are counted but never made, so that its cost does not grow with their number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+import numpy as np
+
+from operators.rollout.emulated_engine import EmulatedEngine
+from operators.rollout.emulated_rows import EmulatedRows
+from operators.rollout.engine import Completion, PartialResponse
+from operators.rollout.response_lengths import Lengths
+from operators.rollout.roofline import Roofline
+from operators.rollout.scheduler import SchedulerConfig
+from schemas.records import KVManifest, PolicyVersion
+
+
+class CountedRows(EmulatedRows):
+    """Rows whose partial responses are views of one array of zeros: the right lengths without contents."""
+
+    def __init__(self, slots: int, context: int, vocabulary: int, lengths: Lengths) -> None:
+        super().__init__(slots, context, vocabulary, lengths)
+        self._tokens, self._logprobs = np.zeros(context, np.int32), np.zeros(context, np.float32)
+
+    def partial(self, row: int, start: int = 0, drop: int = 0) -> PartialResponse:
+        count = max(0, int(self.generated[row]) - drop - start)
+        return PartialResponse(self._tokens[:count], self._logprobs[:count])
+
+
+class CountedEngine(EmulatedEngine):
+    """An `EmulatedEngine` over `CountedRows`, in the virtual time of `clock`."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        roofline: Roofline,
+        lengths: Lengths,
+        *,
+        pull_s: float,
+        time_scale: float,
+        clock: Callable[[], float],
+        status_refresh_s: float,
+    ) -> None:
+        super().__init__(
+            config,
+            roofline,
+            lengths,
+            pull_s=pull_s,
+            time_scale=time_scale,
+            clock=clock,
+            status_refresh_s=status_refresh_s,
+        )
+        self._scheduler.rows = CountedRows(config.slots, config.context, config.vocabulary, lengths)
+
+    def step(self) -> Sequence[Completion]:
+        return [replace(done, text="") for done in super().step()]  # else the replica would decode the tokens
+
+    def advance(self) -> None:
+        """Advance the status to now."""
+        self._advance_to_now()
+
+
+class CountedKVTransfers:
+    """The KV of handed-over trajectories without bytes: the engine of the next owner emulates the transfer."""
+
+    def offer(self, version: PolicyVersion, tokens: int, data: memoryview, *, parts: bool = False) -> KVManifest:
+        """The manifest of the KV of `tokens` tokens."""
+        return KVManifest("predicted:1", "", version, tokens, 0, 1, ())
+
+    def fetch(self, manifest: KVManifest) -> Future[memoryview]:
+        """No bytes, at once."""
+        found: Future[memoryview] = Future()
+        found.set_result(memoryview(b""))
+        return found

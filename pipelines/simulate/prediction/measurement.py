@@ -1,0 +1,146 @@
+"""What a predicted run measures, from its events. All times and rates are in emulated seconds and real tokens."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from operators.io.repartition import Placed
+from pipelines.simulate.prediction.cluster import Cluster
+from pipelines.simulate.prediction.training import TrainedStep
+from schemas.records import RepackPlan, ReplicaStatus, Trajectory
+
+WARM_UP = 2
+"""Optimizer steps before the measured time: pipelines fill, and all replicas start at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The figures of a predicted run, from the end of step `WARM_UP` to the end of the last; shares of 0 to 1."""
+
+    seconds: float
+    trained_tokens_per_s: float
+    """Tokens of global batches, prompts included, per second: the throughput of the Laminar paper."""
+    generated_tokens_per_s: float
+    iteration_s: float
+    kv_use: float
+    latency_s: float
+    """Mean from a trajectory's first assignment to its finish."""
+    staleness_mean: float
+    staleness_max: int
+    finish_staleness: tuple[float, ...]
+    """Shares of trajectories by versions published between their begin and their finish."""
+    trainer_idle: float
+    rollout_idle: float
+    bubbles: float
+    """Idle share of all GPUs' time."""
+    moved: int
+    trajectories: int
+    gpu_hours_per_billion_tokens: float
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+
+class Measurement:
+    """Collects the events of a run."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._scale, self._stride = cluster.config.run.time_scale, cluster.config.rollout.emulation.stride
+        self._assigned: dict[str, float] = {}
+        self._ended: list[tuple[float, float, int]] = []
+        """At, latency and staleness of each finished trajectory, in seconds of the clock."""
+        self.beats: dict[int, list[tuple[float, float, bool, int, int]]] = defaultdict(list)
+        """By replica: time, KV use, idle, tokens generated, waiting."""
+        self.moves: Counter[str] = Counter()
+        self.steps: Sequence[TrainedStep] = ()
+        self._until = 0.0
+
+    def placed(self, placed: Placed, now: float) -> None:
+        """A trajectory was assigned or handed over."""
+        self._assigned.setdefault(placed.trajectory_id, now)
+        self.moves[placed.reason] += 1
+
+    def planned(self, plan: RepackPlan) -> None:
+        """Placement planned moves."""
+        self.moves[f"plans/{plan.reason}"] += 1
+
+    def finished(self, trajectory: Trajectory, now: float, newest: int) -> None:
+        """A trajectory has finished while `newest` was the newest version."""
+        began = self._assigned.pop(trajectory.trajectory_id, now)
+        spans = trajectory.version_spans
+        staleness = newest - spans[0].version.number if spans else 0
+        self._ended.append((now, now - began, staleness))
+
+    def beat(self, status: ReplicaStatus, now: float) -> None:
+        """A replica has sent its status."""
+        use = status.kv_used / status.kv_capacity if status.kv_capacity else 0.0
+        idle = status.running + status.waiting == 0
+        self.beats[status.replica].append((now, use, idle, status.tokens_generated, status.waiting))
+
+    def finish(self, now: float, steps: Sequence[TrainedStep]) -> None:
+        """The run has ended."""
+        self.steps, self._until = steps, now
+
+    @property
+    def trajectories(self) -> int:
+        """Finished trajectories of the whole run."""
+        return len(self._ended)
+
+    def prediction(self, warm_up: int = WARM_UP) -> Prediction:
+        """The figures. Raises ValueError if the run had too few steps."""
+        if len(self.steps) < warm_up + 1:
+            raise ValueError(f"{len(self.steps)} optimizer steps are too few: at least {warm_up + 1} are needed")
+        begin, end = self.steps[warm_up - 1].ends, self.steps[-1].ends
+        measured = self.steps[warm_up:]
+        seconds = (end - begin) * self._scale
+        tokens = sum(step.tokens for step in measured)
+        trainer_idle = min(1.0, sum(step.waited for step in measured) * self._scale / seconds)
+        spans = [self._spans(replica, begin, end) for replica in self.beats]
+        kv_use = float(np.mean([use for use, _, _ in spans]))
+        rollout_idle = float(np.mean([idle for _, idle, _ in spans]))
+        ended = [each for each in self._ended if begin <= each[0] <= end]
+        staleness = [each for step in measured for each in step.staleness]
+        ages = Counter(age for _, _, age in ended)
+        return Prediction(
+            seconds=seconds,
+            trained_tokens_per_s=tokens / seconds,
+            generated_tokens_per_s=sum(rate for _, _, rate in spans) * self._stride / self._scale,
+            iteration_s=seconds / len(measured),
+            kv_use=kv_use,
+            latency_s=float(np.mean([latency for _, latency, _ in ended])) * self._scale,
+            staleness_mean=float(np.mean(staleness)),
+            staleness_max=max(staleness),
+            finish_staleness=tuple(ages[age] / len(ended) for age in range(max(ages) + 1)),
+            trainer_idle=trainer_idle,
+            rollout_idle=rollout_idle,
+            bubbles=self._bubbles(trainer_idle, rollout_idle),
+            moved=self.moves["hand_over"],
+            trajectories=len(self._ended),
+            gpu_hours_per_billion_tokens=self._cluster.gpus * seconds / 3600 / (tokens / 1e9),
+        )
+
+    def _bubbles(self, trainer_idle: float, rollout_idle: float) -> float:
+        cluster = self._cluster
+        rollouts = cluster.replicas * cluster.gpus_per_replica
+        if cluster.colocated:  # each waits while the other works: idle is what neither uses
+            return max(0.0, trainer_idle + rollout_idle - 1.0)
+        return (trainer_idle * cluster.train_gpus + rollout_idle * rollouts) / cluster.gpus
+
+    def _spans(self, replica: int, begin: float, end: float) -> tuple[float, float, float]:
+        """Mean KV use, idle share and tokens/s of a replica between two times; each status holds until the next."""
+        beats = [each for each in self.beats[replica] if begin <= each[0] <= end]
+        if len(beats) < 2:
+            return 0.0, 1.0, 0.0
+        times = np.diff([at for at, *_ in beats])
+        total = float(times.sum()) or 1.0
+        use = float(times @ np.array([each[1] for each in beats[:-1]])) / total
+        idle = float(times @ np.array([each[2] for each in beats[:-1]], float)) / total
+        gained = np.diff([each[3] for each in beats])
+        return use, idle, float(gained[gained > 0].sum()) / total

@@ -1,0 +1,95 @@
+"""A predicted replica: the real `Replica` over an engine that counts tokens, woken only when something happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from infra.simulation.scheduler import Scheduler
+from operators.rollout.emulated_backend import AnnouncedWeights
+from operators.rollout.heartbeats import replica_status
+from operators.rollout.replica import Order, Replica, ReplicaEvent
+from pipelines.simulate.prediction.counted_engine import CountedEngine
+from schemas.records import ReplicaStatus
+
+START_S = 0.001
+"""Pause before the first wake of a replica."""
+
+
+class PredictedReplica:
+    """One incarnation of a replica. It is woken by orders, weights and the end of requests.
+
+    `publish` gets its events, `beat` is called when a heartbeat is due at once. It steps at most every `linger_s`
+    seconds, as rollouts collect events for a transaction.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        replica: Replica,
+        engine: CountedEngine,
+        weights: AnnouncedWeights,
+        publish: Callable[[list[ReplicaEvent]], None],
+        beat: Callable[[PredictedReplica], None],
+        linger_s: float,
+    ) -> None:
+        self.replica, self.engine, self.weights, self.alive = replica, engine, weights, True
+        self._scheduler, self._publish, self._beat, self._linger_s = scheduler, publish, beat, linger_s
+        self._wake_at = float("inf")
+        self._changes = 0
+        self.wake(START_S)
+
+    def handle(self, orders: list[Order]) -> None:
+        """Carry out orders for this incarnation."""
+        if self.alive:
+            for order in orders:
+                self._publish(self.replica.carry_out(order))
+            self._step()
+
+    def announce(self, version: Any) -> None:
+        """A version has arrived at this replica's machine."""
+        self.weights.announce(version)
+        self.replica.announce(version)
+        self.wake(0.0)
+
+    def status(self, run: str) -> ReplicaStatus:
+        """The heartbeat, with the load of now."""
+        replica, engine = self.replica, self.engine
+        engine.advance()
+        return replica_status(
+            replica.index,
+            replica.index,
+            replica.incarnation,
+            replica.state,
+            engine.version,
+            engine.status(),
+            0.0,
+            run,
+            replica.reserved,
+        )
+
+    def wake(self, seconds: float) -> None:
+        """Step in `seconds`, unless it steps earlier."""
+        at = self._scheduler.now + seconds
+        if at < self._wake_at:
+            self._wake_at = at
+            self._scheduler.at(at, lambda: self._woken(at))
+
+    def _woken(self, at: float) -> None:
+        if self.alive and at == self._wake_at:
+            self._step()
+
+    def _step(self) -> None:
+        if not self.alive:
+            return
+        self._wake_at = float("inf")
+        events = self.replica.step()
+        self._publish(events)
+        if self.replica.changes != self._changes:
+            self._changes = self.replica.changes
+            self._beat(self)
+        due = self.replica.engine.due()
+        if due < float("inf"):
+            self.wake(max(due, self._linger_s))
+        elif events:  # its last request has ended: it may load newer weights now
+            self.wake(self._linger_s)

@@ -1,0 +1,163 @@
+"""The search for the best cluster of a given number of GPUs: splits, then staleness bounds, then tensor parallelism.
+
+Each dimension is searched at the best point of those before it. The whole grid would cost ten times as much, and a
+finer one can follow around the result. Other splits change the trainer's speed by `DECLINE`, fitted to the Laminar
+paper's 32B model, and other tensor-parallel sizes the engine's by `FIXED`, an estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from operators.trainer.emulation import TrainerEmulation
+from pipelines.simulate.prediction.cluster import Cluster
+from pipelines.simulate.prediction.machines import kv_gigabytes
+from pipelines.simulate.prediction.measurement import Prediction
+from pipelines.simulate.prediction.world import PredictedWorld
+
+DECLINE = 0.207
+"""n times as many GPUs train n^(1 - DECLINE) times as fast."""
+FIXED = 0.5
+"""Share of a decode step of one request that more GPUs do not shorten: launches and all-reduces."""
+SPLITS = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
+"""Shares of the GPUs that train."""
+STALENESS = (1, 2, 4)
+LEVEL = 0.02
+"""Throughputs that differ by less are level: then the lower staleness is recommended."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cluster and what is predicted for it; `error` says why it is impossible."""
+
+    kind: str
+    """The dimension that was varied."""
+    cluster: Cluster
+    prediction: Prediction | None = None
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its split, replicas and staleness bound."""
+        cluster = self.cluster
+        bound = cluster.config.experience.max_staleness
+        return (
+            f"{cluster.train_gpus} train, {cluster.replicas} replicas of {cluster.gpus_per_replica}, staleness {bound}"
+        )
+
+
+def predict(cluster: Cluster) -> Prediction:
+    """The prediction of one cluster. Raises ValueError for one that cannot work."""
+    return PredictedWorld(cluster).run().prediction()
+
+
+def search(
+    cluster: Cluster,
+    *,
+    machine: str = "",
+    weights_gb: float = 0.0,
+    predict: Callable[[Cluster], Prediction] = predict,
+) -> Iterator[Candidate]:
+    """The candidates with their predictions, each as soon as it is known; the present cluster comes first.
+
+    Tensor parallelism is searched if `machine` and `weights_gb` say what fits.
+    """
+    seen: dict[tuple[int, int, int, int], Candidate] = {}
+
+    def tried(kind: str, clusters: Iterator[Cluster]) -> Iterator[Candidate]:
+        for each in clusters:
+            bound = each.config.experience.max_staleness
+            key = (each.train_gpus, each.replicas, each.gpus_per_replica, bound)
+            if key in seen:
+                continue
+            try:
+                seen[key] = Candidate(kind, each, predict(each))
+            except ValueError as error:
+                seen[key] = Candidate(kind, each, error=str(error))
+            yield seen[key]
+
+    yield from tried("present", iter([cluster]))
+    yield from tried("split", splits(cluster))
+    best = recommended(list(seen.values()))
+    yield from tried("staleness", (with_staleness(best.cluster, bound) for bound in STALENESS))
+    if machine:
+        best = recommended(list(seen.values()))
+        yield from tried("tensor parallelism", tensor_parallel(best.cluster, machine, weights_gb))
+
+
+def recommended(candidates: Sequence[Candidate]) -> Candidate:
+    """The fastest candidate, or of those that are level with it the one with the lowest staleness.
+
+    Raises ValueError, with the first reason, if none is possible.
+    """
+    possible = [(each.prediction, each) for each in candidates if each.prediction is not None]
+    if not possible:
+        raise ValueError(candidates[0].error if candidates else "there are no candidates")
+    fastest = max(found.trained_tokens_per_s for found, _ in possible)
+    level = [each for each in possible if each[0].trained_tokens_per_s >= (1 - LEVEL) * fastest]
+    return min(level, key=lambda each: (each[0].staleness_mean, -each[0].trained_tokens_per_s))[1]
+
+
+def splits(cluster: Cluster) -> Iterator[Cluster]:
+    """`cluster` with other shares of its GPUs for the trainer, in whole replicas."""
+    if cluster.colocated:
+        return
+    for share in SPLITS:
+        replicas = round(cluster.gpus * (1 - share) / cluster.gpus_per_replica)
+        train = cluster.gpus - replicas * cluster.gpus_per_replica
+        if replicas and train:
+            yield with_replicas(with_trainer(cluster, train), replicas)
+
+
+def with_trainer(cluster: Cluster, gpus: int) -> Cluster:
+    """`cluster` with a trainer on `gpus` GPUs: the part of its steps that grows with tokens scales."""
+    emulation = cluster.config.trainer.emulation
+    fixed, faster = emulation.seconds(0), (gpus / cluster.train_gpus) ** (1 - DECLINE)
+    rows = tuple((tokens, fixed + (seconds - fixed) / faster) for tokens, seconds in emulation.step_s)
+    changed = TrainerEmulation(rows, emulation.stall_s, emulation.broadcast_s)
+    config = replace(cluster.config, trainer=replace(cluster.config.trainer, emulation=changed))
+    return replace(cluster, config=config, train_gpus=gpus)
+
+
+def with_replicas(cluster: Cluster, replicas: int) -> Cluster:
+    """`cluster` with so many replicas, of one process each."""
+    rollout = replace(cluster.config.rollout, replicas=replicas, processes=1)
+    placement = replace(cluster.config.placement, max_replicas=max(replicas, cluster.config.placement.max_replicas))
+    return replace(cluster, config=replace(cluster.config, rollout=rollout, placement=placement))
+
+
+def with_staleness(cluster: Cluster, bound: int) -> Cluster:
+    """`cluster` with another staleness bound, which paces admission."""
+    return replace(
+        cluster,
+        config=replace(cluster.config, experience=replace(cluster.config.experience, max_staleness=bound)),
+    )
+
+
+def tensor_parallel(cluster: Cluster, machine: str, weights_gb: float) -> Iterator[Cluster]:
+    """`cluster` with replicas of half and of twice as many GPUs, where the weights fit."""
+    now = cluster.gpus_per_replica
+    rollout = cluster.config.rollout
+    emulation = rollout.emulation
+    memory = kv_gigabytes(machine, now, weights_gb)
+    capacity = rollout.kv_capacity or rollout.slots * cluster.config.context
+    for gpus in (now // 2, now * 2):
+        replicas = cluster.replicas * now // gpus if gpus else 0
+        if not replicas:
+            continue
+        try:
+            kv = int(capacity * kv_gigabytes(machine, gpus, weights_gb) / memory)
+        except ValueError:
+            continue  # the weights do not fit
+        share, roofline = now / gpus, emulation.roofline
+        held = FIXED * roofline.decode_ms[0][1]
+        changed = replace(
+            roofline,
+            decode_ms=tuple((batch, held + (ms - held) * share) for batch, ms in roofline.decode_ms),
+            kv_ns=roofline.kv_ns * share,
+            prefill_us=roofline.prefill_us * share,
+        )
+        new = replace(rollout, kv_capacity=kv, emulation=replace(emulation, roofline=changed))
+        other = replace(cluster, config=replace(cluster.config, rollout=new), gpus_per_replica=gpus)
+        yield with_replicas(other, replicas)

@@ -1,0 +1,262 @@
+"""A whole run in virtual time: real placement, real replicas, emulated engines, trainer and buffer as counts.
+
+Records pass between the roles in memory, without Kafka: an encoded record costs more than all the decisions about it.
+Placement is the product's fold, with its tracking, dispatch, moves and leases; a replica is the product's `Replica`.
+The next event decides how far time leaps, so the cost of a run depends on its trajectories and not on their tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from infra.kafka.properties import ClientProperties
+from infra.simulation.scheduler import Scheduler
+from operators.io.config import ShardConfig
+from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.repartition import Placed, repartition
+from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
+from operators.rollout.emulated_backend import AnnouncedWeights
+from operators.rollout.emulated_engine import emulated_scheduling
+from operators.rollout.replica import Order, Replica, ReplicaEvent
+from operators.rollout.response_lengths import open_lengths
+from operators.rollout.roofline import Roofline
+from pipelines.simulate.prediction.cluster import Cluster
+from pipelines.simulate.prediction.counted_engine import CountedEngine, CountedKVTransfers
+from pipelines.simulate.prediction.measurement import Measurement
+from pipelines.simulate.prediction.replicas import PredictedReplica
+from pipelines.simulate.prediction.training import PredictedTraining, version_of
+from schemas.columns import token_ids
+from schemas.records import AssignmentRejected, Prompt, RepackPlan, Sampling, Settled, Trajectory, WeightVersion
+from schemas.topics import INBOX, PLANS, PROGRESS, PROMPTS, RELAY, REPLICAS, SETTLED, TRAJECTORIES, Topic
+
+STOP = 1
+RUN = "prediction"
+
+
+class PredictedWorld:
+    """One run of `cluster`, without faults but those that `kill` injects."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        config, self._cluster = cluster.config, cluster
+        self.scheduler = Scheduler()
+        self._scale = config.run.time_scale
+        self._hop_s = cluster.overheads.hop_s
+        (self._task,) = config.prompts.mixture
+        self.measurement = Measurement(cluster)
+        emulation = config.rollout.emulation
+        self._lengths = open_lengths(emulation.lengths)
+        self._roofline = Roofline(emulation.roofline, emulation.stride)
+        self._scheduling = emulated_scheduling(
+            config.rollout.slots, config.context, config.rollout.kv_capacity, emulation
+        )
+        self._placement = self._placement_fold()
+        self._inbox: list[ReceivedRecord] = []
+        self._offsets: Counter[str] = Counter()
+        self._folds = False
+        self._prompts = self._begun = 0
+        self.training = PredictedTraining(
+            self.scheduler,
+            config.trainer.emulation,
+            self._scale,
+            emulation.stride,
+            self._task.samples_per_prompt,
+            config.experience.global_batch,
+            self._settle,
+            self._publish_version,
+            parts=cluster.training_parts,
+            batch_s=cluster.overheads.batch_s,
+        )
+        self.replicas: dict[int, PredictedReplica] = {}
+        self._incarnations = Counter[int]()
+
+    def run(self) -> Measurement:
+        """Run to the goal of `trainer.optimizer_steps`. Raises ValueError if the run stops before it."""
+        goal = self._cluster.config.trainer.optimizer_steps
+        for index in range(self._cluster.replicas):
+            self.start(index)
+        self._publish_version(0)
+        while not self.scheduler.stopped:
+            steps, until = len(self.training.steps), self.scheduler.now + self._limit_s()
+            self.scheduler.run(until)
+            if not self.scheduler.stopped and len(self.training.steps) == steps:
+                raise ValueError(
+                    f"no batch was trained for {self._limit_s():,.0f} s after step {steps} of {goal}: "
+                    "experience.global_batch may exceed what placement admits"
+                )
+        self.measurement.finish(self.scheduler.now, self.training.steps)
+        self.scheduler.close()
+        return self.measurement
+
+    def start(self, index: int) -> None:
+        """Start an incarnation of replica `index`."""
+        config, scheduler = self._cluster.config, self.scheduler
+        self._incarnations[index] += 1
+        weights = AnnouncedWeights(keep=64)
+
+        def clock() -> float:
+            return scheduler.now
+
+        engine = CountedEngine(
+            self._scheduling,
+            self._roofline,
+            self._lengths,
+            pull_s=config.rollout.emulation.pull_s,
+            time_scale=self._scale,
+            clock=clock,
+            status_refresh_s=config.rollout.heartbeat_s,
+        )
+        transfers: Any = CountedKVTransfers() if config.rollout.kv_megabytes else None
+        replica = Replica(
+            index,
+            self._incarnations[index],
+            engine,
+            weights,
+            lambda tokens: "",
+            self._now_ms,
+            config.rollout,
+            interrupts=config.placement.rules.refresh == "interrupt",
+            kv_transfers=transfers,
+            clock=clock,
+        )
+        predicted = PredictedReplica(
+            scheduler, replica, engine, weights, self._publish_events, self._beat, config.rollout.linger_s
+        )
+        self.replicas[index] = predicted
+        if self.training.version:
+            predicted.announce(version_of(self.training.version))
+        share = (index % 16) / 16  # heartbeats of different replicas come at different times
+        scheduler.after(share * config.rollout.heartbeat_s, lambda: self._keep_beating(predicted))
+
+    def kill(self, index: int, restart_s: float) -> None:
+        """End replica `index` without notice; another incarnation starts `restart_s` seconds of the clock later."""
+        self.replicas[index].alive = False
+        self.scheduler.after(restart_s, lambda: self.start(index))
+
+    # -- placement ----------------------------------------------------------------------------------------------------
+
+    def _placement_fold(self) -> PlacementFold:
+        config = self._cluster.config
+        shard = ShardConfig(ClientProperties.at("predicted:1"), RUN, "placement")
+        parts = self._cluster.training_parts
+        batch = config.experience.global_batch
+        step = PlaceTrajectories(
+            config.placement,
+            shard,
+            1,
+            config.admitted,
+            1,
+            self._cluster.replicas,
+            # A round of the stream is two of its batches; here the parts of one batch stand for them.
+            batch if parts == 1 else batch // config.placement.rules.round_batches,
+        )
+        restored = Restored("", 1, (), {}, {})
+        return PlacementFold(step, restored, lambda process: None, lambda: self.scheduler.now, self._now_ms)
+
+    def _send(self, topic: Topic, records: Iterable[Any]) -> None:
+        """Send records to placement, which folds them `hop_s` later together with others of that time."""
+        name = topic.short_name
+        for record in records:
+            self._inbox.append(ReceivedRecord(name, 0, self._offsets[name], record))
+            self._offsets[name] += 1
+        if self._inbox and not self._folds:
+            self._folds = True
+            self.scheduler.after(self._hop_s, self._fold)
+
+    def _fold(self) -> None:
+        self._folds = False
+        records, self._inbox = tuple(self._inbox), []
+        positions = {PartitionKey(name, 0): offset for name, offset in self._offsets.items()}
+        self._route(self._placement.fold(Polled("", 1, records, (), positions, True)))
+        self._draw_prompts()
+
+    def _route(self, decisions: Sequence[Any]) -> None:
+        """Write the records of `decisions`, and deliver those for inboxes."""
+        for decision in decisions:
+            if isinstance(decision, Placed):
+                self.measurement.placed(decision, self.scheduler.now)
+                self._begun += decision.reason == "dispatch" and decision.member == 0
+        orders: dict[int, list[Order]] = {}
+        for output in repartition(decisions):
+            record = output.record
+            if output.topic is INBOX:
+                orders.setdefault(record.replica, []).append(record)
+            elif output.topic is PROGRESS and isinstance(record, AssignmentRejected):
+                self._send(PROGRESS, [record])
+            elif output.topic is PLANS and isinstance(record, RepackPlan):
+                self.measurement.planned(record)
+        for index, some in orders.items():
+            self.scheduler.after(self._hop_s, lambda index=index, some=some: self.replicas[index].handle(some))  # type: ignore[misc]
+
+    def _draw_prompts(self) -> None:
+        """Keep `prompt_lead` prompts ahead of dispatch, as the prompts pipeline does."""
+        lead = self._cluster.config.placement.prompt_lead
+        missing = lead - (self._prompts - self._begun)
+        if missing > 0:
+            self._send(PROMPTS, [self._prompt(self._prompts + n) for n in range(missing)])
+            self._prompts += missing
+
+    def _prompt(self, number: int) -> Prompt:
+        task, config = self._task, self._cluster.config
+        room = config.context - task.prompt_tokens
+        sampling = Sampling(1.0, 1.0, 0, min(task.max_new_tokens, room), (STOP,), config.run.seed)
+        tokens = np.full(task.prompt_tokens, 2, np.int32)
+        tokens[0] += number % (config.rollout.emulation.vocabulary - 2)  # samples of one prompt share its prefill
+        return Prompt(number, "train", "task", "", token_ids(tokens), "{}", task.samples_per_prompt, sampling)
+
+    # -- replicas -----------------------------------------------------------------------------------------------------
+
+    def _publish_events(self, events: Sequence[ReplicaEvent]) -> None:
+        if not events:
+            return
+        for event in events:
+            if isinstance(event, Trajectory):
+                self._finished(event)
+                self._send(TRAJECTORIES, [event])
+            elif not isinstance(event, Placed):
+                self._send(PROGRESS, [event])
+        self._route([event for event in events if isinstance(event, Placed)])
+
+    def _finished(self, trajectory: Trajectory) -> None:
+        self.measurement.finished(trajectory, self.scheduler.now, self.training.version)
+        self.scheduler.after(self._hop_s, lambda: self.training.add(trajectory))
+
+    def _keep_beating(self, replica: PredictedReplica) -> None:
+        if replica.alive:
+            self._beat(replica)
+            self.scheduler.after(self._cluster.config.rollout.heartbeat_s, lambda: self._keep_beating(replica))
+
+    def _beat(self, replica: PredictedReplica) -> None:
+        status = replica.status(RUN)
+        self.measurement.beat(status, self.scheduler.now)
+        self._send(REPLICAS, [status])
+
+    # -- buffer and trainer -------------------------------------------------------------------------------------------
+
+    def _settle(self, settled: list[Settled]) -> None:
+        self._send(SETTLED, settled)
+
+    def _publish_version(self, number: int) -> None:
+        goal = self._cluster.config.trainer.optimizer_steps
+        version = version_of(number)
+        batches = () if number == 0 else (number - 1,)
+        manifest = WeightVersion(version, None, number, "", 0, "", (), batches, (0,), 0, number >= goal, self._now_ms())
+        self._send(RELAY, [manifest])
+        for replica in self.replicas.values():
+            replica.announce(version)
+        if number >= goal:
+            self.scheduler.stop()
+
+    def _limit_s(self) -> float:
+        """The longest time without a step that is not a defect: twenty of the longest responses and of the steps."""
+        task, rollout = self._task, self._cluster.config.rollout
+        pace = self._roofline.pace(rollout.slots, self._scheduling.kv_capacity, 0)
+        config = self._cluster.config
+        tokens = config.experience.global_batch * config.context * config.rollout.emulation.stride
+        return 20 * (task.max_new_tokens * pace.first_s + config.trainer.emulation.seconds(tokens)) / self._scale
+
+    def _now_ms(self) -> int:
+        return int(self.scheduler.now * 1000)

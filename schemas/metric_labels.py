@@ -1,0 +1,66 @@
+"""Labels in the names of a Metric's values: `accuracy/mean{task="sums"}`, as Prometheus writes them.
+
+A name is the same in every run; what a user names, such as a task, is a label. Release 0.2.0 wrote the task into the
+name (`accuracy/mean/sums`); `split_labels` reads both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+TASK = "task"
+COMPONENT = "component"
+"""A reward function, by its label in `score.rewards`."""
+COMPONENT_MEAN, COMPONENT_TRAJECTORIES = "component/mean", "component/trajectories"
+"""The mean of what a reward function returned, and of how many trajectories, with the label `component`."""
+
+_LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+_LABELLED = re.compile(rf"([^{{}}]+)\{{({_LABEL.pattern}(?:,{_LABEL.pattern})*)\}}", re.DOTALL)
+_ESCAPED = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
+_UNESCAPED = {escaped[1]: plain for plain, escaped in _ESCAPED.items()}
+_NAMES_OF_0_2_0 = re.compile(
+    r"(drawn|refused_share|trajectories|questions|curriculum/level|curriculum/success"
+    r"|(?:reward|response_length|accuracy)/mean|(?:accuracy|reward|unanswered)/(?:greedy|sampled))/(.+)",
+    re.DOTALL,
+)
+
+
+def labelled(name: str, **labels: str) -> str:
+    """`name` with `labels`; without labels `name` itself."""
+    if not labels:
+        return name
+    written = ",".join(f'{label}="{_escape(value)}"' for label, value in labels.items())
+    return f"{name}{{{written}}}"
+
+
+def split_labels(key: str) -> tuple[str, Mapping[str, str]]:
+    """The name and the labels in `key`, the name of a value."""
+    if (found := _LABELLED.fullmatch(key)) is not None:
+        return found[1], {label: _unescape(value) for label, value in _LABEL.findall(found[2])}
+    if (found := _NAMES_OF_0_2_0.fullmatch(key)) is not None:
+        return found[1], {TASK: found[2]}
+    return key, {}
+
+
+def values_by_task(values: Mapping[str, float], name: str) -> dict[str, float]:
+    """The values of `name` that have a task, by task."""
+    return {task: found[name] for task, found in by_label(values, TASK).items() if name in found}
+
+
+def by_label(values: Mapping[str, float], label: str) -> dict[str, dict[str, float]]:
+    """The values that have `label`: by the label's value, and by name."""
+    found: dict[str, dict[str, float]] = {}
+    for key, value in values.items():
+        name, labels = split_labels(key)
+        if label in labels:
+            found.setdefault(labels[label], {})[name] = value
+    return found
+
+
+def _escape(text: str) -> str:
+    return "".join(_ESCAPED.get(each, each) for each in text)
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: _UNESCAPED.get(found[1], found[0]), text)

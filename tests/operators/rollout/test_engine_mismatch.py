@@ -1,0 +1,61 @@
+"""Each engine in each dtype stays within its documented mismatch with the trainer, and beyond the bound it is reported.
+
+The bounds are those of the table in docs/training.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_kinds import WITH_MODEL, maker
+from sampled_batches import sampled_batch
+from tiny_models import VOCABULARY, tiny_model
+from vllm_engines import FAMILY, model_folder
+
+from operators.rollout.transformers_engine import TransformersEngine
+from operators.trainer.config import LearnerConfig, Precision
+from operators.trainer.learner import Learner
+
+TRAINING = Path(__file__).parents[3] / "docs" / "training.md"
+ROW = r"^\| (transformers|vllm) \| (\w+) \| (\w+) \| ([\de.-]+) \| ([\de.-]+) \|"
+BOUNDS = {row[:3]: (float(row[3]), float(row[4])) for row in re.findall(ROW, TRAINING.read_text("utf-8"), re.MULTILINE)}
+"""Of `mismatch/kl` and `mismatch/abs_mean`, in nats, by engine, rollout.dtype and trainer.learner.precision."""
+PAIRS: list[tuple[str, Precision]] = [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")]
+
+
+def test_mismatch_is_documented_for_every_engine_and_dtype() -> None:
+    assert BOUNDS.keys() == {(kind, *pair) for kind in WITH_MODEL for pair in PAIRS}
+    for bound, _ in BOUNDS.values():
+        assert bound <= LearnerConfig().mismatch_bound
+
+
+@pytest.mark.parametrize(("dtype", "precision"), PAIRS)
+@pytest.mark.parametrize("kind", WITH_MODEL)
+def test_mismatch_stays_within_its_bound(kind: str, dtype: str, precision: Precision) -> None:
+    made = maker(kind)(FAMILY, dtype=dtype)
+    found = mismatch(sampled_batch(made, (0.8, 1.0, 1.2), vocabulary=VOCABULARY, new_tokens=30), precision)
+    kl, mean = BOUNDS[kind, dtype, precision]
+    assert found["mismatch/kl"] <= kl, found
+    assert found["mismatch/abs_mean"] <= mean, found
+    assert found["mismatch/abs_max"] > 0
+
+
+def test_mismatch_of_weights_of_another_version_raises_the_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model(FAMILY)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    with caplog.at_level(logging.WARNING):
+        found = mismatch(sampled_batch(TransformersEngine(model, slots=8), (1.0,), vocabulary=VOCABULARY), "float32")
+    assert found["mismatch/kl"] > LearnerConfig().mismatch_bound
+    assert "weights of another version" in caplog.text
+
+
+def mismatch(batch: list[Any], precision: Precision) -> dict[str, float]:
+    """What the trainer logs for `batch`, sampled with the weights that it has."""
+    return Learner(LearnerConfig(precision=precision), model_folder(FAMILY)).update(batch)

@@ -1,0 +1,92 @@
+"""The parts of ranks in the file of a version, and the note by which ranks of one machine find that file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from infra.store.layout import Layout
+from operators.trainer.ranks import ALONE
+from operators.trainer.version_file import describe_file, open_file, write_parts
+from operators.trainer.weight_parts import NamedRange, WeightPart
+from schemas.records import TensorSpec
+
+LAYOUT = Layout([TensorSpec("a", "BF16", (4,)), TensorSpec("b", "BF16", (2,))])
+RANGES = (NamedRange("a", 0, 4), NamedRange("b", 4, 2))
+
+
+def part(begin: int, *elements: float) -> WeightPart:
+    return WeightPart(RANGES, begin, torch.tensor(elements), torch.bfloat16)
+
+
+def views_of_zeros() -> dict[str, np.ndarray]:
+    return {"a": np.zeros(8, np.uint8), "b": np.zeros(4, np.uint8)}
+
+
+def values(views: dict[str, np.ndarray], name: str) -> list[float]:
+    return torch.from_numpy(views[name]).view(torch.bfloat16).tolist()
+
+
+def test_parts_that_span_names_are_written_and_rounded() -> None:
+    views = views_of_zeros()
+    for each in (part(0, 1.0, 2.0, 3.0), part(3, 4.0, 1.00001), part(5, 6.0), part(6)):
+        each.write(views)
+    assert values(views, "a") == [1, 2, 3, 4]
+    assert values(views, "b") == [1, 6]
+
+
+def test_part_rejects_a_tensor_of_another_size() -> None:
+    with pytest.raises(RuntimeError, match=r"'b' has 2 elements of torch.bfloat16, which are not 8 bytes"):
+        part(0, 1.0).write(views_of_zeros() | {"b": np.zeros(8, np.uint8)})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The file of an arriving version, with its header."""
+    path = tmp_path / "1.2.partial"
+    path.write_bytes(LAYOUT.header + bytes(LAYOUT.size - len(LAYOUT.header)))
+    return path
+
+
+def test_parts_are_written_into_the_file_of_the_same_machine(file: Path) -> None:
+    with open_file(describe_file(file), LAYOUT) as opened:
+        assert opened is not None
+        for each in (part(1, 2.0, 3.0, 4.0), part(4, 5.0, 6.0)):
+            each.write_to_file(opened, LAYOUT.places())
+    views = LAYOUT.tensor_views(memoryview(bytearray(file.read_bytes())))
+    assert (values(views, "a"), values(views, "b")) == ([0, 2, 3, 4], [5, 6])
+
+
+@pytest.mark.parametrize(
+    "changed", [{"machine": "another"}, {"device": 1}, {"inode": 1}, {"path": "/nowhere/1.2.partial"}], ids=str
+)
+def test_file_of_another_machine_is_not_opened(file: Path, changed: dict[str, object]) -> None:
+    note = json.dumps(json.loads(describe_file(file)) | changed)
+    with open_file(note, LAYOUT) as opened:
+        assert opened is None
+
+
+@pytest.mark.parametrize("note", ["", "{}", "[]", "nothing", '{"path": 3, "machine": "", "device": 0, "inode": 0}'])
+def test_note_that_describes_no_file_is_rejected(note: str) -> None:
+    with pytest.raises(RuntimeError, match=r"note of a version's file is invalid"):
+        open_file(note, LAYOUT).__enter__()
+
+
+def test_note_of_a_file_outside_of_stores_is_rejected(file: Path) -> None:
+    with pytest.raises(RuntimeError, match="is no file of a weight store"):
+        open_file(describe_file(file.rename(file.with_name("passwords"))), LAYOUT).__enter__()
+
+
+def test_file_with_other_tensors_is_rejected(file: Path) -> None:
+    other = Layout([TensorSpec("a", "F32", (3,))])
+    with pytest.raises(RuntimeError, match="publishes other tensors than this rank has"):
+        open_file(describe_file(file), other).__enter__()
+
+
+def test_rank_0_without_a_file_is_rejected() -> None:
+    with pytest.raises(RuntimeError, match="rank 0 has no file"):
+        write_parts(None, ALONE, None)  # type: ignore[arg-type]

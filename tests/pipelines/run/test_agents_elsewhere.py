@@ -1,0 +1,153 @@
+"""`laminar agents play`: claims, results and failures of agents of another machine, with a gateway of a few lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.run.agents_elsewhere import RemoteAgents
+from pipelines.run.gateway_access import GatewayAccess, GatewayError
+
+WRITE = "import json, os; report = lambda **of: open(os.environ['LAMINAR_REPORT'], 'w').write(json.dumps(of)); "
+
+
+class Claimed:
+    """A gateway that hands out `episodes`; each path in `broken` responds with its status first."""
+
+    changed: dict[str, Any]
+
+    def __init__(self, *episodes: str) -> None:
+        self.episodes, self.broken = list(episodes), {}
+        self.timeout_s, self.changed, self.claimed = 60.0, {}, threading.Event()
+        self.received: list[tuple[str, str, Any]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                path, key = self.path.removeprefix("/v1/"), self.headers["authorization"].removeprefix("Bearer ")
+                status = outer.broken.pop(path, 0)
+                response: dict[str, Any] = {"error": {"message": "not now"}} if status else {}
+                if not status and path == "episodes/claim":
+                    status = 200 if outer.episodes else 401  # 401 ends the agents of a test
+                    if outer.episodes:
+                        name = outer.episodes.pop(0)
+                        outer.claimed.set()
+                        response = {"episode": name, "attempt": 0, "key": f"k-{name}", "task": {"text": name}}
+                        response |= {"timeout_s": outer.timeout_s} | outer.changed
+                elif not status:
+                    outer.received.append((path, key, body))
+                self.send_response(status or 200)
+                self.end_headers()
+                self.wfile.write(json.dumps(response).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def gateway() -> Iterator[Claimed]:
+    made = Claimed("p0.0", "p1.0")
+    yield made
+    made.close()
+
+
+def play(gateway: Claimed, program: str, folder: Path | None = None, **settings: Any) -> list[str]:
+    """Play both episodes by `program`; the lines for people."""
+    notes: list[str] = []
+    options: dict[str, Any] = {"concurrency": 1, "timeout_s": None, "transcripts": folder, "episodes": 2} | settings
+    command = (sys.executable, "-c", WRITE + program)
+    RemoteAgents(GatewayAccess(gateway.url, "worker"), command, note=notes.append, **options).run()
+    return notes
+
+
+def test_agents_report_with_the_key_of_their_episode(gateway: Claimed, tmp_path: Path) -> None:
+    program = "print('working'); report(reward=1.0, answer=json.loads(os.environ['LAMINAR_TASK'])['text'])"
+    notes = play(gateway, program, tmp_path / "logs")
+    assert gateway.received == [
+        ("episode/end", "k-p0.0", {"reward": 1.0, "answer": "p0.0"}),
+        ("episode/end", "k-p1.0", {"reward": 1.0, "answer": "p1.0"}),
+    ]
+    assert (tmp_path / "logs" / "p1.0.log").read_text() == "working\n"
+    assert notes[0] == 'p0.0.0: {"reward": 1.0, "answer": "p0.0"}'
+
+
+@pytest.mark.parametrize(
+    ("program", "settings", "error"),
+    [
+        ("raise SystemExit('no tool')", {}, "exit status 1: no tool"),
+        ("report(points=1)", {}, "its report must have reward and answer only"),
+        ("import time; time.sleep(60)", {"timeout_s": 0.5}, "it ran for longer than 0.5 s"),
+    ],
+)
+def test_a_failed_attempt_is_given_back(program: str, settings: dict[str, Any], error: str, gateway: Claimed) -> None:
+    play(gateway, program, episodes=1, **settings)
+    ((path, key, body),) = gateway.received
+    assert (path, key, body["episode"], body["attempt"]) == ("episodes/release", "worker", "p0.0", 0)
+    assert error in body["error"]
+
+
+def test_an_attempt_takes_no_longer_than_the_run_allows(gateway: Claimed) -> None:
+    gateway.timeout_s = 0.5
+    play(gateway, "import time; time.sleep(60)", episodes=1, timeout_s=50.0)
+    assert "longer than 0.5 s" in gateway.received[0][2]["error"]
+
+
+def test_agents_that_are_stopped_give_back_without_an_error(gateway: Claimed) -> None:
+    command = (sys.executable, "-c", "import time; time.sleep(60)")
+    agents = RemoteAgents(GatewayAccess(gateway.url, "worker"), command, 1, None, None, 1, lambda line: None)
+    thread = threading.Thread(target=agents.run)
+    thread.start()
+    gateway.claimed.wait()
+    agents.stop.set()
+    thread.join()
+    assert gateway.received == [("episodes/release", "worker", {"episode": "p0.0", "attempt": 0, "error": None})]
+
+
+@pytest.mark.parametrize("changed", [{"episode": "../x"}, {"task": None}, {"attempt": "x"}])
+def test_an_invalid_claim_ends_the_agents(changed: dict[str, Any], gateway: Claimed) -> None:
+    gateway.changed = changed
+    with pytest.raises(GatewayError, match="the gateway hands out"):
+        play(gateway, "report(reward=0)")
+
+
+def test_requests_are_repeated_while_the_gateway_is_away(gateway: Claimed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.run.agents_elsewhere.RETRY_S", 0.01)
+    gateway.broken = {"episodes/claim": 503, "episode/end": 503}
+    play(gateway, "report(reward=0)", episodes=1)
+    assert [path for path, _, _ in gateway.received] == ["episode/end"]
+
+
+def test_an_episode_that_has_ended_meanwhile_is_left(gateway: Claimed) -> None:
+    gateway.broken = {"episode/end": 409}
+    notes = play(gateway, "report(reward=0)")
+    assert "not now" in notes[0]
+    assert [key for _, key, _ in gateway.received] == ["k-p1.0"]
+
+
+def test_a_rejected_key_ends_the_agents(gateway: Claimed) -> None:
+    with pytest.raises(GatewayError):
+        play(gateway, "report(reward=0)", episodes=None)
+    assert len(gateway.received) == 2
+
+
+def test_an_address_that_is_none_is_rejected() -> None:
+    with pytest.raises(GatewayError, match="must begin with http"), GatewayAccess("file:///etc", "k").post("x", {}):
+        pass

@@ -1,0 +1,170 @@
+"""The search for clusters, the calibration from a run, and `laminar simulate CONFIG`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from predicted_clusters import small_cluster, small_config
+
+from pipelines.cli.predict import Question, predict_report
+from pipelines.cli.simulate import simulate
+from pipelines.config import ConfigError, save_config
+from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
+from pipelines.present.prediction import candidates_plot
+from pipelines.simulate.prediction.calibration import calibrate, lengths_of
+from pipelines.simulate.prediction.cluster import Cluster
+from pipelines.simulate.prediction.machines import kv_gigabytes, memory_of
+from pipelines.simulate.prediction.measurement import Prediction
+from pipelines.simulate.prediction.search import recommended, search, splits, tensor_parallel, with_trainer
+from schemas.plain import encode_json
+from schemas.records import Metric
+
+
+def fake(cluster: Cluster) -> Prediction:
+    """A prediction by formula: best with half of the GPUs for the trainer; staler with a higher bound."""
+    share, bound = cluster.train_gpus / cluster.gpus, cluster.config.experience.max_staleness
+    rate = 1000.0 * (1 - abs(share - 0.5)) + min(bound, 2)
+    return Prediction(1, rate, rate, 1, 0.5, 1, bound / 2, bound, (1.0,), 0.1, 0.1, 0.1, 0, 1, 1 / rate)
+
+
+def question(file: Path | None = None, run: Path | None = None, **changes: object) -> Question:
+    """A question about the cluster of `file`, or of `run`."""
+    plain = Question(file, run, [], 4, 1, "", 0.0, 0.0)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def test_search_recommends_the_best_split_with_the_lowest_staleness() -> None:
+    cluster = with_trainer(small_cluster(), 2)
+    found = list(search(replace(cluster, config=small_config(rollout__replicas=6)), predict=fake))
+    best = recommended(found)
+    assert (best.cluster.train_gpus, best.cluster.replicas) == (4, 4)
+    assert best.cluster.config.experience.max_staleness == 1
+    assert {each.kind for each in found} == {"present", "split", "staleness"}
+
+
+def test_search_goes_on_past_a_cluster_that_cannot_run() -> None:
+    def failing(cluster: Cluster) -> Prediction:
+        if cluster.train_gpus == 2:
+            raise ValueError("too slow")
+        return fake(cluster)
+
+    found = list(search(small_cluster(), predict=failing))
+    assert [each.error for each in found if each.prediction is None] == ["too slow"]
+    with pytest.raises(ValueError, match="too slow"):
+        recommended([each for each in found if each.error])
+
+
+def test_splits_use_all_gpus_in_whole_replicas() -> None:
+    cluster = replace(small_cluster(), train_gpus=16, gpus_per_replica=4)
+    assert {each.gpus for each in splits(cluster)} == {32}
+    assert [each.replicas for each in splits(cluster)] == [6, 5, 4, 3, 2]
+
+
+def test_a_larger_trainer_is_faster_but_not_in_proportion() -> None:
+    cluster = small_cluster()
+    before, after = (each.config.trainer.emulation for each in (cluster, with_trainer(cluster, 8)))
+    assert before.seconds(0) == after.seconds(0)
+    gain = (before.seconds(1e4) - 1) / (after.seconds(1e4) - 1)
+    assert gain == pytest.approx(2**0.793)
+
+
+def test_tensor_parallel_leaves_out_what_does_not_fit() -> None:
+    cluster = replace(small_cluster(), gpus_per_replica=4)
+    found = list(tensor_parallel(cluster, "H800", 150.0))
+    assert [(each.gpus_per_replica, each.replicas) for each in found] == [(8, 2)]  # two of 80 GB are too small
+    assert found[0].config.rollout.kv_capacity == int(4096 * (576 - 150) / (288 - 150))
+    roofline = found[0].config.rollout.emulation.roofline
+    assert roofline.decode_ms[0][1] == pytest.approx(10.7 * 0.75)
+
+
+def test_machines_reject_unknown_names_and_too_large_models() -> None:
+    with pytest.raises(ValueError, match=r"there is no machine 'H80O'.*known: A100-40"):
+        memory_of("H80O")
+    with pytest.raises(ValueError, match="weights of 145 GB do not fit on 2 x H800, which have 144 GB"):
+        kv_gigabytes("H800", 2, 145)
+
+
+def test_plot_shows_each_kind_of_candidate() -> None:
+    drawn = ElementTree.fromstring(candidates_plot(list(search(small_cluster(), predict=fake))))
+    texts = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"split", "staleness", "the trainer's share of the GPUs"} <= set(texts)
+
+
+def test_lengths_have_the_mean_and_the_longest_of_the_run() -> None:
+    found = lengths_of(mean=300.0, longest=1400.0, drawn=100)
+    assert found.p50 < 300 < found.p99 < 1400
+    assert lengths_of(mean=5.0, longest=5.0, drawn=10).p50 == pytest.approx(5.0)
+
+
+def metrics_of_a_run() -> list[Metric]:
+    """Five steps of 1,280 tokens in 2 s, and a replica that runs 8 requests at 10 ms a step."""
+    step = {
+        "time/update": 2.0,
+        "response_length/mean": 30.0,
+        "response_length/max": 60.0,
+        "batch/trajectories": 32.0,
+        "batch/tokens": 1280.0,
+        "weight_sync/seconds": 0.1,
+    }
+    beat = {"incarnation": 1.0, "running": 8.0}
+    beats = [Metric("replica", 0, {**beat, "tokens_generated": 800.0 * n}, 1000 * n) for n in range(1, 5)]
+    return [*beats, *(Metric("trainer", n, step, 2000 * n) for n in range(1, 6))]
+
+
+def run_folder(folder: Path, metrics: list[Metric]) -> Path:
+    """The folder of a run that was not emulated."""
+    save_config(small_config(rollout__engine="transformers", prompts__max_new_tokens=100), folder / CONFIG_FILE)
+    (folder / METRICS_FILE).write_bytes(b"".join(encode_json(each) + b"\n" for each in metrics))
+    return folder
+
+
+def test_calibration_takes_engine_trainer_and_lengths_of_a_run(tmp_path: Path) -> None:
+    found = calibrate(run_folder(tmp_path, metrics_of_a_run())).config
+    assert found.emulated
+    assert found.prompts.prompt_tokens == 10
+    assert found.trainer.emulation.seconds(1280) == pytest.approx(2.0)
+    assert dict(found.rollout.emulation.roofline.decode_ms)[8] == pytest.approx(10.0)
+    assert found.rollout.emulation.lengths.p50 < 30 < found.rollout.emulation.lengths.p99
+
+
+def test_calibration_rejects_a_run_with_too_few_steps(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has 1 optimizer steps: at least 3 are needed"):
+        calibrate(run_folder(tmp_path, metrics_of_a_run()[:5]))
+
+
+def test_calibrated_run_is_predicted_with_its_settings(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, metrics_of_a_run())
+    report = predict_report(
+        question(run=run, changes=["trainer.optimizer_steps=4"]), search=False, plot=None, json=True
+    )
+    assert 2.0 <= report.data["iteration_s"] < 4.0
+    assert "trained tokens/s" in report.text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"machine": "H80"}, "there is no machine 'H80'"),
+        ({"machine": "H800", "weights_gb": 145.0}, "do not fit on 1 x H800"),
+        ({"changes": ["rollout.engine=transformers"]}, "only emulated runs are predicted"),
+        ({"changes": ["rollout.emulation.lengths={file = '/nonexistent'}"]}, "cannot read the lengths"),
+        ({"changes": ["rollout.emulation.lengths={p50 = 0}"]}, "p50 must be between 1 and p99"),
+        ({"run": Path("runs/none")}, "leave out CONFIG.toml"),
+    ],
+)
+def test_prediction_rejects_a_bad_question(tmp_path: Path, changes: dict[str, object], error: str) -> None:
+    file = tmp_path / "run.toml"
+    save_config(small_config(), file)
+    with pytest.raises(ConfigError, match=error):
+        predict_report(question(file, **changes), search=False, plot=None, json=False)
+
+
+def test_simulate_command_predicts_a_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    save_config(small_config(trainer__optimizer_steps=4), file)
+    found = simulate(file, train_gpus=4, gpu_hour=2.0, json=True).data
+    assert found["trained_tokens_per_s"] > 0
+    assert found["cost_per_billion_tokens"] == pytest.approx(2 * found["gpu_hours_per_billion_tokens"])

@@ -1,0 +1,122 @@
+"""The process that answers people: a real model from a weight store, under several versions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infra.models.checkpoint_folder import save_folder
+from infra.models.demo import build_demo_model
+from infra.models.demo_config import DemoModelConfig
+from infra.models.weights import save_weights
+from infra.store.weight_store import WeightStore
+from schemas.records import PolicyVersion
+
+CONFIG = """
+[run]
+name = "served"
+folder = "{folder}/runs"
+[model]
+path = "{folder}/model"
+[prompts]
+task = "chain_sum"
+environment = "agent"
+[agents]
+command = ["true"]
+[[score.rewards]]
+name = "environment"
+[rollout]
+context = 64
+[relay]
+store = "{folder}/store"
+[kafka]
+bootstrap_servers = "127.0.0.1:1"
+"""
+
+
+class Served:
+    """The process, and its events by request."""
+
+    def __init__(self, file: Path) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "pipelines.serve_versions", str(file)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def send(self, **order: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def ask(self, name: str, version: str) -> None:
+        settings = {"max_tokens": 5, "stop_token_ids": [], "stop_strings": [], "temperature": 0.0, "top_p": 1.0}
+        self.send(id=name, version=version, tokens=[5, 6, 7], **settings)
+
+    def event(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        return dict(json.loads(self._process.stdout.readline()))
+
+    def answer(self, name: str) -> tuple[list[int], str]:
+        """Tokens and version of the answer to request `name`, which is the only one."""
+        tokens: list[int] = []
+        while True:
+            event = self.event()
+            assert (event["id"], event.get("error")) == (name, None)
+            tokens += event["tokens"]
+            if event["finish"]:
+                return tokens, event["version"]
+
+    def close(self) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        code = self._process.wait(60)
+        self._process.stdout.close()
+        return code
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    model, tokenizer = build_demo_model(DemoModelConfig(layers=1))
+    save_folder(model, tokenizer, folder / "model")
+    with WeightStore(folder / "store") as store:
+        for number in (1, 2):
+            file = folder / "weights"
+            save_weights(model, file)
+            data = file.read_bytes()
+            with store.begin(PolicyVersion(1, number), len(data)) as arriving:
+                arriving.view[:] = data
+                arriving.seal()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)))
+        (folder / "config.toml").write_text(CONFIG.format(folder=folder))
+        made = Served(folder / "config.toml")
+        yield made
+        assert made.close() == 0
+
+
+def test_versions_are_listed_and_give_their_own_responses(served: Served) -> None:
+    served.send(id="l", list=True)
+    assert served.event() == {"id": "l", "versions": ["1.1", "1.2"]}
+    served.ask("a", "latest")
+    served.ask("b", "v1")
+    (newest, of_newest), (first, of_first) = served.answer("a"), served.answer("b")
+    assert (of_newest, of_first) == ("1.2", "1.1")
+    assert len(newest) == len(first) == 5
+    assert newest != first
+    served.ask("c", "v1")
+    assert served.answer("c") == (first, "1.1"), "greedy responses are reproduced"
+
+
+def test_a_version_that_is_not_there_is_an_error(served: Served) -> None:
+    served.ask("d", "v9")
+    event = served.event()
+    assert event["finish"] == "failed"
+    assert "it has 1.1, 1.2" in event["error"]

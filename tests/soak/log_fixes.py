@@ -1,0 +1,251 @@
+"""The fixes of transactions and restarts, each with the change that removes it and the test that must fail then."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Fix(NamedTuple):
+    """`changes` of `file`, each (before, after), remove the fix `what`; `test` then fails. `before` occurs once."""
+
+    what: str
+    file: str
+    changes: tuple[tuple[str, str], ...]
+    test: str
+
+
+_SESSION = "infra/kafka/session.py"
+_OFFSETS = """        if grouped := self.group_offsets_due(last):
+            producer.send_offsets_to_transaction(self._group.to_write(), config.group)
+"""
+TRANSACTIONS = (
+    Fix(
+        "a broken connection in a transactional request ends the session",
+        "infra/kafka/transactions.py",
+        (('if isinstance(handler, _TRANSACTIONAL) and "on_complete" not in vars(handler):', "if False:"),),
+        "tests/faults/test_late_requests.py::test_session_loses_nothing_by_a_late_request",
+    ),
+    Fix(
+        "a broken connection in a transactional request of a role ends its session",
+        "infra/kafka/transactions.py",
+        (('if isinstance(handler, _TRANSACTIONAL) and "on_complete" not in vars(handler):', "if False:"),),
+        "tests/faults/test_late_requests_of_roles.py",
+    ),
+    Fix(
+        "outputs are written before offsets",
+        _SESSION,
+        ((_OFFSETS, ""), ("        for o in outputs:\n", f"{_OFFSETS}        for o in outputs:\n")),
+        "tests/faults/test_late_requests.py::test_transaction_writes_outputs_before_offsets",
+    ),
+    Fix(
+        "a shard compares its note with its commits",
+        "operators/io/commits.py",
+        (("        session.verify()\n", ""),),
+        "tests/operators/io/test_shard_sink.py::test_sink_lets_the_session_verify_each_commit",
+    ),
+    Fix(
+        "a start compares its note with its outputs in the log",
+        _SESSION,
+        (("if place in known and ends[known[place]] <= offset:", "if False:"),),
+        "tests/infra/kafka/test_log_gaps.py::test_session_rejects_log_without_its_output",
+    ),
+    Fix(
+        "a repeated batch is not trained",
+        "operators/trainer/assembly.py",
+        (("elif part.batch < self._next:", "elif False:"),),
+        "tests/operators/trainer/test_rejected_batches.py::test_repeated_batch_is_a_dead_letter",
+    ),
+    Fix(
+        "a later batch is not trained in the place of the next one",
+        "operators/trainer/assembly.py",
+        (("elif part.batch > self._next:", "elif False:"),),
+        "tests/operators/trainer/test_rejected_batches.py::test_missing_batch_fails_with_its_number",
+    ),
+    Fix(
+        "audits run during a run",
+        "pipelines/run/supervisor.py",
+        (("            self._audits.poll()\n", "            pass\n"),),
+        "tests/end_to_end/test_interrupts.py::test_run_starts_audits_and_fails_after_a_long_outage",
+    ),
+    Fix(
+        "the transaction time-out is that of the configuration",
+        "infra/kafka/clients.py",
+        (("transaction_timeout_ms=int(transaction_timeout_s * 1000),", "transaction_timeout_ms=10_000,"),),
+        "tests/faults/test_large_transactions.py::test_session_commits_a_transaction_within_its_timeout",
+    ),
+    Fix(
+        "every role has the configured transaction time-out",
+        "pipelines/shards.py",
+        (("transaction_timeout_s=config.kafka.transaction_timeout_s,", ""),),
+        "tests/pipelines/test_shards.py",
+    ),
+    Fix(
+        "the transaction time-out is compared with the brokers' maximum",
+        "infra/kafka/settings_check.py",
+        (("if bound is not None and int(bound) < wanted_ms:", "if False:"),),
+        "tests/pipelines/run/test_make_topics.py",
+    ),
+    Fix(
+        "a transaction of several emissions is bounded in bytes",
+        "operators/io/commits.py",
+        (("if len(emissions) > 1 and sum(", "if False and sum("),),
+        "tests/operators/io/test_shard_sink.py::test_sink_splits_large_transactions_between_emissions",
+    ),
+    Fix(
+        "one emission above the bound is one transaction",
+        "operators/io/commits.py",
+        (("if len(emissions) > 1 and sum(", "if sum("),),
+        "tests/operators/io/test_shard_sink.py::test_sink_splits_large_transactions_between_emissions",
+    ),
+    Fix(
+        "a transaction that is too slow names its setting",
+        "infra/kafka/transactions.py",
+        (('"raise kafka.transaction_timeout_s"', '""'),),
+        "tests/faults/test_large_transactions.py::test_session_names_the_setting_after_a_transaction_timeout",
+    ),
+    Fix(
+        "no transaction writes to a topic of plain producers",
+        "operators/io/coalesce.py",
+        (("if not topic.transactional:", "if False:"),),
+        "tests/operators/relay/test_relay_heartbeats.py::test_sink_rejects_topics_of_plain_producers",
+    ),
+    Fix(
+        "relays publish heartbeats outside of transactions",
+        "schemas/topics.py",
+        (
+            (
+                'riving",\n    "plain producers only: there is no transaction to wait for",\n    transactional=False,',
+                'riving",\n    "plain producers only: there is no transaction to wait for",',
+            ),
+        ),
+        "tests/operators/relay/test_relay_heartbeats.py::test_sink_rejects_topics_of_plain_producers",
+    ),
+    Fix(
+        "a relay beats while no step runs",
+        "operators/relay/relay.py",
+        (("fold.heartbeats = HeartbeatThread(", "fold.heartbeats = None and HeartbeatThread("),),
+        "tests/operators/relay/test_relay_heartbeats.py::test_relay_publishes_heartbeats_outside_of_transactions",
+    ),
+    Fix(
+        "a reader that an open transaction blocks says so",
+        "operators/io/source.py",
+        (("if idle and (stalled :=", "if False and (stalled :="),),
+        "tests/operators/io/test_shard_source.py::test_source_names_the_transaction_that_blocks_it",
+    ),
+    Fix(
+        "a reader that does not move is noticed",
+        "infra/kafka/stall_watch.py",
+        (("now - since >= STALLED_S", "False"),),
+        "tests/infra/kafka/test_stall_watch.py::test_stall_watch_reports_reader_without_progress",
+    ),
+    Fix(
+        "the producer of a blocking transaction is named",
+        "infra/kafka/open_transactions.py",
+        (("found = [\n        (place, producer)", "found = [] and [\n        (place, producer)"),),
+        "tests/infra/kafka/test_stall_watch.py::test_blocking_transaction_names_producer",
+    ),
+    Fix(
+        "a hanging transaction is ended on request",
+        "infra/kafka/open_transactions.py",
+        (("        admin.abort_transaction(spec)\n", ""),),
+        "tests/infra/kafka/test_hanging_transactions.py::test_hanging_transactions_end_with_their_outcome",
+    ),
+)
+RESTARTS = (
+    Fix(
+        "a start needs no group offsets",
+        _SESSION,
+        (('noted = self.note.offsets.get(name_of(tp)) if source.start == "committed" else None', "noted = None"),),
+        "tests/infra/kafka/test_session.py::test_session_resumes_without_group_offsets",
+    ),
+    Fix(
+        "a start without its note refuses beside its output",
+        _SESSION,
+        (("traces = [f", "traces = [] and [f"),),
+        "tests/infra/kafka/test_log_gaps.py::test_session_rejects_output_without_note",
+    ),
+    Fix(
+        "a start without its note refuses beside group offsets",
+        _SESSION,
+        (("for p, o in committed if p in ends]", "for p, o in ()]"),),
+        "tests/infra/kafka/test_log_gaps.py::test_session_rejects_group_offsets_without_note",
+    ),
+    Fix(
+        "a start without its note refuses beside a trimmed ledger",
+        _SESSION,
+        (("for p in config.ledger if begins[TopicPartition(*p)] > 0]", "for p in ()]"),),
+        "tests/infra/kafka/test_log_gaps.py::test_session_rejects_trimmed_ledger_without_note",
+    ),
+    Fix(
+        "a start at a position before the log refuses",
+        "infra/kafka/log_gaps.py",
+        (("    if offset < begin:\n", "    if False:\n"),),
+        "tests/infra/kafka/test_log_gaps.py",
+    ),
+    Fix(
+        "a poll of a truncated log ends the role",
+        "infra/kafka/clients.py",
+        (('auto_offset_reset="none",', 'auto_offset_reset="earliest",'),),
+        "tests/infra/kafka/test_log_gaps.py::test_session_poll_raises_when_log_is_truncated",
+    ),
+    Fix(
+        "a truncated log ends the process",
+        "infra/kafka/session.py",
+        (("raise log_truncated(self.config.group, str(error)) from error", "raise self._give_up(error) from error"),),
+        "tests/infra/kafka/test_log_gaps.py::test_session_poll_raises_when_log_is_truncated",
+    ),
+    Fix(
+        "a deleted input is named while a role polls",
+        _SESSION,
+        (("check_topics(self._consumer, self._assigned)", "pass"),),
+        "tests/infra/kafka/test_log_gaps.py::test_session_names_an_input_deleted_while_it_polls",
+    ),
+    Fix(
+        "a source asks for deleted inputs",
+        "operators/io/source.py",
+        (("        session.check_inputs()\n", ""),),
+        "tests/operators/io/test_shard_source.py::test_source_opens_a_new_session_if_an_input_was_deleted",
+    ),
+    Fix(
+        "clients do not create topics",
+        "infra/kafka/properties.py",
+        ((" | ({} if client == ADMIN else _NEVER_CREATE)", ""),),
+        "tests/infra/kafka/test_client_properties.py::test_properties_apply_to_their_clients",
+    ),
+    Fix(
+        "retention that would lose records is an error",
+        "infra/kafka/settings_check.py",
+        (('elif setting in ("cleanup.policy", "retention.ms", "retention.bytes"):', "elif False:"),),
+        "tests/infra/kafka/test_settings_check.py",
+    ),
+    Fix(
+        "settings are checked before any record",
+        "pipelines/run/topics.py",
+        (("        raise UnsuitableKafka(fatal)\n", "        pass\n"),),
+        "tests/pipelines/run/test_make_topics.py",
+    ),
+    Fix(
+        "a restart reads a bounded part of the relay topic",
+        "pipelines/relay.py",
+        (("newest=newest_manifests(config)", 'start="earliest"'),),
+        "tests/pipelines/test_restart_reads.py",
+    ),
+    Fix(
+        "a checkpoint that cannot be written is an error",
+        "operators/trainer/persist.py",
+        (("            if number == tries:\n", "            if number == tries:\n                return\n"),),
+        "tests/operators/trainer/test_trainer_persists.py::test_failed_checkpoint_is_retried_then_ends_the_trainer",
+    ),
+    Fix(
+        "a failed removal of a checkpoint is only logged",
+        "operators/trainer/checkpoint.py",
+        (
+            (
+                '            except OSError as error:\n                log.warning("cannot',
+                '            except ZeroDivisionError as error:\n                log.warning("cannot',
+            ),
+        ),
+        "tests/operators/trainer/test_trainer_checkpoint.py::test_failed_removal_of_a_checkpoint_is_only_logged",
+    ),
+)
+LOG_FIXES = (*TRANSACTIONS, *RESTARTS)

@@ -1,0 +1,96 @@
+"""Mutants change what loaded code does, without a new import; faults of earlier reviews still apply to the sources."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from log_fixes import Fix
+from mutants import PLANTED, mutants, planted
+from removed_fixes import FIXES
+from swapped_code import swap_code
+
+REPOSITORY = Path(__file__).parents[2]
+TRAINER = REPOSITORY / "operators" / "trainer"
+SOURCE = """
+from dataclasses import dataclass
+LIMIT = 20.5
+CHOICES = {"one": 1}
+def limited(value, least=0):
+    return max(least, min(value, LIMIT))
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: int = 1
+    @property
+    def doubled(self):
+        return 2 * self.x
+    @staticmethod
+    def origin():
+        return 0
+"""
+USER = "from mutated_module import CHOICES, LIMIT, Point, limited\n"
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """A module with `SOURCE`, and one that has imported its names."""
+    (tmp_path / "mutated_module.py").write_text(SOURCE)
+    (tmp_path / "user_module.py").write_text(USER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("mutated_module", "user_module"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("mutated_module"), importlib.import_module("user_module")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "value", "expected"),
+    [
+        ("min(value, LIMIT)", "max(value, LIMIT)", lambda user: user.limited(3), 20.5),
+        ("least=0", "least=7", lambda user: user.limited(3), 7),
+        ("LIMIT = 20.5", "LIMIT = 2.5", lambda user: user.limited(3), 2.5),
+        ("LIMIT = 20.5", "LIMIT = 2.5", lambda user: user.LIMIT, 2.5),
+        ('"one": 1', '"one": 2', lambda user: user.CHOICES["one"], 2),
+        ("x: int = 1", "x: int = 5", lambda user: user.Point().x, 5),
+        ("2 * self.x", "3 * self.x", lambda user: user.Point().doubled, 3),
+        ("return 0", "return 1", lambda user: user.Point.origin(), 1),
+    ],
+)
+def test_swapped_code_runs_in_modules_that_imported_it(
+    modules: tuple[ModuleType, ModuleType], before: str, after: str, value: Callable[[Any], float], expected: float
+) -> None:
+    changed, user = modules
+    assert value(user) != expected
+    swap_code(changed, SOURCE.replace(before, after))
+    assert value(user) == expected
+
+
+def test_swapped_code_leaves_imported_values(modules: tuple[ModuleType, ModuleType]) -> None:
+    changed, user = modules
+    swap_code(user, USER)
+    assert user.CHOICES == changed.CHOICES == {"one": 1}
+
+
+def test_mutants_know_the_lines_of_their_statement() -> None:
+    found = {mutant.what: (mutant.lines, mutant.function) for mutant in mutants(SOURCE)}
+    assert found["20.5 to 41.0: LIMIT = 20.5"] == ((3, 3), False)
+    assert found["min to max: return max(least, min(value, LIMIT))"] == ((6, 6), True)
+    assert found["1 to 2: x: int = 1"] == ((9, 9), False)
+
+
+@pytest.mark.parametrize(("module", "what", "changes"), PLANTED)
+def test_planted_faults_apply(module: str, what: str, changes: tuple[tuple[str, str], ...]) -> None:
+    source = (TRAINER / f"{module}.py").read_text()
+    assert planted(source, what, changes).source != source
+
+
+@pytest.mark.parametrize("fix", FIXES, ids=[fix.what.replace(" ", "-") for fix in FIXES])
+def test_removed_fixes_apply_and_have_a_test(fix: Fix) -> None:
+    source = (REPOSITORY / fix.file).read_text()
+    assert planted(source, fix.what, fix.changes).source != source
+    file, _, name = fix.test.partition("::")
+    assert f"def {name}(" in (REPOSITORY / file).read_text() or not name
