@@ -32,6 +32,7 @@ class ForkedZygote:
         events_in, events = os.pipe()
         self.pid = os.fork()
         if not self.pid:
+            sys.argv = ["laminar"]
             run_forked(lambda: zygote(), commands, events, os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
         os.close(commands)
         os.close(events)
@@ -63,7 +64,6 @@ def run_forked(target: Any, *descriptors: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGTERM, signal.SIGHUP):  # the parent of the test process may ignore them
             signal.signal(number, signal.SIG_DFL)
-        sys.argv = ["laminar"]
         target()
         code = 0
     except SystemExit as end:
@@ -85,7 +85,8 @@ def start(arguments: list[str], folder: str, output: str) -> int:
     os.chdir(folder)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     pipelines.run.zygote_process.start_zygote = lambda log, model: ForkedZygote(log)  # type: ignore[assignment,return-value]
-    run_forked(lambda: laminar(arguments), os.open(os.devnull, os.O_RDONLY), file, file)
+    sys.argv = ["laminar", *arguments]  # as at a terminal: signals after a run's end are ignored
+    run_forked(laminar, os.open(os.devnull, os.O_RDONLY), file, file)
 
 
 def exit_code(pid: int) -> int | None:
