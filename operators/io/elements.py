@@ -55,9 +55,9 @@ class Restored:
 class Polled:
     """Records of one poll, none on an idle tick. `positions` are the next offsets to read.
 
-    `caught_up` is False until every record that was written before the start has been read. `rejected` holds dead
-    letters for records that could not be decoded. `last` is True on the final element, sent when the process has to
-    stop: the step's outputs for it are still committed.
+    `caught_up` is False until every record that was written before the start has been read; until then `behind` has
+    the topics with such records. `rejected` holds dead letters for records that could not be decoded. `last` is True on
+    the final element, sent when the process has to stop: the step's outputs for it are still committed.
     """
 
     group: str
@@ -67,6 +67,7 @@ class Polled:
     positions: Mapping[PartitionKey, int]
     caught_up: bool
     last: bool = False
+    behind: frozenset[str] = frozenset()
 
 
 class Output(NamedTuple):

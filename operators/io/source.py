@@ -70,6 +70,7 @@ class ShardSource:
         self._repoll_at = 0.0
         self._positions_due = 0.0
         self._caught_up = False
+        self._behind: frozenset[str] = frozenset()
         self._stalls = StallWatch(clock)
         self._sessions_without_commit = 0
         self._polls = 0
@@ -100,7 +101,7 @@ class ShardSource:
         if session is None or session.lost is not None or self._sessions.get(self.config.group) is not session:
             return self._open(session)
         if not wait and self._clock() < self._repoll_at:
-            return Polled(self.config.group, session.start, (), (), self._positions, self._caught_up)
+            return self._polled(session)
         try:
             records = session.poll(self.config.poll_s if wait else 0.0)
             if records or not self._caught_up or self._clock() >= self._positions_due:
@@ -109,7 +110,7 @@ class ShardSource:
             return self._open(session)
         self._repoll_at = 0.0 if records else self._clock() + BUSY_REPOLL_S
         received, rejected = self.decode(records)
-        return Polled(self.config.group, session.start, received, rejected, self._positions, self._caught_up)
+        return self._polled(session, received, rejected)
 
     def final_poll(self) -> Polled | None:
         """The last element of this start, without records; None if there is no session to commit in."""
@@ -117,7 +118,7 @@ class ShardSource:
         if session is None or session.lost is not None or self._sessions.get(self.config.group) is not session:
             return None
         self._polls += 1
-        return Polled(self.config.group, session.start, (), (), self._positions, self._caught_up, last=True)
+        return self._polled(session, last=True)
 
     def decode(self, records: Iterable[Any]) -> tuple[tuple[ReceivedRecord, ...], tuple[DeadLetter, ...]]:
         """Kafka records as `ReceivedRecord` rows, and a dead letter for each that cannot be decoded."""
@@ -142,6 +143,17 @@ class ShardSource:
             self._session = None
             self._sessions.close(self.config.group)
 
+    def _polled(
+        self,
+        session: Session,
+        received: tuple[ReceivedRecord, ...] = (),
+        rejected: tuple[DeadLetter, ...] = (),
+        *,
+        last: bool = False,
+    ) -> Polled:
+        place = self._positions, self._caught_up
+        return Polled(self.config.group, session.start, received, rejected, *place, last, self._behind)
+
     def _update_positions(self, session: Session, idle: bool) -> None:
         """Read the positions. Between records only transaction markers move them, so a late update is safe."""
         session.check_inputs()
@@ -152,7 +164,9 @@ class ShardSource:
         self._positions = {self._partition_keys[p]: offset for p, offset in positions.items()}
         self._positions_due = self._clock() + POSITIONS_MAX_AGE_S
         if not self._caught_up:
-            self._caught_up = all(self._positions[self._partition_keys[p]] >= end for p, end in session.ends.items())
+            unread = [place for place, end in session.ends.items() if positions[place] < end]
+            self._behind = frozenset(self._partition_keys[place].topic for place in unread)
+            self._caught_up = not unread
 
     def _open(self, before: Session | None) -> Restored:
         config = self.config
@@ -161,6 +175,7 @@ class ShardSource:
             names = {key: partition for partition, key in self._partition_keys.items()}
             session.seek({names[key]: offset for key, offset in config.start_positions().items()})
         self._caught_up, self._repoll_at = False, 0.0
+        self._behind = frozenset(key.topic for key in self._partition_keys.values())
         ledger, undecodable = self.decode(session.ledger)  # others may write there; its readers write the dead letters
         offsets = self._positions = {self._partition_keys[p]: offset for p, offset in session.positions().items()}
         places = ", ".join(f"{key.topic} {key.partition}:{offset}" for key, offset in offsets.items()) or "no topic"

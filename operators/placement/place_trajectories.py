@@ -1,7 +1,7 @@
 """PlaceTrajectories: the rollout manager. It alone mints leases and decides where each trajectory runs.
 
 A restart rebuilds the state of trajectories from the records of placement (the inboxes), of replicas (progress,
-hand-overs, trajectories) and from settled. It decides nothing before it has read all records written before its start.
+hand-overs, trajectories) and from settled. Before it has read all records written before its start, it only fences.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from schemas.records import (
     Trajectory,
     WeightVersion,
 )
-from schemas.topics import RELAY_CHAIN, group_name
+from schemas.topics import RELAY_CHAIN, REPLICAS, group_name
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,11 @@ class PlacementFold:
         with phase("track trajectories"):
             for received in polled.records:
                 outputs += self._handle(received, now)
-        if polled.caught_up:
+        if not polled.caught_up:
+            if REPLICAS.short_name not in polled.behind:
+                with phase("recover lost ones"):
+                    self._fence_silent(now)  # the open transaction of one may hide what is left to read
+        else:
             if not self._ready:
                 self._ready = True
                 outputs += self._tracking.end_restart()
@@ -235,6 +239,12 @@ class PlacementFold:
 
     def _recover(self, now: float) -> list[Output]:
         """Fence replicas that timed out, and record that their work is lost; it resumes elsewhere under a new lease."""
+        self._fence_silent(now)
+        owned = self._tracking.table.orphans(self._replicas.has_ended)
+        return [output for each in owned for output in self._tracking.lose(each)]
+
+    def _fence_silent(self, now: float) -> None:
+        """Fence replicas without a heartbeat for the time-out, which aborts their transactions."""
         timeout, table = self._step.config.heartbeat_timeout_s, self._tracking.table
         gone = self._replicas.timed_out(now, timeout)
         if now - self._started_at >= timeout:  # until then a replica without a heartbeat may be alive
@@ -247,7 +257,6 @@ class PlacementFold:
             log.warning("time-outs of replicas restart, since none can be fenced while Kafka is unavailable: %s", error)
             self._replicas.reset_timeouts(now)
             self._started_at = now
-        return [output for owned in table.orphans(self._replicas.has_ended) for output in self._tracking.lose(owned)]
 
     def _with_live_replicas(self, outputs: list[PlacementOutput]) -> list[PlacementOutput]:
         """`outputs`, preceded by the live incarnations of the replicas for which they have decisions."""

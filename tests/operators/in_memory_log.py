@@ -184,10 +184,10 @@ class Shard:
             until = min(self._positions[place] + most, self.log.end(place))
             received += self.log.received(place, self._positions[place], until, keys, blocks)
             self._positions[place] = until
-        caught_up = all(self._positions[place] >= end for place, end in self._ends.items())
+        behind = frozenset(place.topic for place, end in self._ends.items() if self._positions[place] < end)
         assert self.restored is not None
-        positions = dict(self._positions)
-        polled = Polled(self.config.group, self.restored.start, tuple(received), (), positions, caught_up)
+        start, positions = self.restored.start, dict(self._positions)
+        polled = Polled(self.config.group, start, tuple(received), (), positions, not behind, behind=behind)
         self._emissions += 1
         polled, letters = reject_invalid(polled, self._manifests, 0) if self.validates else (polled, [])
         outputs = tuple(map_outputs((*letters, *self.fold.fold(polled)), self._maps))

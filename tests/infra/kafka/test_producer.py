@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -25,12 +26,31 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield running
 
 
+class PausedBroker:
+    """Pauses and resumes the broker's process."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+
+    def suspend(self) -> None:
+        """Return when every thread has stopped: one that still runs could answer a request."""
+        self._process.suspend()
+        while not all(self._state(thread.id) == "T" for thread in self._process.threads()):
+            time.sleep(0.001)
+
+    def resume(self) -> None:
+        self._process.resume()
+
+    def _state(self, thread: int) -> str:
+        return Path(f"/proc/{self._process.pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 @pytest.fixture
-def paused(own_broker: Broker) -> Iterator[psutil.Process]:
-    """The broker's process; it goes on after the test in any case."""
-    process = psutil.Process(own_broker.pid)
-    yield process
-    process.resume()
+def paused(own_broker: Broker) -> Iterator[PausedBroker]:
+    """It goes on after the test in any case."""
+    broker = PausedBroker(own_broker.pid)
+    yield broker
+    broker.resume()
 
 
 def topic_on(broker: Broker, name: str) -> ClientProperties:
@@ -68,7 +88,7 @@ def test_producer_delivers_records_in_order(broker: Broker, run_id: str) -> None
     ]
 
 
-def test_producer_send_waits_over_the_bound(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
+def test_producer_send_waits_over_the_bound(own_broker: Broker, paused: PausedBroker, run_id: str) -> None:
     client = topic_on(own_broker, run_id)
     sent: list[int] = []
     with BoundedProducer(client, max_bytes_in_flight=5000) as producer:
@@ -95,7 +115,7 @@ def test_producer_send_waits_over_the_bound(own_broker: Broker, paused: psutil.P
     assert len(values_in(client, run_id)) == 9
 
 
-def test_producer_raises_failure_on_next_call(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
+def test_producer_raises_failure_on_next_call(own_broker: Broker, paused: PausedBroker, run_id: str) -> None:
     client = topic_on(own_broker, run_id)
     producer = BoundedProducer(client.updated({"request.timeout.ms": "300", "delivery.timeout.ms": "600"}))
     producer.send(run_id, b"first")
@@ -116,7 +136,7 @@ def test_producer_raises_failure_on_next_call(own_broker: Broker, paused: psutil
     assert values in ([b"first", b"last"], [b"first", b"lost", b"last"])  # lost means not known to be there
 
 
-def test_producer_send_times_out(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
+def test_producer_send_times_out(own_broker: Broker, paused: PausedBroker, run_id: str) -> None:
     client = topic_on(own_broker, run_id)
     with BoundedProducer(client, max_bytes_in_flight=10, max_block_s=0.2) as producer:
         producer.send(run_id, b"first")
@@ -129,7 +149,7 @@ def test_producer_send_times_out(own_broker: Broker, paused: psutil.Process, run
     assert [record.value for record in values_in(client, run_id)] == [b"first", b"0123456789"]
 
 
-def test_producer_close_keeps_deadline_and_ends_thread(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
+def test_producer_close_keeps_deadline_and_ends_thread(own_broker: Broker, paused: PausedBroker, run_id: str) -> None:
     before = set(threading.enumerate())
     producer = BoundedProducer(topic_on(own_broker, run_id))
     producer.send(run_id, b"first")
@@ -146,7 +166,7 @@ def test_producer_close_keeps_deadline_and_ends_thread(own_broker: Broker, pause
         producer.send(run_id, b"late")
 
 
-def test_producer_close_wakes_waiting_senders(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
+def test_producer_close_wakes_waiting_senders(own_broker: Broker, paused: PausedBroker, run_id: str) -> None:
     producer = BoundedProducer(topic_on(own_broker, run_id), max_bytes_in_flight=10)
     producer.send(run_id, b"first")
     producer.flush(10)
