@@ -49,6 +49,7 @@ COMMANDS: dict[str, CommandModule] = {
     "acls": CommandModule("pipelines.cli.acls", "Print or create the Kafka ACLs of a run's roles."),
     "config": CommandModule("pipelines.cli.config", "Explain configuration keys; compare two configurations."),
     "simulate": CommandModule("pipelines.cli.simulate", "Play histories of failures of a run, in virtual time."),
+    "cost": CommandModule("pipelines.cli.cost", "Predict GPU hours and Kafka bytes of an optimizer step."),
     "doctor": CommandModule("pipelines.cli.doctor", "Check what can run on this machine, and how to fix the rest."),
 }
 READ_ONLY = {"topics", "samples", "trajectory", "lineage", "watch", "metrics", "trace", "relays", "replicas", "plans"}

@@ -1,0 +1,84 @@
+"""`laminar cost`: GPU hours, bytes in Kafka and prices of a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from predicted_clusters import small_cluster, small_config
+
+from pipelines.cli.cost import cost
+from pipelines.config import ConfigError, save_config
+from pipelines.present.cost import cost_lines
+from pipelines.simulate.prediction.cost import Prices, cost_of
+from pipelines.simulate.prediction.log_bytes import StepShape, log_bytes
+from pipelines.simulate.prediction.measurement import Prediction
+from schemas.topics import CATALOGUE
+
+STEP = StepShape(
+    trajectories=64,
+    samples_per_prompt=8,
+    prompt_tokens=200,
+    response_tokens=1000,
+    micro_batch_tokens=12_000,
+    progress_tokens=512,
+    rollouts=2,
+    seconds=10.0,
+)
+
+
+def predicted(iteration_s: float = 90.0) -> Prediction:
+    """A step of 32 trajectories of 16 prompt and 100 response tokens."""
+    return Prediction(900, 32 * 116 / iteration_s, 1, iteration_s, 0.5, 1, 1, 2, (1.0,), 0.1, 0.1, 0.1, 0, 320, 1)
+
+
+def test_log_bytes_name_topics_of_the_catalogue() -> None:
+    assert log_bytes(STEP).keys() <= CATALOGUE.keys()
+
+
+@pytest.mark.parametrize(
+    ("topic", "per_trajectory"),
+    [("trajectories", 12.0), ("experiences", 12.0), ("batches", 8.0), ("progress", 9.0), ("inbox", 0.0)],
+)
+def test_log_bytes_grow_with_tokens_as_docs_say(topic: str, per_trajectory: float) -> None:
+    longer = replace(STEP, response_tokens=STEP.response_tokens + 1024, micro_batch_tokens=22_240)
+    gained = (log_bytes(longer)[topic] - log_bytes(STEP)[topic]) / STEP.trajectories / 1024
+    assert gained == pytest.approx(per_trajectory, abs=2.5 if topic == "progress" else 0.3)
+
+
+def test_log_bytes_of_a_version_grow_with_its_chunks() -> None:
+    many = log_bytes(replace(STEP, chunks=2000))["relay"]
+    assert many - log_bytes(STEP)["relay"] == pytest.approx(2000 * 11, rel=0.1)
+
+
+def test_cost_of_a_step_counts_all_gpus_and_copies() -> None:
+    found = cost_of(small_cluster(), predicted(), Prices(gpu_hour=2.0, kafka_gb=0.1), copies=2)
+    assert (found.train_gpu_hours, found.rollout_gpu_hours) == (pytest.approx(0.1), pytest.approx(0.1))
+    assert (found.prompt_tokens, found.response_tokens) == (16, 100)
+    assert found.written_bytes == 2 * sum(found.log_bytes.values())
+    assert found.price == pytest.approx(0.4 + 0.1 * found.written_bytes / 1e9)
+    day = found.to_json()["day"]
+    assert (day["steps"], day["gpu_hours"]) == (pytest.approx(960), pytest.approx(192))
+
+
+def test_cost_without_prices_has_none() -> None:
+    found = cost_of(small_cluster(), predicted(), Prices())
+    assert found.price is None
+    assert not [line for line in cost_lines(small_cluster(), found) if "price" in line]
+    assert [line for line in cost_lines(small_cluster(), found) if "trajectories of 16 prompt and 100 response" in line]
+
+
+def test_cost_command_predicts_a_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    save_config(small_config(), file)
+    data = cost(file, train_gpus=4, gpu_hour=2.0, copies=1, json=True).data
+    assert data["gpu_price"] == pytest.approx(2.0 * data["gpu_hours"])
+    assert data["written_bytes"] == sum(data["log_bytes"].values())
+
+
+def test_cost_command_refuses_a_model(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[model]\npath = "model"\n')
+    with pytest.raises(ConfigError, match="only emulated runs are predicted"):
+        cost(file)
