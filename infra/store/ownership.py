@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 class StoreOwner:
     """The process that opened an unused store, in `folder`. `started` is the process's start in Unix seconds.
 
-    `login` is the id of the user who logged in, also where they became root later; None if it is not known.
+    `login` is the id of the user who logged in, also where they became root later; None if it is not known. `run` is
+    the folder of the run whose weights these are; empty if it is not known.
     """
 
     pid: int
@@ -35,9 +36,11 @@ class StoreOwner:
     opened_at: float
     folder: str = ""
     login: int | None = None
+    run: str = ""
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}" + (f", started in {self.folder}" if self.folder else "")
+        started = f", started in {self.folder}" if self.folder else ""
+        return f"process {self.pid} on {self.host}{started}" + (f", of the run in {self.run}" if self.run else "")
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,11 @@ def choose_store_folder(run: str, fallback: Path, needed: int = 0, base: Path = 
     return fallback / "weights"
 
 
-def open_folder(root: Path) -> locks.Lock:
-    """Create the store `root` if necessary and return a shared lock. Raises StoreError for another user's folder."""
+def open_folder(root: Path, run: Path | None = None) -> locks.Lock:
+    """Create the store `root` of the run in folder `run` if necessary, and return a shared lock.
+
+    Without `run` the store keeps the run that it has. Raises StoreError for another user's folder.
+    """
     while True:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -79,21 +85,21 @@ def open_folder(root: Path) -> locks.Lock:
                 raise StoreError(f"{root} belongs to user id {user}: choose another run name or folder")
             alone = locks.try_lock_exclusive(root / names.USERS, os.O_RDWR | os.O_CREAT)
             if alone is not None:
-                _write_owner(root)
+                _write_owner(root, run)
                 alone.release()
             return locks.lock_shared(root / names.USERS)
         except FileNotFoundError:  # removed by another process meanwhile
             continue
 
 
-def claim_store(root: Path, cluster: str) -> locks.Lock:
-    """Open the store `root` for a run of the Kafka cluster with id `cluster`, and return a shared lock.
+def claim_store(root: Path, cluster: str, run: Path | None = None) -> locks.Lock:
+    """Open the store `root` for the run in folder `run`, of the Kafka cluster with id `cluster`; return a shared lock.
 
     A run of the same name in another cluster has the same folder: its store is removed if no process uses it. Raises
     StoreError if one does, and for another user's folder.
     """
     while True:
-        lock = open_folder(root)
+        lock = open_folder(root, run)
         try:
             if _is_of(root, cluster):
                 return lock
@@ -163,9 +169,11 @@ def _is_of(root: Path, cluster: str) -> bool:
     return True
 
 
-def _write_owner(root: Path) -> None:
+def _write_owner(root: Path, run: Path | None) -> None:
     started, host = psutil.Process().create_time(), os.uname().nodename
-    owner = StoreOwner(os.getpid(), started, host, time.time(), os.getcwd(), login_user())
+    before = _read_owner(root)
+    of = str(run.absolute()) if run is not None else before.run if before is not None else ""
+    owner = StoreOwner(os.getpid(), started, host, time.time(), os.getcwd(), login_user(), of)
     (root / names.OWNER).write_text(json.dumps(asdict(owner)), encoding="utf-8")
 
 

@@ -21,6 +21,9 @@ _SIGNS = {"ok": "ok", "limited": "--", "missing": "NO"}
 @app.command()
 def doctor(
     kafka: Brokers,
+    stores: Annotated[
+        list[str] | None, typer.Argument(help="With --clean: remove only these stores, by the names that it lists.")
+    ] = None,
     clean: Annotated[
         bool, typer.Option("--clean", help="Remove weights that ended runs left in shared memory.")
     ] = False,
@@ -32,9 +35,12 @@ def doctor(
     Examples:
       laminar doctor
       laminar doctor --clean
+      laminar doctor --clean laminar-gcd-1f00ba12
       laminar doctor -b kafka.example:9092 --json
     """
-    removed = [str(root) for root in remove_stale_stores()] if clean else []
+    if stores and not clean:
+        raise ValueError(f"{stores[0]}: stores are named with --clean, which removes them")
+    removed = [str(root) for root in remove_stale_stores(stores or ())] if clean else []
     machine = observe(kafka.client() if kafka.given else None)
     findings = judge(machine)
     data = {

@@ -14,7 +14,7 @@ from infra.kafka.admin import TopicError
 from infra.kafka.observer import Observer
 from infra.kafka.readiness import BrokerUnreachable
 from infra.store.errors import StoreBusy
-from infra.store.ownership import remove_store
+from infra.store.ownership import open_folder, remove_store
 from pipelines.config import Config, ConfigError, ConfigProblems, save_config
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
@@ -91,7 +91,7 @@ class Supervisor:
         started = fold_all(started, [each for each in file.recent if each.name not in (LAG, PHASE)])
         metrics = Sinks(file, trackers)
         with Watch(started, file=metrics, view=self.view) as self._watch, ExitStack() as stack:
-            self._claim_store()
+            self._claim_store(stack)
             stack.callback(self._kafka.close, INTERRUPTED_STOP_S)
             self._fleet = stack.enter_context(
                 closing(self._open_fleet())
@@ -113,8 +113,11 @@ class Supervisor:
             self._kafka.close()
         return result
 
-    def _claim_store(self) -> None:
-        """Set the weight store's folder, and remove the one that a killed process of this run has left."""
+    def _claim_store(self, stack: ExitStack) -> None:
+        """Set the weight store's folder, remove what a killed process of this run has left in it, and hold it open.
+
+        So it is in use when all roles restart at once, too. `stack` removes it with its files.
+        """
         store = own_store_folder(self.config)
         deadline = time.monotonic() + (CLEANUP_S if self._resumed else 0.0)
         while (busy := _in_use(store)) is not None:
@@ -125,6 +128,8 @@ class Supervisor:
                 )
             self._stops.check()
             time.sleep(TICK_S)
+        stack.callback(open_folder(store, self.folder).release)
+        stack.callback(remove_store, store, in_use=True)
         self.config = replace(self.config, relay=replace(self.config.relay, store=str(store)))
 
     def _open_fleet(self) -> Fleet:

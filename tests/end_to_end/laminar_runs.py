@@ -176,9 +176,9 @@ class LaminarRun(Command):
 
     def weights(self) -> list[Path]:
         """The weight versions in its store."""
-        return list(self._store().glob("*.safetensors"))
+        return list(self.weights_folder().glob("*.safetensors"))
 
-    def _store(self) -> Path:
+    def weights_folder(self) -> Path:
         """The folder of its weight store: runs of other folders may have the same name."""
         saved = self.folder / CONFIG_FILE
         return Path(tomllib.loads(saved.read_text())["relay"]["store"] if saved.exists() else self.folder / "weights")
@@ -192,7 +192,7 @@ class LaminarRun(Command):
     def leftovers(self) -> list[str]:
         """Processes and files of the run that are left outside its folder."""
         found = [f"{process.pid} {' '.join(_command(process))[:80]}" for process in self.processes()]
-        found += [str(store) for store in [self._store()] if store.exists()]
+        found += [str(store) for store in [self.weights_folder()] if store.exists()]
         found += map(str, self._temporary_files())
         address = self.state().get("bootstrap_servers", "")
         if (self.folder / "kafka").exists() and address and _listens(address):

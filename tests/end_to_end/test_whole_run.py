@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from infra.kafka.broker import Broker
 from infra.listening import exposed_addresses, listening_sockets, unix_addresses
 from infra.models.checkpoint_list import list_checkpoints
+from infra.store.names import OWNER
 from operators.trainer.checkpoint import read_position
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
@@ -68,6 +69,8 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
     run = LaminarRun(_Terminal(tmp_path_factory.mktemp("tmp")), here, small_config, NAME, *WARM_START)  # type: ignore[arg-type]
     try:
         run.until_phase("starting", 170)
+        owner = json.loads((run.weights_folder() / OWNER).read_text())
+        assert (owner["pid"], owner["run"]) == (run.pid, str(run.folder))  # in use while no role is
         sockets: set[tuple[str, int]] = set()
         unix: set[str] = set()
         deadline = time.monotonic() + 170

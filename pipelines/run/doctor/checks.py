@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -120,9 +121,9 @@ def _shared_memory(machine: Machine) -> Iterator[Finding]:
     else:
         yield Finding("shared memory", "ok", f"/dev/shm {_gib(size)}")
     for store in machine.stale_stores:
-        owner = "" if store.owner is None else f" ({store.owner})"
-        detail = f"{store.root} belongs to a run that has ended{owner}, and uses {_gib(store.bytes)}"
-        yield Finding("stale store", "limited", detail, "laminar doctor --clean")
+        of = "unknown" if store.owner is None else str(store.owner)
+        detail = f"{store.root} uses {_gib(store.bytes)} and no process uses it; last opened by: {of}"
+        yield Finding("stale store", "limited", detail, f"laminar doctor --clean {shlex.quote(store.root.name)}")
 
 
 def _resources(machine: Machine) -> Iterator[Finding]:

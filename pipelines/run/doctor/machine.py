@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem
 from infra.kafka.settings_check import SettingProblem
 from infra.runners.prism import find_prism
+from infra.store.errors import StoreBusy, StoreError
 from infra.store.names import SHARED_MEMORY
 from infra.store.ownership import StaleStore, remove_store, stale_stores
 from pipelines import distribution
@@ -62,12 +64,20 @@ class Machine:
     settings: tuple[SettingProblem, ...] = ()
 
 
-def remove_stale_stores(base: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove weight stores that no process uses. Returns their folders. Raises StoreError if one has foreign files."""
-    stores = [store.root for store in stale_stores(base)]
-    for root in stores:
-        remove_store(root)
-    return stores
+def remove_stale_stores(only: Collection[str] = (), base: Path = SHARED_MEMORY) -> list[Path]:
+    """Remove weight stores that no process uses: those with a name in `only`, or all. Returns their folders.
+
+    Raises StoreError if one has foreign files, and before anything is removed if a name is not that of such a store.
+    """
+    stale = {store.root.name: store.root for store in stale_stores(base)}
+    if unknown := sorted(set(only) - set(stale)):
+        raise StoreError(f"{base / unknown[0]} is not an unused store of yours: `laminar doctor` lists them")
+    removed = []
+    for root in (stale[name] for name in only or stale):
+        with suppress(StoreBusy):  # a process has opened it meanwhile
+            remove_store(root)
+            removed.append(root)
+    return removed
 
 
 def observe(client: ClientProperties | None = None, folder: Path | None = None) -> Machine:

@@ -56,7 +56,7 @@ def claimed_store(config: Config, role: Role) -> Iterator[None]:
     with admin_client(config.kafka.for_role(role.pipeline).client()) as admin:
         cluster = retry_transient(lambda: cluster_id(admin))
     try:
-        lock = claim_store(store_folder(config), cluster)
+        lock = claim_store(store_folder(config), cluster, config.run_folder)
     except StoreError as error:
         raise ConfigError(str(error)) from error
     try:

@@ -13,7 +13,7 @@ from store_processes import add, start
 from infra import machine
 from infra.store.errors import StoreBusy, StoreError
 from infra.store.names import SHARED_MEMORY, default_root
-from infra.store.ownership import choose_store_folder, claim_store, remove_store, stale_stores
+from infra.store.ownership import choose_store_folder, claim_store, open_folder, remove_store, stale_stores
 from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion
 
@@ -54,6 +54,33 @@ def test_process_that_opens_a_stale_store_owns_it(tmp_path: Path) -> None:
     (stale,) = stale_stores(tmp_path)
     assert stale.owner is not None
     assert stale.owner.pid == os.getpid()
+
+
+def test_stale_stores_name_the_folders_of_their_runs(tmp_path: Path) -> None:
+    """Stores of one user are told apart, also after a process that does not know the run has opened them."""
+    first, second = default_root("gcd-1", tmp_path), default_root("gcd-2", tmp_path)
+    open_folder(first, tmp_path / "a" / "gcd").release()
+    open_folder(first).release()
+    claim_store(second, "cluster", tmp_path / "b" / "gcd").release()
+    stale = stale_stores(tmp_path)
+    assert [(each.root, each.owner and each.owner.run) for each in stale] == [
+        (first, f"{tmp_path}/a/gcd"),
+        (second, f"{tmp_path}/b/gcd"),
+    ]
+    assert f"process {os.getpid()} on " in str(stale[0].owner)
+    assert str(stale[0].owner).endswith(f", of the run in {tmp_path}/a/gcd")
+
+
+def test_store_is_in_use_until_its_run_ends_without_any_role(tmp_path: Path) -> None:
+    root = default_root("run", tmp_path)
+    supervisor = open_folder(root, tmp_path / "run")
+    with WeightStore(root) as store:  # a role, which is killed
+        add(store, PolicyVersion(1, 1))
+    assert stale_stores(tmp_path) == []
+    with pytest.raises(StoreBusy, match=f"in use by process {os.getpid()} .*, of the run in {tmp_path}/run"):
+        remove_store(root)
+    supervisor.release()
+    assert len(stale_stores(tmp_path)) == 1
 
 
 def test_stale_stores_ignores_other_files(tmp_path: Path) -> None:

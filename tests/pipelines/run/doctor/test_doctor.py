@@ -12,8 +12,10 @@ import pytest
 
 from infra.kafka.broker import Broker
 from infra.kafka.settings_check import SettingProblem
-from infra.store.ownership import StaleStore, open_folder
+from infra.store.errors import StoreError
+from infra.store.ownership import StaleStore, open_folder, stale_stores
 from pipelines.cli.main import main
+from pipelines.run.doctor import machine
 from pipelines.run.doctor.checks import GIB, can_run, judge
 from pipelines.run.doctor.machine import Machine, Package, observe, remove_stale_stores
 
@@ -63,7 +65,7 @@ def test_judge_finds_nothing_missing_on_a_complete_machine() -> None:
             {"stale_stores": (StaleStore(Path("/s"), GIB, None),)},
             "stale store",
             "limited",
-            "/s belongs to a run that has ended",
+            "/s uses 1.0 GiB and no process uses it; last opened by: unknown",
         ),
         ({"disk_free": GIB // 2}, "disk", "missing", "0.5 GiB free"),
         ({"memory": 2 * GIB}, "memory", "missing", "2.0 GiB, 3.0 GiB needed"),
@@ -116,10 +118,32 @@ def test_remove_stale_stores_keeps_stores_in_use(tmp_path: Path) -> None:
     lock = open_folder(used)
     open_folder(stale).release()
     other.mkdir()
-    assert remove_stale_stores(tmp_path) == [stale]
+    with pytest.raises(StoreError, match="laminar-used is not an unused store of yours: `laminar doctor` lists them"):
+        remove_stale_stores(["laminar-used", "laminar-stale"], tmp_path)
+    assert remove_stale_stores(base=tmp_path) == [stale]
     assert sorted(tmp_path.iterdir()) == [other, used]
     lock.release()
     shutil.rmtree(used)
+
+
+def test_judge_offers_each_stale_store_of_a_user_for_itself(tmp_path: Path) -> None:
+    for run in ("one", "two"):
+        open_folder(tmp_path / f"laminar-{run}", tmp_path / "runs" / run).release()
+    findings = judge(replace(COMPLETE, stale_stores=tuple(stale_stores(tmp_path))))
+    one, two = (finding for finding in findings if finding.verdict != "ok")
+    assert one.detail.endswith(f", of the run in {tmp_path}/runs/one")
+    assert two.fix == "laminar doctor --clean laminar-two"
+    assert remove_stale_stores(["laminar-two"], tmp_path) == [tmp_path / "laminar-two"]
+    assert [each.root for each in stale_stores(tmp_path)] == [tmp_path / "laminar-one"]
+
+
+def test_remove_stale_stores_keeps_one_opened_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_folder(tmp_path / "laminar-a").release()
+    found = tuple(stale_stores(tmp_path))
+    monkeypatch.setattr(machine, "stale_stores", lambda base: found)
+    lock = open_folder(tmp_path / "laminar-a")
+    assert remove_stale_stores(base=tmp_path) == []
+    lock.release()
 
 
 def laminar(*arguments: str) -> int:
@@ -133,5 +157,7 @@ def test_doctor_command_reports_whether_a_run_can_work(broker: Broker, capsys: p
     assert "laminar run can work here" in capsys.readouterr().out
     assert laminar("-b", "127.0.0.1:1", "--json") == 1
     report = json.loads(capsys.readouterr().out)
+    assert laminar("laminar-a") == 1
+    assert "laminar-a: stores are named with --clean, which removes them" in capsys.readouterr().err
     assert report["can_run"] is False
     assert [finding["name"] for finding in report["findings"] if finding["verdict"] == "missing"] == ["kafka"]
