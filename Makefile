@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Keep bytecode, whatever the shell says: without it every process compiles Beam and torch, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install check docs run test lint types pytest prism flink-test soak green requirements sbom clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test agents-env agents-requirements agents-test object-store-test verl-env verl-requirements verl-vectors benchmark-end-to-end gpu-check image
+.PHONY: help install check docs run test lint types pytest prism flink-test soak green requirements sbom clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test agents-env agents-requirements agents-test cgroup-test object-store-test verl-env verl-requirements verl-vectors benchmark-end-to-end gpu-check image
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-24s %s\n", $$1, $$2 }'
@@ -183,6 +183,9 @@ agents-requirements: | $(READY)
 agents-test: agents-env  ## openai, litellm, pydantic-ai and inspect-ai against a live run
 	$(BIN)/python tests/agents_environment/live_run.py $(AGENTS_VENV)/bin/python -m pytest -c /dev/null -q \
 		-p no:cacheprovider --confcutdir=tests/agents_environment tests/agents_environment/real_clients.py $(ARGS)
+
+cgroup-test: $(READY)  ## the sandbox's tests in a virtual machine with cgroup v2 (Debian; 130 MB, about 20 minutes)
+	$(BIN)/python tests/infra/sandbox/virtual_machine.py $(ARGS)
 
 object-store-test: $(READY)  ## checkpoints and exports in S3Proxy, an S3-compatible server (55 MB, once per user)
 	LAMINAR_OBJECT_STORE=s3proxy $(BIN)/pytest tests/infra/test_storage.py \

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,16 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
     run = LaminarRun(_Terminal(tmp_path_factory.mktemp("tmp")), here, small_config, NAME, *WARM_START)  # type: ignore[arg-type]
     try:
         run.until_phase("starting", 170)
-        owner = json.loads((run.weights_folder() / OWNER).read_text())
-        assert (owner["pid"], owner["run"]) == (run.pid, str(run.folder))  # in use while no role is
         sockets: set[tuple[str, int]] = set()
         unix: set[str] = set()
+        owners: set[tuple[int, str]] = set()
         deadline = time.monotonic() + 170
         while run.exit_code() is None and time.monotonic() < deadline:
             sockets |= listening_sockets(run.processes())
             unix |= unix_addresses(run.processes())
+            with suppress(FileNotFoundError):
+                owner = json.loads((run.weights_folder() / OWNER).read_text())
+                owners.add((owner["pid"], owner["run"]))
             time.sleep(0.5)
         run.wait(1)
         leftovers = run.leftovers()
@@ -85,6 +88,7 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
     assert not leftovers
     assert len(sockets) >= 3, sockets  # the broker's two, the relay's
     assert not exposed_addresses(sockets)
+    assert owners == {(run.pid, str(run.folder))}  # the store is in use before, between and after its roles' starts
     assert not unix  # a name without a path would be open to every user of the machine
     return run
 
