@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
+
+from infra.json_text import decode_json
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _VOCABULARY = ("vocab_size",)
@@ -28,21 +29,23 @@ def parameter_count(folder: Path) -> int:
     """The number of parameters of the model in `folder`, about: from the size of its weight files and its dtype."""
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = decode_json((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         config = {}
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    return size // _ELEMENT_BYTES.get(dtype, 4)
+    dtype = (config.get("dtype") or config.get("torch_dtype")) if isinstance(config, dict) else None
+    return size // _ELEMENT_BYTES.get(str(dtype), 4)
 
 
 def _config_value(folder: Path, names: Sequence[str], what: str) -> int:
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text())
+        config = decode_json(file.read_bytes())
     except FileNotFoundError as error:
         raise ValueError(f"{folder} is not a model folder: it has no config.json") from error
     except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} is not a JSON object")
     for name in names:
         if isinstance(config.get(name), int):
             return int(config[name])

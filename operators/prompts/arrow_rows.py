@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from infra.json_text import decode_json
 from infra.name_lookup import suggest_name
 from operators.prompts.config import MAX_SUGGESTIONS, TaskConfig
 from operators.prompts.layouts import ANSWER_COLUMNS, PROMPT_COLUMNS, question_of, top_columns
@@ -74,6 +74,8 @@ def open_dataset(path: Path, config: TaskConfig) -> ArrowRows:
     folder = path
     if (path / "dataset_dict.json").is_file():
         splits = _json(path / "dataset_dict.json").get("splits", [])
+        if not isinstance(splits, list) or not all(isinstance(each, str) for each in splits):
+            raise SourceError(f"{path / 'dataset_dict.json'} has no list of names as splits")
         if config.split not in splits:
             raise SourceError(
                 f"{path} has no split {config.split!r}{suggest_name(config.split, splits, MAX_SUGGESTIONS)}"
@@ -88,10 +90,15 @@ def _saved_files(folder: Path) -> list[Path]:
     state = _json(folder / "state.json")
     if state.get("_indices_data_files"):
         raise SourceError(f"{folder} contains an indices mapping: call flatten_indices() and save it again")
-    files = [folder / entry["filename"] for entry in state.get("_data_files", [])]
+    try:
+        files = [str(entry["filename"]) for entry in state.get("_data_files", [])]
+    except (TypeError, KeyError) as error:
+        raise SourceError(f"{folder / 'state.json'} has invalid data files: {error!r}") from error
     if not files:
         raise SourceError(f"{folder / 'state.json'} names no data files")
-    return files
+    if foreign := [name for name in files if Path(name).name != name]:
+        raise SourceError(f"{folder / 'state.json'} names a file outside of its folder: {foreign[0][:80]!r}")
+    return [folder / name for name in files]
 
 
 def _split_files(folder: Path, split: str) -> list[Path]:
@@ -147,7 +154,7 @@ def _columns(path: Path, names: Sequence[str], config: TaskConfig) -> list[str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = decode_json(path.read_bytes())
     except ValueError as error:
         raise SourceError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):

@@ -60,7 +60,7 @@ def _rows(file: Path) -> Iterator[Any]:
             return
         with file.open(encoding="utf-8") as lines:
             yield from (json.loads(line) for line in lines if line.strip())
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # pyarrow's errors are ValueErrors
         raise ValueError(f"cannot read the lengths in {file}: {error}") from error
 
 

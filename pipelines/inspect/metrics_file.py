@@ -8,12 +8,12 @@ which records are in the file; the next observer resumes there).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from infra import json_text
 from schemas.plain import decode_json, encode_json
 from schemas.records import Metric, ReplicaStatus, WeightVersion
 
@@ -146,7 +146,7 @@ def _ends_with_newline(path: Path) -> bool:
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line)
+        json_text.decode_json(line)
     except ValueError:
         return False
     return True

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import file_decoders as files
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -364,6 +365,24 @@ DECODERS = {
             (ValueError,),
             lambda: [Note(1, {"a": 2}).encode().encode(), DEEP],
         ),
+        *(
+            Decoder(f"prompts of {kind}", files.prompts(kind), files.REJECTED_PROMPTS, files.prompt_seeds(kind))
+            for kind in ("jsonl", "parquet", "arrow")
+        ),
+        Decoder(
+            "datasets' folders",
+            files.dataset_folder,
+            files.REJECTED_PROMPTS,
+            lambda: [b'{"splits": ["train"]}\n{"_data_files": [{"filename": "a.arrow"}]}', DEEP + b"\n" + DEEP],
+        ),
+        Decoder("model folders", files.model_folder, (), lambda: [*files.model_seeds(), DEEP]),
+        Decoder("stored logs", files.stored_log, (CorruptRecordError,), files.stored_seeds),
+        Decoder("Kafka's internal records", files.internal_records, (), files.internal_seeds),
+        Decoder("metrics", files.metrics, (ValueError,), lambda: [*files.metric_seeds(), DEEP]),
+        Decoder("metric labels", files.metric_labels, (), lambda: [b'reward/mean{task="a\\"",x="b"}', b"drawn/a"]),
+        Decoder("response lengths", files.response_lengths, (ValueError,), lambda: [b'{"length": 5}\n', DEEP]),
+        Decoder("agents' reports", files.agent_report, (ValueError,), lambda: [b'{"reward": 1, "answer": "a"}', DEEP]),
+        Decoder("model answers", files.model_answers, (), lambda: files.ANSWER_SEEDS),
         Decoder("identities and offsets", _texts, (ValueError,), lambda: [b"p12.3", b"2.17", b"s@2026-01-01", b"-100"]),
     )
 }

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 
@@ -33,35 +35,56 @@ def snapshot_values(folder: Path) -> Iterator[bytes]:
 
 
 def topic_settings(values: Iterable[bytes]) -> dict[str, dict[str, str]]:
-    """The settings of each topic that differ from the broker's, from the records of the metadata, in their order."""
+    """The settings of each topic that differ from the broker's, from the records of the metadata, in their order.
+
+    Raises CorruptRecordError.
+    """
     found: dict[str, dict[str, str]] = {}
     for value in values:
-        fields = _Fields(value)
-        _frame, kind, version = fields.number(), fields.number(), fields.number()
-        if (kind, version) != (_CONFIG_RECORD, 0) or fields.byte() != _TOPIC_RESOURCE:
-            continue
-        topic, name, setting = fields.text(), fields.text(), fields.text()
-        if setting is None:
-            found.get(topic or "", {}).pop(name or "", None)
-        else:
-            found.setdefault(topic or "", {})[name or ""] = setting
+        with _reported(METADATA):
+            if (setting := _setting(_Fields(value))) is not None:
+                topic, name, text = setting
+                if text is None:
+                    found.get(topic, {}).pop(name, None)
+                else:
+                    found.setdefault(topic, {})[name] = text
     return found
 
 
-def committed_offset(key: bytes, value: bytes) -> tuple[str, str, int, int] | None:
-    """Group, topic, partition and offset of a record of `__consumer_offsets`; None if it has no committed offset."""
-    (version,) = _KEY.unpack_from(key)
-    if version not in _OFFSET_KEYS:
+def _setting(fields: _Fields) -> tuple[str, str, str | None] | None:
+    """Topic, name and value of a setting, or None for another record."""
+    _frame, kind, version = fields.number(), fields.number(), fields.number()
+    if (kind, version) != (_CONFIG_RECORD, 0) or fields.byte() != _TOPIC_RESOURCE:
         return None
-    group, at = _short_text(key, _KEY.size)
-    topic, at = _short_text(key, at)
-    return group, topic, _PARTITION.unpack_from(key, at)[0], _VALUE.unpack_from(value)[1]
+    return fields.text() or "", fields.text() or "", fields.text()
+
+
+def committed_offset(key: bytes, value: bytes) -> tuple[str, str, int, int] | None:
+    """Group, topic, partition and offset of a record of `__consumer_offsets`; None if it has no committed offset.
+
+    Raises CorruptRecordError.
+    """
+    with _reported(OFFSETS):
+        (version,) = _KEY.unpack_from(key)
+        if version not in _OFFSET_KEYS:
+            return None
+        group, at = _short_text(key, _KEY.size)
+        topic, at = _short_text(key, at)
+        return group, topic, _PARTITION.unpack_from(key, at)[0], _VALUE.unpack_from(value)[1]
 
 
 def key_of_offset(key: bytes) -> tuple[str, str, int] | None:
     """Group, topic and partition of a key of `__consumer_offsets`; None if it is not of a committed offset."""
     found = committed_offset(key, bytes(_VALUE.size))
     return found and found[:3]
+
+
+@contextmanager
+def _reported(topic: str) -> Iterator[None]:
+    try:
+        yield
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise CorruptRecordError(f"a record of {topic} cannot be parsed: {error}") from error
 
 
 def _short_text(data: bytes, at: int) -> tuple[str, int]:
