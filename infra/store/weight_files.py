@@ -87,7 +87,7 @@ def weight_paths(folder: Path) -> list[Path]:
         raise FileNotFoundError(f"{folder} has neither {SINGLE} nor {INDEX}")
     try:
         names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-        outside = any(Path(name).name != name for name in names)
+        outside = any(Path(name).name != name or name in ("", "..") for name in names)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder / INDEX} is not a valid index: {error!r}") from error
     if outside:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import get_args
 
 import pyarrow as pa
 
@@ -31,6 +32,9 @@ class Contents:
 
     def __post_init__(self) -> None:
         view_of(self.source, self.view)
+        for name, kinds in (("format", Format), ("split", Split)):
+            if getattr(self, name) not in get_args(kinds):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(kinds))}, not {getattr(self, name)!r}")
         if self.split != "all" and "purpose" not in row_schema(self.source).names:
             raise ValueError(f"{self.topic} have no split: their rows do not say which questions are held out")
         if self.where:

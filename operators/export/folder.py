@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -34,6 +35,8 @@ from operators.export.formats import sha256, write_table
 DATA, STATE = "data", "_laminar"
 TEMPORARY = ".tmp-"
 MANIFESTS = "manifest-*.json"
+_RANGE = re.compile(r"p[0-9]+-[0-9]+-[0-9]+")
+_FILE = re.compile(r"([\w-]+(\.\w+)*)?")
 
 
 class ExportError(RuntimeError):
@@ -68,8 +71,8 @@ def read_contents(root: StorageFolder) -> Contents:
     """The contents of the export in `root`. Raises ExportError if there is no export."""
     try:
         fields = json.loads((root / STATE / "export.json").read_text(encoding="utf-8"))
-        starts = {int(partition): offset for partition, offset in fields.pop("starts").items()}
-        return Contents(**fields, starts=starts)
+        starts = {int(partition): _count(offset) for partition, offset in fields.pop("starts").items()}
+        return Contents(**{name: _text(value) for name, value in fields.items()}, starts=starts)  # type: ignore[arg-type]
     except FileNotFoundError:
         raise ExportError(f"{root} is not an export ({STATE}/export.json is missing)") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -232,8 +235,25 @@ def _check_same(root: StorageFolder, held: Contents, wanted: Contents) -> None:
 def _read_part(path: StorageFolder) -> ExportPart:
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        fields["undecodable"] = tuple((int(offset), str(reason)) for offset, reason in fields["undecodable"])
-        fields["replaces"] = tuple(fields["replaces"])
-        return ExportPart(**fields)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        part = ExportPart(**fields)
+        for number in (part.partition, part.first, part.last, part.rows, part.bytes):
+            _count(number)
+        undecodable = tuple((int(offset), str(reason)) for offset, reason in part.undecodable)
+        part = replace(part, undecodable=undecodable, replaces=tuple(map(_text, part.replaces)))
+        if not _FILE.fullmatch(_text(part.file)) or not all(map(_RANGE.fullmatch, part.replaces)):
+            raise ValueError("it names files outside of the export")
+        return part
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ExportError(f"{path} is damaged: {error}") from error
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{str(value)[:40]!r} is not an offset or a count")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{str(value)[:40]!r} is not text")
+    return value

@@ -16,6 +16,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from infra.arrow_files import DAMAGE, checked
+
 Format = Literal["parquet", "arrow", "jsonl"]
 ROW_GROUP_BYTES = 16 << 20
 _CHUNK = 1 << 20
@@ -37,13 +39,13 @@ def read_table(file: Path, kind: Format, schema: pa.Schema) -> pa.Table:
     """The rows of `file` with the columns of `schema`; missing columns are null. Raises ValueError if it is damaged."""
     try:
         if kind == "parquet":
-            table = pq.ParquetFile(file).read()
+            table = checked(pq.ParquetFile(file).read())
         elif kind == "arrow":
             with pa.ipc.open_file(pa.memory_map(str(file))) as reader:
-                table = reader.read_all()
+                table = checked(reader.read_all())
         else:
             return _read_jsonl(file, schema)
-    except (pa.ArrowException, OSError) as error:
+    except DAMAGE as error:
         raise ValueError(f"{file} cannot be read as {kind}: {error}") from error
     try:
         return pa.concat_tables([schema.empty_table(), table], promote_options="default").select(schema.names)
@@ -93,12 +95,11 @@ def _read_jsonl(file: Path, schema: pa.Schema) -> pa.Table:
         with file.open(encoding="utf-8") as lines:
             for line in lines:
                 row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"a row is not an object: {line[:40]!r}")
                 yield {field.name: _from_json_value(row.get(field.name), field.type) for field in schema}
 
-    try:
-        return pa.Table.from_pylist(list(rows()), schema=schema)
-    except (pa.ArrowException, OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{file} cannot be read as jsonl: {error}") from error
+    return pa.Table.from_pylist(list(rows()), schema=schema)
 
 
 def _from_json_value(value: Any, kind: pa.DataType) -> Any:

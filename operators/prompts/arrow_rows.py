@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from infra.arrow_files import DAMAGE, checked
 from infra.json_text import decode_json
 from infra.name_lookup import suggest_name
 from operators.prompts.config import MAX_SUGGESTIONS, TaskConfig
@@ -32,9 +33,11 @@ class ArrowRows:
         self.name = name
         self._config, self._task = config, config.task or task
         try:
-            tables = [_table(path, config) for path in files]
+            tables = [checked(_table(path, config)) for path in files]
             self._table = pa.concat_tables(tables, promote_options="default")
-        except (pa.ArrowException, OSError) as error:
+        except SourceError:
+            raise
+        except DAMAGE as error:
             raise SourceError(f"cannot read {name}: {error}") from error
 
     def scan(self) -> Iterator[Question | BadRow]:
@@ -96,7 +99,7 @@ def _saved_files(folder: Path) -> list[Path]:
         raise SourceError(f"{folder / 'state.json'} has invalid data files: {error!r}") from error
     if not files:
         raise SourceError(f"{folder / 'state.json'} names no data files")
-    if foreign := [name for name in files if Path(name).name != name]:
+    if foreign := [name for name in files if Path(name).name != name or name in ("", "..")]:
         raise SourceError(f"{folder / 'state.json'} names a file outside of its folder: {foreign[0][:80]!r}")
     return [folder / name for name in files]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from infra.arrow_files import DAMAGE, checked
 from operators.rollout.emulation_config import LengthsConfig
 from operators.rollout.random_streams import stream_key
 
@@ -56,11 +57,11 @@ def _rows(file: Path) -> Iterator[Any]:
         if file.suffix == ".parquet":
             names = set(pq.read_schema(file).names)
             columns = [name for name in ("length", "trajectory_id") if name in names]
-            yield from pq.read_table(file, columns=columns).to_pylist()
+            yield from checked(pq.read_table(file, columns=columns)).to_pylist()
             return
         with file.open(encoding="utf-8") as lines:
             yield from (json.loads(line) for line in lines if line.strip())
-    except (OSError, ValueError, RecursionError) as error:  # pyarrow's errors are ValueErrors
+    except DAMAGE as error:
         raise ValueError(f"cannot read the lengths in {file}: {error}") from error
 
 

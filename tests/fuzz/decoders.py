@@ -244,7 +244,7 @@ def _file(data: bytes, name: str) -> Iterator[Path]:
 def _table(kind: str) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
         with _file(data, "part") as file:
-            read_table(file, kind, _SCHEMA)  # type: ignore[arg-type]
+            read_table(file, kind, _SCHEMA).to_pylist()  # type: ignore[arg-type]
 
     return run
 

@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -64,11 +65,9 @@ def prompts(kind: str) -> Callable[[bytes], None]:
                 rows: object = JsonlRows(file, config)
             else:
                 rows = open_parquet(file, config) if kind == "parquet" else open_dataset(file.parent, config)
-            for row, question in enumerate(rows.scan()):  # type: ignore[attr-defined]
+            for question in islice(rows.scan(), MAX_ROWS):  # type: ignore[attr-defined]
                 if not isinstance(question, BadRow):
-                    assert rows.question(row).text == question.text  # type: ignore[attr-defined]
-                if row == MAX_ROWS:
-                    break
+                    assert rows.question(question.index) == question  # type: ignore[attr-defined]
             rows.close()  # type: ignore[attr-defined]
 
     return run

@@ -131,6 +131,37 @@ def test_verify_finds_each_kind_of_damage(tmp_path: Path, how: str, reason: str)
     assert reason in "; ".join(verify(tmp_path).problems)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"replaces": ["/../../p0-000000000000-000000000001"]},
+        {"replaces": ["*"]},
+        {"file": "../../stolen.parquet"},
+        {"file": ".."},
+        {"file": 5},
+        {"first": "0"},
+        {"rows": -1},
+        {"last": 1 << 70},
+        {"undecodable": [[0]]},
+    ],
+    ids=str,
+)
+def test_export_rejects_a_manifest_that_names_other_files(change: dict[str, object], tmp_path: Path) -> None:
+    """Whoever made the folder wrote its manifests: opening it must neither read nor delete what is not of it."""
+    outside = tmp_path / "p0-000000000000-000000000001.parquet"
+    outside.write_text("of another")
+    root = tmp_path / "export"
+    exported_to(root, [polled(0, 3, last=True)])
+    (root / DATA / "experiences-").mkdir()
+    (manifest,) = (root / STATE).glob("manifest-*")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    with pytest.raises(ExportError, match="is damaged"):
+        read_parts(root)
+    with pytest.raises(ExportError, match="is damaged"):
+        ExportFolder(root)
+    assert outside.exists()
+
+
 def test_verify_raises_for_a_damaged_manifest(tmp_path: Path) -> None:
     exported_to(tmp_path, [polled(0, 3, last=True)])
     (manifest,) = (tmp_path / STATE).glob("manifest-*")
