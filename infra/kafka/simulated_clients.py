@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kafka import TopicPartition
@@ -11,6 +11,8 @@ from kafka.errors import KafkaTimeoutError
 
 from infra.kafka.clients import Lock
 from infra.kafka.fencing import CannotFence
+from infra.kafka.log_ends import EndsUnknown
+from infra.kafka.session_config import Partition
 from infra.kafka.simulated_consumer import CommitSignals, SimulatedConsumer, SimulatedObserver
 from infra.kafka.simulated_producer import SimulatedPlainProducer, SimulatedProducer, resend
 from infra.simulation.cluster import Place, SimulatedCluster
@@ -68,6 +70,20 @@ class SimulatedClients:
             producer.init_transactions()
         except KafkaTimeoutError as error:
             raise CannotFence(repr(error)) from error
+
+    def topic_ends(self, topics: Sequence[str]) -> Mapping[Partition, int]:
+        """The ends of topics, see `log_ends`. Raises EndsUnknown."""
+        if (reason := self.problem()) is not None:
+            raise EndsUnknown(reason)
+        places = [Place(topic, partition) for topic in topics for partition in self.cluster.partitions_of(topic)]
+        try:
+            return resend(
+                self.connection,
+                "ListOffsets",
+                lambda: {Partition(*place): self.cluster.log(place).end for place in places},
+            )
+        except KafkaTimeoutError as error:
+            raise EndsUnknown(repr(error)) from error
 
     def backlog(self, group: str, topic: str) -> int | None:
         """The records of `topic` that `group` has not committed, see `backlog.Backlog`."""

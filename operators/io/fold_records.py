@@ -73,7 +73,7 @@ class FoldRunner:
         """Create the fold of a start, after `close`."""
         with LIVENESS.step(restored.group, "restore"):
             self.fold = self._step.restore(drop_invalid(restored) if self._dead_letters else restored)
-        self._start, self._emissions, self._manifests = restored.start, 0, ManifestOrder()
+        self._start, self._emissions, self._manifests = restored.start, 0, ManifestOrder(restored.state)
 
     def apply(self, polled: Polled) -> Emission | None:
         """Fold `polled`; None if it is of another start."""
@@ -90,7 +90,7 @@ class FoldRunner:
             nullcontext() if self._phases is None else self._phases.measured(polled.group),
         ):
             outputs += self.fold.fold(polled)
-            checkpoint = self.fold.checkpoint(polled.positions)
+            checkpoint = with_manifests(self.fold.checkpoint(polled.positions), self._manifests)
         return Emission(polled.group, polled.start, self._emissions, tuple(outputs), checkpoint, polled.last)
 
     def close(self) -> None:
@@ -177,6 +177,12 @@ def reject_invalid(polled: Polled, manifests: ManifestOrder, now: int) -> tuple[
         elif at not in reasons:
             kept.append(received)
     return replace(polled, records=tuple(kept)), letters
+
+
+def with_manifests(checkpoint: Checkpoint, manifests: ManifestOrder) -> Checkpoint:
+    """`checkpoint` with what a restart needs to validate the next manifest."""
+    newest = manifests.state()
+    return replace(checkpoint, state={**checkpoint.state, **newest}) if newest else checkpoint
 
 
 def _without_rows(received: ReceivedRecord, rows: set[int], now: int) -> tuple[list[ReceivedRecord], list[Output]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -100,11 +101,19 @@ def _number_fields(kind: Any) -> tuple[tuple[str, bool, bool, int, int], ...]:
     return tuple(found)
 
 
-class ManifestOrder:
-    """Validates the manifests of one start, in log order, against those before them."""
+NEWEST_MANIFEST = "newest_manifest"
+"""The key of the newest accepted manifest in the state of a commit note."""
 
-    def __init__(self) -> None:
-        self._epoch = self._number = -1
+
+class ManifestOrder:
+    """Validates manifests, in log order, against those before them.
+
+    `state` is that of the last commit note: a restart may first read the late manifest of a paused trainer, which is
+    far older than the next one.
+    """
+
+    def __init__(self, state: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self._epoch, self._number = state.get(NEWEST_MANIFEST, (-1, -1))
 
     def invalid_reason(self, manifest: r.WeightVersion) -> str | None:
         """Why `manifest` cannot follow those accepted so far; None: it is accepted."""
@@ -118,6 +127,10 @@ class ManifestOrder:
                 return f"version {manifest.version} is too far ahead of the newest, {self._epoch}.{self._number}"
         self._epoch, self._number = max(self._epoch, epoch), max(self._number, number)
         return None
+
+    def state(self) -> dict[str, Any]:
+        """What a commit note must contain of it; empty before the first manifest."""
+        return {NEWEST_MANIFEST: [self._epoch, self._number]} if self._number >= 0 else {}
 
 
 def _version(manifest: r.WeightVersion) -> Iterator[str]:

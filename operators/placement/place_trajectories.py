@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.kafka.fencing import CannotFence, fence
+from infra.kafka.log_ends import log_ends
+from infra.kafka.session_config import Partition
 from infra.runners.step_metrics import phase
 from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
@@ -19,6 +21,7 @@ from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Rece
 from operators.io.repartition import LiveReplicas, Moved, Placed
 from operators.placement.config import PlacementConfig
 from operators.placement.dispatch import Dispatcher
+from operators.placement.ended_owners import EndedOwners, Ends
 from operators.placement.leases import Leases
 from operators.placement.moves import MoveCoordinator
 from operators.placement.prompt_numbers import PromptNumbers
@@ -45,7 +48,7 @@ from schemas.records import (
     Trajectory,
     WeightVersion,
 )
-from schemas.topics import RELAY_CHAIN, REPLICAS, group_name
+from schemas.topics import PROGRESS, RELAY_CHAIN, REPLICAS, TRAJECTORIES, group_name
 
 log = logging.getLogger(__name__)
 
@@ -75,16 +78,24 @@ class PlaceTrajectories:
         self,
         restored: Restored,
         fence_holder: Callable[[str], None] | None = None,
+        topic_ends: Callable[[Sequence[str]], Mapping[Partition, int]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = wall_ms,
     ) -> PlacementFold:
-        """The state of a start; `fence_holder` fences the holder of a transactional.id (default: through Kafka)."""
+        """The state of a start; `fence_holder` fences the holder of a transactional.id, and `topic_ends` returns the
+        ends of topics (default: through Kafka).
+        """
         fence_group = fence_holder or (lambda group: fence(self.shard.client, group))
+        ends_of = topic_ends or (lambda topics: log_ends(self.shard.client, topics))
+        written = {topic.name(self.shard.run): topic.short_name for topic in (TRAJECTORIES, PROGRESS)}
 
         def fence_process(process: int) -> None:
             fence_group(group_name(self.shard.run, "rollout", process))
 
-        return PlacementFold(self, restored, fence_process, clock, now)
+        def read_ends() -> Ends:
+            return {PartitionKey(written[name], number): end for (name, number), end in ends_of([*written]).items()}
+
+        return PlacementFold(self, restored, fence_process, clock, now, read_ends)
 
 
 class PlacementFold:
@@ -95,6 +106,7 @@ class PlacementFold:
         fence_process: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = wall_ms,
+        read_ends: Callable[[], Ends] = dict,
     ) -> None:
         self._step, self._fence, self._clock, config = step, fence_process, clock, step.config
         self._now = now
@@ -102,6 +114,7 @@ class PlacementFold:
         self._tracking = TrajectoryTracker(restored, step.partitions, config.max_attempts, self._leases, now, step.goal)
         self._waiting = WaitingWork(self._tracking.pending, self._tracking.is_known)
         self._replicas = ReplicaTable()
+        self._ended = EndedOwners(read_ends)
         self._relays = RelayChainManager(config.heartbeat_timeout_s, step.relay_schedule, restored.state.get("chain"))
         self._moves = MoveCoordinator(
             config,
@@ -156,7 +169,7 @@ class PlacementFold:
                 self._moves.resume(now)
                 self._started_at = now
             with phase("recover lost ones"):
-                outputs += self._recover(now)
+                outputs += self._recover(now, polled.positions)
             with phase("plan moves"):
                 outputs += self._stages.advance(now)
                 outputs += self._moves.advance(now, self._stages.switches())
@@ -237,11 +250,14 @@ class PlacementFold:
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def _recover(self, now: float) -> list[Output]:
-        """Fence replicas that timed out, and record that their work is lost; it resumes elsewhere under a new lease."""
+    def _recover(self, now: float, positions: Mapping[PartitionKey, int]) -> list[Output]:
+        """Fence replicas that timed out. The work of replicas that have ended is lost once all their records are read;
+        it resumes elsewhere under a new lease.
+        """
         self._fence_silent(now)
-        owned = self._tracking.table.orphans(self._replicas.has_ended)
-        return [output for each in owned for output in self._tracking.lose(each)]
+        table = self._tracking.table
+        lost = self._ended.fully_read(filter(self._replicas.has_ended, table.owners()), positions)
+        return [output for owned in table.orphans(lost.__contains__) for output in self._tracking.lose(owned)]
 
     def _fence_silent(self, now: float) -> None:
         """Fence replicas without a heartbeat for the time-out, which aborts their transactions."""

@@ -39,7 +39,7 @@ class SimulatedStep:
                 backlog: Any = _Backlog(clients, group_name(step.shard.run, "placement"), PROMPTS.name(step.shard.run))
                 return step.restore(restored, backlog, clock, process.sleep, now)
             case PlaceTrajectories():
-                return step.restore(restored, clients.fence, clock, now)
+                return step.restore(restored, clients.fence, clients.topic_ends, clock, now)
             case GenerateTrajectories():
                 return self._generate(step, restored)
             case ScoreTrajectories():

@@ -13,7 +13,7 @@ from typing import Any
 
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output, PartitionKey, Polled, ReceivedRecord, Restored
-from operators.io.fold_records import ShardFold, drop_invalid, reject_invalid
+from operators.io.fold_records import ShardFold, drop_invalid, reject_invalid, with_manifests
 from operators.io.ledger_floors import LedgerFloors
 from operators.io.map_outputs import OutputFunction, map_outputs
 from operators.io.validation import ManifestOrder
@@ -170,7 +170,7 @@ class Shard:
             for received in log.received(place, group.ledger.get(f"{place.topic}:{place.partition}", 0), log.end(place))
         ]
         self.restored = Restored(config.group, group.start, tuple(ledger), dict(group.state), dict(self._positions))
-        self._manifests = ManifestOrder()
+        self._manifests = ManifestOrder(group.state)
         self.fold = self._restore(drop_invalid(self.restored) if self.validates else self.restored)
         self._emissions = 0
         return self.restored
@@ -191,7 +191,7 @@ class Shard:
         self._emissions += 1
         polled, letters = reject_invalid(polled, self._manifests, 0) if self.validates else (polled, [])
         outputs = tuple(map_outputs((*letters, *self.fold.fold(polled)), self._maps))
-        checkpoint = self.fold.checkpoint(positions)
+        checkpoint = with_manifests(self.fold.checkpoint(positions), self._manifests)
         self._waiting.append(Emission(self.config.group, self.restored.start, self._emissions, outputs, checkpoint))
         return outputs
 

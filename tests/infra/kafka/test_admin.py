@@ -23,7 +23,8 @@ from infra.kafka.admin import (
     end_offsets,
     list_topics,
 )
-from infra.kafka.broker import Broker
+from infra.kafka.broker import Broker, free_port
+from infra.kafka.log_ends import EndsUnknown, log_ends
 from infra.kafka.properties import ClientProperties
 
 
@@ -98,10 +99,16 @@ def test_end_offsets_excludes_open_transaction(broker: Broker, client: KafkaAdmi
         producer.send(run_id, b"2", partition=0).get(timeout=10)
         assert end_offsets(client, [run_id]) == {first: 2, second: 0}
         assert end_offsets(client, [run_id], committed=False) == {first: 3, second: 0}
+        assert log_ends(ClientProperties.at(broker.bootstrap_servers), [run_id]) == {first: 3, second: 0}
         producer.abort_transaction()
     finally:
         producer.close()
     assert beginning_offsets(client, [run_id]) == {first: 0, second: 0}
+
+
+def test_log_ends_are_unknown_without_a_broker() -> None:
+    with pytest.raises(EndsUnknown, match="Connection refused"):
+        log_ends(ClientProperties.at(f"127.0.0.1:{free_port()}"), ["topic"])
 
 
 def test_end_offsets_rejects_unknown_topic(client: KafkaAdminClient, run_id: str) -> None:

@@ -72,6 +72,17 @@ def test_manifest_order_rejects_versions_that_do_not_follow(record: r.WeightVers
     assert (reason or "") in (found or "")
 
 
+def test_manifest_order_continues_from_the_last_note() -> None:
+    order = ManifestOrder()
+    assert order.state() == {}
+    assert order.invalid_reason(manifest(version(2, 4), (0, 1))) is None
+    restarted = ManifestOrder({"lease": 3, **order.state()})
+    late = manifest(version(1, 3), (0,))  # of a trainer that was paused while its successor published two versions
+    assert restarted.invalid_reason(late) is None
+    assert restarted.invalid_reason(manifest(version(3, 4), (2,), version(2, 4))) is None
+    assert restarted.state() == {"newest_manifest": [4, 3]}
+
+
 def test_reject_invalid_replaces_records_and_rows_by_dead_letters() -> None:
     invalid = replace(TRAJECTORY, member=2**40)
     block = Block.of([TRAJECTORY, invalid, TRAJECTORY])

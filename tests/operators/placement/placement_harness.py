@@ -8,10 +8,12 @@ from in_memory_log import Log, Shard
 from record_factories import MAX_REPLICAS, PARTITIONS, manifest, prompt, shard, status, topic_input, version
 
 from infra.kafka.fencing import CannotFence
-from operators.io.elements import Output, Restored
+from infra.kafka.log_ends import EndsUnknown
+from operators.io.elements import Output, PartitionKey, Restored
 from operators.io.fold_records import ShardFold
 from operators.io.repartition import repartition
 from operators.placement.config import PlacementConfig
+from operators.placement.ended_owners import Ends
 from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
@@ -61,7 +63,13 @@ class Placement:
         self.shard.start()
 
     def _restore(self, restored: Restored) -> ShardFold:
-        return PlacementFold(self._step, restored, self._fence, lambda: self.now, lambda: 0)
+        return PlacementFold(self._step, restored, self._fence, lambda: self.now, lambda: 0, self._ends)
+
+    def _ends(self) -> Ends:
+        if self.kafka_is_away:
+            raise EndsUnknown("no broker responds")
+        places = [PartitionKey(topic.short_name, p) for topic in (TRAJECTORIES, PROGRESS) for p in range(PARTITIONS)]
+        return {place: self.log.end(place) for place in places}
 
     def _fence(self, process: int) -> None:
         if self.kafka_is_away:

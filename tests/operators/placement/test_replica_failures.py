@@ -16,6 +16,9 @@ from placement_harness import (
 )
 from record_factories import prompt, trajectory
 
+from operators.io.elements import PartitionKey
+from schemas.topics import REPLICAS
+
 
 @pytest.fixture
 def placement() -> Placement:
@@ -54,6 +57,26 @@ def test_ended_incarnation_loses_its_work_at_once(placement: Placement, incarnat
     placement.beat(0, newest(), incarnation, state=state, capacity=0)
     assert assigned(placement.run()) == [("p0.0", 1, 2), ("p0.1", 1, 2)]
     assert placement.fenced == []
+
+
+def test_ended_incarnation_keeps_its_work_until_all_its_records_are_read(placement: Placement) -> None:
+    placement.beat(1, newest())
+    placement.finish(trajectory(prompt(0), 0))
+    placement.beat(0, newest(), incarnation=2, state="starting", capacity=0)
+    assert placement.shard.turn(only=[PartitionKey(REPLICAS.short_name, 0)]) == ()
+    placement.kafka_is_away = True
+    assert assigned(placement.run()) == [("p0.1", 1, 2)]  # the ends were known before
+    placement.restart()
+    assert placement.run() == []
+
+
+def test_work_of_an_ended_incarnation_waits_while_ends_are_unknown(placement: Placement) -> None:
+    placement.beat(1, newest())
+    placement.beat(0, newest(), incarnation=2, state="starting", capacity=0)
+    placement.kafka_is_away = True
+    assert assigned(placement.run()) == []
+    placement.kafka_is_away = False
+    assert assigned(placement.run()) == [("p0.0", 1, 2), ("p0.1", 1, 2)]
 
 
 def test_heartbeats_of_an_older_incarnation_are_ignored(placement: Placement) -> None:

@@ -57,8 +57,37 @@ def test_histories_violate_no_invariant(shape: str) -> None:
         ),
         # A paused start of the trainer finds no note, and then the offsets that its successor has committed.
         History(1330, LONG_EVALUATION, (Fault(0.106, "replace", "trainer", 7.277, 0),)),
+        # Placement reads of a replica's end before the record that its last answer is finished.
+        History(
+            4567,
+            "with a goal",
+            (
+                Fault(10.25, "requests", "rollout-0", 2.69, 4),
+                Fault(13.85, "pause", "placement", 21.095, 2),
+                Fault(16.071, "kill", "rollout-0", 0.272, 3),
+                Fault(19.178, "replace", "trainer", 0.112, 0),
+                Fault(19.23, "drain", "rollout-1", 1.269, 6),
+                Fault(20.196, "kill", "trainer", 20.807, 7),
+                Fault(23.186, "requests", "trainer", 17.713, 1),
+            ),
+        ),
+        # Evaluation starts at the late manifest of a paused trainer, and then reads the next one of its successor.
+        History(
+            3682,
+            "two shards",
+            (
+                Fault(3.945, "kill", "trainer", 20.457, 9),
+                Fault(5.724, "kill", "evaluation", 5.891, 12),
+                Fault(6.075, "replace", "rollout-1", 0.126, 6),
+                Fault(6.97, "replace", "prompts", 0.149, 4),
+                Fault(7.798, "pause", "experience-1", 17.488, 2),
+                Fault(8.956, "requests", "evaluation", 22.225, 8),
+                Fault(9.423, "requests", "trainer", 6.938, 10),
+                Fault(15.587, "replace", "trainer", 12.026, 0),
+            ),
+        ),
     ],
-    ids=["progress-of-settled-answers", "note-of-a-successor"],
+    ids=["progress-of-settled-answers", "note-of-a-successor", "answers-of-an-ended-replica", "late-manifest"],
 )
 def test_history_that_once_failed_violates_no_invariant(history: History) -> None:
     assert play(history).failure is None
