@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 
 _CONTROL_CHARACTERS = (
     "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f"
@@ -43,6 +44,11 @@ def escape_csv_cell(text: str) -> str:
     """Return `text` as a CSV cell; a quote is prepended to text that a spreadsheet would run as a formula."""
     shown = escape_control_characters(text)
     return f"'{shown}" if _FORMULA.match(shown) else shown
+
+
+def print_escaped(text: str = "", *, err: bool = False, end: str = "\n") -> None:
+    """Print `text`, with control characters escaped, at once."""
+    print(escape_control_characters(text), end=end, file=sys.stderr if err else sys.stdout, flush=True)
 
 
 class EscapingFormatter(logging.Formatter):

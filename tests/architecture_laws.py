@@ -41,6 +41,7 @@ VENDORS: dict[str, tuple[str, ...]] = {
     "wandb": ("pipelines/present/report/trackers.py",),
     "apache_beam": ("operators/", "pipelines/", "infra/runners/"),
 }
+_SHOWN = tuple(f"pipelines/{folder}/" for folder in ("cli", "run", "present"))
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 _TOPIC_NAME = re.compile(r"laminar\.")
 
@@ -169,6 +170,17 @@ def _pickle_law(path: str, tree: ast.Module) -> Iterator[Breach]:
                     yield node.lineno, f"passes {keyword.arg}; data is never code"
 
 
+def _terminal_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    """Text of others reaches a terminal escaped, so what writes to it directly must escape."""
+    writes = ("print", "typer.echo", "sys.stdout.write", "sys.stderr.write")
+    for node in _nodes(tree):
+        if not path.startswith(_SHOWN) or not isinstance(node, ast.Call) or _called(node) not in writes:
+            continue
+        inner = (each for argument in node.args for each in ast.walk(argument) if isinstance(each, ast.Call))
+        if node.args and not any(_called(each).startswith("escape_") for each in inner):
+            yield node.lineno, f"calls {_called(node)} with text that is not escaped: use infra.escaping.print_escaped"
+
+
 def _except_law(path: str, tree: ast.Module) -> Iterator[Breach]:
     for node in _nodes(tree):
         if isinstance(node, ast.ExceptHandler) and node.type is None:
@@ -187,5 +199,7 @@ def _dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-_OF_LAYERS: tuple[Law, ...] = (_import_law, _pipelines_law, _vendor_law, _schemas_law, _transform_law, _topic_law)
+_OF_LAYERS: tuple[Law, ...] = (
+    _import_law, _pipelines_law, _vendor_law, _schemas_law, _transform_law, _topic_law, _terminal_law
+)  # fmt: skip
 _OF_ALL: tuple[Law, ...] = (_pickle_law, _except_law)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.escaping import print_escaped
 from pipelines.cli.options import JsonOption
 from pipelines.present.output import Report
 
@@ -57,7 +58,7 @@ def start(
 
     users = (*ALL_PIPELINES, IMPORT, EXPORT, PEOPLE) if secure else ()
     config = BrokerConfig(folder, port=port, secure=secure, users=users)
-    status = start_detached(folder, config, lambda line: typer.echo(line, err=True))
+    status = start_detached(folder, config, lambda line: print_escaped(line, err=True))
     return _report(status, json)
 
 

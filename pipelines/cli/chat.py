@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.escaping import escape_json, print_escaped
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption, RunOption
 from pipelines.inspect.run_folders import RUNS, folder_of
@@ -60,15 +61,15 @@ def chat(
             raise typer.BadParameter("--json needs a question", param_hint="QUESTION")
         body = {**settings, "messages": [*messages, {"role": "user", "content": question}]}
         with access.post("chat/completions", body) as response:
-            typer.echo(json_module.dumps(json_module.load(response), indent=2, ensure_ascii=False))
+            print_escaped(escape_json(json_module.dumps(json_module.load(response), indent=2, ensure_ascii=False)))
         return
     for asked in [question] if question is not None else _questions():
         messages.append({"role": "user", "content": asked})
         answer = ""
         for part in _answer(access, {**settings, "messages": messages}):
             answer += part
-            typer.echo(part, nl=False)
-        typer.echo()
+            print_escaped(part, end="")
+        print_escaped()
         messages.append({"role": "assistant", "content": answer})
 
 
@@ -97,7 +98,6 @@ def _questions() -> Iterator[str]:
 
 def _answer(access: GatewayAccess, body: dict[str, Any]) -> Iterator[str]:
     """Yield the text of a response as it arrives. Raises GatewayError."""
-    from infra.escaping import escape_control_characters
     from pipelines.run.gateway_access import GatewayError
 
     with access.post("chat/completions", {**body, "stream": True}) as response:
@@ -110,4 +110,4 @@ def _answer(access: GatewayAccess, body: dict[str, Any]) -> Iterator[str]:
                 raise GatewayError(str(chunk["error"].get("message")))
             for choice in chunk.get("choices", ()):
                 if content := choice.get("delta", {}).get("content"):
-                    yield escape_control_characters(content)
+                    yield str(content)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from infra.escaping import print_escaped
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.present.output import Report
@@ -39,7 +40,7 @@ def deploy(
         raise typer.BadParameter(f"{other[0]}: set it in {config}, which the pods read", param_hint="--set")
     plan = plan_of(config, tuple(changes or ()))
     if plan.note:
-        typer.echo(plan.note, err=True)
+        print_escaped(plan.note, err=True)
     files = files_of(plan)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from infra.escaping import print_escaped
 from infra.listening import is_loopback
 from pipelines.cli.options import Address
 
@@ -50,5 +51,5 @@ def serve_command(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stopped.set())
     with TopicServer(connection.client, connection.run, host, port, token, pair) as server:
-        typer.echo(f"serving run {connection.run} at {server.location}")
+        print_escaped(f"serving run {connection.run} at {server.location}")
         stopped.wait()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
+from types import TracebackType
 
 import typer
 
-from infra.escaping import escape_control_characters, escape_to_one_line
+from infra.escaping import escape_control_characters, escape_to_one_line, print_escaped
 from infra.files import keep_files_private
 from infra.quiet_libraries import quiet_libraries
 from pipelines import distribution
@@ -69,7 +71,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"laminar {distribution.version()}")
+        print_escaped(f"laminar {distribution.version()}")
         raise typer.Exit
 
 
@@ -107,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if own_process:
             keep_files_private()
             quiet_libraries()
+            sys.excepthook = _print_traceback
         with light_imports() if read_only else nullcontext():
             app([*before_dashes, *given[end:]], prog_name="laminar", obj=own_process)
     except KeyboardInterrupt:
@@ -120,6 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         details = "".join(f"  {escape_control_characters(line)}\n" for line in getattr(error, "detail_lines", ()))
         sys.stderr.write(f"laminar: {escape_to_one_line(_one_line(error))}\n{details}")
         sys.exit(1)
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    sys.stderr.write(escape_control_characters("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _one_line(error: Exception) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from infra.escaping import print_escaped
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address
 from pipelines.cli.watch import attached, catch_up
@@ -58,7 +59,7 @@ def serve(
             reason = os.strerror(error.errno) if error.errno else str(error)  # asyncio's own text repeats the address
             raise RuntimeError(f"cannot listen on {host}:{port}: {reason}; choose another --port") from error
         shown = f"[{host}]" if ":" in host else host
-        typer.echo(f"serving the metrics of run {connection.run} at http://{shown}:{bound}/metrics", err=True)
+        print_escaped(f"serving the metrics of run {connection.run} at http://{shown}:{bound}/metrics", err=True)
         while True:
             watching.tick()
             time.sleep(POLL_S)

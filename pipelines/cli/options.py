@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from infra.escaping import print_escaped
 from pipelines.inspect.run_folders import RUNS, NoSuchRun, find_run, folder_of
 from pipelines.present.output import Form
 
@@ -148,7 +149,7 @@ def _start_broker_again(data: Path) -> ClientProperties:
     from infra.kafka.broker import BrokerConfig, start_broker
     from infra.kafka.properties import ClientProperties
 
-    broker = start_broker(BrokerConfig(data), lambda line: typer.echo(f"{line}, on {data}", err=True))
+    broker = start_broker(BrokerConfig(data), lambda line: print_escaped(f"{line}, on {data}", err=True))
     atexit.register(broker.stop)
     return ClientProperties.at(broker.bootstrap_servers)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from infra.escaping import print_escaped
 from pipelines.cli.lazy import LazyCommand
 from pipelines.cli.main import COMMANDS, app
 
@@ -46,4 +47,4 @@ def _section(words: tuple[str, ...], command: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(reference(), end="")
+    print_escaped(reference(), end="")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.escaping import print_escaped
 from pipelines.cli.options import JsonOption, RunOption
 from pipelines.inspect.run_files import LOGS, SUMMARY_FILE
 from pipelines.inspect.run_folders import RUNS
@@ -163,7 +164,7 @@ def drain_command(
     if not running:
         raise typer.BadParameter(f"no pipeline submitted with --detach is running in run {found.run}")
     deadline = time.monotonic() + timeout
-    left = drain(running, load_config(running[0].config), deadline, lambda line: typer.echo(line, err=True))
+    left = drain(running, load_config(running[0].config), deadline, lambda line: print_escaped(line, err=True))
     data = {"run": found.run, "drained": not left, "running": left}
     text = f"run {found.run} is drained" if not left else f"still running after {timeout:g} s: {', '.join(left)}"
     return Report(data, lambda: text, as_json=json, exit_code=1 if left else 0)

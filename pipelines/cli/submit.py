@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from infra.escaping import escape_control_characters
+from infra.escaping import print_escaped
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.distribution import LAMINAR
@@ -105,12 +105,12 @@ def submit(
         return _detached(loaded, role, runner, context.args, json)
     configure_logging()
     try:
-        prepare(loaded, role, lambda line: typer.echo(line, err=True))
+        prepare(loaded, role, lambda line: print_escaped(line, err=True))
         with claimed_store(loaded, role), guarded(loaded, role):
             run_role(loaded, role, runner, context.args)
     except RunFailing as failure:  # another start would fail again
-        lines = "".join(f"  {escape_control_characters(line)}\n" for line in failure.detail_lines)
-        typer.echo(f"laminar: {failure}\n{lines}", err=True, nl=False)
+        lines = "".join(f"  {line}\n" for line in failure.detail_lines)
+        print_escaped(f"laminar: {failure}\n{lines}", err=True, end="")
         raise typer.Exit(CANNOT_RUN) from None
     except KeyboardInterrupt:  # before the pipeline runs; from then on Ctrl-C drains it
         raise typer.Exit(130) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from infra.escaping import print_escaped
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument
 from pipelines.present.output import Report
@@ -31,8 +32,8 @@ def create(config: ConfigArgument, json: JsonOption = False) -> Report:
     loaded = load_config(config)
     if not loaded.run.name:
         raise ConfigError(f"{config}: run.name is not set; it names the run whose topics are created")
-    wait_for_brokers(loaded.kafka.client(), WAIT_S, lambda _, line: typer.echo(line, err=True))
-    make_topics(loaded, lambda line: typer.echo(line, err=True))
+    wait_for_brokers(loaded.kafka.client(), WAIT_S, lambda _, line: print_escaped(line, err=True))
+    make_topics(loaded, lambda line: print_escaped(line, err=True))
     names = [topic.name(loaded.run.name) for topic in CATALOGUE.values()]
     data = {"run": loaded.run.name, "topics": names}
     return Report(data, lambda: f"run {loaded.run.name} has its {len(names)} topics", json)

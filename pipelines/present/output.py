@@ -136,7 +136,7 @@ def _array(result: RowOutput) -> None:
         for row in part:
             sys.stdout.write(("[\n" if empty else ",\n") + escape_json(compact(row)))
             empty = False
-    sys.stdout.write("[]\n" if empty else "\n]\n")
+    sys.stdout.write(escape_json("[]\n" if empty else "\n]\n"))
 
 
 def _csv(result: RowOutput, text: Callable[[str], str] = escape_csv_cell) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from infra.escaping import print_escaped
 from pipelines.restart_reads import OBSERVERS, READS
 from schemas.topics import CATALOGUE, PREFIX, Retention, Topic
 
@@ -90,4 +91,4 @@ def _writers_row(topic: Topic) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    print("\n\n".join(f"<!-- {name} -->\n{table()}\n<!-- /{name} -->" for name, table in TABLES.items()))
+    print_escaped("\n\n".join(f"<!-- {name} -->\n{table()}\n<!-- /{name} -->" for name, table in TABLES.items()))

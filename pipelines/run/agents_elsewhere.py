@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra.escaping import print_escaped
 from operators.agents.agent_process import attempt, environment_of, read_report, start_command
 from pipelines.run.gateway_access import GatewayAccess, GatewayError
 from schemas.identity import is_trajectory_id
@@ -24,7 +25,7 @@ Note = Callable[[str], None]
 
 def print_event(text: str) -> None:
     """Print a line for people."""
-    print(text, flush=True)
+    print_escaped(text)
 
 
 @dataclass

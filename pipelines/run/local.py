@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from infra.escaping import print_escaped
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
 from infra.gpus import visible_gpus
 from pipelines.config import Config, ConfigError, ConfigProblems, flattened, load_config
@@ -93,8 +93,7 @@ def check_locally(config: Config, file: Path, *, as_json: bool = False) -> Repor
 
 
 def _say_check(subject: str) -> None:
-    sys.stderr.write(f"checks {subject}\n")
-    sys.stderr.flush()
+    print_escaped(f"checks {subject}", err=True)
 
 
 def resume_locally(

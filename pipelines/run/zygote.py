@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from infra.escaping import print_escaped
 from infra.quiet_libraries import quiet_libraries
 from pipelines.roles import CANNOT_RUN, EMULATED, PIPELINES, WITH_MODEL
 from pipelines.run.deferred_imports import defer_imports
@@ -125,7 +126,7 @@ class _Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            print(f"cannot fork {command['start']}: {error}", file=sys.stderr, flush=True)
+            print_escaped(f"cannot fork {command['start']}: {error}", err=True)
             self._emit({"ended": command["start"], "pid": 0, "code": os.EX_OSERR})
             return
         finally:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from infra.escaping import print_escaped
+
 WIDTH, HEIGHT = 12, 8
 
 
@@ -89,4 +91,4 @@ def _panel(number: int, panel: Panel, source: dict[str, str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(dashboard(), indent=1))
+    print_escaped(json.dumps(dashboard(), indent=1))

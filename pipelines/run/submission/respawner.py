@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from infra.escaping import print_escaped
 from pipelines.distribution import LAMINAR
 from pipelines.inspect.submissions import Submission, read_submission
 from pipelines.roles import CANNOT_RUN
@@ -46,7 +47,7 @@ class Respawner:
                 error = f"{reason}; last exit code: {code}; see {self._submission.log}"
                 self._write(replace(self._submission, state="failed", error=error))
                 return
-            print(f"{self._submission.role.name} exited with code {code}; submitting it again", flush=True)
+            print_escaped(f"{self._submission.role.name} exited with code {code}; submitting it again")
             self._write(replace(self._submission, restarts=self._submission.restarts + 1))
             self._stopping.wait(pause)
         self._write(replace(self._submission, state="ended"))

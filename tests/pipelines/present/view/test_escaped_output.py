@@ -6,8 +6,11 @@ import csv
 import io
 import json
 import logging
+import subprocess
+import sys
 import unicodedata
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,10 +25,15 @@ from infra.escaping import (
     escape_keeping_nul,
     escape_to_one_line,
 )
+from pipelines.cli import chat as chat_command
 from pipelines.present.output import Report, RowOutput, Texts, show, table
 from pipelines.present.record_text import as_line
 from pipelines.present.token_colours import Tokens, coloured
 from pipelines.present.view.console import console
+from pipelines.run.agents_elsewhere import print_event
+
+ROOT = Path(__file__).parents[4]
+CHAT_OPTIONS = ("system", "run", "url", "key", "temperature", "max_tokens")
 
 CONTROL_SEQUENCES = {
     "clear screen": "\x1b[2J\x1b[1;1H",
@@ -156,3 +164,45 @@ def test_csv_quotes_formulas_and_csv_raw_does_not(cell: str, capsys: pytest.Capt
 def test_log_formatter_escapes_control_characters() -> None:
     record = logging.LogRecord("score", logging.WARNING, __file__, 1, "the verifier raised %s", (UNSAFE,), None)
     assert control_characters(EscapingFormatter("%(message)s").format(record)) == []
+
+
+def test_agents_of_others_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """The line of an attempt has the end of what the agent wrote, or its report."""
+    print_event(f"p1.0.1: {UNSAFE}")
+    printed = capsys.readouterr().out
+    assert printed.startswith("p1.0.1: ok ")
+    assert control_characters(printed) == []
+
+
+class _Answers:
+    """A gateway whose model answers with `UNSAFE`."""
+
+    def post(self, path: str, body: dict[str, object]) -> io.BytesIO:
+        message = {"content": UNSAFE}
+        if not body.get("stream"):
+            return io.BytesIO(json.dumps({"choices": [{"message": message}]}).encode())
+        chunks = [{"choices": [{"delta": {"content": each}}]} for each in UNSAFE]
+        return io.BytesIO(b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in chunks))
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_chat_escapes_the_answer(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chat_command, "_access", lambda *arguments: _Answers())
+    chat_command.chat("?", version="latest", json=as_json, **dict.fromkeys(CHAT_OPTIONS))  # type: ignore[arg-type]
+    printed = capsys.readouterr().out
+    assert "ok " in printed
+    assert control_characters(printed) == []
+    if as_json:
+        assert json.loads(printed)["choices"][0]["message"]["content"] == UNSAFE
+
+
+def test_traceback_of_debug_is_escaped() -> None:
+    code = (
+        "import sys; from pipelines.cli import main; main.quiet_libraries(); sys.excepthook = main._print_traceback\n"
+    )
+    code += f"raise ValueError({UNSAFE!r})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert "ValueError: ok " in ran.stderr
+    assert control_characters(ran.stderr) == []
