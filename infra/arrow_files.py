@@ -15,6 +15,14 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 def checked(rows: Rows) -> Rows:
-    """`rows`, of which every offset, index and text is valid. Raises pa.ArrowInvalid."""
+    """`rows`, of which every offset, index and text is valid, names included. Raises one of `DAMAGE`."""
     rows.validate(full=True)
+    for field in rows.schema:
+        _check_names(field)
     return rows
+
+
+def _check_names(field: pa.Field) -> None:
+    field.name.encode()  # raises UnicodeError
+    for number in range(field.type.num_fields):
+        _check_names(field.type.field(number))
