@@ -1,12 +1,14 @@
 """Beam's job server for Flink on this machine, with an embedded Flink or for a cluster, while a pipeline runs.
 
 It consists of the newest compatible artifacts of Beam, each jar verified; Java is installed by pip. Beam's Java servers
-listen on all interfaces, whatever host they are given, so the user must allow this. For a cluster of another Flink
-version use its own job server (`--job_endpoint`, or the file of `--flink_job_server_jar`).
+listen on all interfaces, whatever host they are given, so their sockets are bound to loopback for them, unless the user
+has allowed all interfaces. For a cluster of another Flink version use its own job server (`--job_endpoint`, or the file
+of `--flink_job_server_jar`).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,7 +16,8 @@ from pathlib import Path
 from infra.kafka.broker import HOST, java_command
 from infra.maven import Progress
 from infra.runners.flink_jars import JARS
-from infra.runners.local_server import reject_exposed_server, running_server
+from infra.runners.local_server import ALLOW_VARIABLE, running_server
+from infra.runners.loopback import loopback_command
 
 _BUNDLES_ANOTHER_BEAM = "beam-sdks-java-harness-"
 """A jar for Java steps that bundles classes of another Beam version."""
@@ -26,10 +29,9 @@ _START_S = 60.0
 def running_flink(progress: Progress = lambda message: None, master: str = "[local]") -> AbstractContextManager[str]:
     """Run a job server for the Flink at `master`, or with an embedded one; the context value is its job endpoint.
 
-    `progress` gets lines of text while jars are downloaded. Raises ExposedServer unless the user has allowed it to
-    listen on all interfaces, JarResolutionError, RuntimeError.
+    `progress` gets lines of text while jars are downloaded. Raises ExposedServer if it listens beyond loopback and the
+    user has not allowed that, JarResolutionError, RuntimeError if it does not start.
     """
-    reject_exposed_server("Flink", ["0.0.0.0"])
     jars = [jar for jar in JARS.class_path(progress) if not jar.name.startswith(_BUNDLES_ANOTHER_BEAM)]
 
     def command(port: int, folder: Path) -> list[str]:
@@ -38,7 +40,8 @@ def running_flink(progress: Progress = lambda message: None, master: str = "[loc
         java, *rest = java_command(_HEAP_MB, jars, "org.apache.beam.runners.flink.FlinkJobServerDriver", *arguments)
         add_opens = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED_PACKAGES]
         properties = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", f"-Djava.io.tmpdir={folder}"]
-        return [java, *add_opens, *properties, *rest]
+        whole = [java, *add_opens, *properties, *rest]
+        return whole if os.environ.get(ALLOW_VARIABLE) else loopback_command(whole)
 
     return running_server("Flink", command, _START_S)
 

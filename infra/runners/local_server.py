@@ -53,7 +53,8 @@ def running_server(what: str, command: Callable[[int, Path], list[str]], start_s
                 if not is_running(process) or time.monotonic() > deadline:
                     raise RuntimeError(f"{what} did not start: {log.read_text(errors='replace')[-2000:]}")
                 time.sleep(0.02)
-            reject_exposed_server(what, exposed_addresses(listening_sockets([process])))
+            opened = listening_sockets([process, *process.children(recursive=True)])
+            reject_exposed_server(what, exposed_addresses(opened))
             yield f"{HOST}:{port}"
         finally:
             _join_worker_threads()
