@@ -62,7 +62,7 @@ def _become(command: list[str], notices: socket.socket, parent: int) -> NoReturn
     try:
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            return
+            os._exit(os.EX_OSERR)
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         machine = os.uname().machine
         steps = [
