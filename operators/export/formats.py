@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.arrow_files import DAMAGE, checked
+from infra.arrow_files import DAMAGE, checked, open_parquet_file
 
 Format = Literal["parquet", "arrow", "jsonl"]
 ROW_GROUP_BYTES = 16 << 20
@@ -39,10 +39,10 @@ def read_table(file: Path, kind: Format, schema: pa.Schema) -> pa.Table:
     """The rows of `file` with the columns of `schema`; missing columns are null. Raises ValueError if it is damaged."""
     try:
         if kind == "parquet":
-            table = checked(pq.ParquetFile(file).read())
+            table = checked(open_parquet_file(file).read(), file)
         elif kind == "arrow":
             with pa.ipc.open_file(pa.memory_map(str(file))) as reader:
-                table = checked(reader.read_all())
+                table = checked(reader.read_all(), file)
         else:
             return _read_jsonl(file, schema)
     except DAMAGE as error:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from infra.arrow_files import DAMAGE, checked
+from infra.arrow_files import DAMAGE, checked, open_parquet_file
 from infra.json_text import decode_json
 from infra.name_lookup import suggest_name
 from operators.prompts.config import MAX_SUGGESTIONS, TaskConfig
@@ -33,7 +32,7 @@ class ArrowRows:
         self.name = name
         self._config, self._task = config, config.task or task
         try:
-            tables = [checked(_table(path, config)) for path in files]
+            tables = [checked(_table(path, config), path) for path in files]
             self._table = pa.concat_tables(tables, promote_options="default")
         except SourceError:
             raise
@@ -131,7 +130,7 @@ def _table(path: Path, config: TaskConfig) -> pa.Table:
 
 
 def _copy_to_arrow(path: Path, config: TaskConfig) -> pa.Table:
-    with pq.ParquetFile(path) as parquet:
+    with open_parquet_file(path) as parquet:
         names = _columns(path, parquet.schema_arrow.names, config)
         schema = pa.schema([parquet.schema_arrow.field(name) for name in names])
         # The map outlives the name, so the kernel removes the file with its last reader, even after SIGKILL.

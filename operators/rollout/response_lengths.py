@@ -9,9 +9,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from infra.arrow_files import DAMAGE, checked
+from infra.arrow_files import DAMAGE, checked, open_parquet_file
 from operators.rollout.emulation_config import LengthsConfig
 from operators.rollout.random_streams import stream_key
 
@@ -55,9 +53,10 @@ def _lengths_of_file(file: Path) -> Lengths:
 def _rows(file: Path) -> Iterator[Any]:
     try:
         if file.suffix == ".parquet":
-            names = set(pq.read_schema(file).names)
+            parquet = open_parquet_file(file)
+            names = set(parquet.schema_arrow.names)
             columns = [name for name in ("length", "trajectory_id") if name in names]
-            yield from checked(pq.read_table(file, columns=columns)).to_pylist()
+            yield from checked(parquet.read(columns), file).to_pylist()
             return
         with file.open(encoding="utf-8") as lines:
             yield from (json.loads(line) for line in lines if line.strip())

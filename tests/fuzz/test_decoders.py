@@ -56,6 +56,14 @@ def test_read_table_never_reads_beyond_the_data_of_a_file(tmp_path: Path) -> Non
         read_table(tmp_path / "it", "arrow", pa.schema([("task", pa.utf8())]))
 
 
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_read_table_rejects_more_rows_than_a_file_can_have(kind: Format, tmp_path: Path) -> None:
+    """A column without values needs no bytes: a gigarow of it took 8 GB of memory for a file of 400 bytes."""
+    write_table(tmp_path / "it", pa.table({"x": pa.nulls(1 << 22)}), kind)
+    with pytest.raises(ValueError, match=r"cannot be read as .*: 4194304 rows in \d+ bytes"):
+        read_table(tmp_path / "it", kind, pa.schema([("reward", pa.float64())]))
+
+
 def test_dataset_never_reads_beyond_the_data_of_a_file(tmp_path: Path) -> None:
     texts_outside_of_their_data("parquet", tmp_path / "train.arrow")
     with pytest.raises(SourceError, match="cannot read"):
