@@ -76,6 +76,6 @@ class PlacementConfig:
         )
 
     def admitted(self, global_batch: int, max_staleness: int) -> int:
-        """Maximum training trajectories that are dispatched and not settled."""
+        """Maximum outstanding training trajectories: dispatched, and neither dropped nor in a published version."""
         batches = self.rules.admitted_batches
         return global_batch * (max_staleness + 1 if batches is None else batches)

@@ -58,7 +58,7 @@ PlacementOutput = Output | LiveReplicas | Placed | Moved | Cancel | Reserve | St
 
 @dataclass(frozen=True)
 class PlaceTrajectories:
-    """`admitted` bounds the training trajectories dispatched and not settled; `global_batch` of them are a batch.
+    """`admitted` bounds the outstanding training trajectories (`coverage.py`); `global_batch` of them are a batch.
 
     The group that crosses the bound is still admitted. Each rollout process hosts `hosted` replicas, in order of
     process number; there are inboxes for `replicas`. No fresh work follows version number `goal`.

@@ -164,7 +164,7 @@ class WorkTable:
         return owner
 
     def release(self, name: str) -> None:
-        """Remove `name`: it is settled, and no longer outstanding."""
+        """Remove `name`: it is no longer outstanding."""
         entry = self._take(name)
         if entry is not None:
             self._outstanding_training -= entry.work.prompt.purpose == "train"
