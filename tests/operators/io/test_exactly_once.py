@@ -80,7 +80,7 @@ class Outputs:
             self.read()
         return self.steps
 
-    def wait_for(self, count: int, seconds: float = 30.0) -> None:
+    def wait_for(self, count: int, seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while len(set(self.steps)) < count and time.monotonic() < deadline:
             self.read()
@@ -157,7 +157,7 @@ class Trial:
         count = self._feeder.stop()
         self.outputs.wait_for(count)
         pipeline.send_signal(signal.SIGTERM)
-        pipeline.wait(5)
+        pipeline.wait(60)
         steps = self.outputs.read_to_end()
         assert set(range(count)) - set(steps) == set()
         assert len(steps) == count
@@ -185,7 +185,7 @@ def run_campaign(
         for kill_point in kill_points:
             process = processes.start(broker, run_id, runner, kill_point)
             if kill_point:
-                process.wait(30)  # it kills itself at that point
+                process.wait(180)  # it kills itself at that point
             else:
                 kill_at_random(process, rng)
             trial.outputs.read()

@@ -261,9 +261,9 @@ def test_pipeline_stops_and_runs_again_in_the_same_process(config: ShardConfig, 
         )
         running.start()
         try:
-            for _ in range(100):
-                if len(steps(config)) >= 20 * start:
-                    break
+            deadline = time.monotonic() + 120
+            while len(steps(config)) < 20 * start and time.monotonic() < deadline:
+                time.sleep(0.01)
         finally:
             STOPPING.set()
             running.join(30)
