@@ -218,3 +218,11 @@ def test_silent_tls_clients_are_bounded(tmp_path: Path, certificate: tuple[str, 
 def test_missing_certificate_is_named() -> None:
     with pytest.raises(ValueError, match=r"gateway.certificate_file none.pem and gateway.key_file none.key cannot be"):
         server_context(GatewayConfig(certificate_file="none.pem", key_file="none.key"))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gateway.example"])
+def test_gateway_beyond_loopback_requires_tls(host: str) -> None:
+    with pytest.raises(ValueError, match="set certificate_file and key_file"):
+        GatewayConfig(host=host)
+    with pytest.raises(ValueError, match="set both or neither"):
+        GatewayConfig(host=host, certificate_file="one.pem")
