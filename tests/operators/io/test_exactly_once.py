@@ -213,9 +213,10 @@ def test_stopped_process_ends_if_its_successor_is_running(
 ) -> None:
     with Trial(broker, run_id) as trial:
         zombie = processes.start(broker, run_id, runner, "stop")  # within a transaction
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 180
         while zombie.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
             time.sleep(0.02)
+        assert zombie.status() == psutil.STATUS_STOPPED
         successor = processes.start(broker, run_id, runner)
         before = len(trial.outputs.read_to_end())
         trial.outputs.wait_for(before + 100)
