@@ -15,9 +15,9 @@ from itertools import compress
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from schemas.arrow_types import ELEMENTS, arrow_type
+from schemas.column_checks import ColumnCheck, check_column, column_check
 from schemas.flatbuffer import field_of, table_at
 from schemas.scalars import checked_float, checked_scalar
 from schemas.shape import Field, fields_of
@@ -30,6 +30,7 @@ class _Layout:
 
     columns: tuple[tuple[str, Field, bool], ...]
     schema: pa.Schema
+    checks: tuple[ColumnCheck, ...]
     rows: pa.DataType
     arrays: frozenset[str]
     row_bytes: int
@@ -129,6 +130,7 @@ def _layout(kind: Any) -> _Layout:
     return _Layout(
         columns=tuple(columns),
         schema=schema,
+        checks=tuple(column_check(field, of.choices) for field, (_, of, _) in zip(schema, columns, strict=True)),
         rows=pa.struct(list(schema)),
         arrays=frozenset(name for name, field, _ in columns if field.kind == "array"),
         row_bytes=sum(8 if field.of in (int, float) and field.kind == "scalar" else 4 for _, field, _ in columns),
@@ -211,27 +213,8 @@ def _read(kind: type, data: bytes, layout: _Layout | None = None) -> pa.RecordBa
 
 def _check_values(kind: type, batch: pa.RecordBatch) -> None:
     """Raise ValueError for a value that Arrow permits and the record does not."""
-    for (name, field, _), column in zip(_layout(kind).columns, batch.columns, strict=True):
-        _check(name, batch.schema.field(name), column)
-        if field.choices is None:
-            continue
-        checked_choice = pc.is_in(column.drop_null(), pa.array(sorted(field.choices)))
-        if not pc.all(checked_choice, min_count=0).as_py():
-            raise ValueError(f"{name}: a value is not one of {sorted(field.choices)}")
-
-
-def _check(where: str, field: pa.Field, column: pa.Array) -> None:
-    """Raise ValueError for a null in a required column, and for a float64 that is not finite."""
-    if not field.nullable and column.null_count:
-        raise ValueError(f"{where} is null or contains a null")
-    if pa.types.is_float64(column.type):
-        if not pc.all(pc.is_finite(column)).as_py() and len(column) > column.null_count:
-            raise ValueError(f"{where}: a number is not finite")
-    elif pa.types.is_list(column.type):
-        _check(where, column.type.value_field, column.flatten())
-    elif pa.types.is_struct(column.type):
-        for part, values in zip(column.type, column.flatten(), strict=True):
-            _check(f"{where}.{part.name}", part, values)
+    for check, column in zip(_layout(kind).checks, batch.columns, strict=True):
+        check_column(check, column)
 
 
 def _reject_compression(metadata: pa.Buffer) -> None:
