@@ -12,11 +12,12 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
 from pipelines.shards import partitions_of, shard_config, topic_input
-from schemas.topics import BATCH_ASSEMBLY, BATCHES, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED
+from schemas.topics import BATCH_ASSEMBLY, BATCHES, CONTROL, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED
 
 
 def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
-    """Consumes experiences and relay; produces batches and settled. A curriculum adds level replies and level requests.
+    """Consumes experiences, relay and control; produces batches and settled. A curriculum adds level replies and level
+    requests.
 
     With several shards, each consumes its own partitions, the batch proposals of all shards, and the batch selections
     of the first.
@@ -29,6 +30,7 @@ def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
         "experience",
         TopicInput(EXPERIENCES, partitions_of(config, EXPERIENCES)[shard::shards], keys=("p", "i"), blocks=True),
         topic_input(config, RELAY),
+        topic_input(config, CONTROL, start="earliest"),
         *([topic_input(config, CURRICULUM, keys=(LEVEL_REPLY,))] if levels else []),
         *([topic_input(config, BATCH_ASSEMBLY)] if shards > 1 else []),
         ledger=(SETTLED,),

@@ -11,18 +11,30 @@ from operators.io.write_transactionally import WriteTransactionally
 from operators.placement.place_trajectories import PlaceTrajectories
 from pipelines.config import Config
 from pipelines.shards import partitions_of, shard_config, topic_input
-from schemas.topics import EVAL_PROMPTS, INBOX, PROGRESS, PROMPTS, RELAY, RELAY_CHAIN, REPLICAS, SETTLED, TRAJECTORIES
+from schemas.topics import (
+    CONTROL,
+    EVAL_PROMPTS,
+    INBOX,
+    PROGRESS,
+    PROMPTS,
+    RELAY,
+    RELAY_CHAIN,
+    REPLICAS,
+    SETTLED,
+    TRAJECTORIES,
+)
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Consumes prompts, heartbeats, progress, trajectories, settled and relay; produces inbox, progress (closed),
-    trajectories (failed), plans and relay-chain.
+    """Consumes prompts, heartbeats, progress, trajectories, settled, relay and control; produces inbox, progress
+    (closed), trajectories (failed), plans, relay-chain and the metric of a pause.
     """
     source = shard_config(
         config,
         "placement",
         *(topic_input(config, topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED, RELAY)),
         topic_input(config, RELAY_CHAIN, start="earliest"),
+        topic_input(config, CONTROL, start="earliest"),
         topic_input(config, REPLICAS, start="latest"),
         ledger=(INBOX,),
         owned=((INBOX, partitions_of(config, INBOX)),),

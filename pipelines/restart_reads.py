@@ -16,6 +16,7 @@ _NEXT = "from the committed offset: no record is read twice"
 _NOTE = "from the committed offset; the commit's note holds the state from earlier manifests"
 _NEW_TO_THE_RUN = "; without a committed offset, the newest manifests only"
 _CHAIN = "all: compacted, one key; the newest record and those not yet compacted, at most two segments"
+_CONTROL = "all: compacted, one key; the newest record and those not yet compacted"
 _END = "no old records: from the end"
 _ADMITTED = "as many trajectories as placement admits (`placement.admitted`)"
 
@@ -32,6 +33,7 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("settled", ""): "from the oldest group not fully settled, or batch in no version: " + _ADMITTED,
         ("relay", ""): _NOTE,
         ("relay-chain", ""): _CHAIN,
+        ("control", ""): _CONTROL,
         ("replicas", ""): _END,
         ("inbox", LEDGER): "from the oldest active assignment: " + _ADMITTED,
     },
@@ -52,6 +54,7 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
     "experience": {
         ("experiences", ""): "from the oldest member in the buffer: " + _ADMITTED,
         ("relay", ""): _NOTE,
+        ("control", ""): _CONTROL,
         ("curriculum", ""): _NEXT + ", the level is in the commit's note",
         ("batch-assembly", ""): "from the oldest proposed group: one batch per shard",
         ("settled", LEDGER): "from the oldest group that is not fully settled: " + _ADMITTED,

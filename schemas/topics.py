@@ -205,6 +205,20 @@ RELAY_CHAIN = Topic(
     "the master relay and the order of the relays",
     retention="newest",
 )
+CONTROL = Topic(
+    "control",
+    ("Pause",),
+    "pause",
+    "one",
+    "compact",
+    ("people",),
+    ("placement", "experience"),
+    "whether the run is paused, by whom and since when; the last record is valid",
+    transactional=False,
+    retention="newest",
+)
+PAUSE = "pause"
+"""The key of all records of the topic `control`, and the name of the metric with which placement confirms them."""
 RANKS = Topic(
     "ranks",
     ("RankAddress",),
@@ -319,6 +333,7 @@ CATALOGUE: Mapping[str, Topic] = {
         BATCHES,
         RELAY,
         RELAY_CHAIN,
+        CONTROL,
         RANKS,
         REPLICAS,
         PLANS,

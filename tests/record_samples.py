@@ -232,6 +232,7 @@ SAMPLES: dict[type, object] = {
         r.LevelSuccess(1, "sums", 40, ("sums",), (30.5,), (64,), 1_700_000_000_390),
         r.LevelRequest("sums", 2, 31, 0.875, 64, 1_700_000_001_100),
         r.LevelReply("sums", 2, 410, 1_700_000_001_200),
+        r.Pause(3, True, "ada@login-1", "new switches", 1_700_000_001_240),
         r.RankAddress("10.0.0.7", 40123, "f00d", 4, 2, "ab" * 32, 1_700_000_001_250),
         r.TrimPoint(
             2,

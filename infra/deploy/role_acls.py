@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from infra.kafka.acls import Acl
-from schemas.topics import CATALOGUE, INBOX, group_name, run_prefix
+from schemas.topics import CATALOGUE, CONTROL, INBOX, group_name, run_prefix
 
 EVERYBODY = "every pipeline"
 PEOPLE = "people"
-"""Users who inspect a run: they read everything and may request a replica to drain."""
+"""Users who inspect a run: they read everything, may request a replica to drain, and may pause the run."""
 EXPORT = "export"
 """Exports read everything; the offsets of their group are for display."""
 FENCED_ROLES = {"placement": "rollout"}
@@ -24,7 +24,8 @@ def role_acls(run: str, roles: Iterable[str]) -> list[Acl]:
     for user in (PEOPLE, EXPORT):
         acls.add(Acl(user, "topic", run_prefix(run), True, ("Read", "Describe", "DescribeConfigs")))
         acls.add(Acl(user, "group", run_prefix(run), True, ("Describe",)))
-    acls.add(Acl(PEOPLE, "topic", INBOX.name(run), False, ("Write", "Describe")))
+    for topic in (INBOX, CONTROL):
+        acls.add(Acl(PEOPLE, "topic", topic.name(run), False, ("Write", "Describe")))
     acls |= set(_own_group_and_id(run, EXPORT, prefix=group_name(run, f"{EXPORT}-").removesuffix(".0")))
     return sorted(acls)
 

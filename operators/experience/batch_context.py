@@ -19,8 +19,8 @@ class BatchContext:
     `success` counts, by task, the settled answers to questions of the task's present curriculum level (of the last ones
     only, if the sampler has a `success_window`); in a call of
     `Sampler.level_request` it covers only the curriculum whose present level is `level`. `newest` is the newest weight
-    version announced. `now` is this process's monotonic clock in seconds, the clock of `Group.seen_at`. `held` is the
-    number of trajectories in the buffer.
+    version announced. `now` is this process's monotonic clock in seconds, without the time in which the run was paused,
+    as `Group.seen_at`. `held` is the number of trajectories in the buffer.
     """
 
     batch: int

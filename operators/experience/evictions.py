@@ -46,8 +46,8 @@ class Staleness(Eviction):
 
 @dataclass(frozen=True)
 class Age(Eviction):
-    """Drops groups whose first member arrived more than `seconds` ago, by the monotonic clock of the buffer's process.
-    After a restart all members have just arrived."""
+    """Drops groups whose first member arrived more than `seconds` ago, by the monotonic clock of the buffer's process,
+    which stops while the run is paused. After a restart all members have just arrived."""
 
     seconds: float = 3600.0
 

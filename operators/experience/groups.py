@@ -23,7 +23,7 @@ class Group:
         self.number = number
         self.members = members
         self.seen_at = seen_at
-        """When its first member arrived, by this process's monotonic clock, in seconds."""
+        """When its first member arrived, in seconds of the `GroupClock`."""
         self.completed = (0, 0, 0, 0)
 
     @property

@@ -15,6 +15,7 @@ from operators.experience.batch_context import BatchContext
 from operators.experience.buffer_metrics import BufferMetrics, by_component, by_task
 from operators.experience.config import ExperienceConfig
 from operators.experience.curriculum import Curricula, Curriculum
+from operators.experience.group_clock import GroupClock
 from operators.experience.groups import Group, Groups
 from operators.experience.members import ExperienceBlock, GroupMember, RowRun, runs_of, staleness_of
 from operators.experience.pack_batches import SelectedBatch
@@ -32,6 +33,7 @@ from schemas.records import (
     LevelReply,
     LevelSuccess,
     Outcome,
+    Pause,
     PolicyVersion,
     WeightVersion,
 )
@@ -104,7 +106,7 @@ class _Buffering:
         self._prompt_order = PromptOrder(settlements) if step.config.over_age == "wait" else None
         self._evictions = step.config.make_evictions()
         self._settlements, self._curricula = settlements, curricula
-        self._now, self._clock = now, clock
+        self._now, self._clock = now, GroupClock(clock)
         self._batch = state.get("batch", 0)
         self._coordinator = ShardCoordinator(
             step.shard, step.config.shards, step.partitions, step.config.global_batch, bool(self._evictions), state
@@ -159,6 +161,8 @@ class _Buffering:
         match received.record:
             case WeightVersion() as manifest:
                 self._newest = max(filter(None, (self._newest, manifest.version)))
+            case Pause() as pause:
+                (self._clock.stop if pause.paused else self._clock.go)()
             case LevelReply() as reply:
                 self._curricula.handle_reply(reply)
             case BatchProposal() | BatchSelection():

@@ -19,6 +19,7 @@ from infra.json_text import decode_json
 from schemas import records as r
 from schemas.block import Block
 from schemas.identity import is_trajectory_id
+from schemas.records.pauses import MAX_TEXT
 from schemas.records.relays import MAX_NEEDED_VERSIONS
 from schemas.shape import fields_of
 
@@ -156,6 +157,12 @@ def _chain(chain: r.RelayChain) -> Iterator[str]:
     for link in chain.links:
         if (reason := _address_error(link.address)) is not None:
             yield f"relay {link.relay}: {reason}"
+
+
+def _pause(request: r.Pause) -> Iterator[str]:
+    for name, text in (("requested_by", request.requested_by), ("reason", request.reason)):
+        if len(text) > MAX_TEXT:
+            yield f"{name} has {len(text)} characters, more than {MAX_TEXT}"
 
 
 def _replica(status: r.ReplicaStatus) -> Iterator[str]:
@@ -319,6 +326,7 @@ def _none(record: Any) -> Iterator[str]:
 _RULES: Mapping[type, Callable[[Any], Iterator[str]]] = {
     r.WeightVersion: _version,
     r.RelayChain: _chain,
+    r.Pause: _pause,
     r.ReplicaStatus: _replica,
     r.RelayStatus: _relay,
     r.StageStatus: _stage_status,

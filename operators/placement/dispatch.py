@@ -27,7 +27,8 @@ from schemas.records.relays import MAX_NEEDED_VERSIONS
 class Dispatcher:
     """Assigns work to replicas. `admitted` bounds the training trajectories dispatched and not released.
 
-    `is_moving(owner)` is True for the source or destination of a move; it gets no fresh work meanwhile.
+    `is_moving(owner)` is True for the source or destination of a move; it gets no fresh work meanwhile. While
+    `is_paused()`, no waiting work is assigned; lost trajectories still resume.
 
     A replica has one version at a time, so evaluation of an older version takes turns with training, while training has
     work that waits: a replica answers as many questions as it has slots, drains, trains its batch under the newest
@@ -44,10 +45,11 @@ class Dispatcher:
         rounds: Rounds,
         is_moving: Callable[[Owner], bool],
         now: Callable[[], int],
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config, self._rules, self._admitted, self._tracking = config, config.rules, admitted, tracking
         self._waiting, self._leases, self._rounds, self._is_moving = waiting, leases, rounds, is_moving
-        self._now = now
+        self._now, self._is_paused = now, is_paused
         self._emission = 0
         self._training_waits = False
         """Whether there was training work to assign when this emission began."""
@@ -72,8 +74,12 @@ class Dispatcher:
                 sent += self._dispatch_fresh(running)
         return sent
 
+    def _head(self, purpose: Purpose) -> Work | None:
+        """The next work that may begin, regardless of room."""
+        return None if self._is_paused() else self._waiting.head(purpose)
+
     def _has(self, purpose: Purpose) -> bool:
-        return bool(self._waiting.head(purpose) or self._tracking.table.lost(purpose))
+        return bool(self._head(purpose) or self._tracking.table.lost(purpose))
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -81,7 +87,7 @@ class Dispatcher:
         """Evaluation work names its version: it runs where that is loaded, or on an idle replica, which loads it."""
         owner, table, waiting = replica.owner, self._tracking.table, self._waiting
         busy = table.load(owner, "evaluation")
-        lost, head = table.lost("evaluation"), waiting.head("evaluation")
+        lost, head = table.lost("evaluation"), self._head("evaluation")
         if busy == 0:
             replica.end_evaluation()
         first = lost[0].work if lost else head
@@ -93,7 +99,7 @@ class Dispatcher:
         sent = [self._assign(work, replica) for work, _ in zip(fitting, range(room), strict=False)]
         while len(sent) < room and head is not None and head.prompt.policy_version == version:
             sent.append(self._assign(waiting.pop("evaluation"), replica))
-            head = waiting.head("evaluation")
+            head = self._head("evaluation")
         return sent
 
     def _evaluation_room(self, replica: TrackedReplica, version: PolicyVersion | None) -> int:
@@ -211,19 +217,19 @@ class Dispatcher:
     def _assign_group(self, replica: TrackedReplica, room: int) -> list[Placed]:
         """Assign up to `room` members of the next group; members on one replica share the prefill of their prompt."""
         sent: list[Placed] = []
-        first = self._waiting.head("train")
+        first = self._head("train")
         if first is None or not self._admits(first):
             return sent
         work: Work | None = first
         while work is not None and len(sent) < room and work.prompt is first.prompt:
             self._rounds.count()
             sent.append(self._assign(self._waiting.pop("train"), replica))
-            work = self._waiting.head("train")
+            work = self._head("train")
         return sent
 
     def has_no_fresh_work(self) -> bool:
         """Whether there is no fresh work to assign, regardless of room."""
-        head = self._waiting.head("train")
+        head = self._head("train")
         return not self._tracking.table.lost("train") and (head is None or not self._admits(head))
 
     def _admits(self, work: Work) -> bool:

@@ -24,6 +24,7 @@ from operators.placement.dispatch import Dispatcher
 from operators.placement.ended_owners import EndedOwners, Ends
 from operators.placement.leases import Leases
 from operators.placement.moves import MoveCoordinator
+from operators.placement.pauses import RunPause, WorkCounts
 from operators.placement.prompt_numbers import PromptNumbers
 from operators.placement.relay_chain import RelayChainManager
 from operators.placement.replicas import ReplicaTable
@@ -35,6 +36,7 @@ from schemas.bounds import fits_inbox
 from schemas.records import (
     AssignmentRejected,
     Cancel,
+    Pause,
     Progress,
     Prompt,
     RelayArrival,
@@ -113,6 +115,7 @@ class PlacementFold:
         self._leases = Leases(restored.state.get("lease", 0))
         self._tracking = TrajectoryTracker(restored, step.partitions, config.max_attempts, self._leases, now, step.goal)
         self._waiting = WaitingWork(self._tracking.pending, self._tracking.is_known)
+        self._pause = RunPause()
         self._replicas = ReplicaTable()
         self._ended = EndedOwners(read_ends)
         self._relays = RelayChainManager(config.heartbeat_timeout_s, step.relay_schedule, restored.state.get("chain"))
@@ -137,6 +140,7 @@ class PlacementFold:
             self._rounds,
             self._moves.involves,
             now,
+            is_paused=lambda: self._pause.active,
         )
         self._numbers = PromptNumbers(restored.state.get("prompts") if restored.state else {})
         self._ready = False
@@ -176,6 +180,8 @@ class PlacementFold:
             with phase("dispatch"):
                 alive = self._replicas.alive()
                 outputs += self._dispatcher.dispatch(alive, self._emissions)
+            counts = WorkCounts(self._tracking.table.unfinished_count(), self._waiting.rest_of_begun())
+            outputs += self._pause.metric(counts, now, self._now())
             needed = self._dispatcher.needed_versions(alive)
             if (chain := self._relays.next_chain(now, self._tracking.newest, self._now(), needed)) is not None:
                 outputs.append(Output(RELAY_CHAIN, self._step.shard.run, chain))
@@ -230,6 +236,8 @@ class PlacementFold:
                 return self._tracking.finish(received, trajectory)
             case Settled() as settled:
                 return self._tracking.settle(received, settled)
+            case Pause() as pause:
+                self._pause.record(pause)
             case WeightVersion() as version:
                 self._tracking.cover(version)
                 self._stages.announce(version)

@@ -52,6 +52,11 @@ class WaitingWork:
             self._drop(queue)
         return queue[0].work if queue else None
 
+    def rest_of_begun(self) -> int:
+        """How many samples wait of the training prompt whose dispatch has begun."""
+        work = self.head("train")
+        return work.prompt.samples - work.member if work is not None and work.member else 0
+
     def pop(self, purpose: Purpose) -> Work:
         """Remove and return the head."""
         return self._drop(self._queues[purpose]).work

@@ -129,6 +129,10 @@ class WorkTable:
         """How many training trajectories have not finished."""
         return self._unfinished_training
 
+    def unfinished_count(self) -> int:
+        """How many trajectories, of both purposes, have begun and not finished."""
+        return len(self._owned) + sum(map(len, self._lost.values()))
+
     def _put(self, name: str, owned: Owned) -> None:
         purpose = owned.work.prompt.purpose
         self._owned[name] = owned

@@ -31,8 +31,8 @@ def acls(
     """Print the access control lists (ACLs) of a run as kafka-acls.sh commands, or create them with --apply.
 
     Each role has a Kafka user of its own name: one for each pipeline, `import`, `export`, and `people`, which may read
-    everything and request that a replica drain. The lists come from the topic catalogue: they grant what the roles
-    need, and no more. An administrator, who is none of these users, creates the topics.
+    everything, request that a replica drain, and pause the run. The lists come from the topic catalogue: they grant
+    what the roles need, and no more. An administrator, who is none of these users, creates the topics.
 
     \b
     Examples:

@@ -184,6 +184,7 @@ def _measured(state: RunState) -> dict[str, Any]:
 
     last, before = state.evaluation, state.first_evaluation
     return {
+        "paused_since": state.paused_since,
         "optimizer_steps": state.step,
         "progress": progress(state),
         "seconds_left": seconds_left(state),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli import local_runs, run_commands, trim
+from pipelines.cli import local_runs, pauses, run_commands, trim
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.inspect.audit.result import STAGES, Audit
@@ -23,13 +23,14 @@ MAX_NAMES = 20
 
 @app.callback()
 def runs() -> None:
-    """List, resume, stop, audit and trim runs.
+    """List, pause, resume, stop, audit and trim runs.
 
     \b
     Examples:
       laminar runs list
       laminar runs status
       laminar runs resume
+      laminar runs pause
       laminar runs audit --run first
       laminar runs trim
     """
@@ -38,6 +39,8 @@ def runs() -> None:
 app.command("list")(local_runs.list_command)
 app.command("status")(local_runs.status_command)
 app.command("stop")(local_runs.stop_command)
+app.command("pause")(pauses.pause_command)
+app.command("unpause")(pauses.unpause_command)
 app.command("logs")(run_commands.logs_command)
 app.command("resume")(run_commands.resume_command)
 app.command("drain")(run_commands.drain_command)

@@ -9,6 +9,7 @@ from infra.kafka.admin import admin_client
 from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.topic_reader import read_topic
 from pipelines.config import Config
+from pipelines.inspect.log.pauses import is_paused
 from pipelines.inspect.submissions import Submission
 from pipelines.run.submission.detached import stop
 from schemas.records import ReplicaStatus
@@ -22,11 +23,16 @@ CONSUMED = {"placement": PROMPTS, "score": TRAJECTORIES}
 
 
 def drain(active: Sequence[Submission], config: Config, deadline: float, note: Callable[[str], None]) -> list[str]:
-    """Stop `active`, which are in drain order. Returns the roles that still run at `deadline`."""
+    """Stop `active`, which are in drain order. Returns the roles that still run at `deadline`.
+
+    The prompts that wait in a paused run stay in the log; placement assigns them after the next start.
+    """
     sources = [each for each in active if each.pipeline == "prompts"]
     for each in sources:
         stop(each, deadline)
         note(f"{each.role.name} has stopped: no new prompts are drawn")
+    if is_paused(config.kafka.client(), config.run.name):
+        note("the run is paused: the prompts that wait stay in the log until it is resumed and its pause has ended")
     idle_checks = 0
     while idle_checks < IDLE_CHECKS and time.monotonic() < deadline:
         idle_checks = idle_checks + 1 if is_idle(config) else 0
@@ -41,12 +47,16 @@ def drain(active: Sequence[Submission], config: Config, deadline: float, note: C
 
 
 def is_idle(config: Config) -> bool:
-    """Whether all prompts are dispatched, all replicas idle and all trajectories scored, according to Kafka."""
+    """Whether all prompts are dispatched, all replicas idle and all trajectories scored, according to Kafka.
+
+    In a paused run prompts are not dispatched, so they are not counted.
+    """
     client, run = config.kafka.client(), config.run.name
     prefix = run_prefix(run)
     with admin_client(client) as admin:
         lags = group_lags(admin, list_groups(admin, prefix))
-    consumed = {(f"{prefix}{pipeline}.", topic.name(run)) for pipeline, topic in CONSUMED.items()}
+    wanted = {"score": TRAJECTORIES} if is_paused(client, run) else CONSUMED
+    consumed = {(f"{prefix}{pipeline}.", topic.name(run)) for pipeline, topic in wanted.items()}
     if any(lag.lag and lag.group.startswith(group) and lag.topic == topic for lag in lags for group, topic in consumed):
         return False
     last: dict[int, ReplicaStatus] = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipelines.inspect.audit.decode import DecodedRecord
 from schemas.identity import trajectory_id
-from schemas.records import Assignment, CommitNote, MicroBatch, Prompt, Settled, Trajectory, WeightVersion
+from schemas.records import Assignment, CommitNote, MicroBatch, Pause, Prompt, Settled, Trajectory, WeightVersion
 
 
 def event_text(record: Any) -> str:
@@ -30,6 +30,8 @@ def event_text(record: Any) -> str:
             return f"batch {record.batch}, part {record.index + 1} of {record.count}: {len(record.trajectory_ids)} rows"
         case WeightVersion():
             return f"version {record.version}, batches {list(record.batches)}" + (", final" if record.final else "")
+        case Pause():
+            return f"request {record.number}: the run {'is paused' if record.paused else 'continues'}"
         case CommitNote():
             return ""
     return str(record)[:200]

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-FaultKind = Literal["kill", "pause", "replace", "requests", "cut", "drain", "slow"]
+FaultKind = Literal["kill", "pause", "replace", "requests", "cut", "drain", "slow", "pause_run"]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 """`kill`: a process dies and is started again. `pause`: it stops for a while. `replace`: it stops, its successor
 starts, and it comes back. `requests`: some of its requests are lost, late or repeated. `cut`: none reaches the cluster.
-`drain`: a person drains a replica. `slow`: its steps take longer."""
+`drain`: a person drains a replica. `slow`: its steps take longer. `pause_run`: a person pauses the run."""
+PLACEMENT = "placement"
+"""The role that a pause of the run is about."""
+PAUSED_SHARE = 0.25
+"""Share of the histories in which a person pauses the run."""
 MAX_VALUE = 10**6
 """Maximum of a fault's numbers."""
 _SHARES: Mapping[FaultKind, int] = {
@@ -53,7 +57,7 @@ class Fault:
 
 def draw_faults(draws: random.Random, roles: Sequence[str], until_s: float) -> tuple[Fault, ...]:
     """Faults within `until_s` seconds, in order of their times; some histories have few, some have many."""
-    kinds = list(FAULT_KINDS)
+    kinds = list(_SHARES)
     if draws.random() < 0.4:  # some defects need several faults of one kind, without others between them
         kinds = draws.sample(kinds, draws.randint(1, 3))
     count = draws.choice((1, 2, 4, 8, 14))
@@ -66,4 +70,8 @@ def draw_faults(draws: random.Random, roles: Sequence[str], until_s: float) -> t
             role = draws.choice([each for each in roles if each.startswith("rollout")])
         seconds = draws.choice((0.2, 2.0, 6.0, 15.0)) * draws.uniform(0.5, 1.5)
         found.append(Fault(round(draws.uniform(0.0, until_s), 3), kind, role, round(seconds, 3), number))
+    if draws.random() < PAUSED_SHARE:  # drawn last: the other faults of a seed are those without pauses
+        for number in range(count, count + draws.choice((1, 1, 2))):
+            at, seconds = draws.uniform(0.0, until_s), draws.choice((0.5, 4.0, 12.0)) * draws.uniform(0.5, 1.5)
+            found.append(Fault(round(at, 3), "pause_run", PLACEMENT, round(seconds, 3), number))
     return tuple(sorted(found, key=lambda fault: (fault.at, fault.number)))

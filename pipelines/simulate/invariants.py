@@ -20,13 +20,14 @@ from schemas.records import (
     CommitNote,
     DeadLetter,
     MicroBatch,
+    Pause,
     PolicyVersion,
     Prompt,
     Settled,
     Trajectory,
     WeightVersion,
 )
-from schemas.topics import group_name
+from schemas.topics import CONTROL, group_name
 
 
 class InvariantViolated(Exception):
@@ -56,6 +57,10 @@ class Invariants:
         """Training trajectories assigned and not done."""
         self._owners: dict[str, Assignment] = {}
         self._leases: dict[int, tuple[str, int, int]] = {}
+        self._pauses: list[Pause] = []
+        """By offset in the topic `control`."""
+        self._control_read = 0
+        """The next offset of that topic that placement has read before its last commit."""
         self._notes: dict[str, tuple[int, int]] = {}
         self._parts: dict[int, MicroBatch] = {}
         self._next_batch: dict[int, int] = {}
@@ -69,6 +74,7 @@ class Invariants:
             WeightVersion: self._manifest,
             DeadLetter: self._dead_letter,
             CommitNote: self._note,
+            Pause: self._pause,
         }
 
     def add(self, committed: Committed) -> None:
@@ -109,6 +115,8 @@ class Invariants:
         if self._leases.setdefault(record.lease, to) != to:
             raise InvariantViolated(f"lease {record.lease} of {name} was given to {self._leases[record.lease]} before")
         before = self._owners.get(name)
+        if before is None and self._placement_knows_pause():
+            raise InvariantViolated(f"{name} was assigned although placement knows that the run is paused")
         if before is None or record.lease > before.lease:
             self._owners[name] = record
         elif before.lease == record.lease:
@@ -118,6 +126,17 @@ class Invariants:
         if record.prompt.purpose == "train":
             self._out.add(name)
             self._check_admission()
+
+    def _pause(self, where: Committed, request: Pause) -> None:
+        self._pauses.append(request)
+
+    def _placement_knows_pause(self) -> bool:
+        """Whether the run is paused, and placement committed an emission after it had read so: a restart knows it, too.
+
+        A transaction is visible in the inboxes before it is in `restore`, so an assignment is compared with the note
+        of an earlier one.
+        """
+        return bool(self._pauses) and self._pauses[-1].paused and self._control_read >= len(self._pauses)
 
     def _check_admission(self) -> None:
         most = self._config.admitted + self._config.prompts.mixture[0].samples_per_prompt - 1
@@ -209,6 +228,9 @@ class Invariants:
                 f"{record.group}: note {note.start}.{note.commit} follows note {before[0]}.{before[1]}"
             )
         self._notes[record.group] = (note.start, note.commit)
+        if record.group == group_name(self._config.run.name, "placement"):
+            read = note.offsets.get(f"{CONTROL.name(self._config.run.name)}:0", 0)
+            self._control_read = max(self._control_read, read)
 
     def check_end(self) -> None:
         """Check what must hold once all work has ended."""

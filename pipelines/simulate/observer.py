@@ -11,6 +11,7 @@ from pipelines.inspect.audit.decode import decode_for_audit
 from schemas.codec import decode
 from schemas.topics import (
     BATCHES,
+    CONTROL,
     DEAD_LETTERS,
     EVAL_PROMPTS,
     EXPERIENCES,
@@ -23,7 +24,19 @@ from schemas.topics import (
     Topic,
 )
 
-OBSERVED = (PROMPTS, EVAL_PROMPTS, INBOX, TRAJECTORIES, EXPERIENCES, SETTLED, BATCHES, RELAY, DEAD_LETTERS, RESTORE)
+OBSERVED = (
+    PROMPTS,
+    EVAL_PROMPTS,
+    INBOX,
+    TRAJECTORIES,
+    EXPERIENCES,
+    SETTLED,
+    BATCHES,
+    RELAY,
+    CONTROL,
+    DEAD_LETTERS,
+    RESTORE,
+)
 
 
 class Committed(NamedTuple):

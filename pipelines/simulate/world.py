@@ -26,8 +26,8 @@ from pipelines.simulate.shard_process import ShardProcess
 from pipelines.simulate.wiring import Wiring
 from schemas.codec import encode
 from schemas.identity import parse_trajectory_id
-from schemas.records import Drain
-from schemas.topics import CATALOGUE, INBOX, PROMPTS
+from schemas.records import Drain, Pause
+from schemas.topics import CATALOGUE, CONTROL, INBOX, PAUSE, PROMPTS
 
 FAULTS_UNTIL_S = 25.0
 """No fault begins after this time."""
@@ -68,6 +68,7 @@ class World:
         self._signals = CommitSignals(self.cluster, self.scheduler)
         self.invariants = Invariants(config)
         self._records = record_events
+        self._requests = 0
         self._digest = hashlib.blake2b(digest_size=16)
         LogObserver(self.cluster, config.run.name, self._committed, self._digest_message)
         self.draws = random.Random(f"{history.seed} processes")
@@ -184,8 +185,19 @@ class World:
                 self.network.faults.append(RequestFaults(fault.role, self.scheduler.now, end, ("lost",), 1.0, draws))
             case "drain":
                 self._drain(role)
+            case "pause_run":
+                self._pause_run(True)
+                self.scheduler.after(fault.seconds, lambda: self._pause_run(False))
             case "slow":
                 role.slow_until = self.scheduler.now + fault.seconds
+
+    def _pause_run(self, paused: bool) -> None:
+        """As `laminar runs pause` and `unpause`. Of pauses that overlap, the first end counts."""
+        self._requests += 1
+        value, headers = encode(Pause(self._requests, paused, "a person", "", 0))
+        self.cluster.send(
+            Place(CONTROL.name(self.config.run.name), 0), [Message(PAUSE.encode(), value, tuple(headers), 0)]
+        )
 
     def _drain(self, role: SimulatedRole) -> None:
         """Drain the first replica of a rollout process, which is restarted after a while: else none would be left."""

@@ -11,6 +11,7 @@ from schemas.records.batch_assembly import BatchProposal, BatchSelection, LevelS
 from schemas.records.batches import MicroBatch
 from schemas.records.curriculum import LevelReply, LevelRequest
 from schemas.records.inbox import Assignment, Cancel, Drain, KVManifest, Release, Reserve
+from schemas.records.pauses import Pause
 from schemas.records.plans import MoveOutcome, PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import AssignmentRejected, NextOwner, Progress, TrajectoryClosed
 from schemas.records.prompts import Message, Prompt, Sampling
@@ -73,6 +74,7 @@ RECORDS: tuple[type, ...] = (
     LevelSuccess,
     TrimPoint,
     RecordSchema,
+    Pause,
 )
 
 __all__ = [
@@ -104,6 +106,7 @@ __all__ = [
     "MoveOutcome",
     "NextOwner",
     "Outcome",
+    "Pause",
     "PlannedMove",
     "PolicyVersion",
     "Progress",

@@ -11,8 +11,8 @@ from record_factories import PARTITIONS, experience, manifest, prompt, shard, to
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
 from operators.experience.pack_batches import pack_batches
-from schemas.records import Experience, Settled
-from schemas.topics import BATCHES, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED, partition_of
+from schemas.records import Experience, Pause, Settled
+from schemas.topics import BATCHES, CONTROL, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED, partition_of
 
 
 class Buffer:
@@ -30,7 +30,8 @@ class Buffer:
         levels = levels if isinstance(levels, dict) else {"": levels}
         settings = ExperienceConfig(global_batch=global_batch, **config)
         step = MakeBatches(settings, PARTITIONS, levels=levels, vocabulary=vocabulary)
-        earliest = topic_input(RELAY), topic_input(CURRICULUM, keys=(LEVEL_REPLY,))
+        control = topic_input(CONTROL, start="earliest")
+        earliest = topic_input(RELAY), topic_input(CURRICULUM, keys=(LEVEL_REPLY,)), control
         inputs = topic_input(EXPERIENCES, keys=("p", "i"), blocks=True), *earliest
         pack = partial(pack_batches, budget=settings.micro_batch_tokens, ranks=1)
         self.shard = Shard(self.log, shard("experience", *inputs, ledger=("settled",)), step.restore, pack)
@@ -47,6 +48,9 @@ class Buffer:
 
     def publish(self, number: int) -> None:
         self.log.append(RELAY, manifest(version(number)))
+
+    def pause(self, number: int, paused: bool = True) -> None:
+        self.log.append(CONTROL, Pause(number, paused, "", "", 0), "pause")
 
     def batches(self) -> list[tuple[str, ...]]:
         found: dict[int, list[str]] = {}

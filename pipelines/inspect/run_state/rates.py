@@ -47,10 +47,10 @@ def progress(state: RunState) -> float | None:
 
 
 def seconds_left(state: RunState) -> float | None:
-    """Seconds to the goal at the rate of the newest steps; 0 at the goal; None if unknown, or without a goal."""
+    """Seconds to the goal at the rate of the newest steps; 0 at the goal; None if unknown, paused or without a goal."""
     if state.goal and state.step >= state.goal:
         return 0.0
-    steps = rates(state).steps
+    steps = rates(state).steps if state.paused_since is None else None
     return (state.goal - state.step) / steps if steps and state.goal else None
 
 

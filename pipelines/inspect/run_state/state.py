@@ -33,7 +33,7 @@ from schemas.records import (
     StageStatus,
     WeightVersion,
 )
-from schemas.topics import STEP_COUNTERS
+from schemas.topics import PAUSE, STEP_COUNTERS
 
 PACE_POINTS = 16
 """Rates are computed over this many of the newest optimizer steps."""
@@ -104,6 +104,8 @@ class RunState:
     """By shard of the buffer."""
     prompts: Values = field(default_factory=dict)
     score: Values = field(default_factory=dict)
+    pause: Values = field(default_factory=dict)
+    """The newest metric of placement about a pause, see `paused_since`; empty in a run that was never paused."""
     rollout: Mapping[int, Values] = field(default_factory=dict)
     replicas: Mapping[int, ReplicaStatus] = field(default_factory=dict)
     beats: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
@@ -135,6 +137,11 @@ class RunState:
     @property
     def trajectories_trained(self) -> int | None:
         return int(self.trainer["trajectories"]) if "trajectories" in self.trainer else None
+
+    @property
+    def paused_since(self) -> int | None:
+        """Since when the run is paused, in Unix milliseconds; None if it is not."""
+        return int(self.pause.get("since", 0)) if self.pause.get("paused") else None
 
     @property
     def restarts(self) -> dict[str, int]:
@@ -273,6 +280,12 @@ def _replica(state: RunState, status: ReplicaStatus) -> RunState:
     )
 
 
+def _pause(state: RunState, metric: Metric) -> RunState:
+    """Steps before the end of a pause are no measure of the rate after it."""
+    ends = state.paused_since is not None and not metric.values.get("paused")
+    return replace(state, pause=metric.values, pace=() if ends else state.pace)
+
+
 def _steps(state: RunState, metric: Metric) -> RunState:
     shard = metric.name.removeprefix(STEP_COUNTERS), metric.step
     return replace(state, steps={**state.steps, shard: metric.values})
@@ -303,6 +316,7 @@ _SERIES: Mapping[str, Callable[[RunState, Metric], RunState]] = {
     ),
     "prompts": _newest("prompts"),
     "score": _newest("score"),
+    PAUSE: _pause,
     "warm_start": _newest("warm_start"),
     # Metrics with these two names, and versions, are only in metrics.jsonl; a watched run emits events instead.
     "lag": lambda state, metric: replace(

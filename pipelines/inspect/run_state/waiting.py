@@ -26,6 +26,8 @@ def waiting_for(state: RunState) -> str | None:
         return _OF_PHASE[phase]
     if phase == "checks":
         return _check(state)
+    if state.paused_since is not None:
+        return "the end of its pause: `laminar runs unpause`"
     if phase == "final evaluation":
         return f"answers to held-out questions under version {state.version or '-'}"
     if state.pace and state.now - state.pace[-1].at < _quiet_ms(state):

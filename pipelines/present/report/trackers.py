@@ -21,11 +21,11 @@ from pipelines.inspect.metrics_file import LAG, PHASE, POSITION, REPLICA, UNREAD
 from pipelines.run_config import TrackerName
 from schemas.metric_labels import split_labels
 from schemas.records import Metric
-from schemas.topics import STEP_COUNTERS
+from schemas.topics import PAUSE, STEP_COUNTERS
 
 log = logging.getLogger(__name__)
 
-INTERNAL = {LAG, PHASE, POSITION, REPLICA, UNREADABLE}
+INTERNAL = {LAG, PHASE, POSITION, REPLICA, UNREADABLE, PAUSE}
 """Series that trackers do not get, besides counters of steps: their `step` is not an optimizer step."""
 _INVALID_IN_NAMES = re.compile(r"[^\w\-. :/]", re.ASCII)
 _MAX_BATCH = 1000

@@ -33,6 +33,8 @@ class RunCollector(Collector):
 def _families(state: RunState) -> Iterator[Metric]:
     run = [state.run]
     yield _gauge("optimizer_step", "Newest optimizer step.", {(): state.step}, run)
+    if state.pause:
+        yield _gauge("paused", "1 while the run is paused, else 0.", {(): state.pause.get("paused")}, run)
     yield _counter("weight_versions", "Published weight versions.", {(): state.versions}, run)
     yield _counter("trajectories_trained", "Trained trajectories.", {(): state.trajectories_trained}, run)
     about = "Accuracy of the newest evaluated version on held-out questions; of all tasks where task is empty."

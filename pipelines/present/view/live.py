@@ -54,11 +54,11 @@ class LiveView:
             self._live = None
 
     def update(self, state: RunState) -> None:
-        """Show `state` if it is new and the redraw interval has passed; show a new phase at once."""
-        before = self._shown.phase if self._shown else None
+        """Show `state` if it is new and the redraw interval has passed; show a new phase and a pause at once."""
+        before = (self._shown.phase, self._shown.paused_since) if self._shown else (None, None)
         self._state = state
         due = self._clock() - self._shown_at >= self._interval
-        if (due or state.phase != before) and state is not self._shown:
+        if (due or (state.phase, state.paused_since) != before) and state is not self._shown:
             self._show()
 
     def note(self, line: str) -> None:

@@ -23,6 +23,7 @@ from pipelines.present.view.text import (
     eta,
     figure,
     lag_text,
+    paused_text,
     percent,
     phase_name,
     staleness_text,
@@ -114,6 +115,8 @@ def facts(state: RunState) -> RenderableType:
 def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
     """Yield the label and text of each line under the plot."""
     trainer, speed = state.trainer, rates(state)
+    if paused := paused_text(state):
+        yield "paused", paused
     mean = state.reward.recent_mean(10)
     yield "reward", f"{figure(trainer.get('reward/mean'))} now, {figure(mean)} over the last 10 steps"
     yield "held-out", _held_out(state)

@@ -18,6 +18,7 @@ def state_to_json(state: RunState) -> dict[str, Any]:
     return {
         "run": state.run,
         "phase": state.phase,
+        "paused_since": state.paused_since,
         "optimizer_steps": state.step,
         "weight_version": None if state.version is None else str(state.version),
         "weight_versions": state.versions,

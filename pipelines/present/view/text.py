@@ -9,6 +9,7 @@ from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import RunState, unmeasured_rounds
 from pipelines.inspect.run_state.waiting import waiting_for
+from pipelines.present.output import utc
 
 UNKNOWN = "-"
 
@@ -79,6 +80,15 @@ def steps_text(state: RunState) -> str:
     return f"{state.step}/{state.goal} steps" if state.goal else f"{state.step} steps"
 
 
+def paused_text(state: RunState) -> str:
+    """Return `since 2026-05-04 10:00:00 UTC`, and what runs and waits; empty if the run is not paused."""
+    if state.paused_since is None:
+        return ""
+    running, waiting = int(state.pause.get("running", 0)), int(state.pause.get("waiting", 0))
+    rest = f", {waiting} of a begun prompt wait" if waiting else ""
+    return f"since {utc(state.paused_since)} UTC, {running} trajectories are running{rest}"
+
+
 def unmeasured_text(state: RunState) -> str:
     """Return the rounds of the first and the newest evaluation that had too few answers; empty without any."""
     found = {each.version: each for each in (state.first_evaluation, state.evaluation) if each is not None}
@@ -90,6 +100,8 @@ def run_line(state: RunState) -> str:
     """Return the run's state in one line, for logs."""
     speed = rates(state)
     parts = [f"[{clock((state.now - state.started_at) / 1000)}] {phase_name(state.phase)}"]
+    if paused := paused_text(state):
+        parts.append(f"paused {paused}")
     if state.step:
         parts.append(steps_text(state))
         parts.append(eta(state))

@@ -20,6 +20,8 @@ from schemas.records import (
     Assignment,
     Cancel,
     DeadLetter,
+    Metric,
+    Pause,
     PolicyVersion,
     Progress,
     RelayStatus,
@@ -28,6 +30,7 @@ from schemas.records import (
     VersionSpan,
 )
 from schemas.topics import (
+    CONTROL,
     EVAL_PROMPTS,
     INBOX,
     PROGRESS,
@@ -99,6 +102,9 @@ class Placement:
     def relay_beats(self, relay: int) -> None:
         status_record = RelayStatus(relay, (), 0, "host", 1, 0, address="host:1", store="/store")
         self.log.append(REPLICAS, status_record, f"relay-{relay}")
+
+    def pause(self, number: int, paused: bool = True) -> None:
+        self.log.append(CONTROL, Pause(number, paused, "ada@host", "", 1_700_000_000_000), "pause")
 
     def publish(self, number: int, *batches: int, epoch: int = 1, final: bool = False) -> PolicyVersion:
         of = version(number, epoch)
@@ -184,6 +190,12 @@ def partials(outputs: list[Output]) -> dict[str, tuple[list[int], PolicyVersion 
     }
 
 
+def pauses(outputs: list[Output]) -> list[tuple[int, dict[str, float]]]:
+    """Number and values of each metric about a pause."""
+    found = [o.record for o in outputs if isinstance(o.record, Metric) and o.record.name == "pause"]
+    return [(record.step, record.values) for record in found]
+
+
 def dead_letters(outputs: list[Output]) -> list[str]:
     return [output.record.reason for output in outputs if isinstance(output.record, DeadLetter)]
 
@@ -194,6 +206,7 @@ SHARD = shard(
     *_COMMITTED,
     topic_input(RELAY),
     topic_input(RELAY_CHAIN, start="earliest"),
+    topic_input(CONTROL, start="earliest"),
     topic_input(REPLICAS, start="latest"),
     ledger=(INBOX.short_name,),
 )

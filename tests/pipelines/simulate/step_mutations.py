@@ -18,6 +18,7 @@ from operators.io.ledger import TrajectoryLedger
 from operators.io.ledger_floors import LedgerFloors
 from operators.io.pending import PendingOffsets
 from operators.placement.leases import Leases
+from operators.placement.pauses import RunPause
 from operators.placement.place_trajectories import PlacementFold
 from operators.placement.tracking import TrajectoryTracker
 from operators.prompts.draw_prompts import PromptFold
@@ -26,6 +27,7 @@ from operators.rollout.running_request import RunningRequest
 from operators.score.score_trajectories import _Scoring
 from operators.trainer.emulate_training import _EmulatedTraining
 from operators.trainer.manifest_history import PublishedBatches
+from schemas.records import Pause
 
 
 def placement_does_not_fence(patch: pytest.MonkeyPatch) -> None:
@@ -204,7 +206,25 @@ def evaluation_forgets_open_rounds(patch: pytest.MonkeyPatch) -> None:
     after(patch, EvaluationFold, "checkpoint", without_rounds)
 
 
+def placement_ignores_pauses(patch: pytest.MonkeyPatch) -> None:
+    """Placement assigns fresh work while the run is paused."""
+    patch.setattr(RunPause, "active", False)
+
+
+def pause_is_lost_at_a_start(patch: pytest.MonkeyPatch) -> None:
+    """A start of placement ignores the pause that was written before it."""
+    handle = PlacementFold._handle
+
+    def changed(self: PlacementFold, received: Any, now: float) -> Any:
+        ignored = isinstance(received.record, Pause) and not self._ready
+        return [] if ignored else handle(self, received, now)
+
+    patch.setattr(PlacementFold, "_handle", changed)
+
+
 STEP_MUTATIONS = (
+    placement_ignores_pauses,
+    pause_is_lost_at_a_start,
     placement_does_not_fence,
     lease_counter_is_lost,
     placement_decides_before_it_has_caught_up,

@@ -119,6 +119,28 @@ def test_planted_defect_is_found_within_six_histories(monkeypatch: pytest.Monkey
     assert any(play(draw_history(seed)).failure for seed in range(6))
 
 
+PAUSED = History(0, "plain", (Fault(4.0, "pause_run", "placement", 12.0, 0), Fault(7.0, "kill", "placement", 1.0, 1)))
+"""Placement starts again while the run is paused."""
+
+
+def test_paused_run_begins_nothing_and_completes_after_the_pause() -> None:
+    history = play(replace(PAUSED), record_events=True)
+    assert history.failure is None
+    texts = [text for _, _, text in history.events]
+    paused, ended = texts.index("request 1: the run is paused"), texts.index("request 2: the run continues")
+    begun = [at for at, text in enumerate(texts) if re.search(r" to replica .* lease \d+$", text)]
+    versions = [at for at, text in enumerate(texts) if text.startswith("version ")]
+    assert not [at for at in begun if paused < at < ended]
+    assert [at for at in begun if at > ended]
+    assert [at for at in versions if paused < at < ended]  # what had begun is trained
+
+
+@pytest.mark.parametrize("name", ["placement_ignores_pauses", "pause_is_lost_at_a_start"])
+def test_assignment_in_a_paused_run_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    MUTATIONS[name](monkeypatch)
+    assert "placement knows that the run is paused" in (play(replace(PAUSED)).failure or "")
+
+
 def forget_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect: a start begins at the first record, and no ledger knows what has finished."""
     decode = Note.decode
