@@ -1,4 +1,4 @@
-"""A replica joins an active run and receives assignments; another drains, and its trajectories resume elsewhere."""
+"""A run is paused; a replica joins and receives work after the pause; another drains, its work resumes elsewhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from test_hand_over import assert_passed, written
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
-from schemas.records import Assignment, ReplicaStatus
-from schemas.topics import INBOX, REPLICAS
+from pipelines.cli.options import Address
+from pipelines.cli.pauses import pause_command, unpause_command
+from schemas.records import Assignment, Metric, Pause, ReplicaStatus, Trajectory
+from schemas.topics import CONTROL, INBOX, METRICS, REPLICAS, TRAJECTORIES
 
 JOINED, DRAINED = 2, 0
 
 
-def test_rollout_joins_and_another_drains(
+def test_run_is_paused_while_a_rollout_joins_and_another_drains_later(
     command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
     client = ClientProperties.at(broker.bootstrap_servers)
@@ -32,12 +34,23 @@ def test_rollout_joins_and_another_drains(
     config.write_text(tomli_w.dumps({**EMULATED, **changes}))
     run = LaminarRun(command_server, tmp_path / "run", config, run_id)
     joining = draining = None
+    address = Address(broker.bootstrap_servers, None, run_id)
+
+    def assignments() -> list[Assignment]:
+        return list(written(client, run, INBOX, Assignment))
+
+    def beats() -> list[ReplicaStatus]:
+        return list(written(client, run, REPLICAS, ReplicaStatus))
 
     def assignments_of(replica: int) -> list[Assignment]:
-        return [each for each in written(client, run, INBOX, Assignment) if each.replica == replica]
+        return [each for each in assignments() if each.replica == replica]
 
     try:
-        run.until_phase("training")
+        run.pid_of("rollout-0", 90)  # the topics exist by then
+        run.until(assignments, 60, "assignments")
+        paused = pause_command(address, reason="a replica joins", wait=60.0)
+        assert paused.exit_code == 0, paused.text()
+        begun = {each.trajectory_id for each in assignments()}
         joining = Command(
             command_server,
             tmp_path / "joining",
@@ -47,6 +60,12 @@ def test_rollout_joins_and_another_drains(
             "--replica",
             str(JOINED),
         )
+        run.until(lambda: any(each.replica == JOINED for each in beats()), 60, "a heartbeat of the joined replica")
+        assert "is paused since" in pause_command(address).text()
+        run.until(lambda: "paused since" in run.output(), 30, "a line about the pause")
+        assert {each.trajectory_id for each in assignments()} == begun
+        assert begun <= {each.trajectory_id for each in written(client, run, TRAJECTORIES, Trajectory)}
+        assert unpause_command(address).data["confirmed"]
         run.until(lambda: assignments_of(JOINED), 60, "assignments for the joined replica")
         draining = Command(
             command_server,
@@ -62,6 +81,10 @@ def test_rollout_joins_and_another_drains(
             if each is not None:
                 each.clean_up()
     assert len(assignments_of(DRAINED)) == before
-    beats = [each for each in written(client, run, REPLICAS, ReplicaStatus) if each.replica == JOINED]
+    ended = next(each.requested_at for each in written(client, run, CONTROL, Pause) if not each.paused)
     first = min(each.assigned_at for each in assignments_of(JOINED))
-    assert sum(each.state == "running" and each.sent_at < first for each in beats) <= 2
+    mine = [each for each in beats() if each.replica == JOINED and each.state == "running"]
+    assert sum(ended < each.sent_at < first for each in mine) <= 2
+    metrics = [each for each in written(client, run, METRICS, Metric) if each.name == "pause"]
+    assert [each.values["running"] for each in metrics if each.values["paused"]][-1] == 0
+    assert (metrics[-1].step, metrics[-1].values) == (2, {"paused": 0.0})
