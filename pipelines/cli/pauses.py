@@ -146,14 +146,15 @@ def _confirmation(observer: Any, request: Pause, patience: float, wait: float) -
     from schemas.records import Metric
     from schemas.topics import PAUSE
 
+    if not patience:
+        return None
     deadline, found = time.monotonic() + patience, None
-    while time.monotonic() < deadline:
+    while True:
         for row in observer.poll(POLL_S):
             if isinstance(row, Metric) and row.name == PAUSE and row.step >= request.number:
                 found = row
-        if found is not None and (not wait or not found.values.get("running")):
-            break
-    return found
+        if found is not None and (not wait or not found.values.get("running")) or time.monotonic() > deadline:
+            return found
 
 
 def _lines(data: dict[str, Any], late: bool, runs_here: bool | None) -> Iterator[str]:

@@ -27,9 +27,9 @@ from pipelines.run import drain as draining
 from pipelines.run.drain import drain, is_idle
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
-from schemas.records import Prompt, ReplicaStatus
+from schemas.records import Pause, Prompt, ReplicaStatus
 from schemas.release import RELEASE
-from schemas.topics import PROMPTS, REPLICAS, RESTORE, Topic, group_name
+from schemas.topics import CONTROL, PROMPTS, REPLICAS, RESTORE, Topic, group_name
 
 Runs = Callable[..., tuple[int, str, str]]
 
@@ -147,6 +147,10 @@ def test_is_quiet_after_dispatch_with_idle_replicas(broker: Broker, run_id: str)
     assert is_idle(config)
     session = Session(placement)
     write(PROMPTS, SAMPLES[Prompt])
+    assert not is_idle(config)
+    write(CONTROL, replace(SAMPLES[Pause], paused=True))  # type: ignore[type-var]
+    assert is_idle(config)  # the prompt waits for the end of the pause
+    write(CONTROL, replace(SAMPLES[Pause], paused=False))  # type: ignore[type-var]
     assert not is_idle(config)
     while not session.poll(0.5):
         pass
