@@ -153,7 +153,7 @@ def _confirmation(observer: Any, request: Pause, patience: float, wait: float) -
         for row in observer.poll(POLL_S):
             if isinstance(row, Metric) and row.name == PAUSE and row.step >= request.number:
                 found = row
-        if found is not None and (not wait or not found.values.get("running")) or time.monotonic() > deadline:
+        if (found is not None and (not wait or not found.values.get("running"))) or time.monotonic() > deadline:
             return found
 
 

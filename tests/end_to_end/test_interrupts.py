@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -111,7 +112,8 @@ def test_run_starts_audits_and_fails_after_a_long_outage(
     run.seconds_until_gone(1.0)
 
 
-def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str) -> None:
+def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str, tmp_path: Path) -> None:
+    """The second time from a backup, as docs/operations.md describes it: only a copy of the run's folder is left."""
     run = start_run(run_id, f"trainer.optimizer_steps={STEPS}")
     run.until(run.checkpoints, 90, "a checkpoint")
     assert len(run.processes()) >= 11  # the supervisor, the zygote, the broker, eight roles
@@ -123,7 +125,12 @@ def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str) -> N
     run.until(run.weights, 60, "its weights")
     run.clean_up()  # kills all processes at once, so nothing cleans up
     assert run.wait() == -signal.SIGKILL
-    assert run.weights()
+    weights = run.weights()
+    assert weights
+    shutil.copytree(run.folder, tmp_path / "backup", symlinks=True)
+    shutil.rmtree(run.folder)
+    shutil.rmtree(weights[0].parent)
+    shutil.copytree(tmp_path / "backup", run.folder, symlinks=True)
     run.resume()
     assert run.wait() == 0, run.output()
     audit = run.audit()

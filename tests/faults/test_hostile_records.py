@@ -30,6 +30,7 @@ from schemas.identity import parse_trajectory_id
 from schemas.topics import (
     BATCH_ASSEMBLY,
     BATCHES,
+    CONTROL,
     DEAD_LETTERS,
     EXPERIENCES,
     INBOX,
@@ -93,14 +94,17 @@ def contradictory(log: Log) -> Iterator[Placed]:
 
 
 def hostile(log: Log, partitions: dict[Topic, int]) -> list[Placed]:
-    """Every class at extreme values and foreign to the run, and what contradicts the run, in random order."""
+    """Every class at extreme values and foreign to the run, and what contradicts the run, in random order.
+
+    Valid requests pause the run and continue it; the last one lets it continue.
+    """
     found: list[Placed] = [*contradictory(log)]
     for topic, record in invalid_records():
         if isinstance(record, r.MicroBatch) and 0 < record.batch < 1000:
             record = replace(record, batch=10**6)  # the next number is the buffer's: Kafka's ACLs protect it
         found += [(topic, record, partition) for partition in range(partitions.get(topic, 1))]
     random.Random(0).shuffle(found)
-    return found
+    return [*found, (CONTROL, r.Pause(1, False, "", "", 0), 0)]
 
 
 def write(kafka: ProxiedBroker, run: str, records: list[Placed]) -> None:
