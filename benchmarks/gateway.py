@@ -33,6 +33,8 @@ import httpx2
 import numpy as np
 
 from benchmarks.ended_runs import rows_of
+from benchmarks.gateway_stages import Call, CpuSeconds, stages_of, table_of
+from benchmarks.processes import OthersWatch
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.producer import BoundedProducer
 from infra.models.checkpoint_folder import load_tokenizer, save_folder
@@ -48,7 +50,7 @@ from schemas.records import PolicyVersion, Progress, Prompt, Sampling, Trajector
 from schemas.topics import INBOX, PROGRESS, PROMPTS, RELAY, TRAJECTORIES, Topic
 
 ROLES = ("placement", "rollout", "gateway")
-START_S, END_S = 120.0, 900.0
+START_S, END_S = 600.0, 900.0
 TEXT = "12+34="
 RETRIES = 10
 
@@ -67,8 +69,8 @@ class Load:
 class Run:
     """The roles of a run, and its prompts."""
 
-    def __init__(self, config: Config, file: Path) -> None:
-        self.config, self._file = config, file
+    def __init__(self, config: Config, file: Path, broker_pid: int) -> None:
+        self.config, self._file, self._broker_pid = config, file, broker_pid
         self.folder, self.name = config.run_folder, config.run.name
         self._producer = BoundedProducer(config.kafka.client())
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -102,6 +104,11 @@ class Run:
         self._send(PROMPTS, prompt, prompt.prompt_id.encode())
         return f"p{number}.0"
 
+    def cpu_seconds(self) -> CpuSeconds:
+        """A count of the CPU seconds of each process from now on."""
+        roles = {role: process.pid for role, process in zip(ROLES, self._processes, strict=True)}
+        return CpuSeconds({"kafka": self._broker_pid, **roles})
+
     def close(self) -> None:
         """End the roles."""
         self._producer.close()
@@ -123,7 +130,7 @@ def running(load: Load, folder: Path, name: str) -> Iterator[Run]:
     with start_broker(BrokerConfig(folder / f"kafka-{name}")) as broker:
         file = folder / f"{name}.toml"
         file.write_text(_configuration(load, model, name, folder, broker.bootstrap_servers))
-        run = Run(load_config(file), file)
+        run = Run(load_config(file), file, broker.pid)
         try:
             run.start()
             yield run
@@ -161,33 +168,33 @@ vocabulary = {len(load_tokenizer(model))}
 """
 
 
-async def play(run: Run, load: Load) -> list[list[float]]:
-    """Play the sessions of `load`; the latency in seconds of each turn of each session."""
+async def play(run: Run, load: Load) -> list[list[Call]]:
+    """Play the sessions of `load`; the turns of each session."""
     url = json.loads((run.folder / ADDRESS_FILE).read_text())["url"]
     keys = EpisodeKeys(run.name, read_or_create_secret(run.folder / SECRET_FILE, create=False))
     source, rate = random.Random(0), load.rate
     between = 0.0 if rate is None else load.sessions / rate  # seconds from turn to turn of a session
 
-    async def session(number: int, client: httpx2.AsyncClient) -> list[float]:
+    async def session(number: int, client: httpx2.AsyncClient) -> list[Call]:
         await asyncio.sleep(between * number / load.sessions)
-        begin = time.perf_counter()
+        begin = time.time()
         name = run.publish("agent", 4096)
         messages: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
-        headers, taken = {"authorization": f"Bearer {keys.key_of(name)}"}, []
+        headers, calls = {"authorization": f"Bearer {keys.key_of(name)}"}, []
         for turn in range(load.turns):
             if turn:
                 await asyncio.sleep(between * source.uniform(0.9, 1.1))
-                begin = time.perf_counter()
+                begin = time.time()
             body = {"messages": messages, "max_tokens": load.tokens}
             response = await _post(client, "/chat/completions", body, headers)
             if response.is_error:
                 raise RuntimeError(f"session {number}, turn {turn}: {response.text}")
-            taken.append(time.perf_counter() - begin)
+            calls.append(Call(name, 1000 * begin, 1000 * time.time()))
             message = response.json()["choices"][0]["message"]
             messages += [message, {"role": "user", "content": f"{number % 10}+1="}]
         ended = await _post(client, "/episode/end", {"reward": 1.0}, headers)
         ended.raise_for_status()
-        return taken
+        return calls
 
     limits = httpx2.Limits(max_connections=load.sessions, max_keepalive_connections=load.sessions)
     async with httpx2.AsyncClient(base_url=url, limits=limits) as client:
@@ -210,15 +217,23 @@ def latency(load: Load, folder: Path) -> dict[str, Any]:
     with running(load, folder, "latency") as run:
         warm = Load(max(1, load.sessions // 10), 1, load.rate, load.tokens, load.time_scale)
         asyncio.run(play(run, warm))
+        others, cpu = OthersWatch(), run.cpu_seconds()
         begin = time.perf_counter()
-        taken = asyncio.run(play(run, load))
+        sessions = asyncio.run(play(run, load))
         seconds = time.perf_counter() - begin
-    first, later = [each[0] for each in taken], [each for session in taken for each in session[1:]]
+        used, share = cpu.used(), others.share()
+        calls = [call for session in sessions for call in session]
+        stages = stages_of(run.config.kafka.client(), run.name, calls)
+    first = [session[0] for session in sessions]
+    later = [call for session in sessions for call in session[1:]]
     return {
         "sessions": load.sessions,
-        "requests_per_s": load.sessions * load.turns / seconds,
+        "requests_per_s": len(calls) / seconds,
         **{f"first_{name}_ms": value for name, value in _percentiles(first).items()},
         **{f"later_{name}_ms": value for name, value in _percentiles(later).items()},
+        "stages": stages,
+        "cpu_ms_a_request": {name: 1000 * value / len(calls) for name, value in used.items()},
+        "cores_busy_for_others": share,
     }
 
 
@@ -277,10 +292,10 @@ def retokenised(folder: Path) -> dict[str, Any]:
     return {"responses": responses, "tokens": drawn, "responses_differing": differing, "tokens_wrong": wrong}
 
 
-def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    if not seconds:
+def _percentiles(calls: Sequence[Call]) -> dict[str, float]:
+    if not calls:
         return {}
-    return {f"p{each}": 1000 * float(np.percentile(seconds, each)) for each in (50, 99)}
+    return {f"p{each}": float(np.percentile([call.ended - call.began for call in calls], each)) for each in (50, 99)}
 
 
 def main() -> None:
@@ -307,7 +322,10 @@ def main() -> None:
                 found["throughput"] = throughput(slow, Path(folder), options.rounds)
     found["machine"] = {**describe_machine(), "load_average": os.getloadavg()[0]}
     for name, values in found.items():
+        stages = values.pop("stages", None) if not options.json else None
         print(json.dumps({name: values}) if options.json else f"{name}: {values}")
+        if stages is not None:
+            print(table_of(stages))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ one transaction a second has them.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -125,7 +126,7 @@ class Session:
             self._clients.sleep(timeout_s)
             return []
         try:
-            polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
+            polled = self._consumer.poll(timeout_ms=math.ceil(timeout_s * 1000))
         except OffsetOutOfRangeError as error:
             raise log_truncated(self.config.group, str(error)) from error
         except KafkaError as error:

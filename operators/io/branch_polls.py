@@ -41,16 +41,16 @@ class BranchPoll(NamedTuple):
 
 
 class BranchPolls:
-    """The merged stream of `shards`. `is_busy` tells whether a shard's step has work without new input."""
+    """The merged stream of `shards`. `idle_seconds` tells how long a shard's step has no work without new input."""
 
     def __init__(
         self,
         shards: Sequence[BranchShard],
         open_source: Callable[[ShardConfig], ShardSource],
-        is_busy: Callable[[str], bool],
+        idle_seconds: Callable[[str], float],
     ) -> None:
         self.shards = tuple(shards)
-        self._is_busy = is_busy
+        self._idle_seconds = idle_seconds
         self._sources = {each.shard.group: (each.branch, open_source(each.shard)) for each in shards}
         self._handed_over: queue.SimpleQueue[BranchPoll | _Failed] = queue.SimpleQueue()
         self._folded: Mapping[str, threading.Semaphore] = {group: threading.Semaphore(0) for group in self._sources}
@@ -101,7 +101,7 @@ class BranchPolls:
         branch, source = self._sources[group]
         try:
             while not self._stopped.is_set() and not STOPPING.is_set():
-                self._handed_over.put(BranchPoll(branch, group, source.next(wait=not self._is_busy(group))))
+                self._handed_over.put(BranchPoll(branch, group, source.next(wait=self._idle_seconds(group))))
                 self._folded[group].acquire()
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that processes the elements
             self._handed_over.put(_Failed(error))

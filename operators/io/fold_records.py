@@ -7,13 +7,14 @@ than what the sink has committed: a runner that replays an old checkpoint begins
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import apache_beam as beam
 
@@ -43,6 +44,14 @@ class ShardFold(Protocol):
 
     def close(self) -> None:
         """Release the resources of this state."""
+
+
+@runtime_checkable
+class TimedFold(Protocol):
+    """A fold that knows when its next result is due; other folds wait for input alone."""
+
+    def due(self) -> float:
+        """Seconds until the fold has a result for which somebody waits; infinite if nothing is due."""
 
 
 class FoldStep(Protocol):
@@ -107,6 +116,19 @@ def is_busy(group: str) -> bool:
     """Whether the step of `group` has work without new input."""
     running = _RUNNING.get(group)
     return running is not None and running.fold is not None and running.fold.busy()
+
+
+def idle_seconds(group: str) -> float:
+    """How long the step of `group` has nothing to do without new input: 0 if it is busy, infinite if nothing is due."""
+    running = _RUNNING.get(group)
+    return math.inf if running is None or running.fold is None else idle_seconds_of(running.fold)
+
+
+def idle_seconds_of(fold: ShardFold) -> float:
+    """As `idle_seconds`, of `fold`."""
+    if fold.busy():
+        return 0.0
+    return fold.due() if isinstance(fold, TimedFold) else math.inf
 
 
 def close_folds() -> None:

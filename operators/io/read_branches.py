@@ -16,7 +16,7 @@ from apache_beam.runners.sdf_utils import RestrictionTrackerView
 from infra.runners.slices import slice_seconds
 from infra.runners.stopping import STOPPING
 from operators.io.branch_polls import BranchPolls, BranchShard
-from operators.io.fold_records import is_busy
+from operators.io.fold_records import idle_seconds
 from operators.io.poll_range import FOREVER, PollRange
 from operators.io.source import open_source
 
@@ -94,5 +94,5 @@ def _polls_of(shards: tuple[BranchShard, ...]) -> BranchPolls:
     groups = tuple(each.shard.group for each in shards)
     polls = _RUNNING.get(groups)
     if polls is None:
-        polls = _RUNNING[groups] = BranchPolls(shards, open_source, is_busy)
+        polls = _RUNNING[groups] = BranchPolls(shards, open_source, idle_seconds)
     return polls

@@ -12,7 +12,7 @@ from infra.runners.slices import slice_seconds
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
 from operators.io.elements import Polled, Restored
-from operators.io.fold_records import is_busy
+from operators.io.fold_records import idle_seconds, is_busy
 from operators.io.poll_range import FOREVER, PollRange
 from operators.io.source import open_source
 
@@ -41,7 +41,7 @@ class _PollTopicsFn(beam.DoFn):
             if not tracker.try_claim(poll):
                 return
             poll += 1
-            yield source.next(wait=not is_busy(element.group))
+            yield source.next(wait=idle_seconds(element.group))
         tracker.defer_remainder()
 
 

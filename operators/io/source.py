@@ -91,8 +91,8 @@ class ShardSource:
             self.close()
         self._polls = poll
 
-    def next(self, wait: bool) -> Restored | Polled:
-        """Return the next element; with `wait`, an idle poll waits up to `poll_s`.
+    def next(self, wait: float) -> Restored | Polled:
+        """Return the next element; an idle poll waits up to `wait` seconds, at most `poll_s`.
 
         Raises Fenced when a successor owns this shard, SessionLost when no session can be opened.
         """
@@ -103,7 +103,7 @@ class ShardSource:
         if not wait and self._clock() < self._repoll_at:
             return self._polled(session)
         try:
-            records = session.poll(self.config.poll_s if wait else 0.0)
+            records = session.poll(min(self.config.poll_s, wait))
             if records or not self._caught_up or self._clock() >= self._positions_due:
                 self._update_positions(session, idle=not records)
         except SessionLost:

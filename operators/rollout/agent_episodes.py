@@ -103,6 +103,10 @@ class AgentEngine(WrappedEngine):
         elif episode.turn is None:
             self._start_turn(episode, order)
 
+    def in_turn(self) -> bool:
+        """Whether an agent waits for a response."""
+        return any(each.turn is not None for each in self._active.values())
+
     def streaming(self) -> list[str]:
         """The episodes whose agent reads the response while it is generated."""
         return [name for name, each in self._active.items() if each.turn is not None and each.turn.stream]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -181,6 +182,10 @@ class RolloutFold:
 
     def busy(self) -> bool:
         return any(replica.busy() for replica in self._replicas.values())
+
+    def due(self) -> float:
+        """Seconds until the turn of an agent may end; other results may wait for the next poll."""
+        return min((replica.turn_due() for replica in self._replicas.values()), default=math.inf)
 
     def close(self) -> None:
         self._heartbeats.close()

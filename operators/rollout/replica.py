@@ -8,6 +8,7 @@ running trajectories out of the engine, loads newer weights and resumes them.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -127,6 +128,10 @@ class Replica:
         if self._running:
             return self.engine.due() <= 0
         return bool(self._waiting and self.engine.version is not None)
+
+    def turn_due(self) -> float:
+        """Seconds until the turn of an agent may end; infinite if no agent waits."""
+        return self.engine.due() if self._agents is not None and self._agents.in_turn() else math.inf
 
     # -- commands -----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ makes the source open another; every other error ends the process.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from infra.kafka.session import SessionLost, Sessions
@@ -14,7 +15,7 @@ from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import Signal
 from operators.io.commits import ShardCommits
 from operators.io.elements import Emission, Restored
-from operators.io.fold_records import FoldRunner
+from operators.io.fold_records import FoldRunner, idle_seconds_of
 from operators.io.map_outputs import map_emission
 from operators.io.source import ShardSource
 from pipelines.simulate.steps import SimulatedStep
@@ -56,8 +57,8 @@ class ShardProcess:
         runner, scheduler = self._runner, self.process.scheduler
         while True:
             fold = runner.fold
-            busy = fold is not None and fold.busy()
-            element = self._source.next(wait=not busy)
+            idle_s = math.inf if fold is None else idle_seconds_of(fold)
+            element = self._source.next(wait=idle_s)
             if isinstance(element, Restored):
                 runner.close()
                 runner.restore(element)
@@ -70,7 +71,7 @@ class ShardProcess:
                     scheduler.wait([self._changed])
                 self._waiting.append(emission)
                 scheduler.notify(self._changed)
-            if busy:
+            if not idle_s:
                 self.process.sleep(self._turn_s())
 
     def _commit(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -27,11 +28,11 @@ class Source:
     limit: int = 1_000_000
     error: BaseException | None = None
     polls: int = 0
-    waited: list[bool] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
     waiting: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
 
-    def next(self, wait: bool) -> Polled:
+    def next(self, wait: float) -> Polled:
         self.waited.append(wait)
         if self.polls == self.limit:
             if self.error is not None:
@@ -57,7 +58,7 @@ class Stream:
         self.polls = BranchPolls(
             (FIRST, SECOND),
             lambda shard: cast("ShardSource", self.sources[shard.group]),
-            lambda group: group in self.busy,
+            lambda group: 0.0 if group in self.busy else math.inf,
         )
 
     def take(self, count: int) -> list[BranchPoll]:
@@ -122,7 +123,7 @@ def test_busy_shard_polls_without_waiting(opened: list[Stream]) -> None:
     stream.busy.add(GROUPS[0])
     stream.take_until(GROUPS[0], times=3)  # the first polls may have begun before
     stream.take_until(GROUPS[1])
-    assert stream.sources[GROUPS[0]].waited[-1] is False
+    assert stream.sources[GROUPS[0]].waited[-1] == 0.0
     assert all(stream.sources[GROUPS[1]].waited)
 
 

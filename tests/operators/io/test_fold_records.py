@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,7 +11,7 @@ import pytest
 
 from infra.runners.liveness import LIVENESS, StepBudget
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
-from operators.io.fold_records import _FoldFn, close_folds, is_busy
+from operators.io.fold_records import _FoldFn, close_folds, idle_seconds, idle_seconds_of, is_busy
 from schemas.records import DeadLetter, Metric
 from schemas.topics import DEAD_LETTERS, METRICS
 
@@ -39,6 +40,17 @@ class PollCounter:
 
     def close(self) -> None:
         self.log.append(f"closed {self._start}")
+
+
+class Timed(PollCounter):
+    """Its next result is due in `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(1)
+        self._seconds = seconds
+
+    def due(self) -> float:
+        return self._seconds
 
 
 class CountPolls:
@@ -176,3 +188,8 @@ def test_is_busy_is_separate_for_each_shard(fold: _FoldFn) -> None:
         list(fold.process(restored(1, group)))
     list(fold.process(polled(1)))
     assert (is_busy("g"), is_busy("h")) == (True, False)
+    assert (idle_seconds("g"), idle_seconds("h"), idle_seconds("none")) == (0.0, math.inf, math.inf)
+
+
+def test_timed_fold_bounds_the_wait_for_input() -> None:
+    assert idle_seconds_of(Timed(0.004)) == 0.004

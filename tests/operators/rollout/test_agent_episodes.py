@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -203,9 +204,12 @@ def test_replica_publishes_the_tokens_of_a_turn_before_its_end() -> None:
     it.accept(assignment())
     it.play(FIRST)  # it has not started yet
     it.play(turn(0, [9], lease=0))  # of an earlier owner
-    events: list[Any] = []
+    assert it.turn_due() == math.inf  # no agent waits for this replica
+    events: list[Any] = list(it.step())
+    assert it.turn_due() == 0.0
     for _ in range(20):
         events += it.step()
+    assert it.turn_due() == math.inf
     progress, ended = events
     assert isinstance(progress, Progress)
     assert (progress.start, len(progress.gained.token_ids), ended.stop) == (0, 11, 11)
