@@ -6,7 +6,8 @@
 Kafka, placement, rollouts and the gateway are real; the engines are emulated, so their time is known. `latency`: agents
 play sessions of several turns at `rate` requests/s together; the engines are so fast that the whole latency is that of
 the gateway, Kafka and the rollout process. First requests include the assignment of the session by placement.
-`throughput`: the engines are the bottleneck; as many sessions of one turn as prompts without a gateway. `--transcripts`
+`throughput`: the engine is the bottleneck; as many sessions of one turn as prompts without a gateway, of the same
+lengths. `--transcripts`
 counts, in the log of a run with agents, the tokens of responses that a proxy would have got wrong that decodes them and
 encodes the text again.
 """
@@ -57,13 +58,21 @@ RETRIES = 10
 
 @dataclass(frozen=True)
 class Load:
-    """`sessions` of `turns` turns, begun so that all together make `rate` requests/s; None: all at once."""
+    """`sessions` of `turns` turns at a time, begun so that all together make `rate` requests/s; None: all at once.
+
+    `waves` sessions follow one another. Their responses have half of `tokens` to one and a half times as many.
+    """
 
     sessions: int
     turns: int
     rate: float | None
     tokens: int
     time_scale: float
+    waves: int = 1
+
+    def length_of(self, number: int) -> int:
+        """Tokens of each response of session `number`."""
+        return self.tokens if self.rate is not None else self.tokens // 2 + number * 7919 % (self.tokens + 1)
 
 
 class Run:
@@ -103,6 +112,13 @@ class Run:
         )
         self._send(PROMPTS, prompt, prompt.prompt_id.encode())
         return f"p{number}.0"
+
+    def last_finished(self) -> float:
+        """When the last trajectory of all prompts published so far finished, in Unix seconds."""
+        topic, client = TRAJECTORIES.name(self.name), self.config.kafka.client()
+        while len(finished := rows_of(client, topic, Trajectory)) < self.published:
+            time.sleep(2.0)
+        return max(each.finished_at for each in finished) / 1000
 
     def cpu_seconds(self) -> CpuSeconds:
         """A count of the CPU seconds of each process from now on."""
@@ -165,6 +181,9 @@ context = 8192
 slots = 256
 [rollout.emulation]
 vocabulary = {len(load_tokenizer(model))}
+[rollout.emulation.lengths]
+p50 = 1e9
+p99 = 1e9
 """
 
 
@@ -175,8 +194,11 @@ async def play(run: Run, load: Load) -> list[list[Call]]:
     source, rate = random.Random(0), load.rate
     between = 0.0 if rate is None else load.sessions / rate  # seconds from turn to turn of a session
 
-    async def session(number: int, client: httpx2.AsyncClient) -> list[Call]:
+    async def agent(number: int, client: httpx2.AsyncClient) -> list[list[Call]]:
         await asyncio.sleep(between * number / load.sessions)
+        return [await session(number + wave * load.sessions, client) for wave in range(load.waves)]
+
+    async def session(number: int, client: httpx2.AsyncClient) -> list[Call]:
         begin = time.time()
         name = run.publish("agent", 4096)
         messages: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
@@ -185,7 +207,7 @@ async def play(run: Run, load: Load) -> list[list[Call]]:
             if turn:
                 await asyncio.sleep(between * source.uniform(0.9, 1.1))
                 begin = time.time()
-            body = {"messages": messages, "max_tokens": load.tokens}
+            body = {"messages": messages, "max_tokens": load.length_of(number)}
             response = await _post(client, "/chat/completions", body, headers)
             if response.is_error:
                 raise RuntimeError(f"session {number}, turn {turn}: {response.text}")
@@ -198,7 +220,8 @@ async def play(run: Run, load: Load) -> list[list[Call]]:
 
     limits = httpx2.Limits(max_connections=load.sessions, max_keepalive_connections=load.sessions)
     async with httpx2.AsyncClient(base_url=url, limits=limits) as client:
-        return await asyncio.gather(*(session(number, client) for number in range(load.sessions)))
+        played = await asyncio.gather(*(agent(number, client) for number in range(load.sessions)))
+    return [session for sessions in played for session in sessions]
 
 
 async def _post(client: httpx2.AsyncClient, path: str, body: Any, headers: dict[str, str]) -> httpx2.Response:
@@ -213,9 +236,9 @@ async def _post(client: httpx2.AsyncClient, path: str, body: Any, headers: dict[
 
 
 def latency(load: Load, folder: Path) -> dict[str, Any]:
-    """Latency of first and of later turns, in milliseconds, after a warm-up of one session a tenth."""
+    """Latency of first and of later turns, in milliseconds, after a warm-up of half as many sessions of two turns."""
     with running(load, folder, "latency") as run:
-        warm = Load(max(1, load.sessions // 10), 1, load.rate, load.tokens, load.time_scale)
+        warm = Load(max(1, load.sessions // 2), 2, load.rate, load.tokens, load.time_scale)
         asyncio.run(play(run, warm))
         others, cpu = OthersWatch(), run.cpu_seconds()
         begin = time.perf_counter()
@@ -238,31 +261,27 @@ def latency(load: Load, folder: Path) -> dict[str, Any]:
 
 
 def throughput(load: Load, folder: Path, rounds: int) -> dict[str, Any]:
-    """Sessions/s with agents and prompts/s without, interleaved; the median of their ratios."""
-    ratios, seconds = [], {"agents": 0.0, "prompts": 0.0}
+    """Sessions/s with agents and prompts/s without, interleaved; the median of their ratios.
+
+    Every agent plays `load.waves` sessions, one after another, as long as those of the other side: so the engines stay
+    full until the end on both. A side lasts until the last trajectory has finished.
+    """
+    seconds: dict[str, list[float]] = {"agents": [], "prompts": []}
     with running(load, folder, "throughput") as run:
-        finished = 0
-        for round_number in range(rounds + 1):
-            begin = time.perf_counter()
+        total = load.sessions * load.waves
+        for _ in range(rounds):
+            begin = time.time()
             asyncio.run(play(run, load))
-            agents = time.perf_counter() - begin
-            finished += load.sessions
-            begin = time.perf_counter()
-            for _ in range(load.sessions):
-                run.publish("", load.tokens)
-            finished += load.sessions
-            while len(rows_of(run.config.kafka.client(), TRAJECTORIES.name(run.name), Trajectory)) < finished:
-                time.sleep(0.1)
-            prompts = time.perf_counter() - begin
-            if round_number:
-                ratios.append(prompts / agents)
-                seconds["agents"] += agents
-                seconds["prompts"] += prompts
-    total = rounds * load.sessions
+            seconds["agents"].append(run.last_finished() - begin)
+            begin = time.time()
+            for number in range(total):
+                run.publish("", load.length_of(number))
+            seconds["prompts"].append(run.last_finished() - begin)
+    ratios = [without / agents for agents, without in zip(seconds["agents"], seconds["prompts"], strict=True)]
     return {
         "sessions": load.sessions,
-        "with_gateway_per_s": total / seconds["agents"],
-        "without_per_s": total / seconds["prompts"],
+        "with_gateway_per_s": rounds * total / sum(seconds["agents"]),
+        "without_per_s": rounds * total / sum(seconds["prompts"]),
         "ratio_median": float(np.median(ratios)),
     }
 
@@ -304,7 +323,7 @@ def main() -> None:
     arguments.add_argument("--sessions", type=int, default=256)
     arguments.add_argument("--rate", type=float, default=20.0, help="requests/s of all sessions")
     arguments.add_argument("--turns", type=int, default=4)
-    arguments.add_argument("--rounds", type=int, default=3, help="of throughput")
+    arguments.add_argument("--rounds", type=int, default=2, help="of throughput")
     arguments.add_argument("--only", choices=("latency", "throughput"))
     arguments.add_argument("--transcripts", type=Path, metavar="RUN", help="count wrong tokens in this run instead")
     arguments.add_argument("--json", action="store_true")
@@ -318,7 +337,7 @@ def main() -> None:
                 fast = Load(options.sessions, options.turns, options.rate, 16, 1000.0)
                 found["latency"] = latency(fast, Path(folder))
             if options.only != "latency":
-                slow = Load(options.sessions, 1, None, 400, 1.0)
+                slow = Load(options.sessions, 1, None, 400, 1.0, waves=4)
                 found["throughput"] = throughput(slow, Path(folder), options.rounds)
     found["machine"] = {**describe_machine(), "load_average": os.getloadavg()[0]}
     for name, values in found.items():

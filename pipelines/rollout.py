@@ -17,7 +17,7 @@ from operators.rollout.generate_trajectories import GenerateTrajectories
 from operators.rollout.report_events import ReportEvents
 from pipelines.config import Config
 from pipelines.shards import newest_manifests, shard_config, store_folder, topic_input
-from schemas.topics import INBOX, RELAY
+from schemas.topics import INBOX, PROGRESS, RELAY, TRAJECTORIES
 
 
 def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
@@ -29,6 +29,8 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         topic_input(config, RELAY, newest=newest_manifests(config)),
         index=process,
         fast_poll=config.emulated,
+        # A start is another incarnation, which reads its inboxes from their ends: it needs no note of its last outputs.
+        unnoted=(PROGRESS, TRAJECTORIES),
     )
     generate = GenerateTrajectories(
         config.rollout,

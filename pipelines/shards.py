@@ -26,13 +26,14 @@ def shard_config(
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = (),
     slow_poll: bool = False,
     fast_poll: bool = False,
+    unnoted: tuple[Topic, ...] = (),
 ) -> ShardConfig:
     """The configuration of shard `index` of `pipeline`.
 
     `ledger` topics are read back with all their partitions; `owned` partitions have no other writer.
 
     `slow_poll`: poll and commit less often, which reduces the load on the brokers; for pipelines that no other waits
-    for. `fast_poll`: poll more often, for steps that follow a clock.
+    for. `fast_poll`: poll more often, for steps that follow a clock. `unnoted`: see ShardConfig.
     """
     return ShardConfig(
         client=config.kafka.client(),
@@ -47,6 +48,7 @@ def shard_config(
         transaction_timeout_s=config.kafka.transaction_timeout_s,
         budget=config.progress.budget(pipeline),
         counters_s=COUNTERS_S,
+        unnoted=unnoted,
     )
 
 

@@ -22,7 +22,7 @@ class Note:
 
     `ledger` is the first offset of the ledger in each output, `state` the operator's saved state. `offsets` are the
     next offsets of the committed inputs; `commit` counts the commits of the start; `written` are the last offsets of
-    this commit's outputs, which the log must still contain at the next start.
+    its outputs in each partition, which the log must still contain at the next start.
     """
 
     start: int = 0

@@ -6,7 +6,8 @@ protocol (invariant 5): fence the predecessor, read its last note with the offse
 commit the next start number. An open transaction of the predecessor is aborted, and it can no longer commit.
 
 A transaction writes outputs, then the note. After any interruption a note never covers more than its outputs, and a
-start relies on the note alone. The group's offsets are for Kafka's tools: they cost a third of a transaction, so only
+start relies on the note alone. A shard whose start does not continue from its inputs may leave the note out for a
+while: that saves a round trip. The group's offsets are for Kafka's tools: they cost a third of a transaction, so only
 one transaction a second has them.
 """
 
@@ -30,6 +31,7 @@ from kafka.errors import (
 
 from infra.kafka.clients import KafkaClients, SessionClients
 from infra.kafka.group_progress import GroupProgress
+from infra.kafka.ledger_reader import read_committed
 from infra.kafka.log_gaps import check_position, check_topics, log_truncated, note_missing
 from infra.kafka.note import Note, name_of, place_of
 from infra.kafka.notes import last_note
@@ -37,8 +39,6 @@ from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from schemas.codec import encode
 from schemas.records import CommitNote
 
-LEDGER_POLL_MS = 20
-"""Short, since a topic ends with a transaction marker, which no poll returns."""
 VERIFY_COMMITS = 1000
 """After this many commits the shard reads its own note back and compares it with its last commit."""
 ANSWER_MS = 10_000
@@ -89,6 +89,9 @@ class Session:
         self._clients = clients or KafkaClients(config.client)
         self.lost: SessionLost | None = None
         self.commits = 0
+        self.noted = 0
+        """The last commit with a note."""
+        self._written: dict[str, int] = {}
         self._committing = self._clients.lock()
         self._offsets: dict[str, int] = {}
         self._group = GroupProgress()
@@ -175,11 +178,13 @@ class Session:
         ledger: Mapping[str, int],
         state: Mapping[str, Any],
         last: bool = False,
+        note_due: bool = True,
     ) -> dict[str, int]:
         """Write `outputs` and the note, with `offsets`, in one transaction; return the first offset written of each
         partition.
 
-        The group's offsets follow at most GROUP_OFFSETS_S later if there is a commit then, or at once with `last`.
+        Unless `note_due`, the note is left out if the last one names all partitions written. The group's offsets follow
+        at most GROUP_OFFSETS_S later if there is a commit with a note then, or at once with `last`.
 
         Raises SessionLost if the outcome is unknown, Fenced if a successor owns the shard, ValueError if the note is
         too long.
@@ -197,7 +202,7 @@ class Session:
                     self._clients.check_own_transactions(
                         self.config.group, self._producer.producer_id, self._output_places()
                     )
-                first = self._write(list(outputs), note, sent, last)
+                first = self._write(list(outputs), note, sent, last, note_due)
             except KafkaError as error:
                 raise self._give_up(error, *(f.exception for f in sent if f.is_done)) from error
             self.commits += 1
@@ -207,10 +212,12 @@ class Session:
         """Whether a commit now would write the group's offsets."""
         return self._group.due(self._clients.monotonic(), last)
 
-    def _write(self, outputs: Sequence[Outgoing], note: Note, sent: list[Any], last: bool) -> dict[str, int]:
+    def _write(
+        self, outputs: Sequence[Outgoing], note: Note, sent: list[Any], last: bool, note_due: bool = True
+    ) -> dict[str, int]:
         """Write the transaction; `sent` collects the futures, also if it fails. Raises KafkaError."""
         config, producer = self.config, self._producer
-        producer.begin([TopicPartition(*config.restore)])
+        producer.begin([TopicPartition(*config.restore)] if note_due else [])
         for o in outputs:
             sent.append(producer.send(o.topic, o.value, o.key, list(o.headers), o.partition))
         if outputs:
@@ -223,7 +230,12 @@ class Session:
             first.setdefault(place, written.offset)
             final[place] = written.offset
         self._outputs.update(final)
-        record = CommitNote(config.group, replace(note, written=final).encode(), self._clients.unix_ms())
+        known = final.keys() <= self._written.keys()
+        self._written |= final
+        if known and not note_due:
+            producer.commit_transaction()
+            return first
+        record = CommitNote(config.group, replace(note, written=self._written).encode(), self._clients.unix_ms())
         value, headers = encode(record)
         noted = producer.send(
             config.restore.topic, value, config.group.encode(), list(headers), config.restore.partition
@@ -234,7 +246,7 @@ class Session:
         producer.commit_transaction()
         if grouped:
             self._group.wrote(self._clients.monotonic())
-        self._note_at = noted.get(timeout=0).offset
+        self._note_at, self.noted = noted.get(timeout=0).offset, note.commit
         return first
 
     def _output_places(self) -> list[TopicPartition]:
@@ -254,11 +266,11 @@ class Session:
                 note = last_note(observer, TopicPartition(*self.config.restore), self.config.group, self._note_at)
         except KafkaError as error:
             raise self._give_up(error) from error
-        if note is None or (note.start, note.commit) != (self.start, self.commits):
+        if note is None or (note.start, note.commit) != (self.start, self.noted):
             found = "no note" if note is None else f"the note of start {note.start}, commit {note.commit}"
             self.lost = SessionLost(
                 f"{self.config.group}: {found} is the last in {self.config.restore.topic}, where start {self.start}, "
-                f"commit {self.commits} was committed"
+                f"commit {self.noted} was committed"
             )
             raise self.lost
 
@@ -315,7 +327,10 @@ class Session:
             floor = self.note.ledger.get(name_of(tp), 0 if note else begins[tp])
             check_position(config.group, tp, floor, begins[tp], ends[tp])
             floors[tp] = floor
-        self.ledger = self._read(floors, {tp: ends[tp] for tp in ledger})
+        consumer.assign(ledger)
+        patience_s = CATCH_UP_S + config.transaction_timeout_s
+        reach = {tp: ends[tp] for tp in ledger}
+        self.ledger = read_committed(consumer, floors, reach, self._position, self._clients.monotonic, patience_s)
         consumer.assign(assigned)
         for tp, source in self._inputs():
             noted = self.note.offsets.get(name_of(tp)) if source.start == "committed" else None
@@ -351,23 +366,6 @@ class Session:
 
     def _inputs(self) -> list[tuple[TopicPartition, Input]]:
         return [(TopicPartition(i.topic, p), i) for i in self.config.inputs for p in i.partitions]
-
-    def _read(self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[ConsumerRecord]:
-        """The committed records from `begins` to `ends`, or a little beyond."""
-        consumer = self._consumer
-        consumer.assign(list(begins))
-        for tp, offset in begins.items():
-            consumer.seek(tp, offset)
-        records: list[ConsumerRecord] = []
-        before, moved_at = -1, self._clients.monotonic()
-        while any(self._position(tp) < end for tp, end in ends.items()):
-            for polled in consumer.poll(timeout_ms=LEDGER_POLL_MS).values():
-                records.extend(polled)
-            if (now := sum(map(self._position, ends))) != before:
-                before, moved_at = now, self._clients.monotonic()
-            elif self._clients.monotonic() - moved_at > CATCH_UP_S + self.config.transaction_timeout_s:
-                raise KafkaTimeoutError(f"{self.config.group}: its own output cannot be read to {ends}")
-        return records
 
 
 class Sessions:

@@ -68,10 +68,18 @@ class ShardCommits:
         low_water = {Partition(self._full_name(p.topic), p.partition): o for p, o in checkpoint.low_water.items()}
         ledger = self._floors.offsets(checkpoint.ledger_from)
         self.bytes_committed += sum(len(record.value) for record in records)
-        last = emissions[-1].last
-        self._floors.written(session.commit(records, low_water, ledger, checkpoint.state, last))
-        self._committed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.state)
-        self._committed_at = self._clock()
+        last, note_due = emissions[-1].last, self._is_note_due(emissions)
+        self._floors.written(session.commit(records, low_water, ledger, checkpoint.state, last, note_due))
+        if session.noted == session.commits:
+            self._committed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.state)
+            self._committed_at = self._clock()
+
+    def _is_note_due(self, emissions: Sequence[Emission]) -> bool:
+        """Whether the transaction of `emissions` needs the note."""
+        if emissions[-1].last or self._clock() - self._committed_at >= self._config.commit_s:
+            return True
+        topics = {output.topic for emission in emissions for output in emission.outputs}
+        return not topics or not topics.issubset(self._config.unnoted)
 
     def _fresh(self, session: Session, emissions: Sequence[Emission]) -> list[Emission]:
         """Emissions of this start that are new. A runner may repeat emissions; a missing one ends the session."""

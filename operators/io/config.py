@@ -39,7 +39,9 @@ class ShardConfig:
     partitions: a start raises where it finds records there and no note of an earlier start. `start_positions` is called
     at every start; its positions override the committed ones (a trainer resumes from its checkpoint). A `bounded` shard
     reads what had been written when it started, and finishes once its step is idle. `budget` bounds one step. Every
-    `counters_s` seconds its counters are written to the metrics of the run (None: never).
+    `counters_s` seconds its counters are written to the metrics of the run (None: never). A transaction with outputs
+    to the `unnoted` topics alone may lack the commit note, if the last one is younger than `commit_s`: for a step whose
+    start does not continue from its inputs.
     """
 
     client: ClientProperties
@@ -57,6 +59,7 @@ class ShardConfig:
     bounded: bool = False
     budget: StepBudget = StepBudget()  # noqa: RUF009 - frozen
     counters_s: float | None = None
+    unnoted: tuple[Topic, ...] = ()
 
     @property
     def group(self) -> str:

@@ -121,9 +121,22 @@ def test_verify_raises_when_commit_is_not_in_log(
     session = opened(config)
     session.commit([record(config, b"A")], {}, {}, {})
     session.verify()
-    session.commits += 1  # a commit that the log has not
+    session.commits = session.noted = 3  # a commit that the log has not
     with pytest.raises(SessionLost, match=r"commit 2 is the last .* commit 3 was committed"):
         session.verify()
+
+
+def test_note_is_left_out_while_the_last_one_names_the_partitions(config: SessionConfig, opened: Open) -> None:
+    """A start must find a transaction that hangs in a partition, and that partition is known from the note alone."""
+    session, place = opened(config), f"{config.ledger[0].topic}:0"
+    written = [
+        session.commit([record(config, each)], {}, {}, {"mark": each.decode()}, False, False) for each in (b"A", b"B")
+    ]
+    assert (written, session.commits, session.noted) == ([{place: 0}, {place: 2}], 3, 2)
+    session.verify()
+    successor = opened(config)
+    assert (successor.note.state, successor.note.written) == ({"mark": "A"}, {place: 0})
+    assert [each.value for each in successor.ledger] == [b"A", b"B"], "the transaction without a note counts"
 
 
 def test_commit_rejects_note_over_limit_before_writing(config: SessionConfig, opened: Open) -> None:

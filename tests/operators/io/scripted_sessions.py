@@ -52,6 +52,7 @@ class ScriptedSession:
     verified: list[int] = field(default_factory=list)
     lost: SessionLost | None = None
     commits: int = 1
+    noted: int = 1
     position: int = 0
     behind: bool = False
     """Whether a last commit is due for the group's offsets."""
@@ -94,12 +95,14 @@ class ScriptedSession:
         ledger: Mapping[str, int],
         state: Mapping[str, Any],
         last: bool = False,
+        note_due: bool = True,
     ) -> dict[str, int]:
         self.behind = False
         if self.failure is not None:
             raise self.failure
         outputs = list(outputs)
         self.commits += 1
+        self.noted = self.commits if note_due else self.noted
         self.committed.append((outputs, offsets, ledger, state))
         return {OUTPUT: 10 * self.commits} if outputs else {}
 

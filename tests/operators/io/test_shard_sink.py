@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from scripted_sessions import CONFIG, INPUT, OUTPUT, ScriptedSession, ScriptedSessions, metric
 
 import operators.io.sink
-from infra.kafka.session import Note, SessionLost
+from infra.kafka.session import Note, SessionLost, Sessions
+from operators.io.commits import ShardCommits
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output, PartitionKey
 from operators.io.sink import ShardSink, SinkBroken, close_sinks, sink_of
 from schemas.codec import decode, encode
-from schemas.topics import METRICS
+from schemas.records import DeadLetter
+from schemas.topics import DEAD_LETTERS, METRICS
 
 
 @pytest.fixture
@@ -74,6 +77,25 @@ def test_sink_commits_waiting_emissions_in_one_transaction(sessions: ScriptedSes
     sink.flush()
     assert written(session) == [[1], [2, 3, 4]]
     assert session.committed[-1][1] == {INPUT: 4}
+
+
+def test_sink_leaves_out_notes_of_unnoted_topics_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    letter = DeadLetter("read metrics", "garbage", "a-topic", 0, 3, b"x", 1)
+    now, session, sessions = 100.0, ScriptedSession(1), ScriptedSessions()
+    sessions.current = session
+    config = replace(CONFIG, commit_s=1.0, unnoted=(METRICS,))
+    commits = ShardCommits(config, cast("Sessions", sessions), lambda: now)
+    noted = []
+    for number in range(1, 5):
+        now += 0.4
+        commits.commit([emission(number, number, low=number)])
+        noted.append(session.noted == session.commits)
+    assert noted == [True, False, False, True]
+    commits.commit([replace(emission(5, 5), outputs=(Output(DEAD_LETTERS, "letter", letter),))])
+    assert session.noted == session.commits, "another topic needs the note"
+    commits.commit([emission(6, 6)])
+    commits.commit([replace(emission(7, 7), last=True)])
+    assert session.noted == session.commits, "the last transaction has a note"
 
 
 def test_sink_splits_large_transactions_between_emissions(

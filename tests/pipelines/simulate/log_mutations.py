@@ -64,9 +64,9 @@ def outputs_are_committed_before_the_note(patch: pytest.MonkeyPatch) -> None:
     """Outputs and note are two transactions."""
     write = Session._write
 
-    def changed(self: Session, outputs: Any, note: Note, sent: list[Any], last: bool) -> Any:
+    def changed(self: Session, outputs: Any, note: Note, sent: list[Any], last: bool, due: bool = True) -> Any:
         if not outputs:
-            return write(self, outputs, note, sent, last)
+            return write(self, outputs, note, sent, last, due)
         self._producer.begin([])
         for o in outputs:
             sent.append(self._producer.send(o.topic, o.value, o.key, list(o.headers), o.partition))
@@ -84,10 +84,10 @@ def note_is_committed_before_the_outputs(patch: pytest.MonkeyPatch) -> None:
     """Note and outputs are two transactions, the note first."""
     write = Session._write
 
-    def changed(self: Session, outputs: Any, note: Note, sent: list[Any], last: bool) -> Any:
+    def changed(self: Session, outputs: Any, note: Note, sent: list[Any], last: bool, due: bool = True) -> Any:
         if outputs:
             write(self, [], replace(note, commit=note.commit - 1), [], last)
-        return write(self, outputs, note, sent, last)
+        return write(self, outputs, note, sent, last, due)
 
     patch.setattr(Session, "_write", changed)
 
