@@ -1,15 +1,14 @@
 """The cost of the gateway: latency beyond the engine, throughput, and what encoding text again would get wrong.
 
-    python -m benchmarks.gateway [--sessions 256] [--rate 20] [--turns 4] [--json]
+    python -m benchmarks.gateway [--sessions 256] [--rate 20] [--turns 4] [--tokens 400] [--json]
     python -m benchmarks.gateway --transcripts runs/NAME
 
 Kafka, placement, rollouts and the gateway are real; the engines are emulated, so their time is known. `latency`: agents
 play sessions of several turns at `rate` requests/s together; the engines are so fast that the whole latency is that of
 the gateway, Kafka and the rollout process. First requests include the assignment of the session by placement.
-`throughput`: the engine is the bottleneck; as many sessions of one turn as prompts without a gateway, of the same
-lengths. `--transcripts`
-counts, in the log of a run with agents, the tokens of responses that a proxy would have got wrong that decodes them and
-encodes the text again.
+`stages` and the CPU time of each process show where the time goes. `throughput`: the engine is the bottleneck; as many
+sessions of one turn as prompts without a gateway, of the same lengths. `--transcripts` counts, in the log of a run with
+agents, the tokens of responses that a proxy would have got wrong that decodes them and encodes the text again.
 """
 
 from __future__ import annotations
@@ -256,7 +255,7 @@ def latency(load: Load, folder: Path) -> dict[str, Any]:
         **{f"later_{name}_ms": value for name, value in _percentiles(later).items()},
         "stages": stages,
         "cpu_ms_a_request": {name: 1000 * value / len(calls) for name, value in used.items()},
-        "cores_busy_for_others": share,
+        "busy_for_others": share,
     }
 
 
@@ -267,22 +266,28 @@ def throughput(load: Load, folder: Path, rounds: int) -> dict[str, Any]:
     full until the end on both. A side lasts until the last trajectory has finished.
     """
     seconds: dict[str, list[float]] = {"agents": [], "prompts": []}
+    cpu: dict[str, float] = {}
     with running(load, folder, "throughput") as run:
         total = load.sessions * load.waves
+        others = OthersWatch()
         for _ in range(rounds):
-            begin = time.time()
+            begin, watch = time.time(), run.cpu_seconds()
             asyncio.run(play(run, load))
+            cpu = watch.used()
             seconds["agents"].append(run.last_finished() - begin)
             begin = time.time()
             for number in range(total):
                 run.publish("", load.length_of(number))
             seconds["prompts"].append(run.last_finished() - begin)
+        share = others.share()
     ratios = [without / agents for agents, without in zip(seconds["agents"], seconds["prompts"], strict=True)]
     return {
         "sessions": load.sessions,
         "with_gateway_per_s": rounds * total / sum(seconds["agents"]),
         "without_per_s": rounds * total / sum(seconds["prompts"]),
         "ratio_median": float(np.median(ratios)),
+        "cpu_ms_a_session": {name: 1000 * value / total for name, value in cpu.items()},
+        "busy_for_others": share,
     }
 
 
@@ -323,6 +328,7 @@ def main() -> None:
     arguments.add_argument("--sessions", type=int, default=256)
     arguments.add_argument("--rate", type=float, default=20.0, help="requests/s of all sessions")
     arguments.add_argument("--turns", type=int, default=4)
+    arguments.add_argument("--tokens", type=int, default=400, help="of a response of throughput, in the mean")
     arguments.add_argument("--rounds", type=int, default=2, help="of throughput")
     arguments.add_argument("--only", choices=("latency", "throughput"))
     arguments.add_argument("--transcripts", type=Path, metavar="RUN", help="count wrong tokens in this run instead")
@@ -337,7 +343,7 @@ def main() -> None:
                 fast = Load(options.sessions, options.turns, options.rate, 16, 1000.0)
                 found["latency"] = latency(fast, Path(folder))
             if options.only != "latency":
-                slow = Load(options.sessions, 1, None, 400, 1.0, waves=4)
+                slow = Load(options.sessions, 1, None, options.tokens, 1.0, waves=3)
                 found["throughput"] = throughput(slow, Path(folder), options.rounds)
     found["machine"] = {**describe_machine(), "load_average": os.getloadavg()[0]}
     for name, values in found.items():
