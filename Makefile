@@ -49,9 +49,9 @@ prism: $(READY)  ## build Prism, a Beam runner, with Go; tests then run on it to
 flink-test: $(READY)  ## every pipeline, and exactly-once, on a local Flink (jars are fetched once a user)
 	LAMINAR_TEST_FLINK=1 $(BIN)/pytest --timeout 900 -k flink tests/end_to_end/test_submit.py tests/operators/io $(ARGS)
 
-# Kills and stops, late requests and faults on a cluster (root), fixes taken out, every algorithm on the demonstration,
-# mutations of the trainer's arithmetic, fuzzing; then the tests marked `soak`. Each campaign prints a table and continues after an
-# interrupt. `rm -r build/soak` starts again from nothing; ARGS go to the first campaign.
+# Kills and stops, late requests and faults on a cluster (root), fixes taken out, kills while 100 agents work, every algorithm on
+# the demonstration, mutations of the trainer's arithmetic, fuzzing; then the tests marked `soak`. Each campaign prints a table and
+# continues after an interrupt. `rm -r build/soak` starts again from nothing; ARGS go to the first campaign.
 soak: $(READY)  ## campaigns of hours
 	$(BIN)/python tests/soak/campaign.py --folder build/soak $(ARGS)
 	$(BIN)/python tests/soak/fault_campaign.py --folder build/soak/faults
@@ -59,6 +59,7 @@ soak: $(READY)  ## campaigns of hours
 	$(BIN)/python tests/soak/simulated_mutations.py --folder build/soak/simulated
 	$(BIN)/python tests/soak/simulated_histories.py --folder build/soak/simulated
 	$(BIN)/python tests/soak/broker_restarts.py --folder build/soak/broker
+	$(BIN)/python tests/soak/agent_kills.py --folder build/soak/agents
 	$(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json
 	$(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json \
 		--lag 4 --set trainer.learner.learning_rate=1e-4 --only decoupled_ppo tis "tis, sequence"

@@ -37,6 +37,7 @@ from benchmarks.gateway_stages import Call, CpuSeconds, stages_of, table_of
 from benchmarks.processes import OthersWatch
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.producer import BoundedProducer
+from infra.kafka.properties import ClientProperties
 from infra.models.checkpoint_folder import load_tokenizer, save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
@@ -292,9 +293,10 @@ def throughput(load: Load, folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def retokenised(folder: Path) -> dict[str, Any]:
-    """Counts the responses in the log of the run in `folder` that their own text does not encode to."""
+    """Counts the responses in the log of the ended run in `folder` that their own text does not encode to."""
     config = load_config(folder / "config.toml")
-    client, tokenizer = config.kafka.client(), load_tokenizer(config.model_folder())
+    log, tokenizer = folder / "kafka" / "log", load_tokenizer(config.model_folder())
+    client = ClientProperties.of_log(log.resolve()) if log.is_dir() else config.kafka.client()
     requests = {each.turn_id: each for each in rows_of(client, INBOX.name(config.run.name), TurnRequest)}
     tokens: dict[str, dict[int, int]] = {}
     for part in rows_of(client, PROGRESS.name(config.run.name), Progress):
@@ -306,6 +308,8 @@ def retokenised(folder: Path) -> dict[str, Any]:
         if request is None or end.stop - 1 not in known:
             continue
         own = [known[at] for at in range(end.start + len(request.token_ids), end.stop)]
+        if own and own[-1] in tokenizer.all_special_ids:  # the chat template of the next request adds it again
+            own.pop()
         text = tokenizer.decode(own, skip_special_tokens=True)
         again = tokenizer.encode(text, add_special_tokens=False)
         pairs = enumerate(zip(own, again, strict=False))
