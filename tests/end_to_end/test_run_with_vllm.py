@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
+from infra.listening import exposed_addresses, listening_sockets
 from schemas.records import Experience, Trajectory
 from schemas.topics import EXPERIENCES
 
@@ -37,6 +38,9 @@ def test_run_with_vllm_trains_after_a_killed_rollout(
     rollout = run.pid_of("rollout-0")
     log = run.folder / "metrics.jsonl"
     run.until(lambda: log.exists() and '"trainer"' in log.read_text(), AT_MOST_S, "the first optimizer step")
+    sockets = listening_sockets(run.processes())
+    assert sockets
+    assert not exposed_addresses(sockets)  # also where the host name has an address of the network
     os.kill(rollout, signal.SIGKILL)
     assert run.wait(AT_MOST_S) == 0, run.output()
     audit = run.audit()
