@@ -17,6 +17,8 @@ from stops import GONE_WITHIN_S, stop, stop_at_random_time, stop_cleanly
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.models.checkpoint_list import list_checkpoints
+from pipelines.cli.options import Address
+from pipelines.cli.pauses import pause_command, unpause_command
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.series import evaluations
 
@@ -113,7 +115,10 @@ def test_run_starts_audits_and_fails_after_a_long_outage(
 
 
 def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str, tmp_path: Path) -> None:
-    """The second time from a backup, as docs/operations.md describes it: only a copy of the run's folder is left."""
+    """The second time from a backup, as docs/operations.md describes it: only a copy of the run's folder is left.
+
+    The run is paused then, and still paused when it has resumed.
+    """
     run = start_run(run_id, f"trainer.optimizer_steps={STEPS}")
     run.until(run.checkpoints, 90, "a checkpoint")
     assert len(run.processes()) >= 11  # the supervisor, the zygote, the broker, eight roles
@@ -123,6 +128,8 @@ def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str, tmp_
     started_at = run.state()["started_at"]
     run.resume()
     run.until(run.weights, 60, "its weights")
+    run.until(lambda: run.state()["phase"] == "training", 60, "its training")
+    assert pause_command(Address(run.state()["bootstrap_servers"], None, run_id)).data["confirmed"]
     run.clean_up()  # kills all processes at once, so nothing cleans up
     assert run.wait() == -signal.SIGKILL
     weights = run.weights()
@@ -132,6 +139,10 @@ def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str, tmp_
     shutil.rmtree(weights[0].parent)
     shutil.copytree(tmp_path / "backup", run.folder, symlinks=True)
     run.resume()
+    run.until(lambda: run.state()["phase"] == "training", 90, "its training")
+    address = Address(run.state()["bootstrap_servers"], None, run_id)
+    assert not pause_command(address).data["changed"]
+    assert unpause_command(address).data["confirmed"]
     assert run.wait() == 0, run.output()
     audit = run.audit()
     assert (audit["passed"], audit["trained"], audit["lost"]) == (True, STEPS * 16, 0)

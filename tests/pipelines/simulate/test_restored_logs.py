@@ -1,0 +1,84 @@
+"""What a run can do with a backup of its log: docs/operations.md, "Backup"."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pipelines.simulate import world as worlds
+from pipelines.simulate.configurations import configuration, wiring
+from pipelines.simulate.invariants import Invariants
+from pipelines.simulate.world import History, World
+
+SHAPE = "plain"
+BACKED_UP_AT_S = 12.0
+"""In the middle of the run."""
+MARGIN_S = 60.0
+"""How long roles that cannot start are tried."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Roles that end and start again log warnings."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def new_world() -> World:
+    return World(configuration(SHAPE), wiring(SHAPE), History(0, SHAPE, ()))
+
+
+@pytest.fixture(scope="module")
+def disturbed() -> World:
+    """A run that was interrupted."""
+    world = new_world()
+    for role in world.roles.values():
+        world.scheduler.after(0.5 * world.draws.random(), role.start)
+    world._tick()
+    world.scheduler.run(until=BACKED_UP_AT_S)
+    world.scheduler.close()
+    assert len(world.invariants.batches) > 1
+    assert world.invariants.open
+    return world
+
+
+def after_a_restore(world: World, invariants: Invariants) -> World:
+    """`world`, whose observer has read the restored log; `invariants` are the facts of that log."""
+    unseen: Any = Invariants(world.config)
+    unseen._handlers = {}
+    world.invariants = unseen
+    for place in world.cluster._logs:
+        world.cluster.committed(place)
+    world.invariants = invariants
+    return world
+
+
+def test_run_continues_from_a_snapshot_of_all_disks(disturbed: World) -> None:
+    kept: dict[int, Any] = {id(disturbed.config): disturbed.config}
+    restored = new_world()
+    for name in ("_logs", "_transactions", "_offsets", "_pending", "_next_producer_id"):
+        setattr(restored.cluster, name, copy.deepcopy(getattr(disturbed.cluster, name), kept))
+    invariants = copy.deepcopy(disturbed.invariants, {id(disturbed.config): disturbed.config})
+    history = after_a_restore(restored, invariants).run()
+    assert history.failure is None
+    assert restored.invariants.batches.keys() > disturbed.invariants.batches.keys()
+
+
+def test_no_role_starts_on_a_mirror(disturbed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mirror has the committed records alone: without markers, at other offsets."""
+    monkeypatch.setattr(worlds, "CALM_S", MARGIN_S)
+    mirror = new_world()
+    for place, log in disturbed.cluster._logs.items():
+        for _, message in log.fetch(log.begin, committed=True):
+            mirror.cluster.log(place).append([message])
+    ends = {place: log.end for place, log in mirror.cluster._logs.items()}
+    assert sum(ends.values()) > 50
+    history = after_a_restore(mirror, copy.deepcopy(disturbed.invariants)).run()
+    assert "has not finished" in (history.failure or "")
+    assert {role.start_number for role in mirror.roles.values()} == {0}
+    assert {place: log.end for place, log in mirror.cluster._logs.items()} == ends
