@@ -23,7 +23,7 @@ from infra.transport.kv_transfer import KVTransfers
 from infra.transport.relay_node import Endpoint, RelayNode
 from infra.transport.throttle import Link
 from operators.io.repartition import Placed, assignment_of
-from operators.relay.status import StatusMaker
+from operators.relay.relay import StatusMaker
 from operators.rollout.config import RolloutConfig
 from operators.rollout.heartbeats import replica_status
 from operators.rollout.replica import Replica

@@ -8,8 +8,7 @@ import apache_beam as beam
 
 from infra.kafka.properties import ClientProperties
 from operators.export.config import ExportConfig
-from operators.export.export_topic import ExportTopic
-from operators.export.start_positions import StartPositions
+from operators.export.export_topic import ExportTopic, StartPositions
 from operators.io.config import ShardConfig, TopicInput
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics

@@ -1,16 +1,18 @@
-"""Consumer lag of the groups of a run."""
+"""Consumer lag of the groups of a run, for display and as back-pressure."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kafka import KafkaAdminClient
-from kafka.errors import CoordinatorLoadInProgressError
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.errors import CoordinatorLoadInProgressError, KafkaError
 
 from infra.kafka.admin import beginning_offsets, committed_offsets, end_offsets, list_topics
+from infra.kafka.properties import ClientProperties
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +67,30 @@ def record_counts(client: KafkaAdminClient, topics: list[str]) -> dict[str, int]
     for where, end in last.items():
         counts[where.topic] += max(0, end - first[where])
     return dict(counts)
+
+
+log = logging.getLogger(__name__)
+
+
+class Backlog:
+    """Counts the records of `topic` that `group` has not committed. Joins no group and commits nothing."""
+
+    def __init__(self, client: ClientProperties, group: str, topic: str) -> None:
+        self._consumer = KafkaConsumer(
+            **client.consumer(group_id=group, enable_auto_commit=False, isolation_level="read_committed")
+        )
+        self._partitions = [TopicPartition(topic, p) for p in sorted(self._consumer.partitions_for_topic(topic) or {0})]
+        self._consumer.assign(self._partitions)
+
+    def records(self) -> int | None:
+        """The lag in offsets, transaction markers included, so it is never too low; None if Kafka does not respond."""
+        try:
+            ends = self._consumer.end_offsets(self._partitions)
+            return sum(ends[tp] - (self._consumer.committed(tp) or 0) for tp in self._partitions)
+        except KafkaError as error:
+            log.warning("the backlog of %s is unknown: %r", self._partitions[0].topic, error)
+            return None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._consumer.close(autocommit=False, timeout_ms=1000)

@@ -1,15 +1,19 @@
-"""Open transactions of partitions, which block every read_committed reader, and the markers that end them."""
+"""Open transactions of partitions, which block every read_committed reader: how they are seen and ended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kafka import TopicPartition
 from kafka.admin import AbortTransactionSpec, TransactionState
+from kafka.errors import KafkaError
 
+from infra.kafka.admin import admin_client
 from infra.kafka.properties import ClientProperties
+from infra.kafka.session_config import Partition
 from infra.kafka.transaction_log import LoggedProducer, logged_producers
 
 ENDING = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT, TransactionState.PREPARE_EPOCH_FENCE)
@@ -122,3 +126,43 @@ def _opened(place: TopicPartition, producer: Any, name: str | None, known: Any) 
         transactional_id=name,
         state=TransactionState.UNKNOWN.value if known is None else known.state.value,
     )
+
+
+STALLED_S = 30.0
+"""How long a reader may make no progress before an open transaction is suspected."""
+REPORT_INTERVAL_S = 300.0
+"""Minimum interval between two reports of a partition."""
+
+
+class StallWatch:
+    """Compares a reader's positions with the ends of the log."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[Partition, tuple[int, float]] = {}
+        self._reported_at: dict[Partition, float] = {}
+
+    def stalled(self, positions: Mapping[Partition, int], ends: Mapping[Partition, int | None]) -> list[Partition]:
+        """Partitions without progress before their end for STALLED_S; each at most once every REPORT_INTERVAL_S."""
+        now, found = self._clock(), []
+        for place, position in positions.items():
+            end = ends.get(place)
+            before, since = self._seen.get(place, (-1, now))
+            if end is None or position >= end or position != before:
+                self._seen[place] = position, now
+            elif (
+                now - since >= STALLED_S and now - self._reported_at.get(place, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S
+            ):
+                self._reported_at[place] = now
+                found.append(place)
+        return found
+
+
+def describe_blocking_transactions(client: ClientProperties, places: list[Partition]) -> list[str]:
+    """The open transactions in `places`, one line each; the error if the brokers cannot be asked."""
+    try:
+        with admin_client(client) as admin:
+            found = open_transactions(admin, sorted({place.topic for place in places}))
+    except KafkaError as error:
+        return [f"{sorted(places)} cannot be read further, and its open transactions cannot be listed: {error!r}"]
+    return describe((each for each in found if (each.topic, each.partition) in places), time.time_ns() // 10**6)

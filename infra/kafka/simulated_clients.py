@@ -86,7 +86,7 @@ class SimulatedClients:
             raise EndsUnknown(repr(error)) from error
 
     def backlog(self, group: str, topic: str) -> int | None:
-        """The records of `topic` that `group` has not committed, see `backlog.Backlog`."""
+        """The records of `topic` that `group` has not committed, see `lag.Backlog`."""
         if self.problem() is not None:
             return None
         committed = self.cluster.committed_offsets(group)

@@ -12,8 +12,24 @@ from infra.kafka.consumers import open_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange, ranges_of
 from infra.kafka.record_batches import Headers, RecordBatch
-from infra.kafka.start_offset import BEGINNING, StartOffset
 from schemas.codec import UndecodableRecord, decode
+
+
+@dataclass(frozen=True, slots=True)
+class StartOffset:
+    """An absolute offset, or with `from_end` the number of offsets before the end of a partition."""
+
+    count: int
+    from_end: bool = False
+
+    def within(self, beginning: int, end: int) -> int:
+        """The absolute offset in a partition with offsets from `beginning` to before `end`."""
+        wanted = end - self.count if self.from_end else self.count
+        return max(beginning, min(wanted, end))
+
+
+BEGINNING = StartOffset(0)
+
 
 POLL_MS = 500
 Decoder = Callable[[bytes | None, Iterable[tuple[str, bytes]]], Sequence[Any]]

@@ -1,4 +1,4 @@
-"""Runs a job server as a child process, which ends with this process."""
+"""Job servers: one as a child process, which ends with this process, and the wait until any accepts connections."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+
 from infra.kafka.broker import HOST, free_port, port_is_free
 from infra.listening import exposed_addresses, listening_sockets
 from infra.processes import is_running, spawn, stop_process
+from infra.runners.stopping import STOPPING
 
 ALLOW_VARIABLE = "LAMINAR_ALLOW_EXPOSED_RUNNERS"
 """Environment variable: if it is set, job servers may listen on all interfaces."""
@@ -68,3 +72,37 @@ def _join_worker_threads() -> None:
     for thread in threading.enumerate():
         if thread.name.startswith(_WORKER_PREFIX):
             thread.join(max(0.0, deadline - time.monotonic()))
+
+
+START_TIMEOUT_S = 60.0
+"""Seconds that a job server may take to start. Beam's own limit, `--job_server_timeout`, also limits the job."""
+_POLL_S = 0.25
+_EMBEDDED = "embed"
+
+
+class NoJobServer(RuntimeError):
+    """No job server responds."""
+
+
+def wait_for_job_server(options: PipelineOptions) -> bool:
+    """Wait for the job server in `options`, if any; return False if `STOPPING` is set first.
+
+    Raises NoJobServer after `START_TIMEOUT_S` seconds, or `--job_server_timeout` where that is less.
+    """
+    portable = options.view_as(PortableOptions)
+    endpoint, timeout_s = portable.job_endpoint, min(START_TIMEOUT_S, portable.job_server_timeout)
+    if not endpoint or endpoint == _EMBEDDED:
+        return True
+    deadline = time.monotonic() + timeout_s
+    with grpc.insecure_channel(endpoint) as channel:
+        ready = grpc.channel_ready_future(channel)
+        while time.monotonic() < deadline and not STOPPING.is_set():
+            try:
+                ready.result(timeout=_POLL_S)
+                return True
+            except grpc.FutureTimeoutError:
+                continue
+        ready.cancel()
+    if STOPPING.is_set():
+        return False
+    raise NoJobServer(f"no job server responds at {endpoint} after {timeout_s:g} s: set --job_endpoint to its address")

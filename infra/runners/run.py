@@ -14,7 +14,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from infra.runners.exposure import reject_exposed_options
 from infra.runners.garbage_collection import reduce_gc_frequency
-from infra.runners.job_server import wait_for_job_server
+from infra.runners.local_server import wait_for_job_server
 from infra.runners.options import Runner, option_names, pipeline_options
 from infra.runners.stopping import STOPPING, stopping_on_signals
 from infra.runners.worker_pool import local_worker_pool

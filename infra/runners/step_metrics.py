@@ -1,7 +1,7 @@
 """Counters and times of named steps: the only place that counts.
 
 Beam's metrics (any runner's interface shows them), the liveness file of the process and the metrics of the run
-(`operators/io/counter_reports.py`, and the metrics of each role) have their values from here.
+(`operators/io/write_transactionally.py`, and the metrics of each role) have their values from here.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from blake3 import blake3
 
 from infra.store.layout import tensor_bytes
 from infra.store.weight_store import open_mapped
@@ -104,3 +105,15 @@ def folder_tensors(folder: Path) -> dict[str, tuple[TensorSpec, np.ndarray]]:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     return found
+
+
+def model_fingerprint(folder: Path) -> str:
+    """The BLAKE3 (hex) of the config in `folder`, and of the names, dtypes and shapes of its tensors.
+
+    Raises FileNotFoundError if the config or a weight file is missing, ValueError for an invalid one.
+    """
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    digest = blake3(json.dumps(config, sort_keys=True).encode())
+    for name, (spec, _) in sorted(folder_tensors(folder).items()):
+        digest.update(f"\0{name} {spec.dtype} {list(spec.shape)}".encode())
+    return digest.hexdigest()

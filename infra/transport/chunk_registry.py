@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
+from infra.store.errors import VersionGone
+from infra.store.weight_store import WeightStore, open_mapped
 from infra.transport.chunked_blob import ChunkedBlob, missing_chunks
+from schemas.records import PolicyVersion
 
 BlobKey = tuple[str, str, str]
 
@@ -118,3 +122,17 @@ class ChunkRegistry:
             with self._changed:
                 self._changed.wait(min(left, 0.05))
         return found
+
+
+def store_lookup(store: WeightStore) -> Callable[[BlobKey], memoryview | None]:
+    """Return a function that finds a complete version or its delta in `store`; None if the store has other bytes."""
+
+    def find(key: BlobKey) -> memoryview | None:
+        text, form, blake3 = key
+        with suppress(ValueError, VersionGone, FileNotFoundError):
+            version = PolicyVersion.parse(text)
+            if store.seal(version).blake3 == blake3:
+                return store.open_delta(version) if form == "delta" else open_mapped(store.path(version))
+        return None
+
+    return find

@@ -21,7 +21,7 @@ from infra.store.incoming_version import IncomingVersion
 from infra.store.layout import Layout
 from infra.store.model_parts import runs_of, transfer_order
 from infra.store.weight_store import WeightStore, is_wanted
-from infra.transport.chunk_registry import BlobBuffer, ChunkRegistry
+from infra.transport.chunk_registry import BlobBuffer, ChunkRegistry, store_lookup
 from infra.transport.chunked_blob import ChunkedBlob, delta_blob, full_blob
 from infra.transport.dialer import Dialer
 from infra.transport.fetch import Fetch, TransferCounts
@@ -29,7 +29,6 @@ from infra.transport.frames import FrameKind
 from infra.transport.incoming_pushes import IncomingPushes
 from infra.transport.peer import Peer
 from infra.transport.serving import Server
-from infra.transport.store_lookup import store_lookup
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 from infra.transport.topology import TRAINER, Upstream, find_link, upstream_of

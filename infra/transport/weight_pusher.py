@@ -12,12 +12,11 @@ import threading
 from infra.machine import machine_name
 from infra.runners.liveness import LIVENESS
 from infra.store.weight_store import WeightStore
-from infra.transport.chunk_registry import ChunkRegistry
+from infra.transport.chunk_registry import ChunkRegistry, store_lookup
 from infra.transport.frames import FrameKind, TransportError, receive, send
 from infra.transport.handshake import connect, expect
 from infra.transport.incoming_pushes import OFFER_TIMEOUT_S
 from infra.transport.serving import serve_request
-from infra.transport.store_lookup import store_lookup
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 from schemas.records import PolicyVersion, RelayChain, WeightVersion

@@ -19,8 +19,7 @@ from operators.experience.group_clock import GroupClock
 from operators.experience.groups import Group, Groups
 from operators.experience.members import ExperienceBlock, GroupMember, RowRun, runs_of, staleness_of
 from operators.experience.pack_batches import SelectedBatch
-from operators.experience.prompt_order import PromptOrder
-from operators.experience.settlements import SettlementLedger
+from operators.experience.settlements import PromptOrder, SettlementLedger
 from operators.experience.shard_coordination import ShardCoordinator
 from operators.experience.trainable import ANY_TOKEN, Untrainable, untrainable
 from operators.io.clocks import wall_ms

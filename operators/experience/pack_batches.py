@@ -1,18 +1,27 @@
-"""PackMicroBatches: the micro-batches of a selected batch, one partition for each rank and shard."""
+"""PackMicroBatches: the micro-batches of a selected batch, one partition for each rank and shard.
+
+A micro-batch is concatenated sequences in parts of bounded size; every rank has equally many.
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import sub
 from typing import Any
 
 import numpy as np
 
-from operators.experience.members import GroupMember
-from operators.experience.packing import pack
+from operators.experience.members import GroupMember, RowRun, gather_column, runs_of
 from operators.io.elements import Output
 from operators.io.map_outputs import MapOutputs
+from schemas.arrow import arrow_schema
+from schemas.block import Block
+from schemas.columns import one_list
+from schemas.records import MicroBatch
 from schemas.topics import BATCHES, batch_partitions
 
 
@@ -59,3 +68,120 @@ def count_batches(outputs: Sequence[Any], _: Sequence[Any]) -> dict[str, int]:
     """The counter of the step: batches. The fold counts their trajectories, the sink their micro-batches."""
     batches = sum(isinstance(output, SelectedBatch) for output in outputs)
     return {"batches": batches} if batches else {}
+
+
+def split_by_tokens(lengths: Sequence[int], budget: int) -> Iterator[range]:
+    """Consecutive ranges of sequences with at most `budget` tokens each; a longer sequence is alone in its range."""
+    start = total = 0
+    for index, length in enumerate(lengths):
+        if index > start and total + length > budget:
+            yield range(start, index)
+            start, total = index, 0
+        total += length
+    if start < len(lengths):
+        yield range(start, len(lengths))
+
+
+def balance(loads: Sequence[int], ranks: int) -> list[int]:
+    """The rank of each load: the largest first, each to the rank with the least so far (Graham's LPT rule)."""
+    assigned = [0] * len(loads)
+    heap = [(0, rank) for rank in range(ranks)]
+    for index in sorted(range(len(loads)), key=lambda index: (-loads[index], index)):
+        total, rank = heapq.heappop(heap)
+        assigned[index] = rank
+        heapq.heappush(heap, (total + loads[index], rank))
+    return assigned
+
+
+def pack(
+    batch: int, members: Sequence[GroupMember], staleness: np.ndarray, budget: int, ranks: int
+) -> list[list[Block]]:
+    """Global batch number `batch` as micro-batches of at most `budget` tokens, equally many for each of `ranks` ranks.
+
+    Returns, by rank, blocks of one MicroBatch each. Members of a group are consecutive and on one rank. `staleness`,
+    int64, is aligned with `members`. Every micro-batch has the count of its rank, so a reader knows when the batch is
+    complete; ranks with less work have empty micro-batches at the end. A batch without members has one for each rank.
+    """
+    lengths = gather_column(list(runs_of(members)), "lengths").tolist()
+    shares = _shares(members, lengths, ranks)
+    ranges = [list(split_by_tokens([lengths[i] for i in share], budget)) for share in shares]
+    count = max(1, *map(len, ranges))
+    return [
+        [
+            _micro_batch((batch, index, count, rank), [members[i] for i in part], staleness[part])
+            for index, part in enumerate(
+                [share[r.start : r.stop] for r in ranges[rank]] + [[]] * (count - len(ranges[rank]))
+            )
+        ]
+        for rank, share in enumerate(shares)
+    ]
+
+
+def _shares(members: Sequence[GroupMember], lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """By rank: the indices of its members, in their order."""
+    if ranks == 1:
+        return [list(range(len(members)))]
+    groups = [list(group) for _, group in groupby(range(len(members)), key=lambda index: members[index].number)]
+    assigned = balance([sum(lengths[index] for index in group) for group in groups], ranks)
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    for group, rank in zip(groups, assigned, strict=True):
+        shares[rank] += group
+    return shares
+
+
+def _micro_batch(position: tuple[int, int, int, int], members: Sequence[GroupMember], staleness: np.ndarray) -> Block:
+    """The micro-batch of `members` with `position` = (batch, index, count, rank)."""
+    runs = list(runs_of(members))
+    names = ("batch", "index", "count", "rank")
+    lengths, tokens = gather_column(runs, "lengths"), gather_column(runs, "tokens")
+    run_origins = np.array([(run.block.partition, run.block.offset) for run in runs], np.int64).reshape(-1, 2)
+    origins = run_origins.repeat([run.last - run.first for run in runs], axis=0)
+    columns = {
+        **_concatenated(runs),
+        "lengths": lengths,
+        "prompt_lengths": lengths - tokens,
+        "rewards": gather_column(runs, "rewards"),
+        "temperatures": gather_column(runs, "temperatures"),
+        "truncated": gather_column(runs, "truncated").astype(np.bool_),
+        "trajectory_ids": [name for run in runs for name in run.block.ids[run.first : run.last]],
+        "version_epochs": gather_column(runs, "version_epochs"),
+        "version_numbers": gather_column(runs, "version_numbers"),
+        "staleness": staleness,
+        "lineage_partitions": origins[:, 0],
+        "lineage_offsets": origins[:, 1],
+        "breaks": _breaks(runs, lengths, tokens),
+    }
+    schema = arrow_schema(MicroBatch)
+    lists = {name: one_list(schema.field(name).type, values) for name, values in columns.items()}
+    return Block.from_columns(MicroBatch, {**{n: [v] for n, v in zip(names, position, strict=True)}, **lists})
+
+
+def _breaks(runs: Sequence[RowRun], lengths: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Where contexts restart among the tokens of all rows, int64: each conversation of an agent but the first."""
+    responses = np.cumsum(lengths) - tokens
+    found, row = [np.empty(0, np.int64)], 0
+    for run in runs:
+        starts, counts = run.block.conversation_starts, run.last - run.first
+        of_rows = np.repeat(responses[row : row + counts], starts.counts()[run.first : run.last])
+        within = starts.between(run.first, run.last)
+        found.append((of_rows + within)[within > 0])
+        row += counts
+    return np.concatenate(found)
+
+
+def _concatenated(runs: Sequence[RowRun]) -> dict[str, np.ndarray]:
+    """Token ids, behaviour logprobs and loss masks, prompt and response in turn; the last two are 0 for prompts."""
+    ids: list[np.ndarray] = []
+    logprobs: list[np.ndarray] = []
+    masks: list[np.ndarray] = []
+    for block, first, last in runs:
+        prompts = block.prompts.ends[first : last + 1].tolist()
+        responses = block.responses.ends[first : last + 1].tolist()
+        no_logprobs = np.zeros(max(map(sub, prompts[1:], prompts)), np.float32)
+        no_mask = np.zeros(len(no_logprobs), np.bool_)
+        for p, p_end, r, r_end in zip(prompts, prompts[1:], responses, responses[1:], strict=False):
+            ids += (block.prompts.values[p:p_end], block.responses.values[r:r_end])
+            logprobs += (no_logprobs[: p_end - p], block.logprobs.values[r:r_end])
+            masks += (no_mask[: p_end - p], block.loss_masks.values[r:r_end])
+    kinds = {"token_ids": (ids, np.int32), "logprobs": (logprobs, np.float32), "loss_mask": (masks, np.bool_)}
+    return {name: np.concatenate(parts) if parts else np.empty(0, kind) for name, (parts, kind) in kinds.items()}

@@ -12,8 +12,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import partition_ranges
 from infra.kafka.topic_reader import StoredRecord, read_topic
 from operators.export.config import ExportConfig
-from operators.export.export_topic import ExportTopic
-from operators.export.start_positions import StartPositions
+from operators.export.export_topic import ExportTopic, StartPositions
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from schemas.block import Block
 from schemas.block_codec import decode_as_blocks

@@ -13,10 +13,12 @@ from itertools import groupby
 
 import pyarrow as pa
 
+from infra.kafka.properties import ClientProperties
+from infra.kafka.ranges import partition_ranges
 from infra.runners.step_metrics import phase
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import ExportConfig
-from operators.export.folder import ExportFolder, next_offsets
+from operators.export.folder import ExportError, ExportFolder, next_offsets, read_contents, read_parts
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from schemas.block import Block
 
@@ -144,3 +146,32 @@ def _record_rows(rows: Sequence[ReceivedRecord]) -> RecordRows:
     first = rows[0]
     block = first.record if isinstance(first.record, Block) else Block.of([row.record for row in rows])
     return RecordRows.of_one(block, first.offset, first.timestamp)
+
+
+@dataclass(frozen=True)
+class StartPositions:
+    """Returns, at every start, the offsets from which the export of `config` reads."""
+
+    config: ExportConfig
+    client: ClientProperties
+
+    def __call__(self) -> Mapping[PartitionKey, int]:
+        """By partition: the next offset to export. Raises ExportError if the topic does not have it."""
+        contents, folder = read_contents(self.config.folder), self.config.folder
+        name = contents.source.name(contents.run)
+        held = partition_ranges(self.client, name)
+        following = next_offsets(contents, read_parts(folder))
+        if held.keys() != following.keys():
+            raise ExportError(f"{folder} is an export of {len(following)} partitions, but {name} has {len(held)}")
+        for partition, offset in following.items():
+            if offset < held[partition].beginning:
+                raise ExportError(
+                    f"{name}, partition {partition}: offsets {offset} to {held[partition].beginning - 1} were deleted "
+                    f"before they were exported to {folder}; export to another folder"
+                )
+            if offset > held[partition].end:
+                raise ExportError(
+                    f"{name}, partition {partition} ends at {held[partition].end}, but {folder} has it up to "
+                    f"{offset}: the topic was deleted and created again, or this is another Kafka"
+                )
+        return {PartitionKey(contents.topic, partition): offset for partition, offset in following.items()}

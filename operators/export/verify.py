@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from infra.kafka.properties import ClientProperties
+from infra.kafka.topic_reader import StartOffset, read_topic
 from infra.storage import StorageFolder, list_folder, local_file
+from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents
 from operators.export.folder import DATA, TEMPORARY, ExportPart, next_offsets, read_contents, read_parts
 from operators.export.formats import read_table, sha256
+from schemas.block_codec import decode_as_blocks
 
 LogRows = Callable[[Contents, ExportPart], tuple[pa.Table, list[int]]]
 """From the log: the full rows of a part's offsets, and the offsets of undecodable records."""
@@ -130,3 +134,27 @@ def _keys(rows: pa.Table) -> list[tuple[int, ...]]:
 
 def _range(part: ExportPart) -> str:
     return f"partition {part.partition}, offsets {part.first} to {part.last}"
+
+
+def log_rows_reader(client: ClientProperties) -> LogRows:
+    """The function with which `verify` reads the log at `client`."""
+
+    def read(contents: Contents, part: ExportPart) -> tuple[pa.Table, list[int]]:
+        topic = contents.source
+        records = read_topic(
+            client,
+            topic.name(contents.run),
+            start=StartOffset(part.first),
+            partitions=[part.partition],
+            until={part.partition: part.last + 1},
+            decoder=decode_as_blocks,
+        )
+        placed, undecodable = [], []
+        for record in records:
+            if record.error is not None or record.rows[0].kind not in topic.record_classes:
+                undecodable.append(record.offset)
+            else:
+                placed.append(RecordRows.of_one(record.rows[0], record.offset, record.timestamp))
+        return as_table(topic, part.partition, placed), undecodable
+
+    return read

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 import apache_beam as beam
 from apache_beam.runners.sdf_utils import RestrictionTrackerView
 
-from infra.runners.slices import slice_seconds
 from infra.runners.stopping import STOPPING
 from operators.io.branch_polls import BranchPolls, BranchShard
 from operators.io.fold_records import idle_seconds
-from operators.io.poll_range import FOREVER, PollRange
+from operators.io.poll_range import FOREVER, PollRange, slice_seconds
 from operators.io.source import open_source
 
 _RUNNING: dict[tuple[str, ...], BranchPolls] = {}

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import apache_beam as beam
 from apache_beam.runners.sdf_utils import RestrictionTrackerView
 
-from infra.runners.slices import slice_seconds
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
 from operators.io.elements import Polled, Restored
 from operators.io.fold_records import idle_seconds, is_busy
-from operators.io.poll_range import FOREVER, PollRange
+from operators.io.poll_range import FOREVER, PollRange, slice_seconds
 from operators.io.source import open_source
 
 

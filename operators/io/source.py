@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from infra.kafka.open_transactions import StallWatch, describe_blocking_transactions
 from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost, Sessions
-from infra.kafka.stall_watch import StallWatch, describe_blocking_transactions
 from infra.runners.liveness import LIVENESS
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig

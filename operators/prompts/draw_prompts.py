@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import bisect
+import hashlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from infra.kafka.backlog import Backlog
+from infra.kafka.lag import Backlog
 from infra.runners.step_metrics import StepCounters, phase
 from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.prompts.config import PromptsConfig, TaskConfig
-from operators.prompts.mixture import draw_task
 from operators.prompts.question import UnusableRow
 from operators.prompts.refused_rows import estimate_refused, refusal_kind
 from operators.prompts.rendering import Tokenizer, render
@@ -236,3 +238,17 @@ class PromptFold:
         origin = task.config.path or task.config.task
         letter = DeadLetter("draw prompts", reason, origin, 0, number, payload, self._now())
         return Output(DEAD_LETTERS, "", letter)
+
+
+def draw_task(seed: int, number: int, weights: Sequence[float]) -> int | None:
+    """The index of the task of prompt `number`, drawn by its share of `weights`; None if all weights are 0.
+
+    Tasks are drawn, not assigned round-robin: prompts are assigned to partitions round-robin, so each partition could
+    have a single task.
+    """
+    ends = list(accumulate(weights))
+    if not ends or not ends[-1]:
+        return None
+    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+    at = int.from_bytes(digest, "big") / 2**64 * ends[-1]
+    return min(bisect.bisect_right(ends, at), max(index for index, weight in enumerate(weights) if weight))

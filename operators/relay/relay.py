@@ -7,6 +7,7 @@ manifest that does not match the seal or the arriving bytes becomes a dead lette
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from infra.kafka.heartbeat_thread import Heartbeat, HeartbeatThread
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
+from infra.machine import machine_name
 from infra.runners.step_metrics import phase
 from infra.store.errors import VersionGone
 from infra.store.incoming_version import Seal
@@ -24,7 +26,6 @@ from infra.transport.relay_node import RelayNode
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.relay.config import AUTO, RelayConfig
-from operators.relay.status import StatusMaker
 from schemas.records import PolicyVersion, RelayArrival, RelayChain, RelayStatus, ReplicaStatus, WeightVersion
 from schemas.topics import RELAY, REPLICAS
 
@@ -254,3 +255,63 @@ class RelayFold:
 
     def _wall_ms(self) -> int:
         return int(self._wall_s() * 1000)
+
+
+class StatusMaker:
+    """Builds the heartbeats of one relay; rates are averages since the previous heartbeat."""
+
+    def __init__(self, node: RelayNode, store: str, now: float) -> None:
+        self._node, self._store = node, store
+        self._before = (now, 0, 0)
+        self._reported = False
+
+    def make(self, held: Sequence[PolicyVersion], size: int, now: float, wall_ms: int) -> RelayStatus:
+        """Return the heartbeat at `now` (monotonic seconds) for `held` versions, newest first, of `size` bytes."""
+        node = self._node
+        received, sent = node.receiving.bytes_passed, node.sending.bytes_passed
+        at, received_before, sent_before = self._before
+        seconds = max(now - at, 1e-3)
+        self._before = (now, received, sent)
+        arrival = node.arriving()
+        return RelayStatus(
+            relay=node.relay,
+            versions=tuple(map(str, held)),
+            bytes=size,
+            host=machine_name(),
+            pid=os.getpid(),
+            sent_at=wall_ms,
+            address=node.address,
+            store=self._store,
+            arriving=arrival.version if arrival else None,
+            arrived_bytes=arrival.arrived if arrival else 0,
+            arriving_bytes=arrival.bytes if arrival else 0,
+            received=received,
+            sent=sent,
+            received_per_s=(received - received_before) / seconds,
+            sent_per_s=(sent - sent_before) / seconds,
+            corrupted_chunks=node.counts.corrupted,
+            lost_sources=node.counts.lost,
+            chain_number=node.chain.number if node.chain else 0,
+            unreachable=node.unreachable(),
+        )
+
+    def arrival(self, status: RelayStatus) -> RelayArrival | None:
+        """The arrived chunks of the version that is being fetched, with the rates of `status`.
+
+        Once the fetch has ended an empty record follows; then None.
+        """
+        now, rate = self._node.arriving(), status.received_per_s
+        reported, self._reported = self._reported, now is not None
+        if now is None and not reported:
+            return None
+        left = -1.0 if now is None or rate <= 0 else (now.bytes - now.arrived) / rate
+        return RelayArrival(
+            relay=status.relay,
+            host=status.host,
+            store=status.store,
+            version=None if now is None else now.version,
+            chunks=() if now is None else now.chunks,
+            bytes_per_s=rate,
+            seconds_left=left,
+            sent_at=status.sent_at,
+        )

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from infra.models.checkpoint_folder import load_tokenizer
-from infra.models.model_writer import write_model
+from infra.models.checkpoint_folder import load_tokenizer, write_model
 from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.rank_training import RankTraining
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from infra.models.checkpoint_list import list_checkpoints
-from infra.models.fingerprint import model_fingerprint
 from infra.storage import StorageFolder
+from infra.store.weight_files import model_fingerprint
 from operators.io.elements import PartitionKey
 from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch, empty_reason
 from operators.trainer.checkpoint_files import StoredState, TrainerPosition

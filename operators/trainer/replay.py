@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from infra.models.checkpoint_folder import load_model, load_tokenizer
-from infra.models.model_writer import write_model
+from infra.models.checkpoint_folder import load_model, load_tokenizer, write_model
 from infra.models.weights import WeightsDigest, weight_tensors, weights_digest
 from operators.trainer.assembly import BatchAssembly, WholeBatch, empty_reason
 from operators.trainer.checkpoint_files import StoredState

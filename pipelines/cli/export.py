@@ -169,8 +169,7 @@ def verify_(
       laminar export verify data/answers --log
     """
     from operators.export.folder import read_contents
-    from operators.export.log_rows import log_rows_reader
-    from operators.export.verify import verify
+    from operators.export.verify import log_rows_reader, verify
 
     if not log:
         return _report(verify(folder), json)

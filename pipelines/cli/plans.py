@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.start_offset import StartOffset
-from infra.kafka.topic_reader import StoredRecord, decode_stored, last_records, raw_decoder, read_topic
+from infra.kafka.topic_reader import StartOffset, StoredRecord, decode_stored, last_records, raw_decoder, read_topic
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Printing
 from pipelines.present.output import RowOutput, utc

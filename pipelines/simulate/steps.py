@@ -86,7 +86,7 @@ class SimulatedStep:
 
 
 class _Backlog:
-    """Placement's lag, with the methods of `infra.kafka.backlog.Backlog`."""
+    """Placement's lag, with the methods of `infra.kafka.lag.Backlog`."""
 
     def __init__(self, clients: SimulatedClients, group: str, topic: str) -> None:
         self._clients, self._group, self._topic = clients, group, topic

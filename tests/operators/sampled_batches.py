@@ -9,7 +9,7 @@ import numpy as np
 from record_factories import SAMPLING, experience, prompt, trajectory
 
 from operators.experience.members import read_members
-from operators.experience.packing import pack
+from operators.experience.pack_batches import pack
 from operators.rollout.engine import Completion, Engine, Request
 from schemas.block import Block
 from schemas.columns import flags, floats, token_ids

@@ -134,7 +134,7 @@ TRANSACTIONS = (
     ),
     Fix(
         "a reader that does not move is noticed",
-        "infra/kafka/stall_watch.py",
+        "infra/kafka/open_transactions.py",
         (("now - since >= STALLED_S", "False"),),
         "tests/infra/kafka/test_stall_watch.py::test_stall_watch_reports_reader_without_progress",
     ),

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from infra.kafka.admin import admin_client, beginning_offsets, list_topics
+from infra.kafka.admin import admin_client, beginning_offsets, list_topics, stable_ends
 from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.properties import ClientProperties
-from infra.kafka.stable_ends import stable_ends
 from infra.kafka.topic_reader import StoredRecord, read_topic
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.inspect.audit.fold import AuditFold

@@ -113,7 +113,7 @@ class RunState:
     relays: Mapping[int, RelayStatus] = field(default_factory=dict)
     tokens_of_past_incarnations: int = 0
     steps: Mapping[tuple[str, int], Values] = field(default_factory=dict)
-    """By role and shard: the counters of its steps (see `operators/io/counter_reports.py`)."""
+    """By role and shard: the counters of its steps (see `operators/io/write_transactionally.py`)."""
     roles: Mapping[str, RoleState] = field(default_factory=dict)
     last_metric_at: Mapping[str, int] = field(default_factory=dict)
     lag: Mapping[str, int] = field(default_factory=dict)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from infra.kafka.admin import admin_client
-from infra.kafka.committed_notes import committed_notes
 from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.note import Note
 from infra.kafka.properties import ClientProperties
+from infra.kafka.ranges import UnknownTopic
+from infra.kafka.topic_reader import read_topic
 from pipelines.restart_reads import LEDGER, READS
 from pipelines.roles import ALL_PIPELINES
+from schemas.records import CommitNote
 from schemas.topics import CATALOGUE, RESTORE, run_prefix
 
 _EVERY = -1
@@ -93,3 +95,20 @@ def _offsets_of(offsets: Mapping[str, int], topic: str) -> list[tuple[int, int]]
     """The partitions of `topic` and their offsets, from keys "topic:partition"."""
     pairs = [(place.rpartition(":"), offset) for place, offset in offsets.items()]
     return [(int(number), offset) for (name, _, number), offset in pairs if name == topic]
+
+
+def committed_notes(client: ClientProperties, restore: str) -> dict[str, Note]:
+    """The note of the last commit of each group, by group, from the topic `restore`; empty where there is none.
+
+    Records after an open transaction are not visible, so a note may be older than the last one. This is safe: the
+    offsets that a restart needs only rise.
+    """
+    try:
+        return {
+            row.group: Note.decode(row.note)
+            for record in read_topic(client, restore)
+            for row in record.rows
+            if isinstance(row, CommitNote)
+        }
+    except UnknownTopic:
+        return {}

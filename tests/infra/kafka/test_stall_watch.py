@@ -6,9 +6,9 @@ import pytest
 from kafka import KafkaProducer
 from shard_sessions import Open, feed, source
 
-from infra.kafka import stall_watch as stalls
+from infra.kafka import open_transactions as stalls
+from infra.kafka.open_transactions import REPORT_INTERVAL_S, STALLED_S, StallWatch, describe_blocking_transactions
 from infra.kafka.session_config import Partition, SessionConfig
-from infra.kafka.stall_watch import REPORT_INTERVAL_S, STALLED_S, StallWatch, describe_blocking_transactions
 
 HERE = Partition("t", 0)
 

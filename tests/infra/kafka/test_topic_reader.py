@@ -12,8 +12,7 @@ from infra.kafka.lag import group_lags, list_groups, record_counts
 from infra.kafka.offset_span import parse_span
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic, partition_ranges, resolve_span
-from infra.kafka.start_offset import StartOffset
-from infra.kafka.topic_reader import last_records, read_topic
+from infra.kafka.topic_reader import StartOffset, last_records, read_topic
 from schemas.codec import encode
 from schemas.records import Metric
 from schemas.topics import METRICS, group_name, run_of, run_prefix

@@ -6,7 +6,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
 
 from infra.runners.options import RUNNERS, option_names, pipeline_options
-from infra.runners.slices import slice_seconds
+from operators.io.poll_range import slice_seconds
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

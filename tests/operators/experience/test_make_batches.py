@@ -15,7 +15,7 @@ from record_factories import SAMPLING, experience, failed, prompt, settled, traj
 from operators.experience.components import Component
 from operators.experience.config import MAX_MICRO_BATCH_TOKENS, ExperienceConfig
 from operators.experience.make_batches import MAX_BATCHES_PER_FOLD
-from operators.experience.packing import split_by_tokens
+from operators.experience.pack_batches import split_by_tokens
 from operators.io.elements import PartitionKey
 from schemas.columns import flags, floats, token_ids
 from schemas.identity import parse_trajectory_id

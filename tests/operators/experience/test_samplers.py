@@ -16,7 +16,7 @@ from operators.experience.config import ExperienceConfig
 from operators.experience.evictions import Age, Capacity, Staleness
 from operators.experience.groups import Group, Groups
 from operators.experience.members import GroupMember, read_members
-from operators.experience.packing import balance, pack
+from operators.experience.pack_batches import balance, pack
 from operators.experience.samplers import SAMPLERS, DynamicSampling, GroupComplete, Sampler
 from operators.experience.writers import Bounded, Finished, Verified
 from schemas.block import Block

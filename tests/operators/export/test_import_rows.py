@@ -18,9 +18,8 @@ from operators.export import import_rows
 from operators.export.config import Contents
 from operators.export.folder import ExportError, ExportFolder
 from operators.export.formats import Format, read_table, write_table
-from operators.export.import_columns import COLUMNS, as_experiences
 from operators.export.import_plan import plan_groups
-from operators.export.import_rows import ImportRows
+from operators.export.import_rows import COLUMNS, ImportRows, as_experiences
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord
 from pipelines.inspect.audit.fold import AuditFold
 from schemas.records import Experience, Metric, VersionSpan

@@ -8,8 +8,8 @@ import pytest
 from record_factories import shard
 
 from infra.runners.liveness import LIVENESS
-from operators.io.counter_reports import CounterReports
 from operators.io.elements import Checkpoint, Emission
+from operators.io.write_transactionally import CounterReports
 from schemas.topics import METRICS
 
 pytestmark = pytest.mark.usefixtures("clean_liveness")

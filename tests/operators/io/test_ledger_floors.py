@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from operators.io.ledger_floors import LedgerFloors
+from operators.io.commits import LedgerFloors
 
 
 def test_floors_count_the_ledger_read_back_as_emission_0() -> None:

@@ -9,8 +9,8 @@ from record_factories import status
 from scripted_sessions import CONFIG, INPUT, ScriptedSession, ScriptedSessions, metric, raw
 
 import operators.io.source
+from infra.kafka.open_transactions import STALLED_S
 from infra.kafka.session import Fenced, Note, SessionLost
-from infra.kafka.stall_watch import STALLED_S
 from operators.io.config import TopicInput
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.source import MAX_PAYLOAD_BYTES, MAX_SESSIONS_WITHOUT_COMMIT, ShardSource

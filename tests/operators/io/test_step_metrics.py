@@ -7,8 +7,8 @@ from counting_pipeline import POLLED, Deciding, counted
 
 from infra.runners.liveness import LIVENESS
 from infra.runners.step_metrics import StepCounters, phase
-from operators.io.counter_reports import metric_values
 from operators.io.repartition import Placed
+from operators.io.write_transactionally import metric_values
 
 DECISIONS = {"placed/dispatch": 1, "placed/resume": 1, "moved/repack": 2}
 

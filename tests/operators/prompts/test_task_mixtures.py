@@ -14,8 +14,7 @@ from test_draw_prompts import Backlog, CharacterTokenizer
 from operators.io.elements import Restored
 from operators.io.fold_records import ShardFold
 from operators.prompts.config import PromptsConfig, TaskConfig
-from operators.prompts.draw_prompts import POLL_EVERY_S, DrawPrompts, PromptFold, _Task
-from operators.prompts.mixture import draw_task
+from operators.prompts.draw_prompts import POLL_EVERY_S, DrawPrompts, PromptFold, _Task, draw_task
 from operators.prompts.sources import all_heldout_questions, open_tasks
 from schemas.records import DeadLetter, LevelReply, LevelRequest, Prompt
 from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REQUEST, PROMPTS

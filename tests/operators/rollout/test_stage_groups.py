@@ -16,7 +16,7 @@ from infra import machine
 from infra.store.weight_store import WeightStore
 from infra.transport.relay_node import RelayNode
 from operators.io.repartition import Placed, assignment_of
-from operators.relay.status import StatusMaker
+from operators.relay.relay import StatusMaker
 from operators.rollout.engine import KV, Completion, Request
 from operators.rollout.replica import Replica as ProductReplica
 from operators.rollout.running_request import request_of

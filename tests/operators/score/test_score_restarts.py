@@ -11,7 +11,7 @@ from record_factories import PARTITIONS, failed, prompt, shard, topic_input, tra
 
 from operators.io.elements import Restored
 from operators.io.fold_records import ShardFold
-from operators.score import error_counts, score_trajectories
+from operators.score import score_trajectories
 from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
 from operators.score.pool import VerifierResult
@@ -110,7 +110,7 @@ def test_second_finish_after_a_restart_is_ignored(score: Score) -> None:
 def test_restarts_score_and_count_every_trajectory_once(
     score: Score, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(error_counts, "EVERY_MS", 0)
+    monkeypatch.setattr(score_trajectories, "EVERY_MS", 0)
     rng = random.Random(seed)
     names = [(number, member) for number in range(16) for member in range(2)]
     finishes = names + rng.sample(names, 12)
@@ -130,4 +130,4 @@ def test_restarts_score_and_count_every_trajectory_once(
     assert sorted(score.scored()) == sorted(f"p{number}.{member}" for number, member in names)
     metrics: list[Metric] = score.log.rows(METRICS)
     assert [metric.step for metric in metrics] == sorted({metric.step for metric in metrics})  # none is repeated
-    assert metrics[-1].values == {**dict.fromkeys(error_counts.COUNTS, 0), "trajectories": 32}
+    assert metrics[-1].values == {**dict.fromkeys(score_trajectories.COUNTS, 0), "trajectories": 32}

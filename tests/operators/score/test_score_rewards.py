@@ -15,8 +15,8 @@ import pytest
 
 from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig, TaskRubric
-from operators.score.error_counts import ErrorCounts
 from operators.score.pool import VerifierResult
+from operators.score.score_trajectories import ErrorCounts
 from operators.score.scorer import Scorer
 from operators.score.scoring import AnswerJudge, score_trajectories
 from operators.score.verifiers import reasoning

@@ -10,7 +10,7 @@ from record_factories import experience, prompt, trajectory
 from role_graph import RoleGraph
 
 from operators.experience.members import read_members
-from operators.experience.packing import pack
+from operators.experience.pack_batches import pack
 from schemas.block import Block
 from schemas.records import MicroBatch
 from schemas.topics import BATCHES, DEAD_LETTERS, METRICS

@@ -13,7 +13,7 @@ from record_factories import experience, manifest, prompt, shard, topic_input, t
 
 from infra.kafka.producer import DeliveryFailed
 from operators.experience.members import read_members
-from operators.experience.packing import pack
+from operators.experience.pack_batches import pack
 from operators.io.elements import Restored
 from operators.io.fold_records import ShardFold
 from operators.trainer.assembly import MissingBatch

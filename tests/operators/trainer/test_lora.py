@@ -10,8 +10,7 @@ import torch
 from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
-from infra.models.checkpoint_folder import load_model, load_tokenizer
-from infra.models.model_writer import write_model
+from infra.models.checkpoint_folder import load_model, load_tokenizer, write_model
 from infra.models.weights import weight_tensors
 from operators.trainer.batch import join_parts
 from operators.trainer.checkpoint import write_checkpoint

@@ -13,9 +13,9 @@ from infra.kafka.simulated_clients import SimulatedClients
 from operators.evaluation.evaluate_versions import EvaluationFold
 from operators.experience.make_batches import _Buffering
 from operators.experience.settlements import SettlementLedger
+from operators.io.commits import LedgerFloors
 from operators.io.fold_records import FoldRunner
 from operators.io.ledger import TrajectoryLedger
-from operators.io.ledger_floors import LedgerFloors
 from operators.io.pending import PendingOffsets
 from operators.placement.leases import Leases
 from operators.placement.pauses import RunPause

@@ -11,10 +11,9 @@ import pytest
 from audit_records import assignment, experience, manifest, micro_batch, settled, trajectory
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 
-from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, stable_ends
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.stable_ends import stable_ends
 from infra.processes import spawn
 from pipelines.cli.main import main
 from pipelines.inspect.audit import background_process as background_process
