@@ -20,7 +20,7 @@ from typing import Any
 
 from infra.kafka.broker_jars import JARS as KAFKA
 from infra.maven import Jars, read_digests
-from infra.runners.flink import JARS as FLINK
+from infra.runners.flink_jars import JARS as FLINK
 
 UNKNOWN = "not stated"
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)")

@@ -12,7 +12,7 @@ from infra.kafka.broker import BrokerConfig, format_by_kafka, server_properties
 from infra.kafka.broker_jars import JARS as KAFKA
 from infra.kafka.storage_format import BOOTSTRAP_CHECKPOINT, CHECKPOINT_FILE
 from infra.maven import sha256_of
-from infra.runners.flink import JARS as FLINK
+from infra.runners.flink_jars import JARS as FLINK
 
 for jars in (KAFKA, FLINK):
     lines = sorted(f"{sha256_of(jar)}  {jar.name}\n" for jar in jars.resolve(print))

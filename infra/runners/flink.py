@@ -14,22 +14,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from infra.kafka.broker import HOST, java_command
-from infra.maven import Jars, Progress
+from infra.maven import Progress
+from infra.runners.flink_jars import JARS
 from infra.runners.local_server import ALLOW_VARIABLE, running_server
 from infra.runners.loopback import loopback_command
-
-FLINK, BEAM = "1.19", "2.70.0"
-JARS = Jars(
-    f"flink-{FLINK}-beam-{BEAM}",
-    f"Apache Flink {FLINK} and Apache Beam {BEAM} (about 160 MB of jars, once per user)",
-    (
-        f"org.apache.beam:beam-runners-flink-{FLINK}:{BEAM}",
-        "org.apache.beam:beam-runners-java-job-service:2.65.0",
-        "org.slf4j:slf4j-simple:2.0.16",
-    ),
-    "use another job server: -- --job_endpoint=HOST:PORT, or --flink_job_server_jar=FILE",
-)
-
 
 _BUNDLES_ANOTHER_BEAM = "beam-sdks-java-harness-"
 """A jar for Java steps that bundles classes of another Beam version."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from infra.bill_of_materials import components, notice, sbom
 from infra.kafka.broker_jars import JARS as KAFKA
 from infra.maven import read_digests
-from infra.runners.flink import JARS as FLINK
+from infra.runners.flink_jars import JARS as FLINK
 
 ROOT = Path(__file__).parents[2]
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\\\]+)", re.MULTILINE)

@@ -12,7 +12,7 @@ import pytest
 
 from infra.kafka.broker_jars import JARS as KAFKA
 from infra.maven import JarResolutionError, Jars, WrongJar, mirror_of_central, read_digests
-from infra.runners.flink import JARS as FLINK
+from infra.runners.flink_jars import JARS as FLINK
 
 
 @dataclass
