@@ -16,10 +16,10 @@ from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailable
 
 from infra.kafka.admin import admin_client, committed_offsets
 from infra.kafka.notes import uncommitted_consumer
+from infra.kafka.open_transactions import check_own_transactions, end_own_transactions
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem
 from infra.kafka.transactions import TransactionalProducer
-from infra.kafka.unended import check_own_transactions, end_own_transactions
 
 MAX_POLL_RECORDS = 2000
 RETRY_BACKOFF_MS = 3
@@ -68,7 +68,7 @@ class SessionClients(Protocol):
         """Raise KafkaTimeoutError if a transaction of `producer_id` is open in one of `places`."""
 
     def end_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
-        """End the transactions of `producer_id` that are open in `places`, see `unended`."""
+        """End the transactions of `producer_id` that are open in `places`, see `open_transactions`."""
 
     def lock(self) -> Lock:
         """A new lock."""

@@ -120,7 +120,7 @@ def topic(
     """
     from operators.export.card import write_card
     from operators.export.config import ExportConfig
-    from operators.export.export_stored import export_stored
+    from operators.export.export_topic import export_stored
     from operators.export.folder import ExportFolder
     from operators.export.verify import check_manifests
     from operators.export.views import default_split

@@ -15,7 +15,6 @@ from shard_sessions import make_shard, record, visible
 
 from infra.kafka import hanging_transactions as hanging
 from infra.kafka import open_transactions as open_transactions_module
-from infra.kafka import unended
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.hanging_transactions import end_hanging_transactions
@@ -196,7 +195,7 @@ def test_session_does_not_open_if_it_may_not_end_its_transaction(
     def deny(admin: Any, transaction: Any) -> None:
         raise ClusterAuthorizationFailedError("denied")
 
-    monkeypatch.setattr(unended, "write_marker", deny)
+    monkeypatch.setattr(open_transactions_module, "write_marker", deny)
     with pytest.raises(SessionLost, match=r"denied-shard is still open in denied-shard-out-0, .* transactions abort"):
         Session(config)
     assert end_hanging_transactions(credulous.client()) == ["denied-shard-out-0"]
