@@ -26,7 +26,7 @@ class Edge(NamedTuple):
     of: Literal["offset", "beginning", "end", "time"]
     number: int
 
-    def within(self, beginning: int, end: int, at_time: int | None) -> int:
+    def within(self, beginning: int, end: int, at_time: int | None = None) -> int:
         """The offset in a partition with offsets `beginning` to before `end`; `at_time` is the offset of the time."""
         wanted = {
             "offset": self.number,

@@ -45,25 +45,19 @@ def connection_problem(arguments: dict[str, Any], timeout_s: float = 5.0) -> str
         return f"{error}; are login and certificates correct?" if "security_protocol" in arguments else str(error)
 
 
-def retry_transient(
-    request: Callable[[], T],
-    for_s: float = RETRY_S,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> T:
-    """Return the result of `request`, retried for `for_s` seconds while a connection breaks or Kafka moves leaders.
+def retry_transient(request: Callable[[], T]) -> T:
+    """Return the result of `request`, retried for RETRY_S seconds while a connection breaks or Kafka moves leaders.
 
-    `request` must be idempotent. Raises its error if it is not transient, or after `for_s`.
+    `request` must be idempotent. Raises its error if it is not transient, or after RETRY_S.
     """
-    started, pause = clock(), 0.1
+    started, pause = time.monotonic(), 0.1
     while True:
         try:
             return request()
         except RetriableError:
-            if clock() - started >= for_s:
+            if time.monotonic() - started >= RETRY_S:
                 raise
-        sleep(pause)
+        time.sleep(pause)
         pause = min(2.0, pause * 1.6)
 
 

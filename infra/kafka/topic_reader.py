@@ -9,28 +9,13 @@ from typing import Any
 from kafka import KafkaConsumer, TopicPartition
 
 from infra.kafka.consumers import open_consumer
+from infra.kafka.offset_span import Edge
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange, ranges_of
 from infra.kafka.record_batches import Headers, RecordBatch
 from schemas.codec import UndecodableRecord, decode
 
-
-@dataclass(frozen=True, slots=True)
-class StartOffset:
-    """An absolute offset, or with `from_end` the number of offsets before the end of a partition."""
-
-    count: int
-    from_end: bool = False
-
-    def within(self, beginning: int, end: int) -> int:
-        """The absolute offset in a partition with offsets from `beginning` to before `end`."""
-        wanted = end - self.count if self.from_end else self.count
-        return max(beginning, min(wanted, end))
-
-
-BEGINNING = StartOffset(0)
-
-
+BEGINNING = Edge("beginning", 0)
 POLL_MS = 500
 Decoder = Callable[[bytes | None, Iterable[tuple[str, bytes]]], Sequence[Any]]
 
@@ -72,7 +57,7 @@ def read_topic(
     client: ClientProperties,
     topic: str,
     *,
-    start: StartOffset | Mapping[int, int] = BEGINNING,
+    start: Edge | Mapping[int, int] = BEGINNING,
     partitions: Sequence[int] | None = None,
     follow: bool = False,
     until: Mapping[int, int] | None = None,
@@ -91,14 +76,14 @@ def read_batches(
     client: ClientProperties,
     topic: str,
     *,
-    start: StartOffset | Mapping[int, int] = BEGINNING,
+    start: Edge | Mapping[int, int] = BEGINNING,
     partitions: Sequence[int] | None = None,
     follow: bool = False,
     until: Mapping[int, int] | None = None,
 ) -> Iterator[RecordBatch]:
     """The committed records of `topic` from `start` to its present end; with `follow`, without end.
 
-    `start` may be given by partition. `until` gives the end by partition, instead of the present one. In order within
+    `start` may be given by partition, and is no time. `until` gives the end by partition. In order within
     each partition; memory does not grow with the number of records. Raises UnknownTopic.
     """
     with open_consumer(client) as consumer:
@@ -143,7 +128,7 @@ def last_records(
         ranges = ranges_of(consumer, topic, partitions)
         back = 2 * count
         while True:
-            batches = _batches(consumer, topic, ranges, StartOffset(back, from_end=True))
+            batches = _batches(consumer, topic, ranges, Edge("end", back))
             found = [record for batch in batches for record in _stored_records(topic, batch, decoder)]
             if len(found) >= count or back >= max(held.end - held.beginning for held in ranges.values()):
                 found.sort(key=lambda record: (record.timestamp, record.partition, record.offset))
@@ -176,7 +161,7 @@ def _batches(
     consumer: KafkaConsumer,
     topic: str,
     ranges: Mapping[int, PartitionRange],
-    start: StartOffset | Mapping[int, int],
+    start: Edge | Mapping[int, int],
     follow: bool = False,
 ) -> Iterator[RecordBatch]:
     """The records of `ranges` from `start` on; with `follow`, also all later ones."""
@@ -191,13 +176,13 @@ def _batches(
 
 
 def _assign(
-    consumer: KafkaConsumer, topic: str, ranges: Mapping[int, PartitionRange], start: StartOffset | Mapping[int, int]
+    consumer: KafkaConsumer, topic: str, ranges: Mapping[int, PartitionRange], start: Edge | Mapping[int, int]
 ) -> dict[int, TopicPartition]:
     """Assign partitions of `topic` to `consumer`, from `start` on; return them by number."""
     assigned = {number: TopicPartition(topic, number) for number in ranges}
     consumer.assign(list(assigned.values()))
     for number, held in ranges.items():
-        first = start if isinstance(start, StartOffset) else StartOffset(start.get(number, held.beginning))
+        first = start if isinstance(start, Edge) else Edge("offset", start.get(number, held.beginning))
         consumer.seek(assigned[number], first.within(held.beginning, held.end))
     return assigned
 

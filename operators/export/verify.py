@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.topic_reader import StartOffset, read_topic
+from infra.kafka.topic_reader import read_topic
 from infra.storage import StorageFolder, list_folder, local_file
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents
@@ -144,7 +144,7 @@ def log_rows_reader(client: ClientProperties) -> LogRows:
         records = read_topic(
             client,
             topic.name(contents.run),
-            start=StartOffset(part.first),
+            start={part.partition: part.first},
             partitions=[part.partition],
             until={part.partition: part.last + 1},
             decoder=decode_as_blocks,

@@ -11,7 +11,7 @@ from operators.prompts.config import PROMPT_SLOT, TaskConfig
 from operators.prompts.question import Question
 from schemas.columns import token_ids
 from schemas.identity import Purpose
-from schemas.records import Message, PolicyVersion, Prompt, Sampling
+from schemas.records import Message, Prompt, Sampling
 
 
 class PromptTooLong(ValueError):
@@ -31,13 +31,10 @@ def render(
     *,
     purpose: Purpose = "train",
     samples: int | None = None,
-    sampling: Sampling | None = None,
-    policy_version: PolicyVersion | None = None,
-    round: str = "",
 ) -> Prompt:
     """Prompt `number` of `question`, for a model with a context of `context` tokens for prompt and response.
 
-    `samples` and `sampling` override the configured ones, for evaluation. `max_new_tokens` is reduced to the remaining
+    `samples` overrides the configured number, for evaluation. `max_new_tokens` is reduced to the remaining
     context. Plain text is encoded with the special tokens that the tokenizer adds; a chat template contains its own.
     Raises PromptTooLong, and ValueError for a conversation without a chat template.
     """
@@ -47,7 +44,7 @@ def render(
     room = context - len(ids)
     if room < 1:
         raise PromptTooLong(number, len(ids), context)
-    sampling = sampling or _sampling(config, tokenizer)
+    sampling = _sampling(config, tokenizer)
     return Prompt(
         number=number,
         purpose=purpose,
@@ -57,8 +54,6 @@ def render(
         reference=json.dumps(question.reference, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
         samples=config.samples_per_prompt if samples is None else samples,
         sampling=sampling if sampling.max_new_tokens <= room else replace(sampling, max_new_tokens=room),
-        policy_version=policy_version,
-        round=round,
         environment=config.environment,
         messages=messages,
     )

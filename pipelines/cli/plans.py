@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.kafka.offset_span import Edge
 from infra.kafka.properties import ClientProperties
-from infra.kafka.topic_reader import StartOffset, StoredRecord, decode_stored, last_records, raw_decoder, read_topic
+from infra.kafka.topic_reader import StoredRecord, decode_stored, last_records, raw_decoder, read_topic
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Printing
 from pipelines.present.output import RowOutput, utc
@@ -56,7 +57,7 @@ def plans(
     records = _since_plan(connection.client, name, count)
     rows: Iterator[dict[str, Any]] = _plans_with_outcomes(row for record in records for row in record.rows)
     if follow:
-        after = StartOffset(records[-1].offset + 1) if records else StartOffset(0, from_end=True)
+        after = Edge("offset", records[-1].offset + 1) if records else Edge("end", 0)
         new = read_topic(connection.client, name, start=after, follow=True)
         rows = chain(rows, (_single_row(row) for record in new for row in record.rows))
     none = f"run {connection.run} has no plans: no trajectory was moved"

@@ -9,10 +9,10 @@ from kafka.structs import OffsetAndMetadata
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.lag import group_lags, list_groups, record_counts
-from infra.kafka.offset_span import parse_span
+from infra.kafka.offset_span import Edge, parse_span
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic, partition_ranges, resolve_span
-from infra.kafka.topic_reader import StartOffset, last_records, read_topic
+from infra.kafka.topic_reader import last_records, read_topic
 from schemas.codec import encode
 from schemas.records import Metric
 from schemas.topics import METRICS, group_name, run_of, run_prefix
@@ -99,7 +99,7 @@ def test_read_topic_follows_new_records(client: ClientProperties, broker: Broker
 
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
     write(77)
-    following = read_topic(client, topic, start=StartOffset(1, from_end=True), partitions=[2], follow=True)
+    following = read_topic(client, topic, start=Edge("end", 1), partitions=[2], follow=True)
     assert next(following).rows[0].step == 77
     write(78)
     assert next(following).rows[0].step == 78

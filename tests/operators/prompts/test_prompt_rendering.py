@@ -121,13 +121,9 @@ def test_render_raises_if_no_room_for_one_token() -> None:
     assert (caught.value.length, caught.value.context) == (9, 9)
 
 
-def test_render_overrides_samples_and_sampling() -> None:
+def test_render_overrides_purpose_and_samples() -> None:
     tokenizer = CharacterTokenizer()
     tokenizer.eos_token_id = [2, 3]
-    greedy = Sampling(0.0, 1.0, 0, 20, (2,), 0)
     config = PromptsConfig(task="gcd")
-    prompt = render(
-        plain("1?"), 4, config, tokenizer, 100, purpose="evaluation", samples=1, sampling=greedy, round="r3"
-    )
-    assert (prompt.prompt_id, prompt.samples, prompt.sampling, prompt.round) == ("e4", 1, greedy, "r3")
-    assert render(plain("1?"), 4, config, tokenizer, 100).sampling.stop_token_ids == (2, 3)
+    prompt = render(plain("1?"), 4, config, tokenizer, 100, purpose="evaluation", samples=1)
+    assert (prompt.prompt_id, prompt.samples, prompt.sampling.stop_token_ids) == ("e4", 1, (2, 3))
