@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from types import TracebackType
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
@@ -123,9 +122,7 @@ class BoundedProducer:
     def __enter__(self) -> BoundedProducer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _current(self) -> KafkaProducer:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Any
 
 from infra.runners.liveness import LIVENESS
@@ -67,9 +66,7 @@ class Stopwatch:
         self._began = perf_counter_ns()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.seconds = (perf_counter_ns() - self._began) / 1e9
 
 
@@ -81,10 +78,8 @@ class _Phase(Stopwatch):
         self._name = TIME + name
         self._times = _beam_metrics().distribution(NAMESPACE, self._name)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         microseconds = int(self.seconds * 1e6)
         self._times.update(microseconds)
         LIVENESS.count(self._group, self._name, microseconds)

@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from infra.store import locks, names
 from infra.store.errors import StoreBusy, StoreError, VersionExists, VersionGone
@@ -236,9 +235,7 @@ class WeightStore:
     def __enter__(self) -> WeightStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _file(self, version: PolicyVersion) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
-from types import TracebackType
 from typing import Protocol, Self
 
 
@@ -23,9 +22,7 @@ class Connection(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> object: ...
+    def __exit__(self, *error: object) -> object: ...
 
 
 def interrupt(connection: Connection) -> None:

@@ -16,7 +16,6 @@ import json
 import socket
 import struct
 import threading
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from cryptography.exceptions import InvalidTag
@@ -102,9 +101,7 @@ class EncryptedConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _receive_segment(self, memory: memoryview) -> int:

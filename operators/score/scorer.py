@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from infra.workers.error_text import ErrorText
@@ -85,9 +84,7 @@ class Scorer:
     def __enter__(self) -> Scorer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _prepare(self, rubric: Rubric) -> list[_PreparedReward]:
