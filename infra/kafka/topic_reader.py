@@ -11,7 +11,7 @@ from kafka import KafkaConsumer, TopicPartition
 from infra.kafka.consumers import open_consumer
 from infra.kafka.offset_span import Edge
 from infra.kafka.properties import ClientProperties
-from infra.kafka.ranges import PartitionRange, ranges_of
+from infra.kafka.ranges import PartitionRange, partition_ranges, ranges_of
 from infra.kafka.record_batches import Headers, RecordBatch
 from schemas.codec import UndecodableRecord, decode
 
@@ -201,3 +201,38 @@ def _rows(value: bytes | None, headers: Headers, decoder: Decoder) -> tuple[tupl
         return tuple(decoder(value, headers)), None
     except UndecodableRecord as error:
         return (), str(error)
+
+
+Measure = Callable[[bytes | None, Headers], int | None]
+"""Returns the number of a record, from its value and headers; None if it has none."""
+
+
+def first_offset(client: ClientProperties, topic: str, partition: int, measure: Measure, wanted: int) -> int | None:
+    """The offset of the first record with number `wanted` or more; None if there is none. Raises UnknownTopic."""
+    held = partition_ranges(client, topic)[partition]
+    where = TopicPartition(topic, partition)
+    low, high, found = held.beginning, held.end, held.end
+    with open_consumer(client) as consumer:
+        consumer.assign([where])
+
+        def first_number(offset: int) -> tuple[int, int] | None:
+            """Offset and number of the first record from `offset` on that has a number."""
+            consumer.seek(where, offset)
+            while consumer.position(where) < held.end:
+                for records in consumer.poll(timeout_ms=POLL_MS).values():
+                    for record in records:
+                        batch = record.value
+                        for at, value, headers in zip(batch.offsets, batch.values, batch.headers, strict=True):
+                            if at >= offset and (number := measure(value, headers)) is not None:
+                                return at, number
+            return None
+
+        while low < high:
+            middle = (low + high) // 2
+            seen = first_number(middle)
+            if seen is not None and seen[1] < wanted:
+                low = seen[0] + 1
+            else:
+                high = middle
+                found = seen[0] if seen is not None else found
+    return found if found < held.end else None

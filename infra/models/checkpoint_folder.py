@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from infra.models.dtypes import DTYPES
 from infra.store.layout import Layout
@@ -166,3 +166,17 @@ def _write_tensors(file: Path, specs: Mapping[str, Tensor], tensors: Iterable[tu
         os.fsync(sink.fileno())
     if places:
         raise ValueError(f"{file} lacks {len(places)} tensors, such as {min(places)}")
+
+
+def preload_model_code(folder: Path) -> None:
+    """Import the modules for the model and tokenizer in `folder`; no weights are read.
+
+    Errors of the folder are ignored here: loading the model reports them.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, RuntimeError):
+        return

@@ -79,7 +79,7 @@ def import_role_modules(model: str = "") -> None:
     for module in _EMULATION_MODULES if emulated else _TRAINING_MODULES:
         importlib.import_module(module)
     if model and not emulated:
-        importlib.import_module("infra.models.preload").preload_model_code(Path(model))
+        importlib.import_module("infra.models.checkpoint_folder").preload_model_code(Path(model))
     # A fork copies one thread: a lock that another holds would stay locked in every role.
     if threading.active_count() > 1:
         raise RuntimeError(f"imports started threads: {threading.enumerate()}")

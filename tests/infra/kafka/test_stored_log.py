@@ -14,11 +14,10 @@ from kafka.structs import OffsetAndMetadata
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_records, describe, list_topics, stable_ends
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.lag import group_lags, list_groups, record_counts
-from infra.kafka.offset_search import first_offset
 from infra.kafka.offset_span import parse_span
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic, partition_ranges, resolve_span
-from infra.kafka.topic_reader import StoredRecord, last_records, raw_decoder, read_topic
+from infra.kafka.topic_reader import StoredRecord, first_offset, last_records, raw_decoder, read_topic
 
 GROUP = "group-of-test"
 BEGAN = 1_700_000_000_000

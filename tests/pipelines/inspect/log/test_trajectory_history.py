@@ -10,8 +10,8 @@ import pytest
 
 from infra.kafka.admin import admin_client
 from infra.kafka.lag import list_groups
-from infra.kafka.offset_search import first_offset
 from infra.kafka.properties import ClientProperties
+from infra.kafka.topic_reader import first_offset
 from infra.models.demo import build_demo_tokenizer
 from infra.models.token_texts import token_texts
 from pipelines.inspect.log.history import _prompt_number
