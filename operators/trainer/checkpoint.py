@@ -118,7 +118,17 @@ def _finish(
         unfinished.rename(str(folder))
         sync_path(root)
         for leftover in root.glob(f"{_UNFINISHED}*"):  # from processes killed while writing; a run has one trainer
-            shutil.rmtree(leftover, ignore_errors=True)
+            if not _is_newer(leftover, position.version):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _is_newer(unfinished: Path, version: PolicyVersion) -> bool:
+    """Whether `unfinished` is of a version after `version`: another rank may have written its part of it already."""
+    try:
+        found = PolicyVersion.parse(unfinished.name.removeprefix(_UNFINISHED))
+    except ValueError:
+        return False
+    return found > version
 
 
 def copy_checkpoint(source: StorageFolder, target: Path) -> None:

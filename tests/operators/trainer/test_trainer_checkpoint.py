@@ -16,12 +16,13 @@ from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_list import list_checkpoints
-from operators.trainer.checkpoint import read_position, write_checkpoint
+from operators.trainer.checkpoint import complete_checkpoint, read_position, write_checkpoint, write_part
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import AlgorithmConfig, LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError
+from operators.trainer.ranks import Ranks
 from schemas.records import PolicyVersion
 
 CONFIG = LearnerConfig(
@@ -145,6 +146,17 @@ def test_unfinished_checkpoint_is_ignored_and_removed(tmp_path: Path, learner: L
     assert list_checkpoints(root) == []
     write_checkpoint(root, learner.state(), position(2))
     assert os.listdir(root) == ["1.2"]
+
+
+def test_parts_of_the_next_checkpoint_are_kept_when_one_completes(tmp_path: Path, learner: Learner) -> None:
+    """A rank may write its part of the next checkpoint while rank 0 completes this one."""
+    state, ranks = learner.state(), [Ranks(rank, 2) for rank in range(2)]
+    first = [write_part(tmp_path, state, position(1), each) for each in ranks]
+    part = write_part(tmp_path, state, position(2), ranks[1])
+    complete_checkpoint(tmp_path, state, position(1), first)
+    second = [write_part(tmp_path, state, position(2), ranks[0]), part]
+    folder = complete_checkpoint(tmp_path, state, position(2), second)
+    assert same(read_checkpoint(folder)[0], state)
 
 
 def test_version_has_at_most_one_checkpoint(tmp_path: Path, learner: Learner) -> None:
