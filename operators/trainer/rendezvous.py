@@ -201,17 +201,33 @@ def _check_address(address: RankAddress, ranks: Ranks, model: str) -> None:
 
 
 def _wait_for_all(store: dist.Store, ranks: Ranks) -> bool:
-    """Wait until every rank has registered; False if one of them has failed meanwhile."""
-    others = [f"rank {rank}" for rank in range(1, ranks.count)]
+    """Wait until every rank has registered; False if one of them has failed meanwhile.
+
+    A rank that has registered may have ended before the last one does. So once all have, each confirms that it still
+    waits. Rank 0 alone decides: it opens another store if a rank registers again.
+    """
+    others = range(1, ranks.count)
     try:
-        while not store.check(others if ranks.rank == 0 else ["begin"]):
-            if store.add("knocks", 0):
+        if ranks.rank:
+            _wait_for_keys(store, ["confirm"])
+            store.set(f"confirmed {ranks.rank}", "")
+            _wait_for_keys(store, ["begin"])
+            return True
+        for decision, state in (("confirm", "rank"), ("begin", "confirmed")):
+            if not _wait_for_keys(store, [f"{state} {rank}" for rank in others], until_rejoin=True):
                 return False
-            _pause()
-        if ranks.rank == 0:
-            store.set("begin", "")
+            store.set(decision, "")
     except RuntimeError:
-        return False  # rank 0 has ended
+        return False  # rank 0 has ended, or has opened another store
+    return True
+
+
+def _wait_for_keys(store: dist.Store, keys: list[str], *, until_rejoin: bool = False) -> bool:
+    """Wait until `store` has `keys`; with `until_rejoin` False as soon as a rank registers again."""
+    while not store.check(keys):
+        if until_rejoin and store.add("knocks", 0):
+            return False
+        _pause()
     return True
 
 

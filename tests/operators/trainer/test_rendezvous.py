@@ -25,7 +25,7 @@ from infra.runners.stopping import STOPPING
 from operators.trainer.rank_addresses import AddressFile, AddressTopic
 from operators.trainer.rank_training import start_rank_training
 from operators.trainer.ranks import Ranks
-from operators.trainer.rendezvous import RankLost, Rendezvous, _bind_collectives, lost_ranks, wait_for_ranks
+from operators.trainer.rendezvous import RankLost, Rendezvous, _bind_collectives, _find, lost_ranks, wait_for_ranks
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import RankAddress
 from schemas.topics import RANKS
@@ -39,8 +39,8 @@ class RankThreads:
     def __init__(self, file: Path, threads: ThreadPoolExecutor) -> None:
         self.file, self._threads = file, threads
 
-    def start(self, rank: int) -> Future[Rendezvous]:
-        return self._threads.submit(wait_for_ranks, AddressFile(self.file), TWO[rank])
+    def start(self, rank: int, count: int = 2) -> Future[Rendezvous]:
+        return self._threads.submit(wait_for_ranks, AddressFile(self.file), Ranks(rank, count))
 
     def address(self) -> str:
         return self.file.read_text() if self.file.exists() else ""
@@ -73,6 +73,20 @@ def test_restarted_rank_ends_the_rendezvous_for_a_new_one(ranks: RankThreads) ->
     late.result(20).check()
     again.check()
     assert ranks.address() != address
+
+
+def test_rank_that_ends_while_others_are_awaited_is_replaced(ranks: RankThreads) -> None:
+    """Else the others would wait for it in a collective, up to trainer.collective_timeout_s."""
+    zero = ranks.start(0, 3)
+    while (store := _find(AddressFile(ranks.file), Ranks(1, 3), "")) is None:
+        assert not zero.done()
+    two = ranks.start(2, 3)
+    while not store.check(["rank 2"]):
+        assert not two.done()
+    del store  # rank 1 ends
+    again = ranks.start(1, 3)
+    for each in (zero, two, again):
+        each.result(20).check()
 
 
 def test_check_detects_the_end_of_rank_0(ranks: RankThreads) -> None:
