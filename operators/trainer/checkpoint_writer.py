@@ -75,6 +75,11 @@ class CheckpointWriter:
         if part is not None:
             part.result()
 
+    def check(self) -> None:
+        """Raise the error of this rank's part if it could not be written. Does not wait."""
+        if self._part is not None and self._part.done():
+            self._part.result()
+
     def finished(self) -> bool:
         """Whether a checkpoint has been completed since the last call. Does not wait."""
         if self._whole is not None and self._whole.done():

@@ -62,7 +62,7 @@ def keep_newest(training: RankTraining, checkpoints: CheckpointWriter, is_publis
             rendezvous.post(_NOTE, decision)
             checkpoints.begin()
             checkpoints.finish()
-    except (CheckpointError, PublishFailed, RankLost, TimeoutError) as error:
+    except (CheckpointError, PublishFailed, RankLost, OSError) as error:  # TimeoutError is an OSError
         log.warning("the run stops without a checkpoint of version %s: %s", training.position.version, error)
     finally:
         if decision is _LEAVE:

@@ -75,7 +75,10 @@ class RankTraining:
         self._partitions = batch_partitions(ranks.rank, shards)
         self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count * shards, 0)
         self.resumed_from: PolicyVersion | None = None
-        if found := list_checkpoints(checkpoints):
+        found = list_checkpoints(checkpoints)
+        newest = PolicyVersion.parse(found[-1].name) if found else PolicyVersion(0, 0)
+        self._exchange("begin with the same checkpoint (all need the same folder)", [newest.epoch, newest.number])
+        if found:
             self.position = self._restore(found[-1])
             if (count := len(self.position.batch_offsets)) != ranks.count * shards:
                 raise ValueError(
@@ -97,8 +100,6 @@ class RankTraining:
         self._missing_since: float | None = None
         self._nonfinite: list[str] = []
         """The consecutive last batches whose gradient was not finite."""
-        resumed = self.resumed_from or PolicyVersion(0, 0)
-        self._exchange("begin with the same checkpoint", [resumed.epoch, resumed.number])
 
     @property
     def trained(self) -> int:

@@ -72,6 +72,7 @@ class _FollowerTraining:
         if not polled.caught_up:
             return outputs
         if self._training.next_batch is None:
+            self._checkpoints.check()  # rank 0 waits for this rank's part as long as this rank runs
             self._training.check()
             return outputs
         try:

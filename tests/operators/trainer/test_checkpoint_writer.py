@@ -11,13 +11,18 @@ from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_list import list_checkpoints
+from operators.io.elements import Polled
 from operators.trainer import checkpoint_writer
 from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.checkpoint_writer import CheckpointWriter
+from operators.trainer.clean_stop import keep_newest
 from operators.trainer.config import LearnerConfig
 from operators.trainer.persist import CheckpointError
 from operators.trainer.rank_training import RankTraining
+from operators.trainer.ranks import Ranks
+from operators.trainer.rendezvous import Rendezvous
+from operators.trainer.train_follower import _FollowerTraining
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import PolicyVersion
 
@@ -74,6 +79,46 @@ def test_failed_checkpoint_fails_the_next_optimizer_step(tmp_path: Path, trainin
         training.train()
     assert all(torch.equal(tensor, before[name]) for name, tensor in training.state().weights.items())
     writer.close()
+
+
+def test_idle_follower_ends_if_its_part_of_a_checkpoint_fails(tmp_path: Path, training: RankTraining) -> None:
+    """Rank 0 would wait for the part for ever: after the last batch no optimizer step raises the error."""
+    (tmp_path / "checkpoints").touch()
+    training.train()
+    training.ranks = Ranks(1, 2)
+    writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
+    follower = _FollowerTraining(training, writer, "run")
+    writer.begin()
+    with pytest.raises(CheckpointError):
+        writer.wait_for_own_part()
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint 1\.2"):
+        follower.fold(Polled("trainer", 1, (), (), {}, caught_up=True))
+    writer.close()
+
+
+def test_clean_stop_goes_on_if_checkpoints_cannot_be_listed(
+    tmp_path: Path, training: RankTraining, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> list[Path]:
+        raise OSError("the object store does not respond")
+
+    monkeypatch.setattr(checkpoint_writer, "list_checkpoints", refuse)
+    writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
+    keep_newest(training, writer, lambda: True)
+    assert "without a checkpoint of version 1.1: the object store does not respond" in caplog.text
+    writer.close()
+
+
+def test_ranks_with_other_checkpoints_are_rejected_before_reading(tmp_path: Path, training: RankTraining) -> None:
+    class WithoutCheckpoint(Ranks):
+        """This rank, and one on a machine whose folder has no checkpoint."""
+
+        def gather(self, values: torch.Tensor) -> list[torch.Tensor]:
+            return [values, torch.zeros_like(values)]
+
+    (tmp_path / "checkpoints" / "1.7").mkdir(parents=True)
+    with pytest.raises(RuntimeError, match=r"do not begin with the same checkpoint.*: \[\[1, 7\], \[0, 0\]\]"):
+        RankTraining(CONFIG, tmp_path / "model", tmp_path / "checkpoints", 2, Rendezvous(WithoutCheckpoint()))
 
 
 def test_checkpoint_of_other_partitions_is_rejected(tmp_path: Path, training: RankTraining) -> None:
