@@ -81,6 +81,9 @@ class VersionPublisher:
             self.resumed = None
         except StoreError as error:
             log.error("version %s is not in the store: %s", resumed.version, error)
+        except PublishFailed as error:  # of the version in transit, which had to end first
+            log.error("%s", error)
+            self.behind = True
 
     def _send(self, *, wait_for_previous: bool) -> bool:
         position, batches, untrained = self._training.position, self._batches, self._untrained
