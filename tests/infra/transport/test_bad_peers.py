@@ -86,6 +86,18 @@ def test_connect_is_rejected_for_a_wrong_token_or_run(run: str, token: str, reas
         machine.close()
 
 
+def test_handshake_rejects_a_proof_that_cannot_be_encoded() -> None:
+    body = {"protocol": handshake.PROTOCOL, "run": "r", "nonce": "", "proof": "\ud800"}
+    with pair() as (ours, theirs):
+        theirs.sendall(frame(FrameKind.HELLO, body))
+        with pytest.raises(HandshakeRejected, match="the token is not that of this run"):
+            handshake.accept_peer(ours, "r", "secret")
+    with pair() as (ours, theirs):
+        theirs.sendall(frame(FrameKind.CHALLENGE, body) + frame(FrameKind.WELCOME, body))
+        with pytest.raises(ProtocolError, match="does not know the token"):
+            handshake.authenticate(ours, "r", "secret", 0)
+
+
 def test_relay_survives_garbage_and_invalid_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.2)
     data = weights(1)
