@@ -281,6 +281,9 @@ class Gateway:
         for expired in claims.failed():
             await self.player.end(expired, None, None, "no agent finished it in time")
         found = await self._next(claims, wait)
+        if found is not None and await request.is_disconnected():
+            claims.give_back(found.episode, found.attempt, failed=False)
+            found = None
         if found is None:
             return HttpResponse(status_code=204)
         key = f"{self.keys.key_of(found.episode)}{ATTEMPT}{found.attempt}"

@@ -68,7 +68,7 @@ class EpisodeCounts:
         for place, offset in positions.items():
             if place.topic == TRAJECTORIES.short_name:
                 self._counted[str(place.partition)] = offset
-        return {"totals": self._values(), "counted": self._counted}
+        return {"totals": self._values(), "counted": dict(self._counted)}  # the note is written later
 
     def _values(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._totals.items()}

@@ -153,6 +153,27 @@ def test_a_claim_waits_for_an_episode(tmp_path: Path) -> None:
     play(ScriptedRun(), WORKERS, tmp_path, scenario)
 
 
+def test_a_claim_by_a_client_that_has_gone_is_undone(tmp_path: Path) -> None:
+    async def scenario(gateway: Gateway, client: httpx2.AsyncClient) -> None:
+        messages = [{"type": "http.request", "body": b"{}"}]
+        statuses: list[int] = []
+
+        async def receive() -> dict[str, Any]:
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            statuses.append(message.get("status", 0))
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/episodes/claim", "query_string": b"", "client": None}
+        scope["headers"] = [(b"authorization", client.headers["authorization"].encode())]
+        await gateway.application()(scope, receive, send)
+        assert statuses[0] == 204
+        claimed = (await client.post("/episodes/claim", json={})).json()
+        assert (claimed["episode"], claimed["attempt"]) == (NAME, 1)
+
+    play(ScriptedRun(), WORKERS, tmp_path, scenario)
+
+
 def test_a_serving_process_that_hangs_does_not_hold_requests(tmp_path: Path) -> None:
     async def scenario(gateway: Gateway, client: httpx2.AsyncClient) -> None:
         gateway.served = ServedVersions(
