@@ -18,6 +18,7 @@ from schemas.identity import is_trajectory_id
 
 WAIT_S = 20.0
 RETRY_S = 1.0
+MAX_RESPONSE_BYTES = 10 * 2**20
 _UNAVAILABLE_S = 300.0
 """A gateway that does not respond for so many seconds has ended."""
 Note = Callable[[str], None]
@@ -133,9 +134,20 @@ class RemoteAgents:
         while True:
             try:
                 with access.post(path, body) as response:
-                    data = response.read(10 * 2**20)
-                return json.loads(data) if data else {}
+                    return _object_in(response.read(MAX_RESPONSE_BYTES), access.url)
             except GatewayError as error:
                 if error.status not in (0, 429, 503, 504) or time.monotonic() > until or self.stop.is_set():
                     raise
                 self.stop.wait(RETRY_S)
+
+
+def _object_in(data: bytes, url: str) -> Mapping[str, Any]:
+    """The JSON object in the body of a response, empty without a body. Raises GatewayError."""
+    try:
+        found = json.loads(data) if data else {}
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        start = data[:40].decode(errors="replace")
+        raise GatewayError(f"{url} responds with {start!r}, which is no JSON object: is it the gateway, with /v1?")
+    return found

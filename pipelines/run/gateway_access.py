@@ -38,13 +38,13 @@ class GatewayAccess:
     @contextmanager
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = 600.0) -> Iterator[IO[bytes]]:
         """The response to `body` at `path`, whose lines can be read as they arrive. Raises GatewayError."""
+        if not self.url.startswith(("http://", "https://")):
+            raise GatewayError(f"{self.url} is not the URL of a gateway: it must begin with http:// or https://")
         request = urllib.request.Request(
             f"{self.url.rstrip('/')}/{path}",
             json.dumps(body).encode(),
             {"authorization": f"Bearer {self.key}", "content-type": "application/json"},
         )
-        if not request.full_url.startswith(("http:", "https:")):
-            raise GatewayError(f"{self.url} is not the URL of a gateway: it must begin with http:// or https://")
         context = ssl.create_default_context() if request.full_url.startswith("https:") else None
         try:
             with urllib.request.urlopen(request, timeout=timeout_s, context=context) as response:

@@ -24,7 +24,7 @@ class Claimed:
     changed: dict[str, Any]
 
     def __init__(self, *episodes: str) -> None:
-        self.episodes, self.broken = list(episodes), {}
+        self.episodes, self.broken, self.cut = list(episodes), {}, set[str]()
         self.timeout_s, self.changed, self.claimed = 60.0, {}, threading.Event()
         self.received: list[tuple[str, str, Any]] = []
         outer = self
@@ -46,7 +46,8 @@ class Claimed:
                     outer.received.append((path, key, body))
                 self.send_response(status or 200)
                 self.end_headers()
-                self.wfile.write(json.dumps(response).encode())
+                self.wfile.write(json.dumps(response).encode()[: 1 if path in outer.cut else None])
+                outer.cut.discard(path)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -135,6 +136,13 @@ def test_requests_are_repeated_while_the_gateway_is_away(gateway: Claimed, monke
     assert [path for path, _, _ in gateway.received] == ["episode/end"]
 
 
+def test_a_request_is_repeated_if_its_response_is_cut(gateway: Claimed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.run.agents_elsewhere.RETRY_S", 0.01)
+    gateway.cut = {"episodes/claim"}
+    play(gateway, "report(reward=0)", episodes=1)
+    assert [key for _, key, _ in gateway.received] == ["k-p1.0"], "the claim of p0.0 expires"
+
+
 def test_an_episode_that_has_ended_meanwhile_is_left(gateway: Claimed) -> None:
     gateway.broken = {"episode/end": 409}
     notes = play(gateway, "report(reward=0)")
@@ -148,6 +156,7 @@ def test_a_rejected_key_ends_the_agents(gateway: Claimed) -> None:
     assert len(gateway.received) == 2
 
 
-def test_an_address_that_is_none_is_rejected() -> None:
-    with pytest.raises(GatewayError, match="must begin with http"), GatewayAccess("file:///etc", "k").post("x", {}):
+@pytest.mark.parametrize("url", ["file:///etc", "gateway.example/v1"])
+def test_an_address_that_is_none_is_rejected(url: str) -> None:
+    with pytest.raises(GatewayError, match="must begin with http"), GatewayAccess(url, "k").post("x", {}):
         pass
