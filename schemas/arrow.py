@@ -16,8 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas.arrow_types import ELEMENTS, arrow_type
 from schemas.column_checks import ColumnCheck, check_column, column_check
+from schemas.columns import ELEMENTS, arrow_type
 from schemas.flatbuffer import field_of, table_at
 from schemas.scalars import checked_float, checked_scalar
 from schemas.shape import Field, fields_of

@@ -7,19 +7,25 @@ no decision depends on the clock of another machine. A new field comes with a ne
 from __future__ import annotations
 
 from schemas.records.agents import AGENT, Branches, EpisodeEnd, Segment, TokenRange, TurnEnded, TurnRequest
-from schemas.records.batch_assembly import BatchProposal, BatchSelection, LevelSuccess
-from schemas.records.batches import MicroBatch
-from schemas.records.curriculum import LevelReply, LevelRequest
+from schemas.records.batches import BatchProposal, BatchSelection, LevelReply, LevelRequest, LevelSuccess, MicroBatch
 from schemas.records.inbox import Assignment, Cancel, Drain, KVManifest, Release, Reserve
 from schemas.records.pauses import Pause
 from schemas.records.plans import MoveOutcome, PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import AssignmentRejected, NextOwner, Progress, TrajectoryClosed
 from schemas.records.prompts import Message, Prompt, Sampling
-from schemas.records.ranks import RankAddress
-from schemas.records.record_schemas import RecordSchema, SchemaField
 from schemas.records.relays import RelayChain, RelayLink, RelayStatus
 from schemas.records.stage_groups import GroupPlan, RelayArrival, Stage, StageGroup, StageStatus
-from schemas.records.status import CommitNote, DeadLetter, Metric, ReplicaState, ReplicaStatus
+from schemas.records.status import (
+    CommitNote,
+    DeadLetter,
+    Metric,
+    RankAddress,
+    RecordSchema,
+    ReplicaState,
+    ReplicaStatus,
+    SchemaField,
+    TrimPoint,
+)
 from schemas.records.trajectories import (
     Conversation,
     Ending,
@@ -33,7 +39,6 @@ from schemas.records.trajectories import (
     Trajectory,
     VersionSpan,
 )
-from schemas.records.trim_points import TrimPoint
 from schemas.records.versions import PolicyVersion, TensorSpec, WeightDelta, WeightVersion
 
 RECORDS: tuple[type, ...] = (
@@ -76,70 +81,3 @@ RECORDS: tuple[type, ...] = (
     RecordSchema,
     Pause,
 )
-
-__all__ = [
-    "AGENT",
-    "RECORDS",
-    "Assignment",
-    "AssignmentRejected",
-    "BatchProposal",
-    "BatchSelection",
-    "Branches",
-    "Cancel",
-    "CommitNote",
-    "Conversation",
-    "DeadLetter",
-    "Drain",
-    "Ending",
-    "Episode",
-    "EpisodeEnd",
-    "Experience",
-    "FinishReason",
-    "GroupPlan",
-    "KVManifest",
-    "LevelReply",
-    "LevelRequest",
-    "LevelSuccess",
-    "Message",
-    "Metric",
-    "MicroBatch",
-    "MoveOutcome",
-    "NextOwner",
-    "Outcome",
-    "Pause",
-    "PlannedMove",
-    "PolicyVersion",
-    "Progress",
-    "Prompt",
-    "RankAddress",
-    "RecordSchema",
-    "RelayArrival",
-    "RelayChain",
-    "RelayLink",
-    "RelayStatus",
-    "Release",
-    "RepackPlan",
-    "ReplicaLoad",
-    "ReplicaState",
-    "ReplicaStatus",
-    "Reserve",
-    "Response",
-    "RewardComponent",
-    "Sampling",
-    "SchemaField",
-    "Segment",
-    "Settled",
-    "Stage",
-    "StageGroup",
-    "StageStatus",
-    "TensorSpec",
-    "TokenRange",
-    "Trajectory",
-    "TrajectoryClosed",
-    "TrimPoint",
-    "TurnEnded",
-    "TurnRequest",
-    "VersionSpan",
-    "WeightDelta",
-    "WeightVersion",
-]

@@ -1,10 +1,11 @@
-"""Training batches."""
+"""Training batches, how the shards of the experience buffer form them, and the levels of difficulty."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from schemas.array_fields import Flags, Floats, Integers, TokenIds
+from schemas.records.versions import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +42,78 @@ class MicroBatch:
     lineage_partitions: Integers
     lineage_offsets: Integers
     breaks: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProposal:
+    """Shard `shard` of the buffer has `groups` ready, of `sizes` trajectories, and keeps them until they are selected.
+
+    Written by each shard of experience, read by its first. A group is named by its prompt's number; an imported group,
+    which is numbered apart, by -1 - number. `newest_version` is the newest weight version the shard had read.
+    """
+
+    shard: int
+    groups: tuple[int, ...]
+    sizes: tuple[int, ...]
+    newest_version: PolicyVersion | None
+    proposed_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSelection:
+    """Global batch `batch` consists of `groups`: each shard writes those that it proposed. None: it takes them back.
+
+    Written by the first shard of experience, read by all. Every batch is selected once, in order. `newest_version` is
+    the newest weight version that shard had read.
+    """
+
+    batch: int | None
+    groups: tuple[int, ...]
+    newest_version: PolicyVersion | None
+    selected_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelSuccess:
+    """Success of shard `shard` on the current level of `curriculum` ("": the only one), from prompt `first_prompt` on.
+
+    For each of `tasks`: the number of answers in `answered`, and the sum of their success in `correct`. Written by each
+    shard of experience, read by the others.
+    """
+
+    shard: int
+    curriculum: str
+    first_prompt: int
+    tasks: tuple[str, ...]
+    correct: tuple[float, ...]
+    answered: tuple[int, ...]
+    reported_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRequest:
+    """Requests questions of `level` of `task` ("": the only one) from now on. Written by experience, read by prompts.
+
+    `batch` is the next batch at the time of the request. `success_rate` is the mean success of the `answered` answers
+    to questions of the level before.
+    """
+
+    task: str
+    level: int
+    batch: int
+    success_rate: float
+    answered: int
+    requested_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelReply:
+    """Training prompts of `task` from number `first_prompt` on are of `level`. Written by prompts, read by experience.
+
+    Written with the first of these prompts. Prompts before the first reply are of level 0.
+    """
+
+    task: str
+    level: int
+    first_prompt: int
+    replied_at: int

@@ -1,4 +1,4 @@
-"""Heartbeats, metrics, dead letters and commit notes."""
+"""What roles and commands say of themselves: heartbeats, metrics, dead letters, notes, trim points, schemas."""
 
 from __future__ import annotations
 
@@ -68,3 +68,78 @@ class CommitNote:
     group: str
     note: str
     written_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankAddress:
+    """Where the trainer's ranks meet: the store that the present start of rank 0 has opened at `host` and `port`.
+
+    Written by rank 0, read by the other ranks; the last one in the log is valid. `token` names this start in the store.
+    `ranks` and `shard_ranks` are those of rank 0's configuration, `model` is the BLAKE3 of its model's tensor names,
+    dtypes and shapes: a rank with others does not register.
+    """
+
+    host: str
+    port: int
+    token: str
+    ranks: int
+    shard_ranks: int
+    model: str
+    written_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrimPoint:
+    """The log of a run begins here.
+
+    Written by `laminar runs trim` before it deletes records; read by the audit, replay and lineage.
+
+    Every trajectory of one of `purposes` whose number is below the one in `closed_below` has ended, and is included in
+    `counts`: the audit's figures, named by `count_names`. Batches up to `batch` were trained into `version`, whose
+    checkpoint is kept in the run's folder as `checkpoint` ("": the run has none). In each of `partitions`
+    ("topic:partition") the records before `offsets` are deleted: `record_counts` records of `byte_counts` bytes, with
+    the BLAKE3 of their keys and values in `digests`. Trim points are numbered from 1; the figures of each include those
+    of its predecessors.
+    """
+
+    number: int
+    version: PolicyVersion
+    batch: int
+    checkpoint: str
+    purposes: tuple[str, ...]
+    closed_below: tuple[int, ...]
+    count_names: tuple[str, ...]
+    counts: tuple[int, ...]
+    partitions: tuple[str, ...]
+    offsets: tuple[int, ...]
+    record_counts: tuple[int, ...]
+    byte_counts: tuple[int, ...]
+    digests: tuple[str, ...]
+    trimmed_at: int
+
+    def first_offset(self, topic: str, partition: int) -> int:
+        """The first offset left in a partition of the topic with short name `topic`; 0 if it was not trimmed."""
+        return dict(zip(self.partitions, self.offsets, strict=True)).get(f"{topic}:{partition}", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaField:
+    """A field of a record: an Arrow column or a JSON member. Dots in `name` lead into nested records."""
+
+    name: str
+    type: str
+    nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSchema:
+    """How values with the header `laminar-schema` = `schema` are encoded.
+
+    Written by every start of `laminar run` and `laminar submit`; read by other programs. `arrow` is an Arrow IPC stream
+    without batches, which holds the schema of the record batch messages; empty for JSON.
+    """
+
+    schema: str
+    encoding: Literal["arrow", "json"]
+    fields: tuple[SchemaField, ...]
+    arrow: bytes

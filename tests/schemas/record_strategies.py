@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from schemas.arrow_types import ELEMENTS
+from schemas.columns import ELEMENTS
 from schemas.records import PolicyVersion
 from schemas.shape import Field, fields_of
 
