@@ -14,10 +14,10 @@ from pathlib import Path
 
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.inspect.run_files import METRICS_FILE, SUMMARY_FILE
+from pipelines.present.prediction import standalone
 from pipelines.present.report.charts import SMOOTHING
 from pipelines.present.report.plots import Axis, Level, Line, line_plot, smoothed
 from pipelines.present.report.series import batches, evaluations
-from pipelines.present.report.standalone_plot import standalone
 from schemas.records import Metric
 
 TITLE = "Accuracy on held-out questions and training reward over weight versions"

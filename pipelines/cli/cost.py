@@ -40,7 +40,7 @@ def cost(
     """
     from pipelines.cli.predict import Question
     from pipelines.config import ConfigError
-    from pipelines.present.cost import cost_lines
+    from pipelines.present.prediction import cost_lines
     from pipelines.simulate.prediction.cost import Prices, cost_of
     from pipelines.simulate.prediction.search import predict
 

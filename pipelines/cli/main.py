@@ -20,8 +20,7 @@ from infra.escaping import escape_control_characters, escape_to_one_line, print_
 from infra.files import keep_files_private
 from infra.quiet_libraries import quiet_libraries
 from pipelines import distribution
-from pipelines.cli.lazy import CommandModule, lazy_group
-from pipelines.cli.light_imports import light_imports
+from pipelines.cli.lazy import CommandModule, lazy_group, light_imports
 from pipelines.present.output import show
 
 # A module is imported when its command is called, so that light commands do not import heavy packages.

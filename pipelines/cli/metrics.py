@@ -45,8 +45,7 @@ def serve(
     """
     from prometheus_client import CollectorRegistry
 
-    from pipelines.present.view.exposition import RunCollector
-    from pipelines.present.view.metrics_server import serving_metrics
+    from pipelines.present.view.exposition import RunCollector, serving_metrics
 
     connection = address.open_log()
     with attached(connection) as watching, ExitStack() as stack:

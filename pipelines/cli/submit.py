@@ -86,7 +86,7 @@ def submit(
         raise typer.BadParameter("--machine is only for relay, and excludes --index", param_hint="--machine")
     from pipelines.config import load_config
     from pipelines.roles import CANNOT_RUN, configure_logging, run_role
-    from pipelines.run.error_guard import RunFailing
+    from pipelines.run.run_guard import RunFailing
     from pipelines.run.submission.guard import guarded
     from pipelines.run.submission.standalone import claimed_store, prepare
 

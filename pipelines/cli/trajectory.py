@@ -21,7 +21,7 @@ from pipelines.inspect.log.turns import turns_of, turns_to_plain
 from pipelines.inspect.run_folders import config_file
 from pipelines.present.output import Report, Texts
 from pipelines.present.token_colours import Tokens, coloured, tokens_of
-from pipelines.present.turn_text import turn_lines
+from pipelines.present.turns import turn_lines
 from schemas.identity import parse_trajectory_id
 from schemas.plain import to_plain
 from schemas.records import Trajectory

@@ -1,16 +1,39 @@
-"""Predictions of clusters for people: lines, a table of candidates, a plot."""
+"""Predictions of clusters and costs for people: lines, a table of candidates, a plot as a document of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from html import escape
 
 from rich.table import Table
 
 from pipelines.present.report.plots import Axis, Line, line_plot
-from pipelines.present.report.standalone_plot import standalone
 from pipelines.simulate.prediction.cluster import Cluster
+from pipelines.simulate.prediction.cost import StepCost
 from pipelines.simulate.prediction.measurement import Prediction
 from pipelines.simulate.prediction.search import Candidate
+
+COLOURS = ("#0b6bcb", "#b87400", "#2e7d32")
+STYLE = (
+    "text{font:11px sans-serif;fill:#5b5b60}.level-label{fill:#1d1d1f}.grid{stroke:#e3e3e6}.axis{stroke:#8a8a8f}"
+    ".level{stroke:#1d1d1f;stroke-dasharray:5 4;opacity:.7}polyline{fill:none;stroke-width:2}"
+    + "".join(f"polyline.c{at}{{stroke:{colour}}}circle.c{at}{{fill:{colour}}}" for at, colour in enumerate(COLOURS))
+    + ".page{fill:#fff}"
+)
+
+
+def standalone(plot: str, title: str, labels: Sequence[str]) -> str:
+    """The SVG element in `plot` as a document; `labels` are those of its colours, in order."""
+    head, _, content = plot[: plot.index("</svg>")].partition(">")
+    keys = "".join(
+        f'<circle class="c{at}" cx="{70 + 210 * at}" cy="194" r="4"/>'
+        f'<text x="{80 + 210 * at}" y="198">{escape(label)}</text>'
+        for at, label in enumerate(labels)
+    )
+    page = '<rect class="page" width="100%" height="100%"/>'
+    about = f"<title>{escape(title)}</title>"
+    return f'{head} xmlns="http://www.w3.org/2000/svg">{about}<style>{STYLE}</style>{page}{content}{keys}</svg>\n'
+
 
 TITLE = "Predicted throughput over the trainer's share of the GPUs"
 
@@ -81,3 +104,33 @@ def candidates_plot(candidates: Sequence[Candidate]) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def cost_lines(cluster: Cluster, found: StepCost) -> Iterator[str]:
+    """A step and a day as text, one figure a line."""
+    day = found.to_json()["day"]
+    yield f"{cluster.train_gpus} GPUs train, {cluster.replicas} replicas of {cluster.gpus_per_replica} GPUs generate"
+    yield (
+        f"A step: {found.trajectories:,} trajectories of {found.prompt_tokens:,} prompt and "
+        f"{found.response_tokens:,} response tokens, {found.seconds:,.1f} s"
+    )
+    yield from _row("GPU hours: trainer", f"{found.train_gpu_hours:,.2f}")
+    yield from _row("GPU hours: rollouts", f"{found.rollout_gpu_hours:,.2f}")
+    yield from _row(f"MB in Kafka, {found.copies} copies", _megabytes(found.written_bytes))
+    for topic, size in sorted(found.log_bytes.items(), key=lambda item: -item[1]):
+        yield from _row(f"  {topic}", _megabytes(found.copies * size))
+    if found.price is not None:
+        yield from _row("price", f"{found.price:,.2f}")
+    yield f"A day: {day['steps']:,.0f} steps"
+    yield from _row("GPU hours", f"{day['gpu_hours']:,.0f}")
+    yield from _row("GB in Kafka", f"{day['written_bytes'] / 1e9:,.1f}")
+    if day["price"] is not None:
+        yield from _row("price", f"{day['price']:,.2f}")
+
+
+def _row(name: str, value: str) -> Iterator[str]:
+    yield f"  {name:<24} {value:>12}"
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:,.1f}"

@@ -24,10 +24,9 @@ from pipelines.present.report.summary import summarise
 from pipelines.present.report.verdict import is_failing
 from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
-from pipelines.run.error_guard import RunFailing
-from pipelines.run.gpu_map import gpu_problems
 from pipelines.run.paths import with_absolute_paths
-from pipelines.run.preflight import missing_requirements
+from pipelines.run.preflight import gpu_problems, missing_requirements
+from pipelines.run.run_guard import RunFailing
 from pipelines.run.state import RunStateFile, link_latest, remove_run
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import Supervisor

@@ -1,18 +1,20 @@
-"""Checks of a configuration before anything is started."""
+"""Checks of a configuration and of this machine (disk, memory, ports, GPUs) before anything is started."""
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Collection, Iterator
+import socket
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from infra.models.demo_config import PHRASES
+from infra.models.sizes import parameter_count
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
-from pipelines.run.host_checks import host_problems
 from pipelines.run.learnability import unlearnable
 from pipelines.run.paths import files_read
+from pipelines.shards import store_folder
 
 MODEL_PARTS = {
     "config": ("config.json",),
@@ -93,3 +95,71 @@ def _model(config: Config) -> Iterator[str]:
     for what, names in MODEL_PARTS.items():
         if not any((folder / name).is_file() for name in names):
             yield f"model.path: {folder} has no {what} (none of {', '.join(names)})"
+
+
+STATE_BYTES = 12
+"""Of a checkpoint, per parameter: weights and two moments in float32."""
+WEIGHT_BYTES = 2
+"""Of a published version, per parameter, at least."""
+MIN_VERSIONS = 2
+"""A store needs room for the version in use and the one that arrives."""
+GIB = 1 << 30
+
+
+def host_problems(config: Config, *, new: bool) -> Iterator[str]:
+    """What this machine lacks for `config`; a run that is not `new` has written its checkpoints already."""
+    folder = Path(config.model.path)
+    if config.model.path and not config.emulated and folder.is_dir():
+        parameters = parameter_count(folder)
+        kept = config.trainer.checkpoints_kept + 1 if new else 1
+        checkpoints = config.trainer.checkpoint_folder or str(config.run_folder)
+        if "://" not in checkpoints:
+            key = "trainer.checkpoint_folder" if config.trainer.checkpoint_folder else "run.folder"
+            advice = "free some space, or lower trainer.checkpoints_kept"
+            what = f"{kept} checkpoints of {parameters} parameters"
+            yield from _room(key, Path(checkpoints), kept * parameters * STATE_BYTES, what, advice)
+        what = f"{MIN_VERSIONS} weight versions of {parameters} parameters"
+        store, advice = store_folder(config), "free some space (`laminar doctor --clean`), or set relay.store"
+        yield from _room("relay.store", store, MIN_VERSIONS * parameters * WEIGHT_BYTES, what, advice)
+    if config.relay.port and (reason := _port_problem(config.relay.listen, config.relay.port)):
+        yield f"relay.port: {config.relay.listen}:{config.relay.port} cannot be used: {reason}"
+
+
+def _room(key: str, folder: Path, needed: int, what: str, advice: str) -> Iterator[str]:
+    place = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        yield f"{key}: {place} has {free / GIB:.2f} GiB free, but {what} need {needed / GIB:.2f} GiB: {advice}"
+
+
+def _port_problem(host: str, port: int) -> str | None:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def gpu_problems(config: Config, visible: Sequence[str]) -> Iterator[str]:
+    """Reasons why the run cannot use the GPUs `visible` on this machine; none for an emulated run."""
+    if config.emulated:
+        return
+    rollout, trainer, count = config.rollout, config.trainer, len(visible)
+    try:
+        taken = {gpu for process in range(rollout.processes) for gpu in rollout.gpus_of(process, visible)}
+    except ValueError as error:
+        yield str(error)
+        return
+    if trainer.device.startswith("cuda") and not count:
+        yield f"trainer.device = {trainer.device!r}, but this machine has no GPU: set trainer.device = 'cpu'"
+    if absent := sorted(gpu for gpu in trainer.named_gpus if gpu >= count > 0):
+        yield f"the trainer uses GPU {absent[0]}, but this machine has {count} GPUs, numbered from 0"
+    shared = taken & {visible[gpu] for gpu in trainer.named_gpus if gpu < count}
+    if shared and count > 1:  # a machine with one GPU has no other way
+        yield (
+            f"trainer and rollouts share GPU {', '.join(sorted(shared))}: give each its own with trainer.gpus and "
+            "rollout.gpus, such as trainer.gpus = [0, 1, 2, 3] and rollout.gpus = [4, 5, 6, 7]"
+        )

@@ -18,7 +18,7 @@ from infra.store.ownership import open_folder, remove_store
 from pipelines.config import Config, ConfigError, ConfigProblems, save_config
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
-from pipelines.inspect.log.rows import rows_of
+from pipelines.inspect.log.chunks import rows_of
 from pipelines.inspect.metrics_file import LAG, PHASE, MetricsFile
 from pipelines.inspect.run_files import CONFIG_FILE, LOGS, METRICS_FILE, SAMPLES_FILE
 from pipelines.inspect.run_folders import run_argument
@@ -30,10 +30,9 @@ from pipelines.present.view.live import LiveView
 from pipelines.present.view.watch import Watch
 from pipelines.roles import ADMIN, EMULATED, processes_of
 from pipelines.run.background_audit import BackgroundAudit
-from pipelines.run.error_guard import COLUMNS, RunFailing
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
 from pipelines.run.goal import is_evaluated, is_reached, is_trained
-from pipelines.run.run_guard import RunGuard
+from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import RunKafka
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import Interrupted, StopRequests

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby, islice, repeat
@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.ranges import PartitionRange
+from infra.kafka.ranges import PartitionRange, UnknownTopic, partition_ranges
 from infra.kafka.record_batches import Headers, RecordBatch
 from infra.kafka.topic_reader import StoredRecord, read_batches
 from operators.export.columns import RecordRows, as_table
@@ -133,3 +133,14 @@ def _split(topic: Topic, batches: list[RecordBatch], lengths: Iterator[int]) -> 
         after = first + next(lengths)
         yield decoded(topic, records.slice(first, after))
         first = after
+
+
+def rows_of(client: ClientProperties, run: str, topic: Topic, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """`columns` (of `columns.row_schema`) of all rows of `topic`; no rows if the run has no such topic."""
+    name = topic.name(run)
+    try:
+        ranges = partition_ranges(client, name)
+    except UnknownTopic:
+        return
+    for chunk in read_chunks(client, topic, name, ranges):
+        yield from chunk.table().select(list(columns)).to_pylist()

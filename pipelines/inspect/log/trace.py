@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from infra.kafka.properties import ClientProperties
-from pipelines.inspect.log.rows import rows_of
+from pipelines.inspect.log.chunks import rows_of
 from schemas.topics import EXPERIENCES, METRICS, PLANS, RELAY, TRAJECTORIES
 from schemas.tracing import trace_id
 

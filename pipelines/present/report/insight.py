@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from infra.kafka.properties import ClientProperties
-from pipelines.inspect.log.rows import rows_of
+from pipelines.inspect.log.chunks import rows_of
 from schemas.topics import PLANS, TRAJECTORIES
 
 MAX_SLOWEST = 10

@@ -1,14 +1,23 @@
-"""Prometheus metrics of a run: `laminar_*`, in base units, from its newest state. No label per trajectory."""
+"""Prometheus metrics of a run: `laminar_*`, in base units, from its newest state, and the server of them.
+
+There is no label per trajectory.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from prometheus_client import make_asgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from infra.http_server import HEADER_S, HttpServer, UnauthenticatedConnections
 from pipelines.inspect.run_state.state import RunState
 from schemas.metric_labels import split_labels
 
@@ -139,3 +148,42 @@ def _filled(family: Any, values: Values, run: list[str]) -> Metric:
 
 def _labelled(values: Mapping[str, int]) -> Values:
     return {(name,): value for name, value in values.items()}
+
+
+MAX_CONNECTIONS = 64
+"""A new connection above it replaces the oldest of the address that has most: a flood does not stop the scrapes."""
+_END_S = 10.0
+
+
+@contextmanager
+def serving_metrics(
+    metrics: Collector, host: str, port: int, most: int = MAX_CONNECTIONS, header_s: float = HEADER_S
+) -> Iterator[int]:
+    """Serve `metrics` at `host`:`port` (0: a free port) from a thread during the context; its value is the port.
+
+    At most `most` connections may be open, and a request's header must arrive within `header_s` seconds. Raises OSError
+    if the address is not available.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listening:
+        server = HttpServer(_metrics_application(metrics), UnauthenticatedConnections(most), header_s=header_s)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), name="metrics", daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(_END_S)
+
+
+def _metrics_application(metrics: Collector) -> Any:
+    """An ASGI application that answers each request with `metrics`, and reads no body."""
+    application = make_asgi_app(metrics)
+
+    async def no_body() -> dict[str, str]:
+        return {"type": "http.request"}
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await application(scope, no_body, send)
+
+    return answer

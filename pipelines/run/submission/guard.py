@@ -14,12 +14,11 @@ from infra.kafka.readiness import ClientError
 from infra.kafka.topic_reader import StoredRecord, follow_topic, last_records
 from infra.runners.stopping import STOPPING
 from pipelines.config import Config
-from pipelines.inspect.log.rows import rows_of
+from pipelines.inspect.log.chunks import rows_of
 from pipelines.inspect.run_folders import run_argument
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.roles import Role
-from pipelines.run.error_guard import COLUMNS, RunFailing
-from pipelines.run.run_guard import RunGuard
+from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from schemas.records import Metric
 from schemas.topics import EXPERIENCES, METRICS
 

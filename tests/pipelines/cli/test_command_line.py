@@ -202,7 +202,7 @@ def test_show_prints_every_result_class(capsys: pytest.CaptureFixture[str]) -> N
 def test_read_only_commands_write_every_record_as_columns_without_numpy() -> None:
     code = (
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        "from pipelines.cli.light_imports import light_imports\n"
+        "from pipelines.cli.lazy import light_imports\n"
         "with light_imports():\n"
         "    from record_samples import SAMPLES\n    from schemas.block import Block\n"
         "    assert all(len(Block.of([record])) == 1 for record in SAMPLES.values())\n"

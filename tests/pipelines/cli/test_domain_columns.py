@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from record_samples import SAMPLES
 
-from pipelines.present.domain_columns import DOMAIN, domain_of, domain_text
+from pipelines.present.record_text import DOMAIN, domain_of, domain_text
 from schemas import records as r
 from schemas.plain import to_plain
 

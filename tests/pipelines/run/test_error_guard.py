@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.inspect.run_state.errors import ErrorCounts
 from pipelines.inspect.run_state.state import RunState, fold, new_run
-from pipelines.run.error_guard import ErrorGuard, failing_message, first_error_lines
+from pipelines.run.run_guard import ErrorGuard, failing_message, first_error_lines
 from schemas.records import Metric
 
 START = 1_000_000

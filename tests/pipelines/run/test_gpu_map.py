@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipelines.config import parse_config
-from pipelines.run.gpu_map import gpu_problems
+from pipelines.run.preflight import gpu_problems
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 
 from pipelines.config import Config, parse_config
 from pipelines.inspect.run_state.state import RunState, fold, new_run
-from pipelines.run.error_guard import RunFailing
-from pipelines.run.run_guard import MIN_DRAWN, RunGuard
+from pipelines.run.run_guard import MIN_DRAWN, RunFailing, RunGuard
 from schemas.records import Metric
 
 START = 1_000_000

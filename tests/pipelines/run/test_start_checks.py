@@ -16,8 +16,8 @@ from operators.trainer.advantages import generalised, whitened_returns
 from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import WITHOUT_GROUPS
 from pipelines.config import Config, ConfigProblems, parse_config
-from pipelines.run.host_checks import GIB, host_problems
 from pipelines.run.learnability import unlearnable
+from pipelines.run.preflight import GIB, host_problems
 
 
 def config_of(**sections: Any) -> Config:

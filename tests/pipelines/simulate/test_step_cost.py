@@ -10,7 +10,7 @@ from predicted_clusters import small_cluster, small_config
 
 from pipelines.cli.cost import cost
 from pipelines.config import ConfigError, save_config
-from pipelines.present.cost import cost_lines
+from pipelines.present.prediction import cost_lines
 from pipelines.simulate.prediction.cost import Prices, cost_of
 from pipelines.simulate.prediction.log_bytes import StepShape, log_bytes
 from pipelines.simulate.prediction.measurement import Prediction

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pipelines.inspect.log.turns import turns_of, turns_to_plain
-from pipelines.present.turn_text import turn_lines
+from pipelines.present.turns import turn_lines
 from schemas import records as r
 from schemas.columns import flags, floats, token_ids
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from infra.listening import exposed_addresses
-from pipelines.present.view.metrics_server import serving_metrics
+from pipelines.present.view.exposition import serving_metrics
 
 LONG_S = 600.0
 HEADER = b"GET /metrics HTTP/1.1\r\nhost: x\r\n"

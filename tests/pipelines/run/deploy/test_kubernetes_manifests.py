@@ -128,7 +128,7 @@ def test_memory_requests_follow_from_the_model(tmp_path: Path) -> None:
     from end_to_end.small_runs import make_model
 
     from pipelines.config import load_config
-    from pipelines.run.deployed_memory import PROCESS_GIB
+    from pipelines.run.deployment import PROCESS_GIB
 
     file = run_file(tmp_path, "example")
     assert "set deploy.model_folder" in plan_of(file).note
