@@ -24,10 +24,7 @@ _CONFIG_FILE = "config.toml"
 def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
     """Consumes inbox (assignments and requests), progress and trajectories; produces requests to inboxes."""
     source = shard_config(
-        config,
-        "gateway",
-        *(topic_input(config, topic) for topic in (INBOX, PROGRESS, TRAJECTORIES)),
-        index=process,
+        config, "gateway", *(topic_input(config, topic) for topic in (INBOX, PROGRESS, TRAJECTORIES)), index=process
     )
     agents = config.agents or AgentsConfig()
     serve = ServeAgents(

@@ -23,10 +23,7 @@ _ADMITTED = "as many trajectories as placement admits (`placement.admitted`)"
 READS: Mapping[str, Mapping[tuple[str, str], str]] = {
     "prompts": {("curriculum", ""): _NEXT},
     "placement": {
-        (
-            "prompts",
-            "",
-        ): "from the oldest prompt that is not fully dispatched: at most `placement.prompt_lead` prompts",
+        ("prompts", ""): "from the oldest prompt that is not fully dispatched: at most `placement.prompt_lead` prompts",
         ("eval-prompts", ""): "from the oldest question that is not fully dispatched: at most two rounds",
         ("progress", ""): "from the oldest active lease: " + _ADMITTED,
         ("trajectories", ""): "from the oldest that is not settled: " + _ADMITTED,

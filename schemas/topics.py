@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-Cleanup = Literal["delete", "compact"]
-
 Retention = Literal["trim", "newest", "window"]
 
 PREFIX = "laminar"
@@ -37,12 +35,11 @@ class Topic:
     short_name: str
     record_names: tuple[str, ...]
     key: str
-    partitions: Literal["one", "shards", "ranks", "replicas"]
-    cleanup: Cleanup
     producers: tuple[str, ...]
     consumers: tuple[str, ...]
     description: str
     if_a_writer_dies: str = ""
+    partitions: Literal["one", "shards", "ranks", "replicas"] = "one"
     transactional: bool = True
     retention: Retention = "trim"
 
@@ -51,6 +48,11 @@ class Topic:
         if _RUN.fullmatch(run) is None:
             raise ValueError(f"run name {run!r} must be 1-100 letters, digits, '_' or '-'")
         return f"{PREFIX}.{run}.{self.short_name}"
+
+    @property
+    def cleanup(self) -> Literal["delete", "compact"]:
+        """The setting `cleanup.policy`."""
+        return "compact" if self.retention == "newest" else "delete"
 
     @property
     def has_several_writers(self) -> bool:
@@ -74,8 +76,6 @@ PROMPTS = Topic(
     "prompts",
     ("Prompt",),
     "prompt_id",
-    "one",
-    "delete",
     ("prompts",),
     ("placement",),
     "one record per prompt; placement expands it to its samples",
@@ -84,8 +84,6 @@ EVAL_PROMPTS = Topic(
     "eval-prompts",
     ("Prompt",),
     "prompt_id",
-    "one",
-    "delete",
     ("evaluation",),
     ("placement",),
     "evaluation prompts, on a topic of their own so that they never queue behind training prompts",
@@ -94,8 +92,6 @@ CURRICULUM = Topic(
     "curriculum",
     ("LevelRequest", "LevelReply"),
     "kind",
-    "one",
-    "delete",
     ("experience", "prompts"),
     ("prompts", "experience"),
     "requests for a level of difficulty, and replies that name the first prompt of that level",
@@ -107,8 +103,6 @@ BATCH_ASSEMBLY = Topic(
     "batch-assembly",
     ("BatchProposal", "BatchSelection", "LevelSuccess"),
     "kind",
-    "one",
-    "delete",
     ("experience",),
     ("experience",),
     "how several shards of the buffer form a batch: groups proposed by each, selected by the first; else empty",
@@ -120,20 +114,17 @@ INBOX = Topic(
     "inbox",
     ("Assignment", "Cancel", "Reserve", "Release", "Drain", "TurnRequest", "EpisodeEnd", "StageGroup"),
     "",
-    "replicas",
-    "delete",
     ("placement", "rollout", "gateway", "people"),
     ("rollout", "gateway", "agents"),
     "assignments and commands for a replica, requests of agents; partition = replica; a hand-over is written by its "
     "source replica",
     f"a replica that waits for its inbox keeps sending heartbeats; {_FENCED}",
+    partitions="replicas",
 )
 PROGRESS = Topic(
     "progress",
     ("Progress", "AssignmentRejected", "TrajectoryClosed", "TurnEnded"),
     "replica_id",
-    "one",
-    "delete",
     ("rollout", "placement"),
     ("placement", "gateway"),
     "progress of running trajectories; placement folds it into the partial response pool",
@@ -143,30 +134,26 @@ TRAJECTORIES = Topic(
     "trajectories",
     ("Trajectory",),
     "group_id",
-    "shards",
-    "delete",
     ("rollout", "placement"),
     ("score", "placement", "gateway", "agents"),
     "finished samples, each of exactly one weight version",
     f"score waits, and decides nothing by time; {_FENCED}",
+    partitions="shards",
 )
 EXPERIENCES = Topic(
     "experiences",
     ("Experience",),
     "group_id",
-    "shards",
-    "delete",
     ("score", "import"),
     ("experience", "evaluation"),
     "trajectories with rewards; exportable; a record may hold rows of several groups, under the key of the first",
     _RESTARTED,
+    partitions="shards",
 )
 SETTLED = Topic(
     "settled",
     ("Settled",),
     "",
-    "one",
-    "delete",
     ("experience", "evaluation"),
     ("placement",),
     "the outcome of each trajectory, written in the transaction that decides it",
@@ -176,19 +163,16 @@ BATCHES = Topic(
     "batches",
     ("MicroBatch",),
     "batch",
-    "ranks",
-    "delete",
     ("experience",),
     ("trainer",),
     "a shard's part of a global batch is one transaction of micro-batches; partition = rank × shards + shard",
     "each partition has one writer, its shard of the buffer",
+    partitions="ranks",
 )
 RELAY = Topic(
     "relay",
     ("WeightVersion",),
     "version",
-    "one",
-    "delete",
     ("trainer",),
     ("relay", "rollout", "placement", "experience", "evaluation"),
     "weight manifests, never weights",
@@ -198,8 +182,6 @@ RELAY_CHAIN = Topic(
     "relay-chain",
     ("RelayChain",),
     "run",
-    "one",
-    "compact",
     ("placement",),
     ("relay", "trainer", "placement"),
     "the master relay and the order of the relays",
@@ -209,8 +191,6 @@ CONTROL = Topic(
     "control",
     ("Pause",),
     "pause",
-    "one",
-    "compact",
     ("people",),
     ("placement", "experience"),
     "whether the run is paused, by whom and since when; the last record is valid",
@@ -223,8 +203,6 @@ RANKS = Topic(
     "ranks",
     ("RankAddress",),
     "rank",
-    "one",
-    "compact",
     ("trainer",),
     ("trainer",),
     "the address at which the trainer's ranks meet",
@@ -235,8 +213,6 @@ REPLICAS = Topic(
     "replicas",
     ("ReplicaStatus", "StageStatus", "RelayStatus", "RelayArrival"),
     "replica_id",
-    "one",
-    "compact",
     ("rollout", "relay"),
     ("placement",),
     "heartbeats, and what a relay or replica has of a version that is arriving",
@@ -248,8 +224,6 @@ PLANS = Topic(
     "plans",
     ("RepackPlan", "MoveOutcome", "GroupPlan"),
     "plan_id",
-    "one",
-    "delete",
     ("placement",),
     (),
     "planned moves of trajectories, with the load before and after, and the outcome of each move; stage groups",
@@ -258,8 +232,6 @@ METRICS = Topic(
     "metrics",
     ("Metric",),
     "name",
-    "one",
-    "delete",
     ("every pipeline",),
     (),
     "measurements for the live view and the reports; counters of each role's steps",
@@ -274,8 +246,6 @@ DEAD_LETTERS = Topic(
     "dead-letters",
     ("DeadLetter",),
     "",
-    "one",
-    "delete",
     ("every pipeline",),
     (),
     "records that could not be processed, with their payload",
@@ -285,8 +255,6 @@ RESTORE = Topic(
     "restore",
     ("CommitNote",),
     "group",
-    "one",
-    "compact",
     ("every pipeline",),
     (),
     "the last note of each shard: offsets, ledger floors, saved state; written in the transaction it describes",
@@ -297,8 +265,6 @@ TRIM_POINTS = Topic(
     "trim-points",
     ("TrimPoint",),
     "number",
-    "one",
-    "delete",
     ("people",),
     (),
     "where the log begins after a trim, with counts and digests of the deleted records",
@@ -308,8 +274,6 @@ SCHEMAS = Topic(
     "schemas",
     ("RecordSchema",),
     "schema",
-    "one",
-    "compact",
     ("every pipeline",),
     (),
     "how to decode the values of every topic, by the header `laminar-schema`; for programs without Laminar",

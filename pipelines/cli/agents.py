@@ -66,8 +66,7 @@ def play(
     ] = "",
     concurrency: Annotated[int, typer.Option("--concurrency", "-j", min=1, help="Agents at once.")] = 4,
     timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", min=1, help="Seconds of an attempt, at most those of the run."),
+        float | None, typer.Option("--timeout", min=1, help="Seconds of an attempt, at most those of the run.")
     ] = None,
     transcripts: Annotated[
         Path | None, typer.Option("--transcripts", metavar="DIR", help="Keep the output of each agent here.")

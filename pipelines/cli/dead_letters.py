@@ -44,11 +44,7 @@ def dead_letters() -> None:
 
 
 @app.command("list")
-def list_(
-    address: Address,
-    printing: Printing,
-    where: WhereOption = "",
-) -> RowOutput:
+def list_(address: Address, printing: Printing, where: WhereOption = "") -> RowOutput:
     """List a run's dead letters: the record, the step that could not process it, and the reason.
 
     \b
@@ -63,10 +59,7 @@ def list_(
 
 @app.command()
 def replay(
-    address: Address,
-    where: WhereOption = "",
-    execute: ExecuteOption = False,
-    json: JsonOption = False,
+    address: Address, where: WhereOption = "", execute: ExecuteOption = False, json: JsonOption = False
 ) -> Report:
     """Publish the records of dead letters again, to the topic and partition they came from. Dry run unless --execute.
 

@@ -176,32 +176,19 @@ def _roles(run: RunFolder) -> dict[str, RoleState]:
 
 
 def _measured(state: RunState) -> dict[str, Any]:
-    from pipelines.inspect.run_state.errors import error_counts, refused_rows
-    from pipelines.inspect.run_state.learning import learning_warnings
     from pipelines.inspect.run_state.rates import progress, seconds_left
     from pipelines.inspect.run_state.state import unmeasured_rounds
-    from pipelines.inspect.run_state.waiting import waiting_for
+    from pipelines.present.view.state_json import measured
 
     last, before = state.evaluation, state.first_evaluation
     return {
-        "paused_since": state.paused_since,
-        "optimizer_steps": state.step,
+        **measured(state),
         "progress": progress(state),
         "seconds_left": seconds_left(state),
-        "trajectories_trained": state.trajectories_trained,
-        "reward": state.trainer.get("reward/mean"),
-        "staleness_mean": state.trainer.get("staleness/mean"),
-        "staleness_max": state.trainer.get("staleness/max"),
         "heldout_before": before and before.greedy,
         "heldout": last and last.greedy,
         "heldout_sampled": last and last.sampled,
         "heldout_unmeasured": unmeasured_rounds(last) if last else [],
-        "errors": error_counts(state.score)._asdict(),
-        "error_share": error_counts(state.score).share,
-        "waits_for": waiting_for(state),
-        "refused_rows": refused_rows(state.prompts),
-        "warnings": list(learning_warnings(state.signs)),
-        "lag": dict(state.lag),
     }
 
 

@@ -31,10 +31,7 @@ COLUMNS = (
 
 
 @app.command()
-def relays(
-    address: Address,
-    printing: Printing,
-) -> Report | RowOutput:
+def relays(address: Address, printing: Printing) -> Report | RowOutput:
     """Show the relay chain in order: each relay's versions, transfer in progress, and rates. The first is the master.
 
     \b

@@ -37,11 +37,7 @@ RATE_WINDOW_MS = 10_000
 
 
 @app.callback()
-def replicas(
-    context: typer.Context,
-    address: Address,
-    printing: Printing,
-) -> RowOutput | None:
+def replicas(context: typer.Context, address: Address, printing: Printing) -> RowOutput | None:
     """Show each replica's state, weight version, load, speed and last heartbeat.
 
     `stage` is its part in a group of replicas that run a version together while it arrives: the group, whether the
@@ -69,8 +65,7 @@ def drain(
         int, typer.Argument(metavar="REPLICA", min=0, help="The replica's number in `laminar replicas`.")
     ],
     wait: Annotated[
-        float,
-        typer.Option("--wait", metavar="SECONDS", min=0, help="Wait until the replica is drained."),
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait until the replica is drained.")
     ] = 0.0,
     json: JsonOption = False,
 ) -> Report:

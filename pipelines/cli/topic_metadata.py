@@ -19,10 +19,7 @@ from schemas.topics import CATALOGUE, run_prefix
 LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag")
 
 
-def list_command(
-    address: Address,
-    printing: Printing,
-) -> RowOutput:
+def list_command(address: Address, printing: Printing) -> RowOutput:
     """List the topics of a run: partitions, offsets, cleanup policy and record types.
 
     \b
@@ -39,11 +36,7 @@ def list_command(
     return RowOutput([rows], columns, printing.form(), f"run {connection.run} has no topics")
 
 
-def describe_command(
-    address: Address,
-    topic: TopicArgument,
-    json: JsonOption = False,
-) -> Report:
+def describe_command(address: Address, topic: TopicArgument, json: JsonOption = False) -> Report:
     """Describe a topic: its producers and consumers, its settings, and the offsets of each partition.
 
     \b
@@ -73,10 +66,7 @@ def describe_command(
     return Report(data, lambda: _description(data), as_json=json)
 
 
-def lag_command(
-    address: Address,
-    printing: Printing,
-) -> RowOutput:
+def lag_command(address: Address, printing: Printing) -> RowOutput:
     """Show each pipeline's consumer lag. All records below a committed offset are processed.
 
     \b

@@ -85,10 +85,7 @@ StoreOption = Annotated[
 
 @app.command()
 def verify(
-    address: Address,
-    printing: Printing,
-    version: VersionArgument = "latest",
-    store: StoreOption = None,
+    address: Address, printing: Printing, version: VersionArgument = "latest", store: StoreOption = None
 ) -> RowOutput:
     """Verify this machine's bytes of a version against its manifest. Exits with 1 if they differ.
 

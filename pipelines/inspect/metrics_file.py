@@ -97,19 +97,9 @@ def version_metric(manifest: WeightVersion) -> Metric:
     return Metric(VERSION, manifest.version.number, values, manifest.created_at)
 
 
-def lag_metric(behind: Mapping[str, int], at: int) -> Metric:
-    """Consumer lag in records by topic, as a metric."""
-    return Metric(LAG, 0, {short_name: float(records) for short_name, records in behind.items()}, at)
-
-
-def unreadable_metric(found: Mapping[str, int], at: int) -> Metric:
-    """Numbers of new undecodable records by topic, as a metric."""
-    return Metric(UNREADABLE, 0, {short_name: float(records) for short_name, records in found.items()}, at)
-
-
-def position_metric(positions: Mapping[str, float], at: int) -> Metric:
-    """The offsets of an observer by topic, as a metric."""
-    return Metric(POSITION, 0, dict(positions), at)
+def by_topic(name: str, numbers: Mapping[str, float], at: int) -> Metric:
+    """A number of each topic as a metric: the LAG or the new UNREADABLE records, or the POSITION of an observer."""
+    return Metric(name, 0, {short_name: float(number) for short_name, number in numbers.items()}, at)
 
 
 def phase_metric(phase: str, index: int, at: int) -> Metric:

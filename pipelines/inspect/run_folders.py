@@ -156,8 +156,8 @@ def find_run_to_resume(runs: Path, name: str | None) -> RunFolder:
         return RunFolder(folder_of(runs, name), {}, "died")
 
 
-def supervisor_of(state: Mapping[str, Any]) -> psutil.Process | None:
-    """The supervisor process of a run; None if it has ended or its pid was reused."""
+def process_of(state: Mapping[str, Any]) -> psutil.Process | None:
+    """The process that `state` names by `pid` and `pid_created`; None if it has ended or its pid was reused."""
     import psutil  # deferred: commands that are given the address of Kafka do not need it
 
     from infra.processes import is_running
@@ -188,7 +188,7 @@ def stop_run(
 
     from infra.processes import is_running
 
-    process = supervisor_of(run.state)
+    process = process_of(run.state)
     if process is None:
         return True
     try:
@@ -251,4 +251,4 @@ def _configured(active: Sequence[Submission]) -> dict[str, Any]:
 def _status(state: Mapping[str, Any]) -> Status:
     if state.get("ended_at") is not None:
         return "stopped" if state.get("phase") == "stopped" else "failed" if state.get("error") else "ended"
-    return "died" if supervisor_of(state) is None else "running"
+    return "died" if process_of(state) is None else "running"

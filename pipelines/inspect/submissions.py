@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
-
-import psutil
+from typing import TYPE_CHECKING, Literal
 
 from infra.files import write_atomically
-from infra.processes import is_running
 from pipelines.inspect.run_files import LOGS, SUBMITTED
+from pipelines.inspect.run_folders import process_of
 from pipelines.roles import ALL_PIPELINES, Role
 
-SAME_START_S = 1.0
+if TYPE_CHECKING:
+    import psutil
+
 State = Literal["up", "ended", "failed"]
 
 
@@ -65,14 +65,7 @@ class Submission:
 
     def respawner(self) -> psutil.Process | None:
         """The respawner process, None if it has ended."""
-        if self.pid is None:
-            return None
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.pid_created) <= SAME_START_S
-        except psutil.Error:
-            return None
-        return process if same and is_running(process) else None
+        return process_of({"pid": self.pid, "pid_created": self.pid_created})
 
     def write(self) -> None:
         """Write the file."""

@@ -34,12 +34,7 @@ CommittedOffsets = Mapping[tuple[str, int], int]
 """Restore offsets of one pipeline by topic and partition: no record below is pending."""
 
 
-def audit(
-    client: ClientProperties,
-    run: str,
-    *,
-    ended: bool = False,
-) -> Audit:
+def audit(client: ClientProperties, run: str, *, ended: bool = False) -> Audit:
     """Audit run `run`. `ended`: the run has ended, so the trajectories still in flight are named.
 
     After a trim the audit begins at the trim point and adds its counts. Raises RuntimeError if the run has no inbox

@@ -169,23 +169,19 @@ class AuditFold:
 
     def last_batch(self, version: PolicyVersion) -> int:
         """The last batch on the ancestor line of `version`; -1: none."""
-        last, visited, current = -1, set[PolicyVersion](), version
-        while current in self._manifests and current not in visited:
-            visited.add(current)
-            parent, batches = self._manifests[current]
-            last = max([last, *batches])
-            if parent is None:
-                break
-            current = parent
-        return last
+        return max((batch for each in self._line_of(version) for batch in self._manifests[each][1]), default=-1)
 
     def is_in_lineage(self, version: PolicyVersion) -> bool:
         """Whether `version` is the newest version or one of its ancestors."""
-        current, visited = max(self._manifests, default=None), set[PolicyVersion]()
-        while current in self._manifests and current not in visited and current != version:
-            visited.add(current)
-            current = self._manifests[current][0]
-        return current == version and current in self._manifests
+        return version in self._line_of(max(self._manifests, default=None))
+
+    def _line_of(self, version: PolicyVersion | None) -> list[PolicyVersion]:
+        """`version` and its ancestors, down to the first manifest in the log."""
+        line: dict[PolicyVersion, None] = {}
+        while version in self._manifests and version not in line:
+            line[version] = None
+            version = self._manifests[version][0]
+        return list(line)
 
     def _is_closed(self, key: int) -> bool:
         return key >> _PURPOSE_BITS + _MEMBER_BITS < self._closed_below[key & (1 << _PURPOSE_BITS) - 1]
@@ -225,16 +221,12 @@ class AuditFold:
     def _times_trained_by_batch(self) -> Counter[int]:
         """How often each batch is trained on the ancestor line of the newest manifest. Computed at the first call."""
         if self._times_trained is None:
-            self._times_trained = Counter()
-            version = max(self._manifests, default=None)
-            visited: set[PolicyVersion] = set()
-            while version in self._manifests and version not in visited:
-                visited.add(version)
-                version, batches = self._manifests[version]
-                self._times_trained.update(batches)
+            line = self._line_of(max(self._manifests, default=None))
+            self._times_trained = Counter(batch for version in line for batch in self._manifests[version][1])
             for batch in self._untrained & self._times_trained.keys():
                 self._times_trained[batch] = 0
-            self._lineage_is_cut = version is not None and (self._before is None or self._before.version not in visited)
+            goes_on = bool(line) and self._manifests[line[-1]][0] is not None
+            self._lineage_is_cut = goes_on and (self._before is None or self._before.version not in line)
         return self._times_trained
 
     def _add(self, trajectory: TrajectoryKey, bits: int) -> None:

@@ -24,15 +24,7 @@ from pipelines.inspect.run_state.events import (
 )
 from pipelines.inspect.run_state.learning import NO_SIGNS, WARN_STEPS, LearningSigns
 from schemas.metric_labels import values_by_task
-from schemas.records import (
-    Metric,
-    PolicyVersion,
-    RelayArrival,
-    RelayStatus,
-    ReplicaStatus,
-    StageStatus,
-    WeightVersion,
-)
+from schemas.records import Metric, PolicyVersion, RelayArrival, RelayStatus, ReplicaStatus, StageStatus, WeightVersion
 from schemas.topics import PAUSE, STEP_COUNTERS
 
 PACE_POINTS = 16

@@ -1,4 +1,4 @@
-"""A run's state as JSON, for `laminar watch --json`."""
+"""A run's state as JSON, for `laminar watch --json` and `laminar runs status --json`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,34 @@ from pipelines.inspect.run_state.waiting import waiting_for
 from pipelines.present.view.text import unmeasured_text
 
 
+def measured(state: RunState) -> dict[str, Any]:
+    """Return what both commands show, JSON-ready; unknown values are None."""
+    errors = error_counts(state.score)
+    return {
+        "paused_since": state.paused_since,
+        "optimizer_steps": state.step,
+        "trajectories_trained": state.trajectories_trained,
+        "reward": state.trainer.get("reward/mean"),
+        "staleness_mean": state.trainer.get("staleness/mean"),
+        "staleness_max": state.trainer.get("staleness/max"),
+        "errors": errors._asdict(),
+        "error_share": errors.share,
+        "waits_for": waiting_for(state),
+        "refused_rows": refused_rows(state.prompts),
+        "warnings": list(learning_warnings(state.signs)),
+        "lag": dict(state.lag),
+    }
+
+
 def state_to_json(state: RunState) -> dict[str, Any]:
     """Return the state, JSON-ready; unknown values are None."""
     speed = rates(state)
     return {
         "run": state.run,
         "phase": state.phase,
-        "paused_since": state.paused_since,
-        "optimizer_steps": state.step,
+        **measured(state),
         "weight_version": None if state.version is None else str(state.version),
         "weight_versions": state.versions,
-        "trajectories_trained": state.trajectories_trained,
-        "reward": state.trainer.get("reward/mean"),
-        "staleness_mean": state.trainer.get("staleness/mean"),
-        "staleness_max": state.trainer.get("staleness/max"),
         "heldout": state.greedy.last.y if state.greedy.last else None,
         "heldout_sampled": state.sampled.last.y if state.sampled.last else None,
         "heldout_unmeasured": unmeasured_text(state) or None,
@@ -33,12 +47,6 @@ def state_to_json(state: RunState) -> dict[str, Any]:
         "tokens_trained_per_s": speed.tokens_trained,
         "tokens_generated_per_s": speed.tokens_generated,
         "tokens_generated": state.tokens_generated,
-        "errors": error_counts(state.score)._asdict(),
-        "error_share": error_counts(state.score).share,
-        "waits_for": waiting_for(state),
-        "refused_rows": refused_rows(state.prompts),
-        "warnings": list(learning_warnings(state.signs)),
-        "lag": dict(state.lag),
         "steps": {f"{role}-{shard}": dict(values) for (role, shard), values in sorted(state.steps.items())},
         "replicas": {
             str(number): {

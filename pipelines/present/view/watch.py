@@ -10,12 +10,13 @@ from typing import Protocol
 
 from infra.kafka.unreadable_record import UnreadableRecord
 from pipelines.inspect.metrics_file import (
+    LAG,
+    POSITION,
+    UNREADABLE,
     Sink,
-    lag_metric,
+    by_topic,
     phase_metric,
-    position_metric,
     replica_metric,
-    unreadable_metric,
     version_metric,
 )
 from pipelines.inspect.run_state.events import (
@@ -113,16 +114,16 @@ class Watch:
                     metrics.append(replica_metric(record))
             if unreadable:
                 self._note_unreadable(unreadable)
-                metrics.append(unreadable_metric(Counter(record.short_name for record in unreadable), now))
+                metrics.append(by_topic(UNREADABLE, Counter(record.short_name for record in unreadable), now))
             if now - self._lag_at >= LAG_EVERY_MS:
                 self._lag_at = now
                 lag = LagMeasured(self.source.lag())
                 events.append(lag)
                 if lag.behind:
-                    metrics.append(lag_metric(lag.behind, now))
+                    metrics.append(by_topic(LAG, lag.behind, now))
             if metrics and self._file is not None and now - self._position_at >= POSITION_EVERY_MS:
                 self._position_at = now
-                metrics.append(position_metric(self.source.positions(), now))
+                metrics.append(by_topic(POSITION, self.source.positions(), now))
         return self._apply(events, metrics)
 
     def _apply(self, events: Iterable[Event], metrics: Iterable[Metric]) -> RunState:

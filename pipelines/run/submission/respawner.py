@@ -65,8 +65,7 @@ class Respawner:
         ]
         with tempfile.TemporaryDirectory(prefix="laminar-submitted-", ignore_cleanup_errors=True) as temporary_folder:
             self._child = subprocess.Popen(
-                [*LAMINAR, *arguments, "--", *submission.options],
-                env={**os.environ, "TMPDIR": temporary_folder},
+                [*LAMINAR, *arguments, "--", *submission.options], env={**os.environ, "TMPDIR": temporary_folder}
             )
             if self._stopping.is_set():  # stopped between the check and the start
                 self._child.terminate()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from synthetic_run import GROUP_BATCH, START, STEPS, evaluation_metric, history, trainer_metric
 
-from pipelines.inspect.metrics_file import MetricsFile, read_metrics, unreadable_metric
+from pipelines.inspect.metrics_file import UNREADABLE, MetricsFile, by_topic, read_metrics
 from pipelines.present.report.charts import charts
 from pipelines.present.report.closing import closing_lines, laminar_command
 from pipelines.present.report.machine import cpu_model, describe_machine, package_versions
@@ -114,7 +114,7 @@ def test_summary_of_unknown_run_is_null() -> None:
 
 
 def test_summary_adds_unreadable_records() -> None:
-    found = [unreadable_metric({"metrics": 2}, START), unreadable_metric({"metrics": 1, "relay": 1}, START + 1)]
+    found = [by_topic(UNREADABLE, {"metrics": 2}, START), by_topic(UNREADABLE, {"metrics": 1, "relay": 1}, START + 1)]
     assert summary_of(found, RunFacts("r"))["unreadable_records"] == {"metrics": 3, "relay": 1}
 
 

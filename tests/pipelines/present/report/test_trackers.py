@@ -13,7 +13,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from pipelines.config import ConfigError
-from pipelines.inspect.metrics_file import MetricsFile, lag_metric, read_metrics
+from pipelines.inspect.metrics_file import LAG, MetricsFile, by_topic, read_metrics
 from pipelines.present.report.trackers import Sinks, open_trackers
 from schemas.metric_labels import labelled
 from schemas.records import Metric
@@ -57,7 +57,7 @@ class Package(ModuleType):
 
 def test_tensorboard_logs_every_series(tmp_path: Path) -> None:
     sinks = Sinks(MetricsFile(tmp_path / "metrics.jsonl"), open_trackers(["tensorboard"], "first", tmp_path))
-    sinks.append([FIRST, SECOND, lag_metric({"batches": 3}, 1), Metric("steps/score", 0, {"bytes": 1.0}, 1)])
+    sinks.append([FIRST, SECOND, by_topic(LAG, {"batches": 3}, 1), Metric("steps/score", 0, {"bytes": 1.0}, 1)])
     sinks.close()
     assert sorted(events(tmp_path / "tensorboard")) == [
         ("evaluation/greedy", 0, 0.5, 1_700_000_001.0),

@@ -17,7 +17,7 @@ from synthetic_run import START, evaluation_metric, heartbeat, history, manifest
 from infra.kafka.unreadable_record import UnreadableRecord
 from pipelines.cli.watch import follow
 from pipelines.inspect import metrics_file
-from pipelines.inspect.metrics_file import MetricsFile, position_metric, read_metrics
+from pipelines.inspect.metrics_file import POSITION, MetricsFile, by_topic, read_metrics
 from pipelines.inspect.run_state.events import LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
 from pipelines.present.view.braille import plot
@@ -296,7 +296,7 @@ def test_metrics_file_reads_only_its_end(tmp_path: Path, monkeypatch: pytest.Mon
     path, metrics = tmp_path / "metrics.jsonl", list(history(50))
     with MetricsFile(path) as file:
         assert (file.recent, file.position) == ([], None)
-        file.append([*metrics[:-1], position_metric({"metrics": 7.0}, START), metrics[-1]])
+        file.append([*metrics[:-1], by_topic(POSITION, {"metrics": 7.0}, START), metrics[-1]])
     monkeypatch.setattr(metrics_file, "RECENT_BYTES", 1000)
     with MetricsFile(path) as file:
         assert file.position == {"metrics": 7.0}
