@@ -1,4 +1,4 @@
-"""`laminar export`: export a run's topics as datasets."""
+"""`laminar export`: export a run's topics as datasets, or serve them over Arrow Flight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperGroup
 
 from infra.storage import open_storage
-from pipelines.cli.export_serve import serve_command
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Brokers, Connection, JsonOption, connect
 from pipelines.present.output import Report
@@ -18,6 +17,12 @@ from pipelines.present.output import Report
 if TYPE_CHECKING:
     from operators.export.config import ExportConfig
     from operators.export.verify import Verification
+import signal
+import threading
+from pathlib import Path
+
+from infra.escaping import print_escaped
+from infra.listening import is_loopback
 
 RunnerName = Literal["embedded", "prism", "flink", "portable"]
 
@@ -39,7 +44,6 @@ class _TopicFirst(TyperGroup):
 
 
 app = Commands(cls=_TopicFirst, no_args_is_help=True)
-app.command("serve")(serve_command)
 
 
 @app.callback()
@@ -269,3 +273,45 @@ def _text(found: Verification, verified: bool) -> str:
         return "\n".join(lines)
     compared = ", and the rows equal those in the log" if found.compared else ""
     return "\n".join([*lines, f"  No offset is missing or duplicated{compared}."])
+
+
+@app.command()
+def serve(
+    address: Address,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free port.")] = 0,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="Require the token in FILE; needed beyond this machine."),
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", metavar="FILE", help="The TLS certificate (PEM); needs --key.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The certificate's key (PEM).")] = None,
+) -> None:
+    """Serve a run's topics over Arrow Flight until Ctrl-C. Clients can read while records are written, and not write.
+
+    A ticket is JSON: {"topic": "experiences", "where": "reward > 0.5", "from": "-100", "follow": true}.
+
+    \b
+    Examples:
+      laminar export serve --port 8815
+      laminar export serve --host 0.0.0.0 --port 8815 --token-file token --certificate me.pem --key me.key
+      python -c "import pyarrow.flight as f; c = f.connect('grpc://127.0.0.1:8815'); print(*c.list_flights())"
+    """
+    if not is_loopback(host) and (token_file is None or certificate is None):
+        needed = "--token-file, --certificate and --key (without TLS anybody on the network can read the token)"
+        raise typer.BadParameter(f"other machines can reach {host}: give {needed}", param_hint="--host")
+    if (certificate is None) != (key is None):
+        raise typer.BadParameter("give both options or neither", param_hint="--certificate, --key")
+    from operators.export.flight import TopicServer, read_token
+
+    token = "" if token_file is None else read_token(token_file)
+    pair = None if certificate is None or key is None else (certificate.read_bytes(), key.read_bytes())
+    connection = address.connect()
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: stopped.set())
+    with TopicServer(connection.client, connection.run, host, port, token, pair) as server:
+        print_escaped(f"serving run {connection.run} at {server.location}")
+        stopped.wait()

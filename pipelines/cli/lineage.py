@@ -12,8 +12,8 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.weights import find_version
 from pipelines.inspect.audit.trim_points import newest_trim_point
-from pipelines.inspect.log.lineage import TrainedPrompt, VersionStep, ancestors, read_step, with_texts
-from pipelines.inspect.log.manifests import Manifests
+from pipelines.inspect.log.lineage import TrainedPrompt, VersionStep, read_step, with_texts
+from pipelines.inspect.log.manifests import Manifests, ancestors
 from pipelines.present.output import RowOutput, Texts
 from schemas.records import TrimPoint, WeightVersion
 

@@ -11,7 +11,7 @@ import typer
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption, connect
 from pipelines.cli.trajectory import model_of
-from pipelines.inspect.run_files import INSIGHT_FILE, METRICS_FILE, REPORT_FILE, SAMPLES_FILE, SUMMARY_FILE
+from pipelines.inspect.run_files import INSIGHT_FILE, METRICS_FILE, REPORT_FILE, SAMPLES_FILE
 from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report, table
 
@@ -78,11 +78,9 @@ def _from_log(place: Path, run: str | None, folder: Path) -> dict[str, Any]:
 def _read_run(folder: Path, run: str) -> ComparedRun:
     from pipelines.inspect.metrics_file import read_metrics
     from pipelines.present.report.comparison import ComparedRun
-    from pipelines.present.report.summary import summarise
+    from pipelines.present.report.summary import read_summary
 
-    file = folder / SUMMARY_FILE
-    summary = jsons.loads(file.read_text("utf-8")) if file.exists() else summarise(folder, None, {})
-    return ComparedRun(run, summary, read_metrics(folder / METRICS_FILE))
+    return ComparedRun(run, read_summary(folder), read_metrics(folder / METRICS_FILE))
 
 
 def _compared(runs: list[ComparedRun], file: Path, json: bool) -> Report:

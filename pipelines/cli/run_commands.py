@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsons
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,14 +192,12 @@ def compare_command(
 
 def _summary(folder: Path) -> dict[str, Any]:
     """Return a run's summary.json; for a run that has not ended, computed now."""
-    file = folder / SUMMARY_FILE
-    if file.exists():
-        summary: dict[str, Any] = jsons.loads(file.read_text(encoding="utf-8"))
-    else:
-        from pipelines.inspect.run_folders import read_run
-        from pipelines.present.report.summary import summarise
+    from pipelines.inspect.run_folders import read_run
+    from pipelines.present.report.summary import read_summary
 
-        summary = summarise(read_run(folder).folder, None, {})
+    if not (folder / SUMMARY_FILE).exists():
+        read_run(folder)  # raises NoSuchRun
+    summary = read_summary(folder)
     tokens, seconds = summary.get("tokens_generated"), summary.get("wall_seconds")
     return {**summary, "tokens_per_s": round(tokens / seconds, 1) if tokens and seconds else None}
 

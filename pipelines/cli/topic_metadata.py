@@ -1,4 +1,4 @@
-"""`laminar topics list`, `describe`, `lag` and `offsets`: topic metadata from the brokers, without reading records."""
+"""`laminar topics create`, `list`, `describe`, `lag` and `offsets`: topics of the brokers, without reading records."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.escaping import print_escaped
 from infra.kafka.admin import TopicDescription, admin_client, describe, end_offsets, list_topics
 from infra.kafka.lag import group_lags, list_groups, record_counts
 from infra.kafka.offset_span import parse_span
 from infra.kafka.ranges import partition_ranges, resolve_span
 from pipelines.cli.options import Address, JsonOption, Printing
+from pipelines.cli.run import ConfigArgument
 from pipelines.cli.topic_names import TopicArgument, full_name
 from pipelines.present.output import Report, Row, RowOutput
 from schemas.topics import CATALOGUE, run_prefix
@@ -122,6 +124,32 @@ def offsets_command(
         for number, each in ranges.items()
     ]
     return RowOutput([rows], list(rows[0]), printing.form())
+
+
+def create_command(config: ConfigArgument, json: JsonOption = False) -> Report:
+    """Create the topics of CONFIG's run that do not exist, and check the settings of those that do.
+
+    `laminar run` and `laminar submit` do the same; a cluster with ACLs needs an administrator for it. With
+    kafka.client_properties = ".../{role}.properties" the file of the user `admin` is used.
+
+    \b
+    Examples:
+      laminar topics create run.toml
+    """
+    from infra.kafka.readiness import wait_for_brokers
+    from pipelines.config import ConfigError, load_config
+    from pipelines.run.run_kafka import WAIT_S
+    from pipelines.run.topics import make_topics
+    from schemas.topics import CATALOGUE
+
+    loaded = load_config(config)
+    if not loaded.run.name:
+        raise ConfigError(f"{config}: run.name is not set; it names the run whose topics are created")
+    wait_for_brokers(loaded.kafka.client(), WAIT_S, lambda _, line: print_escaped(line, err=True))
+    make_topics(loaded, lambda line: print_escaped(line, err=True))
+    names = [topic.name(loaded.run.name) for topic in CATALOGUE.values()]
+    data = {"run": loaded.run.name, "topics": names}
+    return Report(data, lambda: f"run {loaded.run.name} has its {len(names)} topics", json)
 
 
 def _listed(topic: TopicDescription, offsets: int) -> Row:

@@ -10,7 +10,7 @@ _TRANSACTIONS = "pipelines.cli.open_transactions"
 _REPAIR, _DEAD_LETTERS = "pipelines.cli.repair", "pipelines.cli.dead_letters"
 # Commands that read records import Arrow; commands that only query brokers do not.
 COMMANDS: dict[str, CommandModule] = {
-    "create": CommandModule("pipelines.cli.topic_create", "Create a run's topics before its roles start."),
+    "create": CommandModule(_METADATA, "Create a run's topics before its roles start.", "create_command"),
     "list": CommandModule(_METADATA, "List the topics of a run: partitions, offsets, record types.", "list_command"),
     "describe": CommandModule(_METADATA, "Describe a topic: producers, consumers, settings.", "describe_command"),
     "schema": CommandModule("pipelines.cli.topic_schema", "Print the schemas of a topic's records.", "schema_command"),

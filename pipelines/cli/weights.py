@@ -10,7 +10,7 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption, Printing
-from pipelines.inspect.log.manifests import Manifests
+from pipelines.inspect.log.manifests import Manifests, ancestors
 from pipelines.inspect.run_folders import config_file
 from pipelines.inspect.weight_places import Places, WeightPlace, weight_places
 from pipelines.present.output import Report, Row, RowOutput, utc
@@ -50,9 +50,10 @@ def list_(address: Address, printing: Printing) -> RowOutput:
     """
     connection = address.open_log()
     manifests = Manifests(connection.client, connection.run).readable()
-    ancestors = set(ancestor_line(manifests))
+    by_version = {each.version: each for each in manifests}
+    line = {each.version for each, _ in ancestors(by_version, max(by_version), None)} if by_version else set()
     places = weight_places(manifests, connection.run, address.folder)
-    rows = [_row(each, each.version in ancestors, places.get(each.version, [])) for each in manifests]
+    rows = [_row(each, each.version in line, places.get(each.version, [])) for each in manifests]
     return RowOutput([rows], COLUMNS, printing.form(), f"run {connection.run} has no weights yet", cells=_cells)
 
 
@@ -264,17 +265,6 @@ def _config(folder: Path | None) -> Config | None:
 
     file = None if folder is None else config_file(folder)
     return None if file is None else load_config(file)
-
-
-def ancestor_line(manifests: Iterable[WeightVersion]) -> list[PolicyVersion]:
-    """Return the newest version, its parent, and so on back to the first known version."""
-    parents = {manifest.version: manifest.parent for manifest in manifests}
-    line: list[PolicyVersion] = []
-    version = max(parents, default=None)
-    while version in parents and version not in line:
-        line.append(version)
-        version = parents[version]
-    return line
 
 
 def _available(places: Places) -> str:

@@ -6,7 +6,7 @@ import json
 import signal
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -173,20 +173,12 @@ def process_of(state: Mapping[str, Any]) -> psutil.Process | None:
     return process if same and is_running(process) else None
 
 
-def stop_run(
-    run: RunFolder,
-    timeout_s: float,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> bool:
+def stop_run(run: RunFolder, timeout_s: float) -> bool:
     """Send SIGTERM to a run's supervisor, which then stops its roles, and wait. Returns whether it has ended.
 
     Does nothing if the run is not running. Raises PermissionError for another user's process.
     """
     import psutil
-
-    from infra.processes import is_running
 
     process = process_of(run.state)
     if process is None:
@@ -199,11 +191,17 @@ def stop_run(
         raise PermissionError(
             f"run {run.run} belongs to another user: process {process.pid} cannot be stopped"
         ) from error
-    deadline = clock() + timeout_s
+    return has_ended(process, time.monotonic() + timeout_s)
+
+
+def has_ended(process: psutil.Process, deadline: float) -> bool:
+    """Wait until `process` has ended, or until `deadline` (monotonic). Returns whether it has ended."""
+    from infra.processes import is_running
+
     while is_running(process):
-        if clock() >= deadline:
+        if time.monotonic() >= deadline:
             return False
-        sleep(0.1)
+        time.sleep(0.05)
     return True
 
 

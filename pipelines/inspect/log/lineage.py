@@ -7,7 +7,7 @@ holds the offset of each of its trajectories in the experiences topic.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,19 +61,6 @@ class VersionStep:
         """The mean reward of the trajectories."""
         rewards = [reward for prompt in self.prompts for reward in prompt.rewards]
         return sum(rewards) / len(rewards) if rewards else None
-
-
-def ancestors(
-    manifests: Mapping[PolicyVersion, WeightVersion], version: PolicyVersion, depth: int | None
-) -> Iterator[tuple[WeightVersion, WeightVersion | None]]:
-    """The manifests of `version` and its ancestors, each with its parent's: `depth` of them, or all."""
-    at: PolicyVersion | None = version
-    for _ in range(len(manifests) if depth is None else depth):
-        if at is None or at not in manifests:
-            return
-        manifest = manifests[at]
-        at = manifest.parent
-        yield manifest, None if at is None else manifests.get(at)
 
 
 def read_step(client: ClientProperties, run: str, manifest: WeightVersion, parent: WeightVersion | None) -> VersionStep:

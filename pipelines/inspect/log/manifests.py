@@ -44,6 +44,19 @@ class Manifests(Mapping[PolicyVersion, WeightVersion]):
         return len(self._records)
 
 
+def ancestors(
+    manifests: Mapping[PolicyVersion, WeightVersion], version: PolicyVersion, depth: int | None
+) -> Iterator[tuple[WeightVersion, WeightVersion | None]]:
+    """The manifests of `version` and its ancestors, each with its parent's: `depth` of them, or all."""
+    at: PolicyVersion | None = version
+    for _ in range(len(manifests) if depth is None else depth):
+        if at is None or at not in manifests:
+            return
+        manifest = manifests[at]
+        at = manifest.parent
+        yield manifest, None if at is None else manifests.get(at)
+
+
 def _version_of(record: StoredRecord) -> PolicyVersion | None:
     """The version in the record's key; None if it has none."""
     try:

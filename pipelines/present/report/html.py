@@ -11,13 +11,13 @@ from typing import Any
 
 from pipelines.inspect.audit.result import NUMBERS
 from pipelines.inspect.metrics_file import read_metrics
-from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, INSIGHT_FILE, METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE
+from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, INSIGHT_FILE, METRICS_FILE, SAMPLES_FILE
 from pipelines.inspect.run_state.agents import agent_rows
 from pipelines.present.report.charts import Chart, charts, phases
 from pipelines.present.report.closing import next_commands
 from pipelines.present.report.page_style import POLICY, STYLE
 from pipelines.present.report.samples import samples_section
-from pipelines.present.report.summary import summarise
+from pipelines.present.report.summary import read_summary
 from pipelines.present.report.verdict import verdicts
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
 from schemas.records import Metric
@@ -60,12 +60,10 @@ def render_report(folder: Path) -> str:
 
     The summary of a run that has not ended is made from its metrics. Raises ValueError if a file is invalid.
     """
-    ended = folder / SUMMARY_FILE
-    summary = json.loads(ended.read_text("utf-8")) if ended.exists() else summarise(folder, None, {})
     audit, config, metrics = folder / AUDIT_FILE, folder / CONFIG_FILE, folder / METRICS_FILE
     insight, samples = folder / INSIGHT_FILE, folder / SAMPLES_FILE
     return page(
-        summary,
+        read_summary(folder),
         read_metrics(metrics) if metrics.exists() else [],
         json.loads(audit.read_text("utf-8")) if audit.exists() else None,
         config.read_text("utf-8") if config.exists() else "",

@@ -12,7 +12,7 @@ from typing import Any
 
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
-from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE
+from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE, SUMMARY_FILE
 from pipelines.inspect.run_state.agents import agents_of
 from pipelines.inspect.run_state.errors import ErrorCounts, error_counts, refused_rows
 from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, learning_summary
@@ -73,6 +73,12 @@ def summarise(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str
     """
     metrics = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
     return summary_of(metrics, facts_of(folder, audit, phases))
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the summary.json of the run in `folder`; of a run that has not ended, made now. Raises as `summarise`."""
+    file = folder / SUMMARY_FILE
+    return _json(file) if file.exists() else summarise(folder, None, {})
 
 
 def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str, float]) -> RunFacts:

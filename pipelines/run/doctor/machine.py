@@ -80,8 +80,8 @@ def remove_stale_stores(only: Collection[str] = (), base: Path = SHARED_MEMORY) 
     return removed
 
 
-def observe(client: ClientProperties | None = None, folder: Path | None = None) -> Machine:
-    """Observe this machine. `client`: brokers to probe; `folder` of runs, by default the working directory."""
+def observe(client: ClientProperties | None = None) -> Machine:
+    """Observe this machine. `client`: brokers to probe."""
     gpus = gpu_names()
     broker = None if client is None else connection_problem(client.admin()) or ""
     go = shutil.which("go")
@@ -98,7 +98,7 @@ def observe(client: ClientProperties | None = None, folder: Path | None = None) 
         vllm=_version("vllm"),
         shared_memory=_size(SHARED_MEMORY),
         stale_stores=tuple(stale_stores()),
-        disk_free=shutil.disk_usage(folder or Path.cwd()).free,
+        disk_free=shutil.disk_usage(Path.cwd()).free,
         memory=psutil.virtual_memory().total,
         cores=len(os.sched_getaffinity(0)),
         broker=broker,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from infra.processes import is_running, spawn
+from infra.processes import spawn
 from pipelines.config import Config, save_config
+from pipelines.inspect.run_folders import has_ended
 from pipelines.inspect.submissions import Submission, submissions
 from pipelines.roles import Role
 from pipelines.run.paths import with_absolute_paths
@@ -62,8 +62,4 @@ def stop(submission: Submission, deadline: float) -> bool:
     if process is None:
         return True
     process.send_signal(signal.SIGTERM)
-    while is_running(process):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    return has_ended(process, deadline)
