@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-FaultKind = Literal["kill", "pause", "replace", "requests", "cut", "drain", "slow", "pause_run"]
+FaultKind = Literal["kill", "pause", "replace", "requests", "cut", "drain", "slow", "pause_run", "restart_run"]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 """`kill`: a process dies and is started again. `pause`: it stops for a while. `replace`: it stops, its successor
 starts, and it comes back. `requests`: some of its requests are lost, late or repeated. `cut`: none reaches the cluster.
-`drain`: a person drains a replica. `slow`: its steps take longer. `pause_run`: a person pauses the run."""
+`drain`: a person drains a replica. `slow`: its steps take longer. `pause_run`: a person pauses the run. `restart_run`:
+all processes of the run end at once and are started again; this one is the last."""
 PLACEMENT = "placement"
 """The role that a pause of the run is about."""
 PAUSED_SHARE = 0.25
 """Share of the histories in which a person pauses the run."""
+RESTARTED_SHARE = 0.15
+"""Share of the histories in which the whole run ends and is started again."""
 MAX_VALUE = 10**6
 """Maximum of a fault's numbers."""
 _SHARES: Mapping[FaultKind, int] = {
@@ -74,4 +77,7 @@ def draw_faults(draws: random.Random, roles: Sequence[str], until_s: float) -> t
         for number in range(count, count + draws.choice((1, 1, 2))):
             at, seconds = draws.uniform(0.0, until_s), draws.choice((0.5, 4.0, 12.0)) * draws.uniform(0.5, 1.5)
             found.append(Fault(round(at, 3), "pause_run", PLACEMENT, round(seconds, 3), number))
+    if draws.random() < RESTARTED_SHARE:
+        at, seconds = draws.uniform(1.0, until_s), draws.uniform(0.5, 10.0)
+        found.append(Fault(round(at, 3), "restart_run", draws.choice(roles), round(seconds, 3), len(found)))
     return tuple(sorted(found, key=lambda fault: (fault.at, fault.number)))

@@ -190,6 +190,10 @@ class World:
                 self.scheduler.after(fault.seconds, lambda: self._pause_run(False))
             case "slow":
                 role.slow_until = self.scheduler.now + fault.seconds
+            case "restart_run":
+                draws = random.Random(f"{self.history.seed} {fault.number} restart_run")
+                for each in self.roles.values():
+                    each.kill(fault.seconds * (1.0 if each is role else draws.random()))
 
     def _pause_run(self, paused: bool) -> None:
         """As `laminar runs pause` and `unpause`. Of pauses that overlap, the first end counts."""

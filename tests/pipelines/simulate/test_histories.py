@@ -103,6 +103,15 @@ def test_first_evaluation_does_not_stop_training() -> None:
     assert "version 1.3, batches [2]" in events[: answered[-1]]
 
 
+def test_restart_of_the_run_starts_every_role_again() -> None:
+    history = play(History(0, "plain", (Fault(6.0, "restart_run", "score", 4.0, 0),)), record_events=True)
+    assert history.failure is None
+    starts = [(role, at) for at, role, text in history.events if text == "starts"]
+    again = [(role, at) for role, at in starts if at > 6.0]
+    assert sorted(role for role, _ in again) == sorted(role for role, at in starts if at < 6.0)
+    assert again[-1] == ("score", 10.0)
+
+
 def test_history_is_the_same_in_every_process() -> None:
     code = "from pipelines.simulate.explore import *; print(play(draw_history(3, ['repack'])).digest)"
     environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
