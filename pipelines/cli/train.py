@@ -42,6 +42,39 @@ def train() -> None:
 
 
 @app.command()
+def memory(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="A run's configuration; without it, the documented set-ups."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="DIR", help="A model folder; by default the configuration's.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="trainer.KEY=VALUE", help="Change the configuration; may be repeated."),
+    ] = None,
+    json: JsonOption = False,
+) -> Report:
+    """Compute the memory that a trainer rank needs for a model, by purpose, in 10^9 bytes.
+
+    Only the model's config and the headers of its weight files are read. Without CONFIG the table has the set-ups of
+    docs/training.md: nodes of 8 GPUs of 80 GB, bfloat16, gradient checkpointing, 16,384 tokens a micro-batch.
+
+    \b
+    Examples:
+      laminar train memory
+      laminar train memory config.toml --model models/Qwen2.5-7B --set trainer.ranks=4
+      laminar train memory --json | jq .rows
+    """
+    rows = _target_rows() if config is None else [_model_row(config, model, changes or [])]
+    shown = [
+        {name: f"{value:.1f}" if isinstance(value, float) else value for name, value in row.items()} for row in rows
+    ]
+    return Report({"rows": rows}, lambda: table(shown, tuple(rows[0])), as_json=json)
+
+
+@app.command()
 def replay(
     kafka: Brokers,
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, or `latest`.")],
@@ -235,39 +268,6 @@ def _short(value: float | None) -> float | None:
 
 
 GB = 10**9
-
-
-@app.command()
-def memory(
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG]", help="A run's configuration; without it, the documented set-ups."),
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option("--model", metavar="DIR", help="A model folder; by default the configuration's.")
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="trainer.KEY=VALUE", help="Change the configuration; may be repeated."),
-    ] = None,
-    json: JsonOption = False,
-) -> Report:
-    """Compute the memory that a trainer rank needs for a model, by purpose, in 10^9 bytes.
-
-    Only the model's config and the headers of its weight files are read. Without CONFIG the table has the set-ups of
-    docs/training.md: nodes of 8 GPUs of 80 GB, bfloat16, gradient checkpointing, 16,384 tokens a micro-batch.
-
-    \b
-    Examples:
-      laminar train memory
-      laminar train memory config.toml --model models/Qwen2.5-7B --set trainer.ranks=4
-      laminar train memory --json | jq .rows
-    """
-    rows = _target_rows() if config is None else [_model_row(config, model, changes or [])]
-    shown = [
-        {name: f"{value:.1f}" if isinstance(value, float) else value for name, value in row.items()} for row in rows
-    ]
-    return Report({"rows": rows}, lambda: table(shown, tuple(rows[0])), as_json=json)
 
 
 def _target_rows() -> list[dict[str, Any]]:
