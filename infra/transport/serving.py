@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,6 +30,8 @@ MAX_UNAUTHENTICATED = 64
 """Maximum of unauthenticated connections: a new one replaces the oldest of the address that has most."""
 WAIT_FRAME_EVERY_S = 0.5
 """Seconds between the WAIT frames sent to a peer whose chunk has not arrived."""
+ACCEPT_AGAIN_S = 0.1
+"""Seconds after a failed accept."""
 UNKNOWN_TIMEOUT_S = 1.0
 """Seconds to wait for an unknown version before the response is ABSENT."""
 
@@ -93,8 +96,13 @@ class Server:
         while True:
             try:
                 connection, address = self._listening.accept()
-            except OSError:
-                return
+            except OSError as error:
+                with self._lock:
+                    if self._closed:
+                        return
+                log.warning("a connection was not accepted: %s", error)  # the client left, or too many files are open
+                time.sleep(ACCEPT_AGAIN_S)
+                continue
             client = _Client(connection, str(address[0]))
             with self._lock:
                 if self._closed:

@@ -134,6 +134,23 @@ def test_relay_survives_garbage_and_invalid_requests(monkeypatch: pytest.MonkeyP
                 pass
 
 
+def test_relay_accepts_again_after_a_failed_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many open files, for example: the relay must not stop for ever."""
+    accept, failing = socket.socket.accept, [OSError(24, "Too many open files")]
+
+    def accept_after_an_error(listening: socket.socket) -> tuple[socket.socket, object]:
+        accepted = accept(listening)
+        if failing:
+            accepted[0].close()
+            raise failing.pop()
+        return accepted
+
+    monkeypatch.setattr(socket.socket, "accept", accept_after_an_error)
+    with machines(1) as (relay,):
+        until(lambda: _can_connect(relay))  # the first connection is lost
+        assert not failing
+
+
 def test_relay_limits_authenticated_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "MAX_CONNECTIONS", 3)
     with machines(1) as (relay,):
