@@ -59,7 +59,7 @@ def test_histories_violate_no_invariant(shape: str) -> None:
         History(1330, LONG_EVALUATION, (Fault(0.106, "replace", "trainer", 7.277, 0),)),
         # Placement reads of a replica's end before the record that its last answer is finished.
         History(
-            4567,
+            145,
             "with a goal",
             (
                 Fault(10.25, "requests", "rollout-0", 2.69, 4),
