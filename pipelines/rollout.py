@@ -29,8 +29,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         topic_input(config, RELAY, newest=newest_manifests(config)),
         index=process,
         fast_poll=config.emulated,
-        # A start is another incarnation, which reads its inboxes from their ends: it needs no note of its last outputs.
-        unnoted=(PROGRESS, TRAJECTORIES),
+        unnoted=(PROGRESS, TRAJECTORIES),  # a start is another incarnation and reads its inboxes from their ends
     )
     generate = GenerateTrajectories(
         config.rollout,

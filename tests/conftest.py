@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,11 @@ from infra.runners.prism import find_prism
 from infra.sandbox.run import SandboxUnavailable, run_python
 
 _run_numbers = itertools.count(1)
+# A background job or `nohup` ignores signals, and so would every process that a test starts and stops by one.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

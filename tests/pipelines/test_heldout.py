@@ -10,7 +10,7 @@ import pytest
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
 from pipelines.config import Config, ConfigError, parse_config
-from pipelines.evaluation import HeldoutPrompts
+from pipelines.heldout import HeldoutPrompts
 
 TINY = DemoModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=48, max_positions=64)
 
