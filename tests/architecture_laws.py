@@ -42,6 +42,8 @@ VENDORS: dict[str, tuple[str, ...]] = {
     "apache_beam": ("operators/", "pipelines/", "infra/runners/"),
 }
 _SHOWN = tuple(f"pipelines/{folder}/" for folder in ("cli", "run", "present"))
+_BUILDS_ASSIGNMENTS = ("operators/io/repartition.py", "pipelines/simulate/prediction/log_bytes.py")
+"""The second one measures the size of a record."""
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 _TOPIC_NAME = re.compile(r"laminar\.")
 
@@ -187,6 +189,16 @@ def _except_law(path: str, tree: ast.Module) -> Iterator[Breach]:
             yield node.lineno, "a bare except; name what can go wrong"
 
 
+def _assignment_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    for node in _nodes(tree):
+        if (
+            isinstance(node, ast.Call)
+            and _called(node).split(".")[-1] == "Assignment"
+            and path not in _BUILDS_ASSIGNMENTS
+        ):
+            yield node.lineno, "builds an Assignment; only RepartitionTrajectories does"
+
+
 def _called(node: ast.Call) -> str:
     return _dotted(node.func)
 
@@ -200,6 +212,6 @@ def _dotted(node: ast.expr) -> str:
 
 
 _OF_LAYERS: tuple[Law, ...] = (
-    _import_law, _pipelines_law, _vendor_law, _schemas_law, _transform_law, _topic_law, _terminal_law
+    _import_law, _pipelines_law, _vendor_law, _schemas_law, _transform_law, _topic_law, _terminal_law, _assignment_law
 )  # fmt: skip
 _OF_ALL: tuple[Law, ...] = (_pickle_law, _except_law)

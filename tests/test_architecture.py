@@ -63,6 +63,7 @@ def plant(root: Path, path: str, source: str) -> list[str]:
         ("infra/a.py", "numpy.load('x', allow_pickle=True)", "passes allow_pickle"),
         ("infra/models/a.py", "load('x', trust_remote_code=flag)", "passes trust_remote_code"),
         ("tests/a.py", "try:\n    f()\nexcept:\n    pass", "bare except"),
+        ("operators/placement/a.py", "made = records.Assignment(1)", "builds an Assignment"),
         ("pipelines/a.py", "x = 1\n" * (MAX_LINES + 1), f"{MAX_LINES + 1} lines"),
     ],
 )

@@ -214,7 +214,7 @@ def read_seal(root: Path, version: PolicyVersion) -> Seal:
         seal = Seal(PolicyVersion.parse(fields["version"]), int(fields["bytes"]), str(fields["blake3"]))
     except FileNotFoundError as error:
         raise VersionGone(f"{root} holds no version {version}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise VersionGone(f"the seal of version {version} in {root} cannot be read: {error!r}") from error
     if seal.version != version:
         raise VersionGone(f"the seal of version {version} in {root} is for version {seal.version}")

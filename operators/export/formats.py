@@ -99,7 +99,10 @@ def _read_jsonl(file: Path, schema: pa.Schema) -> pa.Table:
                     raise ValueError(f"a row is not an object: {line[:40]!r}")
                 yield {field.name: _from_json_value(row.get(field.name), field.type) for field in schema}
 
-    return pa.Table.from_pylist(list(rows()), schema=schema)
+    try:
+        return pa.Table.from_pylist(list(rows()), schema=schema)
+    except OverflowError as error:
+        raise ValueError(f"a number is too large: {error}") from error
 
 
 def _from_json_value(value: Any, kind: pa.DataType) -> Any:

@@ -96,9 +96,9 @@ def _validated(request: Mapping[str, Any]) -> dict[str, Any]:
 def _offsets(name: str, offsets: Any) -> dict[int, int]:
     try:
         found = {int(partition): int(offset) for partition, offset in offsets.items()}
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         raise ValueError(
-            f'{name} must have an offset for each partition, such as {{"0": 17}}, not {fields!r}'
+            f'{name} must have an offset for each partition, such as {{"0": 17}}, not {offsets!r}'
         ) from None
     if any(partition < 0 or offset < 0 for partition, offset in found.items()):
         raise ValueError(f"{name} has a negative partition or offset")

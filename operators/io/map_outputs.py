@@ -53,6 +53,11 @@ class MapOutputs(beam.PTransform):
         super().__init__()
         self.function, self._count = function, count
 
+    def display_data(self) -> dict[str, str]:
+        """The function and the topics of its records, for the runner's interface."""
+        names = {"topics": ", ".join(topic.short_name for topic in self.writes)} if self.writes else {}
+        return {"function": getattr(self.function, "__name__", type(self.function).__name__), **names}
+
     def expand(self, emissions: beam.PCollection) -> beam.PCollection:
         return emissions | beam.ParDo(_MapOutputsFn(self.function, self._count))
 

@@ -55,6 +55,11 @@ class ReadTopics(beam.PTransform):
         super().__init__()
         self.shards = shards
 
+    def display_data(self) -> dict[str, str]:
+        """Consumer groups and topics, for the runner's interface."""
+        topics = dict.fromkeys(each.topic.short_name for shard in self.shards for each in shard.inputs)
+        return {"groups": ", ".join(shard.group for shard in self.shards), "topics": ", ".join(topics)}
+
     def expand(self, pbegin: beam.pvalue.PBegin | beam.PCollection) -> beam.PCollection:
         if isinstance(pbegin, beam.PCollection):
             return pbegin

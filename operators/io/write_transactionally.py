@@ -64,6 +64,10 @@ class WriteTransactionally(beam.PTransform):
         super().__init__()
         self._shards = shards
 
+    def display_data(self) -> dict[str, str]:
+        """The producers' transactional ids, for the runner's interface."""
+        return {"transactional ids": ", ".join(shard.group for shard in self._shards)}
+
     def expand(self, emissions: beam.PCollection) -> beam.PCollection:
         return emissions | beam.ParDo(_CommitFn(self._shards))
 

@@ -58,6 +58,7 @@ from schemas.identity import parse_trajectory_id
 
 ROOT = Path(__file__).parents[2]
 DEEP = b"[" * 2_000
+FROM = b'{"topic": "experiences", "from": {"0": 3}, "until": {"0": 9}}'
 """JSON nested too deeply for a recursive parser."""
 
 
@@ -341,7 +342,10 @@ DECODERS = {
         Decoder("deltas", _delta, (ValueError,), _delta_seeds),
         Decoder("seals", _seal, (StoreError,), lambda: [b'{"version": "2.17", "bytes": 5, "blake3": "b"}', DEEP]),
         Decoder(
-            "Flight tickets", _ticket, (ValueError,), lambda: [Ticket("experiences", "reward > 0.5").encode(), DEEP]
+            "Flight tickets",
+            _ticket,
+            (ValueError,),
+            lambda: [Ticket("experiences", "reward > 0.5").encode(), FROM, DEEP],
         ),
         Decoder(
             "conditions",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,6 +29,16 @@ def test_decoder_accepts_or_rejects_truncated_seeds(name: str) -> None:
     for seed in decoder.seeds():
         for end in {0, 1, 2, len(seed) // 2, max(0, len(seed) - 1), len(seed)}:
             decoder.check(seed[:end])
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"9" * 30, b"-1", b"0.5", b"null"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoder_accepts_or_rejects_any_number(name: str, number: bytes) -> None:
+    """Infinite and very large numbers raise OverflowError where nobody expects it."""
+    decoder = DECODERS[name]
+    for seed in decoder.seeds():
+        for found in list(re.finditer(rb"(?<=[:\[, ])-?\d+(?:\.\d+)?", seed))[:40]:
+            decoder.check(seed[: found.start()] + number + seed[found.end() :])
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])

@@ -19,6 +19,6 @@ PLACED = st.builds(
     tokens=SIZES,
     kv=st.none() | st.builds(kv, st.sampled_from([1, MAX_VALUE_BYTES // 8])),
 )
-CANCELS = st.builds(Cancel, st.just(("p0.0",)), st.just((1,)), st.integers(0, 2), st.integers(1, 3))
-MOVES = st.builds(moved, st.just("p0.0"), source=st.integers(0, 2), incarnation=st.integers(1, 3))
+CANCELS = st.builds(Cancel, st.just(("p0.0",)), st.just((1,)), st.integers(0, 3), st.integers(1, 3))
+MOVES = st.builds(moved, st.just("p0.0"), source=st.integers(0, 3), incarnation=st.integers(1, 3))
 DECISIONS = st.lists(PLACED | CANCELS | MOVES, max_size=12)

@@ -9,7 +9,7 @@ from operators.io.elements import Output
 from schemas.codec import decode
 from schemas.columns import token_ids
 from schemas.records import Assignment, Cancel, Metric, Prompt, Sampling
-from schemas.topics import INBOX, METRICS, PROMPTS, Topic
+from schemas.topics import INBOX, METRICS, PROMPTS
 
 PROMPT = Prompt(3, "train", "sum", "2 + 3?", token_ids([1, 2]), "{}", 4, Sampling(1.0, 1.0, 0, 8, (2,), 1))
 ASSIGNMENT = Assignment(PROMPT, 1, 5, 1, 0, 4, None, None, 1_700_000_000_000)
@@ -18,10 +18,8 @@ METRIC = Metric("loss", 1, {"value": 0.5}, 1_700_000_000_000)
 
 
 def written(*outputs: Output) -> list[tuple[str, int | None, bytes | None, list[object]]]:
-    def name_of(topic: Topic) -> str:
-        return topic.name("run")
-
-    return [(o.topic, o.partition, o.key, decode(o.value, o.headers)) for o in coalesce(outputs, name_of)]
+    made = coalesce(outputs, lambda topic: topic.name("run"))
+    return [(o.topic, o.partition, o.key, decode(o.value, o.headers)) for o in made]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +54,6 @@ def test_coalesce_splits_many_rows_into_several_records() -> None:
     assert [len(rows) for *_, rows in records] == [256, 256, 88]
 
 
-def test_coalesce_raises_for_a_class_that_is_not_a_record() -> None:
+def test_coalesce_raises_for_other_classes() -> None:
     with pytest.raises(KeyError):
         written(Output(PROMPTS, "a", object()))

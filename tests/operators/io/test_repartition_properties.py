@@ -1,4 +1,4 @@
-"""Properties of the re-partitioning, for any decisions: one record each, in order, within the size bounds."""
+"""Properties of the re-partitioning, for any decisions: one record each, for live replicas, with rising leases."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from decision_strategies import DECISIONS, LIVE
-from decisions import placed
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from operators.io.coalesce import coalesce
-from operators.io.repartition import LiveReplicas, Placed, repartition
-from schemas.codec import MAX_VALUE_BYTES
-from schemas.records import Assignment, AssignmentRejected
-from schemas.topics import inbox_partition
+from operators.io.repartition import LiveReplicas, Moved, Placed, repartition
+from schemas.records import Assignment, AssignmentRejected, Cancel, Release
+
+COMMANDS = (Cancel, Release)
 
 
 def records(decisions: Sequence[Any]) -> list[Any]:
     return [output.record for output in repartition([LiveReplicas(LIVE), *decisions])]
+
+
+def addressed(decision: Any) -> tuple[type, int, int] | None:
+    """The record of a command with its replica and incarnation; None for other decisions."""
+    match decision:
+        case Moved():
+            return Release, decision.source, decision.source_incarnation
+        case Cancel():
+            return Cancel, decision.replica, decision.incarnation
+    return None
 
 
 @settings(deadline=None, max_examples=60)
@@ -31,6 +38,13 @@ def test_every_placed_becomes_one_assignment_or_one_rejection(decisions: list[An
 
 @settings(deadline=None, max_examples=60)
 @given(DECISIONS)
+def test_every_command_becomes_one_record_unless_its_replica_is_replaced(decisions: list[Any]) -> None:
+    made = [(type(each), each.replica, each.incarnation) for each in records(decisions) if isinstance(each, COMMANDS)]
+    assert made == [each for each in map(addressed, decisions) if each and LIVE.get(each[1], -1) <= each[2]]
+
+
+@settings(deadline=None, max_examples=60)
+@given(DECISIONS)
 def test_inbox_records_are_for_live_replicas_with_rising_leases(decisions: list[Any]) -> None:
     leases: dict[str, int] = {}
     for record in (each for each in records(decisions) if not isinstance(each, AssignmentRejected)):
@@ -38,23 +52,4 @@ def test_inbox_records_are_for_live_replicas_with_rising_leases(decisions: list[
             assert LIVE[record.replica] == record.incarnation
             assert record.lease > leases.get(record.trajectory_id, 0)
             leases[record.trajectory_id] = record.lease
-        assert record.incarnation >= LIVE[record.replica]
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 3, MAX_VALUE_BYTES // 9])), max_size=12))
-def test_inbox_of_a_replica_keeps_the_order_of_its_decisions(sizes: list[tuple[int, int]]) -> None:
-    decisions = [placed(n, replica, n + 1, LIVE[replica], tokens) for n, (replica, tokens) in enumerate(sizes)]
-    assigned = [each for each in records(decisions) if isinstance(each, Assignment)]
-    for replica in LIVE:
-        fitting = [n for n, (to, tokens) in enumerate(sizes) if to == replica and tokens <= 3]
-        assert [each.prompt.number for each in assigned if each.replica == replica] == fitting
-
-
-@settings(deadline=None, max_examples=30)
-@given(DECISIONS)
-def test_encoded_inbox_records_are_within_the_bounds(decisions: list[Any]) -> None:
-    outputs = repartition([LiveReplicas(LIVE), *decisions])
-    for record in coalesce(outputs, lambda topic: topic.name("run")):
-        assert len(record.value) <= MAX_VALUE_BYTES
-    assert all(o.partition == inbox_partition(o.record.replica) for o in outputs if o.topic.short_name == "inbox")
+        assert record.incarnation >= LIVE.get(record.replica, 0)

@@ -1,0 +1,31 @@
+"""Display data: every runner's interface shows the groups, topics and functions of the named steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.transforms.display import DisplayData
+from record_factories import CLIENT
+
+from operators.io.config import ShardConfig, TopicInput
+from operators.io.map_outputs import MapOutputs
+from operators.io.read_topics import ReadTopics
+from operators.io.repartition import RepartitionTrajectories
+from operators.io.write_transactionally import WriteTransactionally
+from schemas.topics import INBOX, RELAY
+
+
+def shown(transform: beam.PTransform) -> dict[str, Any]:
+    return {item.key: item.value for item in DisplayData.create_from(transform).items}
+
+
+def test_source_and_sink_show_their_groups_and_topics() -> None:
+    shard = ShardConfig(CLIENT, "r", "rollout", inputs=(TopicInput(INBOX), TopicInput(RELAY)))
+    assert shown(ReadTopics(shard)) == {"groups": shard.group, "topics": "inbox, relay"}
+    assert shown(WriteTransactionally(shard)) == {"transactional ids": shard.group}
+
+
+def test_maps_show_their_function_and_topics() -> None:
+    assert shown(RepartitionTrajectories()) == {"function": "repartition", "topics": "inbox"}
+    assert shown(MapOutputs(len)) == {"function": "len"}  # type: ignore[arg-type]
