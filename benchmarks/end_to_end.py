@@ -173,6 +173,10 @@ def _print_recipe(name: str, cells: Mapping[str, Any], options: argparse.Namespa
             row.append(text)
         table.add_row(*row)
     console.print(table)
+    skipped = spread(cells.get(f"{name}/{seed}/laminar", {}).get("skipped_share") for seed in options.seeds)
+    if skipped is not None:
+        text = "{1:.0%} of the trajectories, {0:.0%} to {2:.0%}, n = {3}".format(*skipped)
+        console.print(f"Laminar's trainer, and the control's, skip what has no advantage: {text}; TRL trains all")
     parts = {part: median(_parts(cells, name, "control-1", part)) for part in ("generation", "training")}
     if found := {part: seconds for part, seconds in parts.items() if seconds is not None}:
         slower = max(found, key=found.__getitem__)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.topic_reader import read_topic
+from infra.kafka.topic_reader import read_rows
 from schemas.topics import Topic
 
 R = TypeVar("R")
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 def rows_of(client: ClientProperties, topic: str, kind: type[R]) -> list[R]:
     """All records of class `kind` in `topic`."""
-    return [row for record in read_topic(client, topic) for row in record.rows if isinstance(row, kind)]
+    return list(read_rows(client, topic, kind))
 
 
 def read_ended(folder: Path, run: str, topic: Topic, kind: type[R]) -> list[R]:

@@ -149,7 +149,7 @@ def show(found: Mapping[int, Mapping[str, Result]], config: Path) -> None:
     machine = describe_machine()
     title = f"{config}, held-out accuracy by seed ({', '.join(map(str, found))}); {machine['cpu']}, one thread"
     table = Table("arm", title=title, title_justify="left")
-    for column in ("greedy", "sampled", "pass@8", "pass@64", "last level", "CPU s"):
+    for column in ("greedy", "sampled", "pass@1", "pass@8", "pass@64", "last level", "CPU s, median"):
         table.add_column(column, justify="right")
     for arm, name in ARMS.items():
         results = [each[arm] for each in found.values() if arm in each]
@@ -159,12 +159,12 @@ def show(found: Mapping[int, Mapping[str, Result]], config: Path) -> None:
 
 
 def row_of(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The cells of an arm: one figure a seed, and the mean of the CPU seconds."""
+    """The cells of an arm: one figure a seed, and the median of the CPU seconds."""
     columns = [[each["greedy"] for each in results], [each["sampled"] for each in results]]
-    columns += [[each["pass"][k] for each in results if k in each.get("pass", ())] for k in ("8", "64")]
+    columns += [[each["pass"][k] for each in results if k in each.get("pass", ())] for k in ("1", "8", "64")]
     levels = [str(each["levels"][-1]) for each in results if each.get("levels")]
     cells = [" ".join(f"{value:.3f}" for value in column) for column in columns]
-    return [*cells, " ".join(levels), f"{statistics.fmean(each['cpu'] for each in results):.0f}"]
+    return [*cells, " ".join(levels), f"{statistics.median(each['cpu'] for each in results):.0f}"]
 
 
 if __name__ == "__main__":

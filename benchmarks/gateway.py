@@ -35,13 +35,14 @@ import numpy as np
 from benchmarks.ended_runs import rows_of
 from benchmarks.gateway_stages import Call, CpuSeconds, stages_of, table_of
 from benchmarks.processes import OthersWatch
+from infra.files import read_secret
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.models.checkpoint_folder import load_tokenizer, save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
-from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys, read_or_create_secret
+from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys
 from pipelines.config import Config, load_config
 from pipelines.present.report.machine import describe_machine
 from pipelines.run.topics import make_topics
@@ -190,7 +191,7 @@ p99 = 1e9
 async def play(run: Run, load: Load) -> list[list[Call]]:
     """Play the sessions of `load`; the turns of each session."""
     url = json.loads((run.folder / ADDRESS_FILE).read_text())["url"]
-    keys = EpisodeKeys(run.name, read_or_create_secret(run.folder / SECRET_FILE, create=False))
+    keys = EpisodeKeys(run.name, read_secret(run.folder / SECRET_FILE))
     source, rate = random.Random(0), load.rate
     between = 0.0 if rate is None else load.sessions / rate  # seconds from turn to turn of a session
 

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 from kafka import TopicPartition
 
-from infra.kafka.notes import uncommitted_consumer
+from infra.kafka.note import uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import Marker
 from schemas.codec import decode

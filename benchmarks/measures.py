@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -39,6 +39,14 @@ def seconds_to(steps: Sequence[Step], reward: float, window: int) -> float | Non
         if statistics.fmean(step.reward for step in steps[last - window : last]) >= reward:
             return steps[last - 1].ended
     return None
+
+
+def skipped_share(batches: Iterable[Mapping[str, float]]) -> float | None:
+    """The share of trajectories that the trainer skipped because their advantage is 0, from the metrics of `batches`;
+    None without trajectories."""
+    counts = [(values["batch/skipped_rows"], values["batch/trajectories"]) for values in batches]
+    skipped, trained = map(sum, zip(*counts, strict=True)) if counts else (0, 0)
+    return skipped / trained if trained else None
 
 
 def median(values: Iterable[float | None]) -> float | None:

@@ -26,6 +26,7 @@ from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.engine_sides import Measured, now, since
+from infra.models.dtypes import tensor_specs
 from infra.store.names import default_root
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
@@ -33,7 +34,6 @@ from operators.trainer import joint_actions
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.rendezvous import Rendezvous
 from operators.trainer.replay import forked_ranks
-from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import PolicyVersion
 

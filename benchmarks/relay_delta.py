@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.tensor_copies import copy_tensor
+from infra.models.dtypes import tensor_specs
 from infra.store.deltas import apply_delta, encode_delta
 from infra.store.layout import Layout
-from operators.trainer.tensor_bytes import copy_tensor, tensor_specs
 
 LEARNING_RATE = 1e-6
 

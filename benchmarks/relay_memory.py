@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.tensor_copies import copy_tensor
+from infra.models.dtypes import tensor_specs
 from infra.models.weights import read_tensors
 from infra.store.names import default_root
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
-from operators.trainer.tensor_bytes import copy_tensor, tensor_specs
 from schemas.records import PolicyVersion, WeightVersion
 
 TENSOR_BYTES = 16_000_000

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from infra.store.weight_store import WeightStore
-from infra.transport.relay_node import RelayNode
+from infra.transport.relay_node import Endpoint, RelayNode
 from infra.transport.throttle import Link
 from schemas.plain import from_plain, to_plain
 from schemas.records import PolicyVersion, RelayChain, RelayLink, WeightVersion
+
+RUN, TOKEN = "r", "a-token-of-a-benchmark"
 
 
 class RelayProcess:
@@ -78,7 +80,7 @@ def main(root: Path, relay: int, rate: float) -> None:
     """Run a relay until the input ends."""
     store = WeightStore(root, 2)
     link = Link(rate or None), Link(rate or None)
-    node = RelayNode(store, "r", relay, sending=link[0], receiving=link[1])
+    node = RelayNode(store, RUN, relay, Endpoint(token=TOKEN), *link)
     manifests: dict[PolicyVersion, WeightVersion] = {}
 
     def report() -> None:

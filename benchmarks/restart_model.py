@@ -11,15 +11,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tensor_copies import copy_tensor
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
+from infra.models.dtypes import tensor_specs
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
 from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
-from operators.trainer.tensor_bytes import copy_tensor, tensor_specs
 from operators.trainer.train_batches import TrainBatches  # noqa: F401 - loaded before the trainer is forked
 from schemas.records import PolicyVersion, WeightVersion
 

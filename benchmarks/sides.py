@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.ended_runs import read_ended
-from benchmarks.measures import SETTLED_AFTER, Step, outside, seconds_a_batch, seconds_to
+from benchmarks.measures import SETTLED_AFTER, Step, outside, seconds_a_batch, seconds_to, skipped_share
 from benchmarks.processes import CpuWatch
 from pipelines.config import Config, save_config
 from pipelines.inspect.metrics_file import read_metrics
@@ -46,6 +46,8 @@ class Side:
     start_up_seconds: float
     cpu_seconds_per_batch: dict[str, float]
     outside_model: dict[str, float]
+    skipped_share: float | None = None
+    """The share of trajectories that are not trained because their advantage is 0; None if it was not measured."""
 
     def seconds_a_batch(self, batch: int) -> tuple[float, float] | None:
         """See measures.seconds_a_batch."""
@@ -101,6 +103,7 @@ def run_laminar(work: Work, model: Path) -> Side:
         start_up_seconds=dispatched - started,
         cpu_seconds_per_batch=_cpu_a_batch(cpu, settled, config.experience.global_batch) if settled else {},
         outside_model=_outside_model(metrics, settled) if settled else {},
+        skipped_share=skipped_share(b.values for b in trained),
     )
 
 

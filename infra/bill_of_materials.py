@@ -23,6 +23,15 @@ from infra.maven import Jars, read_digests
 from infra.runners.flink_jars import JARS as FLINK
 
 UNKNOWN = "not stated"
+READ = {
+    "atheris": "Apache-2.0",
+    "colorama": "BSD-3-Clause",
+    "cuda-toolkit": "NVIDIA CUDA Toolkit End User License Agreement",
+    "httpx2-jsfetch": "BSD-3-Clause",
+    "tzdata": "Apache-2.0",
+    "zss": "BSD-3-Clause",
+}
+"""Licences read from the files of packages whose metadata states none, or which only other systems install."""
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _MAX_LICENCE_CHARACTERS = 80
@@ -41,7 +50,7 @@ class SbomComponent:
 
 
 def packages(requirements: Path) -> Iterator[SbomComponent]:
-    """The pinned Python packages; the licence of packages for other systems, not installed here, is unknown."""
+    """The pinned Python packages; those for other systems are not installed here."""
     name = version = ""
     hashes: list[str] = []
     for line in [*requirements.read_text(encoding="utf-8").splitlines(), "end==0"]:
@@ -131,9 +140,10 @@ def _licence_entry(licence: str) -> dict[str, Any]:
 
 def _licence(name: str) -> str:
     try:
-        return _licence_of(distribution(name))
+        stated = _licence_of(distribution(name))
     except PackageNotFoundError:
-        return f"{UNKNOWN} here (not installed on this system)"
+        stated = UNKNOWN
+    return READ.get(name, stated) if stated == UNKNOWN else stated
 
 
 def _licence_of(package: Distribution) -> str:

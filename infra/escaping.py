@@ -17,7 +17,8 @@ _CONTROL_CHARACTERS = (
 _ANY = re.compile(f"[{_CONTROL_CHARACTERS}]")
 _EXCEPT_NEWLINE_TAB = re.compile(f"(?![\n\t])[{_CONTROL_CHARACTERS}]")
 _EXCEPT_NEWLINE_TAB_NUL = re.compile(f"(?![\n\t\0])[{_CONTROL_CHARACTERS}]")
-_FORMULA = re.compile("\\s*['\"]?[=+\\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
+_FORMULA = re.compile("(?:^|(?<=[;\t\n]))(?=[^\\S\t\n]*['\"]*[=+\\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\n])")
+"""Where a formula begins. In some languages a spreadsheet begins a cell after `;` or a tab, whatever is quoted."""
 
 
 def escape_control_characters(text: str) -> str:
@@ -41,9 +42,8 @@ def escape_json(text: str) -> str:
 
 
 def escape_csv_cell(text: str) -> str:
-    """Return `text` as a CSV cell; a quote is prepended to text that a spreadsheet would run as a formula."""
-    shown = escape_control_characters(text)
-    return f"'{shown}" if _FORMULA.match(shown) else shown
+    """Return `text` as a CSV cell; a quote is put before what a spreadsheet would run as a formula."""
+    return _FORMULA.sub("'", escape_control_characters(text))
 
 
 def print_escaped(text: str = "", *, err: bool = False, end: str = "\n") -> None:

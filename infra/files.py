@@ -1,12 +1,14 @@
-"""Atomic, durable and private writing of files, and checks of free disk space."""
+"""Atomic, durable and private writing of files, files with secrets, and checks of free disk space."""
 
 from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -122,3 +124,37 @@ def write_private(file: Path, text: str) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as out:
         out.write(text)
+
+
+MIN_SECRET_CHARACTERS = 16
+
+
+def create_secret(file: Path) -> None:
+    """Write a random secret to `file`, readable by its owner only; an existing file is kept. Any process may be first.
+
+    Raises OSError.
+    """
+    if file.exists():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.") as partial:  # of mode 0600
+        partial.write(secrets.token_hex(32) + "\n")
+        partial.flush()
+        with suppress(FileExistsError):  # another process or thread was first
+            os.link(partial.name, file)
+
+
+def read_secret(file: Path) -> str:
+    """The secret in the first line of `file`. Raises ValueError if there is none, or one that is too short."""
+    try:
+        text = file.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if not text:
+        raise ValueError(f"{file} has no secret in its first line")
+    if len(text) < MIN_SECRET_CHARACTERS:
+        raise ValueError(
+            f"the secret in {file} has {len(text)} characters, it must have at least {MIN_SECRET_CHARACTERS}: "
+            f"create one with `openssl rand -hex 32 > {file}`"
+        )
+    return text

@@ -1,8 +1,10 @@
-"""The name of this machine, by which processes recognise that they share its memory, and who uses it."""
+"""The name of this machine, by which processes recognise that they share its memory, who uses it, and its GPUs."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 VARIABLE = "LAMINAR_MACHINE"
@@ -26,3 +28,28 @@ def login_user() -> int | None:
         return login
     sudo = os.environ.get("SUDO_UID", "")
     return int(sudo) if sudo.isdecimal() else None
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Name and memory of each NVIDIA GPU; empty without a driver."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
+
+
+def check_gpu_list(name: str, gpus: Sequence[int]) -> None:
+    """Raise ValueError, naming the setting `name`, unless `gpus` are different numbers of GPUs."""
+    if len(set(gpus)) < len(gpus) or any(gpu < 0 for gpu in gpus):
+        raise ValueError(f"{name} must be different numbers of GPUs, from 0 on, not {list(gpus)}")
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The identifiers of the GPUs that this process may use, as in `CUDA_VISIBLE_DEVICES`."""
+    count = len(gpu_names())
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return tuple(map(str, range(count)))
+    return tuple(name for each in named.split(",") if (name := each.strip()) and name != "-1") if count else ()

@@ -11,9 +11,16 @@ from typing import Any
 
 
 def import_user_module(name: str) -> Any:
-    """Import `package.module` or `path/to/file.py`. Raises ValueError if the file does not exist."""
+    """Import `package.module` or `path/to/file.py`. Raises ValueError if there is no such module or file."""
     if not name.endswith(".py"):
-        return importlib.import_module(name)
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # a module that it imports
+            file = Path(*name.split(".")).with_suffix(".py")
+            there = f"; for the file in this directory write {file}" if file.is_file() else "; or name a file, as my.py"
+            raise ValueError(f"there is no module {error.name!r} in Python's path{there}") from None
     path = Path(name).expanduser().resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():

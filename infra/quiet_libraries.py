@@ -6,15 +6,18 @@ import logging
 import os
 import warnings
 
-_NOISE = ("apitools not found",)
-"""Beginnings of messages on the root logger: Beam reports parts for Google Cloud that Laminar does not use."""
+_NOISE = ("apitools not found", "Token indices sequence length is longer")
+"""Beginnings of messages: Beam reports parts for Google Cloud that Laminar does not use; tokenizers report texts that
+are too long for the model, which Laminar counts and refuses itself."""
+_LOGGERS = (None, "transformers.tokenization_utils_base")
 
 
 def quiet_libraries() -> None:
     """Drop these lines, and progress bars of loading and writing weights. To be called before the imports."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when transformers is imported
     warnings.filterwarnings("ignore", category=SyntaxWarning)  # of libraries' sources when they are first compiled
-    logging.getLogger().addFilter(_is_wanted)
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_is_wanted)
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:

@@ -26,18 +26,17 @@ from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.relay.config import RelayConfig
 from operators.rollout.config import RolloutConfig
 from operators.rollout.emulation_config import DEFAULT_CONTEXT
+from operators.rollout.environments.config import ENVIRONMENTS
 from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
-from pipelines.old_settings import old_conditions, old_gpus
-from pipelines.progress_config import ProgressConfig
 from pipelines.roles import ADMIN, ROLE
-from pipelines.run_config import RunConfig
+from pipelines.run_config import ProgressConfig, RunConfig
 from schemas.records.agents import AGENT
 
 
 def add_named_environments(table: dict[str, Any]) -> dict[str, Any]:
-    """`table` with the environments that prompts name by `module:Class` in `rollout.environments`, with defaults."""
+    """`table` with the built-in and `module:Class` environments that prompts name in `rollout.environments`."""
     prompts, rollout = table.get("prompts"), table.get("rollout", {})
     if not isinstance(prompts, dict) or not isinstance(rollout, dict):
         return table  # an error, which the validation reports
@@ -47,7 +46,8 @@ def add_named_environments(table: dict[str, Any]) -> dict[str, Any]:
     renamed = []
     for section in sections:
         name = section.get("environment") if isinstance(section, dict) else None
-        if isinstance(name, str) and ":" in name:
+        labels = {each.get("label") for each in environments if isinstance(each, dict)}
+        if isinstance(name, str) and (":" in name or (name in ENVIRONMENTS and name not in labels)):
             if not any(isinstance(each, dict) and each.get("name") == name for each in environments):
                 environments.append({"name": name})
             label = next(each.get("label") for each in environments if each.get("name") == name)
@@ -170,9 +170,6 @@ class Config:
 
     def __post_init__(self) -> None:
         mixture = self.prompts.mixture
-        for task in mixture:
-            if task.environment != AGENT:
-                self.rollout.check_environment(task.environment)
         self._check_agents([task.environment for task in mixture])
         if all(task.name or task.source == "reasoning_gym" for task in mixture):  # else rows name their tasks
             self.score.check_tasks([task.task_name for task in mixture])
@@ -284,14 +281,8 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
 
 def parse_config(table: dict[str, Any], origin: str) -> Config:
     """Parse and validate `table`; errors name it as `origin`. Raises ConfigError."""
-    _check_keys(Config, table, origin, ())
+    problems = list(_unknown_keys(Config, table, origin, ()))
     table = {"prompts": _DEFAULT_PROMPTS, **table}
-    if isinstance(table["prompts"], dict) and (written := list(old_conditions(table["prompts"]))):
-        raise ConfigError(
-            f"{origin}: a condition of [prompts] is a table, the form of release 0.2.0; write {'; '.join(written)}"
-        )
-    if written_gpus := old_gpus(table.get("rollout")):
-        raise ConfigError(f"{origin}: rollout.gpus is a number, the form of release 0.2.0; write {written_gpus}")
     table = add_named_environments(table)
     run = table.get("run", {})
     if isinstance(run, dict) and "seed" in run:
@@ -303,9 +294,12 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
             table[section] = complete_tasks(table[section], kind)
     try:
         # TOML values are typed, so validation is strict; in JSON mode a strict validator accepts lists for tuples.
-        return TypeAdapter(Config).validate_json(json.dumps(table, default=str), strict=True)
+        config = TypeAdapter(Config).validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
-        raise ConfigError("\n".join(_error_line(origin, problem) for problem in error.errors())) from error
+        problems += [_error_line(origin, problem) for problem in error.errors()]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
 
 
 def save_config(config: Config, file: Path) -> None:
@@ -353,20 +347,21 @@ def _apply_change(table: dict[str, Any], change: str) -> None:
     table[last] = value
 
 
-def _check_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple[str, ...]) -> None:
+def _unknown_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple[str, ...]) -> Iterator[str]:
     hints = get_type_hints(kind)
     valid = [f.name for f in dataclasses.fields(kind)]
     for name, value in table.items():
         dotted = ".".join((*path, name))
         if name not in valid:
-            raise ConfigError(f"{origin}: unknown key {dotted}{suggest_name(name, valid)}")
+            yield f"{origin}: unknown key {dotted}{suggest_name(name, valid)}"
+            continue
         inner = next((t for t in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(t)), None)
         if inner is None:
             continue
         rows: Iterable[Any] = value if isinstance(value, list) else [value]
         for row in rows:
             if isinstance(row, dict):
-                _check_keys(inner, row, origin, (*path, name))  # type: ignore[arg-type]
+                yield from _unknown_keys(inner, row, origin, (*path, name))  # type: ignore[arg-type]
 
 
 def _error_line(origin: str, problem: Mapping[str, Any]) -> str:

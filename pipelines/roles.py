@@ -58,6 +58,9 @@ LIGHT = "light"
 WITH_ENGINE = ("rollout", "trainer")
 """Pipelines that compute with the model. They never share a process with another role."""
 
+WITH_STORE = (*WITH_ENGINE, "relay")
+"""Pipelines that use the machine's weight store, and transfer weights or KV."""
+
 ALONE = (*WITH_ENGINE, *AGENT_PIPELINES)
 """Pipelines that never share a process: those with an engine, and those that agents talk to."""
 
@@ -155,11 +158,14 @@ def run_process(config: Config, process: RoleProcess) -> None:
 def build_role(begin: Pipeline | PCollection, config: Config, role: Role) -> None:
     """Add the graph of `role` to a pipeline, or to polls that it has read. Raises ConfigError."""
     from pipelines.config import ConfigError
+    from pipelines.shards import with_relay_token
 
     config = replace(config, kafka=config.kafka.for_role(role.pipeline))
     build: Callable[..., None] = importlib.import_module(f"pipelines.{role.pipeline}").build
     index_argument = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
     try:
+        if role.pipeline in WITH_STORE:
+            config = with_relay_token(config, config.run_folder, create=True)
         build(begin, config=config, **index_argument)
     except (ValueError, OSError) as error:  # nothing runs yet, so the configuration is the cause
         raise ConfigError(f"{role.name} cannot be built: {error}") from error

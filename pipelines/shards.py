@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
+from infra.files import create_secret
 from infra.store.ownership import choose_store_folder
 from operators.io.config import ShardConfig, TopicInput
 from pipelines.config import Config
@@ -13,6 +15,8 @@ from schemas.topics import Topic
 
 COUNTERS_S = 10.0
 """Seconds between two reports of a role's counters: every scrape of 15 s sees new ones."""
+RELAY_SECRET = "relay.secret"
+"""In the run's folder: the token of its relays, if the configuration names none."""
 _NAME_CHARACTERS = 80
 """Of a run's name in the name of its weight store, which has a hash beside it."""
 
@@ -73,6 +77,19 @@ def newest_manifests(config: Config) -> int:
     that a machine may still hold, since a version may be published twice.
     """
     return max(64, 4 * config.relay.keep_versions)
+
+
+def with_relay_token(config: Config, folder: Path, *, create: bool = False) -> Config:
+    """`config` with a token of its relays: without `relay.token_file` that of the run, in its folder `folder`.
+
+    With `create` it is written if it does not exist. Raises OSError.
+    """
+    if config.relay.token_file:
+        return config
+    file = (folder / RELAY_SECRET).absolute()
+    if create:
+        create_secret(file)
+    return replace(config, relay=replace(config.relay, token_file=str(file)))
 
 
 def store_folder(config: Config) -> Path:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass
 from functools import cache, partial
 from itertools import compress
+from math import isfinite
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from schemas.column_checks import ColumnCheck, check_column, column_check
 from schemas.columns import ELEMENTS, arrow_type
 from schemas.flatbuffer import field_of, table_at
 from schemas.scalars import checked_float, checked_scalar
@@ -70,20 +71,17 @@ def decode_many(kind: type, values: Sequence[bytes]) -> tuple[pa.RecordBatch, li
 
 
 def add_empty_columns(kind: type, data: bytes, names: Collection[str]) -> bytes:
-    """`data` of an earlier version of `kind`, which had no list columns `names`, with these columns, their lists empty.
+    """`data` of an earlier version of `kind`, which lacked the columns of fields `names`: lists are empty, others null.
 
     Raises ValueError if the bytes are not a valid batch of that version.
     """
-    layout = _layout(kind)
-    columns = tuple(column for column in layout.columns if column[0] not in names)
-    schema = pa.schema([field for field in layout.schema if field.name not in names])
-    row_bytes = layout.row_bytes - 4 * len(names)
-    batch = _read(kind, data, replace(layout, columns=columns, schema=schema, row_bytes=row_bytes))
+    schema = _layout(kind).schema
+    added = {column for column in schema.names if any(f"{column}.".startswith(f"{name}.") for name in names)}
+    batch = _read(kind, data, _layout_of([column for column in _layout(kind).columns if column[0] not in added]))
     arrays = [
-        pa.array([[]] * batch.num_rows, field.type) if field.name in names else batch.column(field.name)
-        for field in layout.schema
+        _empty(field.type, batch.num_rows) if field.name in added else batch.column(field.name) for field in schema
     ]
-    complete = pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
+    complete = pa.RecordBatch.from_arrays(arrays, schema=schema)
     return complete.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
@@ -123,9 +121,16 @@ def arrow_schema(kind: type) -> pa.Schema:
     return _layout(kind).schema
 
 
+def _empty(of: pa.DataType, count: int) -> pa.Array:
+    return pa.array([[]] * count, of) if pa.types.is_list(of) else pa.nulls(count, of)
+
+
 @cache
 def _layout(kind: Any) -> _Layout:
-    columns = _columns(kind, "", nullable=False)
+    return _layout_of(_columns(kind, "", nullable=False))
+
+
+def _layout_of(columns: Sequence[tuple[str, Field, bool]]) -> _Layout:
     schema = pa.schema([pa.field(name, arrow_type(field), nullable=nullable) for name, field, nullable in columns])
     return _Layout(
         columns=tuple(columns),
@@ -288,3 +293,65 @@ def _revive(where: str, of: Any, item: Any) -> Any:
     if isinstance(item, list):
         return tuple([_revive(where, of, part) for part in item])
     return checked_float(where, item) if of is float else item
+
+
+FEW_VALUES = 64
+"""Up to so many values are checked in Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnCheck:
+    """What is checked of a column: nulls if it is `required`, `choices`, finite `numbers`, and its `parts`: those of a
+    list (one) or of a struct.
+    """
+
+    name: str
+    required: bool
+    choices: tuple[str, ...] | None = None
+    numbers: bool = False
+    is_list: bool = False
+    parts: tuple[ColumnCheck, ...] = ()
+
+
+def column_check(field: pa.Field, choices: Collection[str] | None = None, name: str = "") -> ColumnCheck:
+    """The check of column `field`, whose values are `choices` (None: any)."""
+    name, kind = name or field.name, field.type
+    known = None if choices is None else tuple(sorted(choices))
+    parts: list[ColumnCheck] = []
+    if pa.types.is_list(kind):
+        parts = [column_check(kind.value_field, name=name)]
+    elif pa.types.is_struct(kind):
+        parts = [column_check(part, name=f"{name}.{part.name}") for part in kind]
+    numbers, is_list = pa.types.is_float64(kind), pa.types.is_list(kind)
+    if is_list and parts == [ColumnCheck(name, required=False)]:
+        parts = []  # any value is valid
+    return ColumnCheck(name, not field.nullable, known, numbers, is_list, tuple(parts))
+
+
+def check_column(check: ColumnCheck, column: pa.Array) -> None:
+    """Raise ValueError for a null in a required column, a number that is not finite, or a value beside the choices."""
+    if check.required and column.null_count:
+        raise ValueError(f"{check.name} is null or contains a null")
+    if check.numbers:
+        if not _are_finite(column):
+            raise ValueError(f"{check.name}: a number is not finite")
+    elif check.is_list:
+        for part in check.parts:
+            check_column(part, column.flatten())
+    elif check.parts:
+        for part, values in zip(check.parts, column.flatten(), strict=True):
+            check_column(part, values)
+    if check.choices is not None and not _are_among(column, check.choices):
+        raise ValueError(f"{check.name}: a value is not one of {list(check.choices)}")
+
+
+def _are_finite(column: pa.Array) -> bool:
+    if len(column) <= FEW_VALUES:
+        return all([value is None or isfinite(value) for value in column.to_pylist()])  # noqa: C419 - faster
+    return bool(pc.all(pc.is_finite(column), min_count=0).as_py())
+
+
+def _are_among(column: pa.Array, choices: tuple[str, ...]) -> bool:
+    if len(column) <= FEW_VALUES:
+        return all([value is None or value in choices for value in column.to_pylist()])  # noqa: C419 - faster
+    return bool(pc.all(pc.is_in(column.drop_null(), pa.array(choices)), min_count=0).as_py())

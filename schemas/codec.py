@@ -68,13 +68,14 @@ _ARROW = {
 _SINGLE_ROW = {records.MicroBatch, records.DeadLetter}
 _ADDED: Mapping[type, tuple[str, ...]] = {
     records.Prompt: ("messages",),
-    records.Assignment: ("prompt.messages",),
+    records.Assignment: ("prompt.messages", "at_least"),
     records.Trajectory: ("prompt.messages", "conversations"),
     records.Experience: ("trajectory.prompt.messages", "trajectory.conversations"),
     records.MicroBatch: ("breaks",),
     records.RelayChain: ("needed",),
+    records.RankAddress: ("settings",),
 }
-"""The list that each version of these records after version 2 has beside those of the version before."""
+"""The list or optional field that each version of these records after version 2 has beside the version before."""
 _VERSIONS: Mapping[type, int] = {
     records.WeightVersion: 3,
     records.RelayStatus: 3,
@@ -94,8 +95,8 @@ _EARLIER = {
     for kind, columns in _ADDED.items()
     for at in range(len(columns))
 } | {b"EpisodeEnd/2": (_BY_KIND[records.EpisodeEnd], ())}
-"""Earlier versions that are still read, with the lists that they lack: `identify` adds them, empty. EpisodeEnd/2 lacks
-optional fields only."""
+"""Earlier versions that are still read, with what they lack: `identify` adds it, empty. EpisodeEnd/2 lacks optional
+fields only."""
 
 
 def record_type(kind: type) -> RecordType:
@@ -181,7 +182,7 @@ def identify(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple
 
 def _upgraded(kind: type, value: bytes, lacking: tuple[str, ...]) -> bytes:
     try:
-        if kind is records.RelayChain:
+        if _BY_KIND[kind].encoding == "json":
             return add_empty_list(kind, value, *lacking)
         return _arrow().add_empty_columns(kind, value, lacking)  # type: ignore[no-any-return]
     except ValueError as error:

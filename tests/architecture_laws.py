@@ -39,6 +39,7 @@ VENDORS: dict[str, tuple[str, ...]] = {
     "tensorboardX": ("pipelines/present/report/trackers.py",),
     "trackio": ("pipelines/present/report/trackers.py",),
     "wandb": ("pipelines/present/report/trackers.py",),
+    "urllib.request": ("infra/http_client.py",),
     "apache_beam": ("operators/", "pipelines/", "infra/runners/"),
 }
 _SHOWN = tuple(f"pipelines/{folder}/" for folder in ("cli", "run", "present"))
@@ -114,8 +115,8 @@ def _level(parts: list[str]) -> int:
 
 def _vendor_law(path: str, tree: ast.Module) -> Iterator[Breach]:
     for line, name in imports(path, tree):
-        vendor = name.split(".")[0]
-        if vendor in VENDORS and not path.startswith(VENDORS[vendor]):
+        vendor = next((each for each in VENDORS if f"{name}.".startswith(f"{each}.")), None)
+        if vendor is not None and not path.startswith(VENDORS[vendor]):
             yield line, f"imports {vendor}, which only {', '.join(VENDORS[vendor])} may"
 
 
@@ -189,6 +190,15 @@ def _except_law(path: str, tree: ast.Module) -> Iterator[Breach]:
             yield node.lineno, "a bare except; name what can go wrong"
 
 
+def _program_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    """Of a module that is run as a program, what follows its call of `main` is not defined yet."""
+    for node in tree.body[:-1]:
+        if isinstance(node, ast.If) and "__name__" in {
+            each.id for each in ast.walk(node.test) if isinstance(each, ast.Name)
+        }:
+            yield node.lineno, "runs as a program before its end, where the definitions below do not exist yet"
+
+
 def _assignment_law(path: str, tree: ast.Module) -> Iterator[Breach]:
     for node in _nodes(tree):
         if (
@@ -211,7 +221,21 @@ def _dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def _client_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    """The private names of kafka-python stand in one file, which checks its version."""
+    if not path.startswith("infra/kafka/") or path == "infra/kafka/client_patches.py":
+        return
+    for node in _nodes(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and re.match("_[^_]", node.attr)
+            and _dotted(node.value) not in ("self", "cls")
+        ):
+            yield node.lineno, f"uses {_dotted(node)}; private names of others belong in infra/kafka/client_patches.py"
+
+
 _OF_LAYERS: tuple[Law, ...] = (
-    _import_law, _pipelines_law, _vendor_law, _schemas_law, _transform_law, _topic_law, _terminal_law, _assignment_law
+    _import_law, _pipelines_law, _vendor_law, _schemas_law, _transform_law, _topic_law, _terminal_law, _assignment_law,
+    _client_law,
 )  # fmt: skip
-_OF_ALL: tuple[Law, ...] = (_pickle_law, _except_law)
+_OF_ALL: tuple[Law, ...] = (_pickle_law, _except_law, _program_law)

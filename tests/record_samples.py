@@ -47,6 +47,7 @@ SAMPLES: dict[type, object] = {
         r.Assignment(
             *(PROMPT, 3, 5, 1, 0, 4, VERSION, RESPONSE, 1_700_000_000_000, (r.VersionSpan(VERSION, 3),)),
             kv=r.KVManifest("10.0.0.7:4711", "5f1d0c", VERSION, 6, 12, 8, (1, 4_294_967_295)),
+            at_least=VERSION,
         ),
         r.Reserve("3-1", VERSION, ("p12.3", "p12.4"), 300, 0, 4),
         r.Release("3-1", ("p12.3", "p12.4"), (8, 9), 1, 6, 0, 4),
@@ -233,7 +234,7 @@ SAMPLES: dict[type, object] = {
         r.LevelRequest("sums", 2, 31, 0.875, 64, 1_700_000_001_100),
         r.LevelReply("sums", 2, 410, 1_700_000_001_200),
         r.Pause(3, True, "ada@login-1", "new switches", 1_700_000_001_240),
-        r.RankAddress("10.0.0.7", 40123, "f00d", 4, 2, "ab" * 32, 1_700_000_001_250),
+        r.RankAddress("10.0.0.7", 40123, "f00d", 4, 2, "ab" * 32, 1_700_000_001_250, ("rollout.dtype=bfloat16",)),
         r.TrimPoint(
             2,
             VERSION,

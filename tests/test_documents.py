@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.config import parse_config
+from schemas.release import RELEASE
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -84,14 +86,28 @@ def test_contributing_examples_run(tmp_path: Path) -> None:
     code = "\n\n".join(text for language, text in blocks if language == "python")
     assert all(text.count("\n") <= 30 for _, text in blocks)
     (tmp_path / "examples.py").write_text(code)
+    folder = tmp_path / "runs" / "first"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(json.dumps({"release": RELEASE, "run": "first", "phase": "ended"}))
     program = """
 from types import SimpleNamespace
-from examples import Countdown, ShortestFirst, verify
+import torch
+from examples import Countdown, ShortestFirst, StopsAtOnce, functions, phase, verify
+from operators.rollout.engine import Request
+from operators.trainer.advantages import Rewards
 assert verify("3.0", {"answer": "3"}) == 1.0
 game = Countdown()
 assert (game.reset({}), [game.step("") for _ in range(3)][-1]) == ("", ("0 left\\n", 1.0, True, {}))
 groups = [SimpleNamespace(tokens=tokens) for tokens in (3, 1, 2)]
 assert [group.tokens for group in ShortestFirst().order(groups, None)] == [1, 2, 3]
+rewards = Rewards(torch.tensor([3.0, 0.0]).double(), torch.tensor([0, 0]), torch.tensor([1, 2]))
+assert functions.advantage(rewards, None).tolist() == [1.0, -1.0, -1.0]
+engine = StopsAtOnce()
+engine.submit(Request("p0.0", None, SimpleNamespace(stop_token_ids=(7,))))
+assert (engine.due(), engine.status().waiting) == (0.0, 1)
+(done,) = engine.step()
+assert (done.trajectory_id, done.generated.token_ids.tolist(), engine.status().waiting) == ("p0.0", [7], 0)
+assert phase("first").data == {"run": "first", "phase": "ended"}
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, env=environment)

@@ -14,8 +14,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.figures import Figure, seconds
 from benchmarks.gpu.settings import Settings
-from operators.trainer.packed_attention import PackedLayout, attention_in_blocks, lay_out
-from operators.trainer.varlen_attention import Kernel, varlen_attention, varlen_kernel
+from operators.trainer.packed_attention import (
+    Kernel,
+    PackedLayout,
+    attention_in_blocks,
+    lay_out,
+    varlen_attention,
+    varlen_kernel,
+)
 
 _KERNELS = {
     "chosen by torch": None,

@@ -16,12 +16,12 @@ from benchmarks.gpu.engine import open_engine, root_of_two
 from benchmarks.gpu.figures import Figure, seconds, synchronize
 from benchmarks.gpu.learner import learner_config
 from benchmarks.gpu.settings import Settings
+from infra.models.dtypes import tensor_specs
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
 from operators.trainer.learner import Learner
 from operators.trainer.published_weights import PublishedWeights
 from operators.trainer.ranks import ALONE
-from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.version_file import write_parts
 from schemas.records import PolicyVersion
 

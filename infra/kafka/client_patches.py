@@ -1,4 +1,4 @@
-"""Patches for defects of kafka-python's connections, applied to the whole process.
+"""What Laminar uses of kafka-python beyond its public names; patches of its connections, applied to the whole process:
 
 - It reads sockets in pieces of 4 KB and releases the interpreter lock for each: 270 times for a fetch of 1 MB. Beside a
   computing thread each may take 5 ms to reacquire it, so that reading does not overlap with computation.
@@ -13,7 +13,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 READ_BYTES = 1 << 20
 """Maximum bytes of one read; larger than a socket's buffer."""
@@ -123,3 +123,59 @@ async def _handshake(transport: Any) -> None:
     except BaseException:
         sock.close()
         raise
+
+
+def request_metadata_at_once(consumer: Any) -> None:
+    """Let `consumer`, just connected, request topic metadata at once.
+
+    kafka-python waits 100 ms after the metadata of its bootstrap, as if that had failed.
+    """
+    consumer._cluster._last_refresh_ms = 0
+
+
+def read_fetched_with(consumer: Any, partition_records: type) -> None:
+    """Let `consumer` read what it has fetched of a partition by this class, of `Fetcher.PartitionRecords`."""
+    consumer._fetcher.PartitionRecords = partition_records
+
+
+def records_in(batch: Any) -> bytes:
+    """The encoded records of `batch` (a DefaultRecordBatch), uncompressed."""
+    batch._maybe_uncompress()
+    return bytes(memoryview(batch._buffer)[batch._pos :])
+
+
+def force_close(producer: Any) -> None:
+    """End the thread of `producer`: `close` alone waits for brokers, and leaves the thread after its time-out."""
+    producer._sender.force_close()
+
+
+def write_commit_marker(admin: Any, spec: Any, place: Any) -> None:
+    """Commit the transaction of `spec` in partition `place`: the client has a call for aborts alone."""
+    request = admin._abort_transaction_request(spec)
+    request.markers[0].transaction_result = True
+    leader = next(iter(admin._manager.run(admin._async_get_leader_for_partitions, [place])))
+    response = admin._manager.run(lambda: admin._manager.send(request, node_id=leader))
+    admin._abort_transaction_process_response(response, spec)
+
+
+class ProducerParts(NamedTuple):
+    """The parts of a transactional producer: the transaction manager, its sender thread, and the sender's client."""
+
+    transactions: Any
+    sender: Any
+    client: Any
+
+    @classmethod
+    def of(cls, producer: Any) -> ProducerParts:
+        """The parts of `producer`."""
+        return cls(producer._transaction_manager, producer._sender, producer._sender._client)
+
+    def replace_enqueue(self, enqueue: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Let the manager queue its requests by `enqueue`; returns the function that has done it so far."""
+        before: Callable[[Any], None] = self.transactions._enqueue_request
+        self.transactions._enqueue_request = enqueue
+        return before
+
+    def connections(self) -> dict[Any, Any]:
+        """The present connection to each node."""
+        return dict(self.client._manager._conns)

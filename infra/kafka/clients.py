@@ -15,7 +15,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
 
 from infra.kafka.admin import admin_client, committed_offsets
-from infra.kafka.notes import uncommitted_consumer
+from infra.kafka.note import uncommitted_consumer
 from infra.kafka.open_transactions import check_own_transactions, end_own_transactions
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem

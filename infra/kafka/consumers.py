@@ -8,6 +8,7 @@ from typing import Any
 
 from kafka import KafkaConsumer
 
+from infra.kafka.client_patches import request_metadata_at_once
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import poll_whole_batches
 from infra.kafka.stored.consumer import StoredConsumer
@@ -63,14 +64,6 @@ def _take_idle(client: ClientProperties) -> KafkaConsumer | None:
     return None
 
 
-def skip_metadata_backoff(consumer: KafkaConsumer) -> None:
-    """Let `consumer`, just connected, request topic metadata at once.
-
-    kafka-python waits 100 ms after the metadata of its bootstrap, as if that had failed.
-    """
-    consumer._cluster._last_refresh_ms = 0
-
-
 def new_consumer(client: ClientProperties, max_poll_batches: int = MAX_POLL_BATCHES) -> Any:
     """A consumer of committed records by batches, without partitions; of a stopped broker's log one of its files."""
     if client.log is not None:
@@ -87,5 +80,5 @@ def new_consumer(client: ClientProperties, max_poll_batches: int = MAX_POLL_BATC
         )
     )
     poll_whole_batches(consumer)
-    skip_metadata_backoff(consumer)
+    request_metadata_at_once(consumer)
     return consumer

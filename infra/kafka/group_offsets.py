@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from kafka import OffsetAndMetadata, TopicPartition
 
-from infra.kafka.note import Note, name_of
-from infra.kafka.notes import last_note, uncommitted_consumer
+from infra.kafka.note import Note, last_note, name_of, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session_config import Partition
 from infra.kafka.transactions import TransactionalProducer

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
+from infra.runners.liveness import LIVENESS
 from schemas.codec import encode
 
 log = logging.getLogger(__name__)
@@ -26,33 +27,52 @@ class Heartbeat(NamedTuple):
 
 
 class HeartbeatThread:
-    """Publishes `heartbeats()` at once and every `period_s` seconds through `producer`, which it closes at the end.
+    """Publishes `heartbeats()` through `producer`: at once, every `period_s` seconds, and when `send_now` is called.
+
+    `check` is called after each time. `close` closes the producer.
 
     A heartbeat that Kafka does not accept is not retried: the next one is newer.
     """
 
     def __init__(
-        self, name: str, producer: BoundedProducer, heartbeats: Callable[[], Iterable[Heartbeat]], period_s: float
+        self,
+        name: str,
+        producer: BoundedProducer,
+        heartbeats: Callable[[], Iterable[Heartbeat]],
+        period_s: float,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._producer, self._heartbeats, self._period_s = producer, heartbeats, period_s
+        self._producer, self._heartbeats, self._period_s, self._check = producer, heartbeats, period_s, check
         self._failing = False
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._wake, self._ended = threading.Event(), threading.Event()
+        self._thread = LIVENESS.start_thread(name, self._beat)
+
+    def send_now(self) -> None:
+        """Publish now, because something has changed for which others wait."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        self._ended.set()
+        self._wake.set()
+        self._thread.join(timeout=5)
 
     def close(self) -> None:
         """Stop the thread and close the producer."""
-        self._ended.set()
-        self._thread.join(timeout=5)
+        self.stop()
         try:
             self._producer.close(timeout_s=2)
         except (DeliveryFailed, TimeoutError) as error:
             log.warning("the last heartbeat was not delivered: %s", error)
 
-    def _run(self) -> None:
-        while not self._ended.is_set():
+    def _beat(self) -> None:
+        while True:
+            self._wake.clear()
+            if self._ended.is_set():
+                return
             self._send()
-            self._ended.wait(self._period_s)
+            self._check()
+            self._wake.wait(self._period_s)
 
     def _send(self) -> None:
         try:

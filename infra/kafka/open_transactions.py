@@ -20,6 +20,7 @@ from kafka.admin import AbortTransactionSpec, TransactionState
 from kafka.errors import AuthorizationError, KafkaError, KafkaTimeoutError, UnsupportedVersionError
 
 from infra.kafka.admin import admin_client
+from infra.kafka.client_patches import write_commit_marker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session_config import Partition
 from infra.kafka.transaction_log import DamagedTransactionLog, LoggedProducer, logged_producers
@@ -105,11 +106,7 @@ def write_marker(admin: Any, transaction: OpenTransaction) -> None:
     if not transaction.committed:
         admin.abort_transaction(spec)
         return
-    request = admin._abort_transaction_request(spec)  # the client has no call for commits
-    request.markers[0].transaction_result = True
-    leader = next(iter(admin._manager.run(admin._async_get_leader_for_partitions, [place])))
-    response = admin._manager.run(lambda: admin._manager.send(request, node_id=leader))
-    admin._abort_transaction_process_response(response, spec)
+    write_commit_marker(admin, spec, place)
 
 
 def describe(transactions: Iterable[OpenTransaction], now_ms: int) -> list[str]:

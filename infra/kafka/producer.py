@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
+from infra.kafka.client_patches import force_close
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import BrokerUnreachable, wait_for_brokers
 
@@ -170,5 +171,5 @@ def _open(client: ClientProperties, deadline_s: float) -> KafkaProducer:
 
 def _end(producer: KafkaProducer) -> None:
     """Close a producer and its thread; its pending records fail."""
-    producer._sender.force_close()  # `close` alone waits for brokers, and leaves the thread after its time-out
+    force_close(producer)
     producer.close(timeout=_END_S)

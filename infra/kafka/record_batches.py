@@ -17,6 +17,8 @@ from kafka.consumer.fetcher import Fetcher
 from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
 
+from infra.kafka.client_patches import read_fetched_with, records_in
+
 Headers = tuple[tuple[str, bytes], ...]
 MAX_KNOWN_HEADERS = 1000
 _LOG_APPEND_TIME = 1
@@ -93,12 +95,12 @@ def poll_whole_batches(consumer: KafkaConsumer) -> None:
 
     `max_poll_records` then counts batches.
     """
-    consumer._fetcher.PartitionRecords = _PartitionInBatches
+    read_fetched_with(consumer, _PartitionInBatches)
 
 
 def poll_batches_and_markers(consumer: KafkaConsumer) -> None:
     """Like `poll_whole_batches`, with a record per transaction Marker too, for a read_uncommitted consumer."""
-    consumer._fetcher.PartitionRecords = _PartitionWithMarkers
+    read_fetched_with(consumer, _PartitionWithMarkers)
 
 
 def unpack(
@@ -163,9 +165,7 @@ def read_batch(
 
 
 def _columns(batch: DefaultRecordBatch, known: dict[bytes, Headers]) -> Any:
-    batch._maybe_uncompress()
-    data = bytes(memoryview(batch._buffer)[batch._pos :])
-    columns = unpack(data, batch.records_count, batch.base_offset, batch.first_timestamp, known)
+    columns = unpack(records_in(batch), batch.records_count, batch.base_offset, batch.first_timestamp, known)
     if batch.timestamp_type == _LOG_APPEND_TIME:
         columns[1][:] = [batch.max_timestamp] * len(columns[1])
     return columns

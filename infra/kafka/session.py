@@ -33,8 +33,7 @@ from infra.kafka.clients import KafkaClients, SessionClients
 from infra.kafka.group_progress import GroupProgress
 from infra.kafka.ledger_reader import read_committed
 from infra.kafka.log_gaps import check_position, check_topics, log_truncated, note_missing
-from infra.kafka.note import Note, name_of, place_of
-from infra.kafka.notes import last_note
+from infra.kafka.note import Note, last_note, name_of, place_of
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from schemas.codec import encode
 from schemas.records import CommitNote

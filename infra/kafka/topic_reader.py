@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka import KafkaConsumer, TopicPartition
 
@@ -15,6 +15,7 @@ from infra.kafka.ranges import PartitionRange, partition_ranges, ranges_of
 from infra.kafka.record_batches import Headers, RecordBatch
 from schemas.codec import UndecodableRecord, decode
 
+T = TypeVar("T")
 BEGINNING = Edge("beginning", 0)
 POLL_MS = 500
 Decoder = Callable[[bytes | None, Iterable[tuple[str, bytes]]], Sequence[Any]]
@@ -70,6 +71,21 @@ def read_topic(
     """
     for batch in read_batches(client, topic, start=start, partitions=partitions, follow=follow, until=until):
         yield from _stored_records(topic, batch, decoder)
+
+
+def read_partition(
+    client: ClientProperties, topic: str, partition: int, first: int, end: int | None = None, decoder: Decoder = decode
+) -> Iterator[StoredRecord]:
+    """As `read_topic`, the records of one partition from offset `first` to before `end`, by default to its end."""
+    until = None if end is None else {partition: end}
+    return read_topic(client, topic, start={partition: first}, partitions=[partition], until=until, decoder=decoder)
+
+
+def read_rows(
+    client: ClientProperties, topic: str, kind: type[T], start: Edge | Mapping[int, int] = BEGINNING
+) -> Iterator[T]:
+    """The rows of class `kind` in `topic`, as in `read_topic`; all others are left out."""
+    return (row for record in read_topic(client, topic, start=start) for row in record.rows if isinstance(row, kind))
 
 
 def read_batches(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kafka import TopicPartition
 from kafka.admin import TransactionState
 
-from infra.kafka.notes import read_to_end, uncommitted_consumer
+from infra.kafka.note import read_to_end, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import RecordBatch
 

@@ -15,6 +15,8 @@ from kafka.producer.transaction_manager import (
     TxnOffsetCommitHandler,
 )
 
+from infra.kafka.client_patches import ProducerParts
+
 _TRANSACTIONAL = (AddPartitionsToTxnHandler, AddOffsetsToTxnHandler, TxnOffsetCommitHandler, EndTxnHandler)
 _RECONNECT_MS = 50
 """Pause after a failed connection to a coordinator, before it is looked up again."""
@@ -44,16 +46,16 @@ class TransactionalProducer(KafkaProducer):
         self._bound_s = transaction_timeout_ms / 1000 * _MARGIN
         self._deadline = 0.0
         self._connections: dict[Any, Any] = {}
-        self._enqueue = self._transaction_manager._enqueue_request
-        self._transaction_manager._enqueue_request = self._enqueue_once
-        self._sender._client.await_ready = _returning_false(self._sender._client)
+        self._parts = ProducerParts.of(self)
+        self._enqueue = self._parts.replace_enqueue(self._enqueue_once)
+        self._parts.client.await_ready = _returning_false(self._parts.client)
 
     def begin(self, partitions: Iterable[TopicPartition]) -> None:
         """Begin a transaction that writes to `partitions`, among others. Raises KafkaError."""
         self.begin_transaction()
         self._deadline = time.monotonic() + self._bound_s
         for partition in partitions:
-            self._transaction_manager.maybe_add_partition_to_transaction(partition)
+            self._parts.transactions.maybe_add_partition_to_transaction(partition)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until all records sent are in the log or have failed. Raises KafkaError."""
@@ -64,34 +66,34 @@ class TransactionalProducer(KafkaProducer):
 
     def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> None:
         """Add a group's offsets to the transaction. Raises KafkaError."""
-        self._await(self._transaction_manager.send_offsets_to_transaction(offsets, group_metadata))
+        self._await(self._parts.transactions.send_offsets_to_transaction(offsets, group_metadata))
 
     def commit_transaction(self) -> None:
         """Commit the transaction. Raises KafkaError."""
-        self._await(self._transaction_manager.begin_commit())
+        self._await(self._parts.transactions.begin_commit())
         self._deadline = 0.0
 
     def reconnected(self) -> bool:
         """Whether a connection of the last call is closed or replaced: its broker may have restarted since."""
-        before, self._connections = self._connections, dict(self._sender._client._manager._conns)
+        before, self._connections = self._connections, self._parts.connections()
         return any(self._connections.get(node) is not connection for node, connection in before.items())
 
     @property
     def producer_id(self) -> int:
         """The id that Kafka has assigned to this transactional.id."""
-        return int(self._transaction_manager.producer_id_and_epoch.producer_id)
+        return int(self._parts.transactions.producer_id_and_epoch.producer_id)
 
     @property
     def failure(self) -> Exception | None:
         """The error that ended this producer; None while it is usable."""
-        error: Exception | None = self._transaction_manager.last_error
+        error: Exception | None = self._parts.transactions.last_error
         return error
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline - time.monotonic()) if self._deadline else self._bound_s
 
     def _await(self, result: Any) -> None:
-        self._sender.wakeup()
+        self._parts.sender.wakeup()
         if not result.wait(timeout_ms=self._left_s() * 1000):
             raise self._too_slow()
 

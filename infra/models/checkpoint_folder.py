@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from infra.models.dtypes import DTYPES
+from infra.models.dtypes import tensor_specs
 from infra.store.layout import Layout
 from infra.store.weight_files import SINGLE
-from schemas.records import TensorSpec
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -155,7 +154,7 @@ def write_model(
 
 
 def _write_tensors(file: Path, specs: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
-    layout = Layout([TensorSpec(name, DTYPES[each.dtype], tuple(each.shape)) for name, each in specs.items()])
+    layout = Layout(tensor_specs(specs))
     places = layout.places()
     with file.open("wb") as sink:
         sink.write(layout.header)

@@ -2,20 +2,24 @@
 
 It consists of the newest compatible artifacts of Beam, each jar verified; Java is installed by pip. Beam's Java servers
 listen on all interfaces, whatever host they are given, so their sockets are bound to loopback for them, unless the user
-has allowed all interfaces. For a cluster of another Flink version use its own job server (`--job_endpoint`, or the file
-of `--flink_job_server_jar`).
+has allowed all interfaces. A cluster must have the Flink version of the job server, which is checked first; for another
+one use its own job server (`--job_endpoint`, or the file of `--flink_job_server_jar`).
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
+import re
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from infra.http_client import get
 from infra.kafka.broker import HOST, java_command
 from infra.maven import Progress
-from infra.runners.flink_jars import JARS
+from infra.runners.flink_jars import BEAM, FLINK, JARS
 from infra.runners.local_server import ALLOW_VARIABLE, running_server
 from infra.runners.loopback import loopback_command
 
@@ -24,14 +28,23 @@ _BUNDLES_ANOTHER_BEAM = "beam-sdks-java-harness-"
 _OPENED_PACKAGES = ("java.lang", "java.util", "java.nio", "sun.nio.ch")
 _HEAP_MB = 1500
 _START_S = 60.0
+_CHECK_S = 10.0
+_MAX_REPLY = 65536
+_EMBEDDED = ("[local]", "[auto]", "[collection]")
+
+
+class UnsupportedFlink(RuntimeError):
+    """The cluster does not respond, or has another Flink version than the job server."""
 
 
 def running_flink(progress: Progress = lambda message: None, master: str = "[local]") -> AbstractContextManager[str]:
     """Run a job server for the Flink at `master`, or with an embedded one; the context value is its job endpoint.
 
-    `progress` gets lines of text while jars are downloaded. Raises ExposedServer if it listens beyond loopback and the
-    user has not allowed that, JarResolutionError, RuntimeError if it does not start.
+    `progress` gets lines of text while jars are downloaded. Raises UnsupportedFlink, ExposedServer if it listens beyond
+    loopback and the user has not allowed that, JarResolutionError, RuntimeError if it does not start.
     """
+    if master not in _EMBEDDED:
+        check_cluster(master)
     jars = [jar for jar in JARS.class_path(progress) if not jar.name.startswith(_BUNDLES_ANOTHER_BEAM)]
 
     def command(port: int, folder: Path) -> list[str]:
@@ -44,6 +57,29 @@ def running_flink(progress: Progress = lambda message: None, master: str = "[loc
         return whole if os.environ.get(ALLOW_VARIABLE) else loopback_command(whole)
 
     return running_server("Flink", command, _START_S)
+
+
+def check_cluster(master: str) -> None:
+    """Check that the Flink at `master`, `host:port` or a URL of its REST interface, has the version of the job server.
+
+    Raises UnsupportedFlink with both versions, or with the reason why the cluster's could not be read.
+    """
+    url = f"{master if '://' in master else f'http://{master}'}/config"
+    try:
+        with get(url, _CHECK_S) as reply:
+            version = json.loads(reply.read(_MAX_REPLY))["flink-version"]
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+        raise UnsupportedFlink(
+            f"no Flink responds at {url} ({error or type(error).__name__}): set --flink_master to the address of its "
+            f"REST interface"
+        ) from error
+    if re.match(rf"{re.escape(FLINK)}(\D|$)", str(version)):
+        return
+    raise UnsupportedFlink(
+        f"the cluster at {master} has Flink {str(version)[:40]!r}; the job server here is of Beam {BEAM} for Flink "
+        f"{FLINK}: use a cluster of Flink {FLINK}, or your own job server for that version "
+        f"(-- --job_endpoint=HOST:PORT, or --flink_job_server_jar=FILE)"
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,13 @@ RUNNERS: tuple[Runner, ...] = get_args(Runner)
 
 _TEN_YEARS_S = "315360000"
 # LOOPBACK: the steps run in the submitting process and receive its signals; for a cluster the user sets another type.
-_PORTABLE = {"streaming": "", "environment_type": "LOOPBACK", "job_server_timeout": _TEN_YEARS_S}
+_PORTABLE = {
+    "streaming": "",
+    "environment_type": "LOOPBACK",
+    "job_server_timeout": _TEN_YEARS_S,
+    # Otherwise each submission runs `pip freeze` and leaves its output in the temporary folder.
+    "experiments": "disable_logging_submission_environment",
+}
 _DEFAULTS: Mapping[Runner, Mapping[str, str]] = {
     "embedded": {"runner": "FnApiRunner"},
     "prism": {"runner": "PrismRunner", **_PORTABLE},

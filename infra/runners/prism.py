@@ -1,11 +1,13 @@
 """Prism, Beam's portable local runner: finding, building and running its binary.
 
 Prism listens on all interfaces and runs the code that it is sent. This project's build listens on loopback: one line is
-changed in a copy of its sources, which Go has verified against its checksum database.
+changed in a copy of its sources, whose hash must be `SUM`.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import shutil
@@ -20,6 +22,8 @@ from infra.runners.local_server import running_server
 VERSION = "2.77.0"
 """The version of Apache Beam and of Prism, which must be the same."""
 _MODULE = f"github.com/apache/beam/sdks/v2@v{VERSION}"
+SUM = "h1:RsC61pHEvtySEHAURQyP/+CVOJm/hy5hewuG9JF0+Ow="
+"""The hash of the module's files, which `go mod download -json` prints; its own go.sum has those of dependencies."""
 _PACKAGE = "./go/cmd/prism"
 _SERVER = "go/pkg/beam/runners/prism/internal/jobservices/server.go"
 _LISTEN_ALL, _LISTEN_LOOPBACK = 'net.Listen("tcp", fmt.Sprintf(":', 'net.Listen("tcp", fmt.Sprintf("127.0.0.1:'
@@ -29,6 +33,10 @@ _START_S = 20.0
 
 class PrismMissing(RuntimeError):
     """There is no Prism binary on this machine, and it could not be built."""
+
+
+class WrongSources(PrismMissing):
+    """The sources of Prism are not those with which this project was tested."""
 
 
 def built_prism() -> Path:
@@ -49,7 +57,7 @@ def find_prism() -> Path | None:
 def prism_binary() -> Path:
     """The Prism binary, built from source with Go if it is missing (once, 250 s of CPU).
 
-    Go verifies the sources against its checksum database. Raises PrismMissing, with advice, if it cannot be built.
+    Raises PrismMissing, with advice, if it cannot be built, and WrongSources.
     """
     found = find_prism()
     if found is not None:
@@ -71,13 +79,18 @@ def prism_binary() -> Path:
 
 
 def _build(go: str) -> None:
-    """Build Prism. Raises subprocess.CalledProcessError, and PrismMissing for unknown sources."""
+    """Build Prism. Raises subprocess.CalledProcessError, WrongSources."""
 
     def run(*arguments: str, cwd: str | None = None) -> str:
         return subprocess.run([go, *arguments], capture_output=True, text=True, check=True, cwd=cwd).stdout
 
     with tempfile.TemporaryDirectory(prefix="laminar-prism-") as folder:
         module = Path(json.loads(run("mod", "download", "-json", _MODULE, cwd=folder))["Dir"])
+        if (found := module_sum(module, _MODULE)) != SUM:
+            raise WrongSources(
+                f"{module} has the sum {found}, but Prism {VERSION} has {SUM}: it is not built. Remove the folder "
+                "(`go clean -modcache`) to download it again; if it is still wrong, do not trust its source"
+            )
         sources = shutil.copytree(module / "go", Path(folder) / "sdk" / "go", copy_function=shutil.copyfile).parent
         for name in ("go.mod", "go.sum"):
             if (module / name).exists():
@@ -85,15 +98,26 @@ def _build(go: str) -> None:
         server = sources / _SERVER
         source = server.read_text(encoding="utf-8")
         if source.count(_LISTEN_ALL) != 1:
-            raise PrismMissing(
+            raise WrongSources(
                 f"{module / _SERVER} does not have the expected listen call: it cannot be restricted to loopback"
             )
         os.chmod(server.parent, 0o700)
         server.write_text(source.replace(_LISTEN_ALL, _LISTEN_LOOPBACK), encoding="utf-8")
         built_prism().parent.mkdir(parents=True, exist_ok=True)
         partial = built_prism().with_suffix(".partial")
-        run("build", "-o", str(partial), _PACKAGE, cwd=str(sources))
+        run("build", "-mod=readonly", "-o", str(partial), _PACKAGE, cwd=str(sources))
         partial.replace(built_prism())
+
+
+def module_sum(folder: Path, module: str) -> str:
+    """The hash of the extracted `module` ("path@version") in `folder`, as in a go.sum (its algorithm h1)."""
+    lines = sorted(
+        (file.relative_to(folder).as_posix(), hashlib.sha256(file.read_bytes()).hexdigest())
+        for file in folder.rglob("*")
+        if not file.is_dir()
+    )
+    text = "".join(f"{digest}  {module}/{name}\n" for name, digest in lines)
+    return "h1:" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def running_prism(location: str | None = None) -> AbstractContextManager[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions, PrismRunnerOptions
@@ -45,7 +47,9 @@ def run_pipeline(
                 pipeline = beam.Pipeline(options=options)
                 try:
                     build(pipeline)
-                    _wait_until_finish(pipeline.run())
+                    with nullcontext() if runner == "embedded" else _submission_folder():
+                        result = pipeline.run()
+                    _wait_until_finish(result)
                 finally:
                     shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam removes it only in `run`
         finally:
@@ -60,6 +64,20 @@ def _options(runner: Runner, beam_options: Sequence[str]) -> Iterator[list[str]]
         named = [*options, f"--job_endpoint={endpoint}"] if endpoint else options
         with local_worker_pool(named) as complete:
             yield complete
+
+
+@contextmanager
+def _submission_folder() -> Iterator[None]:
+    """Gather the empty folders that Beam makes for the artifacts of a submission and never removes, and remove them."""
+    before, folder = tempfile.tempdir, Path(tempfile.mkdtemp(prefix="laminar-submission-"))
+    tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        for empty in (*folder.iterdir(), folder):
+            with suppress(OSError):  # in use, by something else than the submission
+                empty.rmdir()
 
 
 def local_job_server(runner: Runner, options: Sequence[str]) -> AbstractContextManager[str | None]:

@@ -14,6 +14,7 @@ import ssl
 import time
 from collections.abc import Callable
 
+from infra.files import MIN_SECRET_CHARACTERS
 from infra.transport.connection import Connection
 from infra.transport.frames import Frame, FrameKind, PeerUnreachable, ProtocolError, TransportError, receive, send
 from infra.transport.tls import Tls, end_tls, tls_handshake
@@ -68,6 +69,8 @@ def authenticate(connection: socket.socket, run: str, token: str, relay: int) ->
 
     Raises HandshakeRejected, ProtocolError, PeerGone.
     """
+    if problem := token_problem(token):  # a relay without a token would be a stranger's
+        raise HandshakeRejected(problem)
     deadline = time.monotonic() + HANDSHAKE_S
     tls_handshake(connection, HANDSHAKE_S)
     challenge = expect(receive(connection, deadline), FrameKind.CHALLENGE).body
@@ -82,6 +85,16 @@ def authenticate(connection: socket.socket, run: str, token: str, relay: int) ->
     if not _proves(expect(reply, FrameKind.WELCOME).body.get("proof"), SERVER, token, nonces, run):
         raise ProtocolError("the peer does not know the token of this run: it is not a relay of this run")
     return _protect(connection, CLIENT, token, nonces, run, deadline)
+
+
+def token_problem(token: str) -> str | None:
+    """Why no relay works with `token`; None if it does."""
+    if len(token) >= MIN_SECRET_CHARACTERS:
+        return None
+    return (
+        f"relays need a token of at least {MIN_SECRET_CHARACTERS} characters, not {len(token)}: that of "
+        "relay.token_file, or relay.secret in the run's folder"
+    )
 
 
 def expect(frame: Frame, kind: FrameKind) -> Frame:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from infra.runners.liveness import LIVENESS
 from infra.store.deltas import apply_delta
@@ -26,12 +26,12 @@ from infra.transport.chunked_blob import ChunkedBlob, delta_blob, full_blob
 from infra.transport.dialer import Dialer
 from infra.transport.fetch import Fetch, TransferCounts
 from infra.transport.frames import FrameKind
-from infra.transport.incoming_pushes import IncomingPushes
 from infra.transport.peer import Peer
 from infra.transport.serving import Server
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 from infra.transport.topology import TRAINER, Upstream, find_link, upstream_of
+from infra.transport.weight_pusher import IncomingPushes
 from schemas.records import PolicyVersion, RelayChain, WeightVersion
 
 log = logging.getLogger(__name__)
@@ -54,13 +54,13 @@ MAX_CORRUPT_ARRIVALS = 3
 class Endpoint:
     """The address of a relay: it listens at `host`:`port` (0: any free port), others connect to `advertised`.
 
-    An advertised port of 0 stands for the port at which the relay listens.
+    An advertised port of 0 stands for the port at which the relay listens. No server starts without a token.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
     advertised: str = ""
-    token: str = ""
+    token: str = field(default="", repr=False)
     tls: Tls | None = None
 
     def address_at(self, port: int) -> str:
@@ -92,7 +92,7 @@ class RelayNode:
         store: WeightStore,
         run: str,
         relay: int,
-        endpoint: Endpoint = Endpoint(),
+        endpoint: Endpoint,
         sending: Link | None = None,
         receiving: Link | None = None,
     ) -> None:

@@ -18,7 +18,7 @@ from infra.transport.chunk_registry import BlobBuffer, BlobKey, ChunkRegistry
 from infra.transport.chunked_blob import FORMS
 from infra.transport.connection import Connection, interrupt
 from infra.transport.frames import FrameKind, ProtocolError, TransportError, receive, send, send_chunk
-from infra.transport.handshake import accept_peer, expect, set_socket_options
+from infra.transport.handshake import accept_peer, expect, set_socket_options, token_problem
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 
@@ -52,7 +52,8 @@ class Server:
 
     All data is sent through `link`. A connection whose first frame is of a kind in `handlers` is handed to its handler:
     a trainer offers a version, or a stage of a group begins. The response for a version without progress for `stall_s`
-    seconds is ABSENT. With `tls` peers must connect over TLS with a certificate of the run's authority.
+    seconds is ABSENT. With `tls` peers must connect over TLS with a certificate of the run's authority. Raises
+    ValueError for an empty or short token.
     """
 
     def __init__(
@@ -67,6 +68,8 @@ class Server:
         stall_s: float = 5.0,
         tls: Tls | None = None,
     ) -> None:
+        if problem := token_problem(token):
+            raise ValueError(problem)
         self._tls = tls
         self._registry, self._run, self._token, self._link = registry, run, token, link
         self._handlers = {} if handlers is None else handlers

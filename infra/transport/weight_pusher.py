@@ -1,21 +1,26 @@
 """WeightPusher: delivers the trainer's newest version to a master relay on another machine.
 
 Placement decides which relay is the master. If it is the relay of the trainer's machine, nothing is sent: they share
-memory. Otherwise the pusher offers the newest version, and the master pulls it over the same connection.
+memory. Otherwise the pusher offers the newest version, and the master, which holds the offered connection
+(`IncomingPushes`), pulls it over the same connection.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from infra.machine import machine_name
 from infra.runners.liveness import LIVENESS
 from infra.store.weight_store import WeightStore
 from infra.transport.chunk_registry import ChunkRegistry, store_lookup
-from infra.transport.frames import FrameKind, TransportError, receive, send
+from infra.transport.chunked_blob import ChunkedBlob
+from infra.transport.connection import Connection, interrupt
+from infra.transport.frames import FrameKind, ProtocolError, TransportError, receive, send
 from infra.transport.handshake import connect, expect
-from infra.transport.incoming_pushes import OFFER_TIMEOUT_S
+from infra.transport.peer import BlobAbsent, Peer
 from infra.transport.serving import serve_request
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
@@ -130,3 +135,54 @@ class WeightPusher:
                         self._changed.notify_all()
                     return
                 serve_request(connection, expect(frame, FrameKind.REQUEST).body, self._registry, self._link)
+
+
+OFFER_TIMEOUT_S = 10.0
+"""Seconds after which an unused offer is returned to the trainer."""
+
+
+class IncomingPushes:
+    """Offered connections by version, the newest of each. `is_stored` returns whether this machine has a version."""
+
+    def __init__(self, is_stored: Callable[[PolicyVersion], bool]) -> None:
+        self._is_stored = is_stored
+        self._offers: dict[str, tuple[Connection, threading.Event]] = {}
+        self._lock = threading.Lock()
+
+    def accept(self, connection: Connection, body: Mapping[str, Any]) -> None:
+        """Hold `connection` until a fetch has used it; refuse it if the version is stored. Raises ProtocolError."""
+        try:
+            version = PolicyVersion.parse(str(body.get("version"))[:80])
+        except ValueError as error:
+            raise ProtocolError(f"an offer without a valid version: {error}") from error
+        if self._is_stored(version):
+            send(connection, FrameKind.REFUSED, reason="already stored")
+            return
+        done = threading.Event()
+        with self._lock:
+            before = self._offers.pop(str(version), None)
+            self._offers[str(version)] = (connection, done)
+        if before is not None:
+            before[1].set()
+        while not done.wait(OFFER_TIMEOUT_S):
+            with self._lock:
+                if self._offers.get(str(version), (None, None))[0] is connection:  # no fetch has used it
+                    del self._offers[str(version)]
+                    return
+
+    def peer(self, blob: ChunkedBlob, memory: memoryview, link: Link) -> Peer:
+        """Return a peer over the offered connection of this blob's version. Raises BlobAbsent if there is none."""
+        with self._lock:
+            offer = self._offers.pop(str(blob.version), None)
+        if offer is None:
+            raise BlobAbsent(f"no trainer offers version {blob.version}")
+        connection, done = offer
+        return Peer(connection, blob, memory, link, may_wait=False, on_close=done.set)
+
+    def close(self) -> None:
+        """Close all offered connections."""
+        with self._lock:
+            offers, self._offers = list(self._offers.values()), {}
+        for connection, done in offers:
+            interrupt(connection)
+            done.set()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import os
-import ssl
 import subprocess
 import threading
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,11 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from infra.files import create_secret, read_secret
+from infra.http_client import post_json
 from infra.json_text import decode_json
 from infra.processes import die_with_parent_command, kill_session
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import FunctionProcess, FunctionServer
-from operators.io.episode_keys import ADDRESS_FILE, ATTEMPT, EpisodeKeys, read_or_create_secret
+from operators.io.episode_keys import ADDRESS_FILE, ATTEMPT, EpisodeKeys
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,8 @@ def play_episode(
 
     `functions` starts the processes if the agent is a function.
     """
-    keys = EpisodeKeys(run, read_or_create_secret(secret_file, create=True))
+    create_secret(secret_file)
+    keys = EpisodeKeys(run, read_secret(secret_file))
     key, error = keys.key_of(task.episode), ""
     (folder / "agents").mkdir(exist_ok=True)
     while not (folder / ADDRESS_FILE).exists() and not stop.wait(_POLL_S):
@@ -183,14 +185,8 @@ def read_report(file: Path) -> dict[str, Any]:
 def _report(folder: Path, key: str, body: Mapping[str, Any], stop: threading.Event) -> None:
     """Report the result of an episode to the gateway, until it is recorded or `stop` is set."""
     while not stop.is_set():
-        request = urllib.request.Request(
-            f"{base_url(folder)}/episode/end",
-            json.dumps(body).encode(),
-            {"authorization": f"Bearer {key}", "content-type": "application/json"},
-        )
         try:
-            context = ssl.create_default_context() if request.full_url.startswith("https:") else None
-            with urllib.request.urlopen(request, timeout=60, context=context) as response:
+            with post_json(f"{base_url(folder)}/episode/end", key, body, 60) as response:
                 response.read(MAX_REPORT_BYTES)
             return
         except urllib.error.HTTPError as error:
@@ -200,7 +196,7 @@ def _report(folder: Path, key: str, body: Mapping[str, Any], stop: threading.Eve
             if error.code < 500 and error.code != 429 and "error" not in body:
                 body = {"error": f"its report was rejected: {text}"}
             log.warning("the gateway rejected a report with status %d: %s", error.code, text)
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             log.info("the gateway does not respond: %s", error)
         stop.wait(_RETRY_S)
 

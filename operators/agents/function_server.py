@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -124,14 +124,23 @@ def _close_input(server: subprocess.Popen[bytes]) -> None:
         server.stdin.close()
 
 
+def load_function(target: str) -> Callable[..., Any]:
+    """The function `module:function`. Raises ValueError if there is none, and what the import of its module raises."""
+    module, _, name = target.rpartition(":")
+    function = getattr(import_user_module(module), name, None)
+    if not callable(function):
+        raise ValueError(f"{module} has no function {name!r}")
+    return function
+
+
 def main(target: str) -> None:
     """Serve until standard input ends."""
     import openai
 
-    module, _, name = target.rpartition(":")
-    function = getattr(import_user_module(module), name, None)
-    if not callable(function):
-        raise SystemExit(f"{module} has no function {name!r}")
+    try:
+        function = load_function(target)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     events = os.dup(1)
     os.dup2(2, 1)
     client = openai.OpenAI(api_key="none", base_url="http://none", max_retries=MAX_RETRIES)

@@ -21,7 +21,7 @@ from operators.agents.config import AgentsConfig
 from operators.agents.function_server import FunctionServer
 from operators.io.agent_tasks import task_of
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.finished import FinishedTrajectories
 from schemas.records import AGENT, Assignment, Trajectory
 
@@ -45,7 +45,7 @@ class RunAgents:
         return AgentsFold(self, restored.state)
 
 
-class AgentsFold:
+class AgentsFold(ShardFold):
     """`_live` are the episodes that have not finished, with the place of their first assignment."""
 
     def __init__(self, step: RunAgents, state: Mapping[str, Any]) -> None:
@@ -89,9 +89,6 @@ class AgentsFold:
         for place, offset in self._live.values():
             low[place] = min(offset, low.get(place, offset))
         return Checkpoint(low_water=low, state={"finished": self._finished.state()})
-
-    def busy(self) -> bool:
-        return False
 
     def close(self) -> None:
         with self._change:

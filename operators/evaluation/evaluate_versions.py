@@ -11,7 +11,7 @@ from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.report_rounds import GIVEN_UP, NAME, ClosedRound, OpenedRound
 from operators.evaluation.rounds import AnnouncedVersion, Mode, Round, modes_due, open_round, round_name
 from operators.io.clocks import wall_ms
-from operators.io.elements import Checkpoint, PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.elements import Checkpoint, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.pending import PendingOffsets
 from schemas.records import Experience, Metric, PolicyVersion, Prompt, WeightVersion
 
@@ -30,7 +30,7 @@ class EvaluateVersions:
         return EvaluationFold(self.config, self.questions(), restored, now)
 
 
-class EvaluationFold:
+class EvaluationFold(ShardFold):
     """Keeps answers unsettled until their round is complete, so that a restart reads them again.
 
     The open rounds and their prompt numbers are in every commit note, as a few short entries. A round whose version is
@@ -88,12 +88,6 @@ class EvaluationFold:
         if self._results:
             state["results"] = {mode: [m.step, m.values, m.measured_at] for mode, m in self._results.items()}
         return Checkpoint(self._pending.low_water(positions), state=state)
-
-    def busy(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
 
     def _open_rounds(self, manifest: AnnouncedVersion) -> list[OpenedRound]:
         if not self._questions or (manifest.final and not self._is_new_final(manifest.version)):

@@ -15,7 +15,6 @@ from operators.experience.batch_context import BatchContext
 from operators.experience.buffer_metrics import BufferMetrics, by_component, by_task
 from operators.experience.config import ExperienceConfig
 from operators.experience.curriculum import Curricula, Curriculum
-from operators.experience.group_clock import GroupClock
 from operators.experience.groups import Group, Groups
 from operators.experience.members import ExperienceBlock, GroupMember, RowRun, runs_of, staleness_of
 from operators.experience.pack_batches import SelectedBatch
@@ -24,7 +23,7 @@ from operators.experience.shard_coordination import ShardCoordinator
 from operators.experience.trainable import ANY_TOKEN, Untrainable, untrainable
 from operators.io.clocks import wall_ms
 from operators.io.dead_letters import dead_letter
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.pending import PendingOffsets
 from schemas.records import (
     BatchProposal,
@@ -45,6 +44,30 @@ from schemas.topics import (
     SETTLED,
     SUCCESS,
 )
+
+
+class GroupClock:
+    """Seconds of `clock` (monotonic) without the times between `stop` and `go`; both may be repeated."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._stopped_at: float | None = None
+        self._stopped_s = 0.0
+
+    def __call__(self) -> float:
+        return (self._clock() if self._stopped_at is None else self._stopped_at) - self._stopped_s
+
+    def stop(self) -> None:
+        """Stop the clock."""
+        if self._stopped_at is None:
+            self._stopped_at = self._clock()
+
+    def go(self) -> None:
+        """Let a stopped clock continue."""
+        if self._stopped_at is not None:
+            self._stopped_s += self._clock() - self._stopped_at
+            self._stopped_at = None
+
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +108,7 @@ class MakeBatches:
         return _Buffering(self, settlements, curricula, restored.state, BufferMetrics(restored.group), now, clock)
 
 
-class _Buffering:
+class _Buffering(ShardFold):
     """The state of one start. Held trajectories are in the log above the low-water mark, settled ones in the ledger."""
 
     def __init__(
@@ -152,9 +175,6 @@ class _Buffering:
 
     def busy(self) -> bool:
         return self._more
-
-    def close(self) -> None:
-        pass
 
     def _handle(self, received: ReceivedRecord) -> None:
         match received.record:

@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import partition_ranges
-from infra.kafka.topic_reader import StoredRecord, read_topic
+from infra.kafka.topic_reader import StoredRecord, read_partition
 from infra.runners.step_metrics import phase
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import ExportConfig
 from operators.export.folder import ExportError, ExportFolder, next_offsets, read_contents, read_parts
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from schemas.block import Block
 from schemas.block_codec import decode_as_blocks
 from schemas.records import DeadLetter
@@ -48,7 +48,7 @@ class _PendingRows:
     records: int = 0
 
 
-class Exporting:
+class Exporting(ShardFold):
     """The state of one start: the rows collected and not yet written."""
 
     def __init__(self, config: ExportConfig, clock: Callable[[], float]) -> None:
@@ -82,10 +82,6 @@ class Exporting:
         return Checkpoint(
             {PartitionKey(self._contents.topic, partition): offset for partition, offset in self._done.items()}
         )
-
-    def busy(self) -> bool:
-        """False: it has no work without new records."""
-        return False
 
     def close(self) -> None:
         """Wait for the file being written. Rows not in files are read again by the next start."""
@@ -196,13 +192,7 @@ def export_stored(config: ExportConfig, client: ClientProperties) -> None:
     exporting = ExportTopic(config).restore(Restored("", 0, (), {}, positions))
     try:
         for key, first in list(positions.items()):
-            records = read_topic(
-                client,
-                name,
-                start={key.partition: first},
-                partitions=[key.partition],
-                decoder=decode_as_blocks,
-            )
+            records = read_partition(client, name, key.partition, first, decoder=decode_as_blocks)
             while some := tuple(islice(records, MAX_POLLED)):
                 positions[key] = some[-1].offset + 1
                 exporting.fold(_polled(config, key, some, positions))

@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +20,7 @@ from pyarrow import flight
 from infra.kafka.offset_span import parse_span
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange, UnknownTopic, partition_ranges, resolve_span
-from infra.kafka.topic_reader import StoredRecord, follow_topic, read_topic
+from infra.kafka.topic_reader import StoredRecord, follow_topic, read_partition
 from infra.listening import is_loopback
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents
@@ -34,14 +33,6 @@ BATCH_BYTES = 8 << 20
 """A batch is sent when it has this many rows or bytes; a Kafka record is never split for the byte bound."""
 MAX_STREAMS = 16
 """Concurrent streams, each with its own Kafka reader; further requests get FlightUnavailableError."""
-
-
-def read_token(file: Path) -> str:
-    """The token in `file`. Raises ValueError if it is shorter than 16 characters."""
-    token = file.read_text(encoding="utf-8").strip()
-    if len(token) < 16:
-        raise ValueError(f"{file} must hold a token of 16 characters or more: `openssl rand -hex 32 > {file}`")
-    return token
 
 
 class TopicServer(flight.FlightServerBase):
@@ -174,14 +165,8 @@ class TopicServer(flight.FlightServerBase):
                 return
 
     def _read(self, contents: Contents, partition: int, held: PartitionRange) -> Iterator[StoredRecord]:
-        return read_topic(
-            self._client,
-            contents.source.name(self._run),
-            start={partition: held.beginning},
-            partitions=[partition],
-            until={partition: held.end},
-            decoder=decode_as_blocks,
-        )
+        name = contents.source.name(self._run)
+        return read_partition(self._client, name, partition, held.beginning, held.end, decode_as_blocks)
 
 
 class _Stream:

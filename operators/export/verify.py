@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.topic_reader import read_topic
+from infra.kafka.topic_reader import read_partition
 from infra.storage import StorageFolder, list_folder, local_file
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents
@@ -141,14 +141,8 @@ def log_rows_reader(client: ClientProperties) -> LogRows:
 
     def read(contents: Contents, part: ExportPart) -> tuple[pa.Table, list[int]]:
         topic = contents.source
-        records = read_topic(
-            client,
-            topic.name(contents.run),
-            start={part.partition: part.first},
-            partitions=[part.partition],
-            until={part.partition: part.last + 1},
-            decoder=decode_as_blocks,
-        )
+        name = topic.name(contents.run)
+        records = read_partition(client, name, part.partition, part.first, part.last + 1, decode_as_blocks)
         placed, undecodable = [], []
         for record in records:
             if record.error is not None or record.rows[0].kind not in topic.record_classes:

@@ -24,6 +24,7 @@ from infra.kafka.producer import DeliveryFailed
 from infra.models.conversations import ConversationFormat, TemplateError, content_of
 from operators.gateway.chat_api import (
     ChatRequest,
+    chat_chunks,
     choice_of,
     completion_of,
     parse_chat,
@@ -31,7 +32,6 @@ from operators.gateway.chat_api import (
     response_message,
     usage_of,
 )
-from operators.gateway.chat_stream import chat_chunks
 from operators.gateway.claims import Claims, HandedOut, OtherProcess
 from operators.gateway.config import GatewayConfig
 from operators.gateway.conversation import TurnPlan, plan_completion, plan_turn

@@ -1,16 +1,16 @@
-"""Chat completions in the shape of OpenAI's API: requests are checked here, and responses are made. Pure functions."""
+"""Chat completions in the shape of OpenAI's API: requests are checked here, and responses and streams are made."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from infra.models.conversations import ConversationFormat, Message, content_of
 from operators.gateway.conversation import digests_of
-from operators.gateway.errors import invalid
+from operators.gateway.errors import ApiError, invalid
 from operators.gateway.play import Response, TurnOptions, stops_of
 from operators.gateway.tool_calls import cut_at_stop, parse_response, possible_stop
 from schemas.records import TurnRequest
@@ -213,3 +213,52 @@ def _is_call(call: Any) -> bool:
 def _check_tools(tools: Any) -> None:
     if not isinstance(tools, list) or not all(_is_call(tool) and tool.get("type") == "function" for tool in tools):
         raise invalid("tools must be a list of functions with names", "tools")
+
+
+async def chat_chunks(
+    request: ChatRequest,
+    turn: TurnOptions,
+    responses: AsyncIterator[Response],
+    form: ConversationFormat,
+    created: int,
+) -> AsyncIterator[str]:
+    """The events of a stream. Text that may become a stop string or a tool call is held back."""
+    base = {
+        "id": f"chatcmpl-{turn.turn_id}",
+        "object": "text_completion" if request.legacy else "chat.completion.chunk",
+        "created": created,
+        "model": request.model,
+    }
+
+    def event(delta: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> str:
+        part = {"text": delta.get("content", "")} if request.legacy else {"delta": delta}
+        choice = {"index": 0, **part, "logprobs": logprobs, "finish_reason": reason}
+        return f"data: {json.dumps({**base, 'choices': [choice]})}\n\n"
+
+    sent, last = "", None
+    if not request.legacy:
+        yield event({"role": "assistant", "content": ""})
+    try:
+        async for response in responses:
+            last = response
+            if response.finish_reason or request.tools:
+                continue
+            text = streamable_text(form, turn, response.token_ids)
+            if len(text) > len(sent) and text.startswith(sent):
+                yield event({"content": text[len(sent) :]})
+                sent = text
+    except ApiError as error:
+        yield f"data: {json.dumps(error.body())}\n\n"
+        return
+    assert last is not None
+    message = response_message(form, turn, last.token_ids)
+    choice = choice_of(request, 0, message, last, form)
+    rest = (message.get("content") or "")[len(sent) :]
+    if rest or choice["logprobs"]:
+        yield event({"content": rest}, logprobs=choice["logprobs"])
+    for at, call in enumerate(message.get("tool_calls", ())):
+        yield event({"tool_calls": [{"index": at, **call}]})
+    yield event({}, choice["finish_reason"])
+    if request.include_usage:
+        yield f"data: {json.dumps({**base, 'choices': [], 'usage': usage_of([last])})}\n\n"
+    yield "data: [DONE]\n\n"

@@ -9,13 +9,14 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from infra.files import write_atomically
+from infra.files import create_secret, read_secret, write_atomically
 from infra.http_server import HttpServer, UnauthenticatedConnections
 from infra.kafka.producer import BoundedProducer
 from infra.models.checkpoint_folder import load_tokenizer
@@ -25,15 +26,77 @@ from operators.gateway.app import Gateway
 from operators.gateway.chat_api import response_message
 from operators.gateway.claims import Claims
 from operators.gateway.config import GatewayConfig
-from operators.gateway.episode_counts import EpisodeCounts
-from operators.gateway.episode_table import EpisodeTable
+from operators.gateway.episode_table import Episode, EpisodeTable
 from operators.gateway.play import Changes, OrderProducer, Player
 from operators.gateway.served_versions import ServedVersions
+from operators.gateway.turn_tree import leaf_turns, times_of
 from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
-from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys, read_or_create_secret
-from schemas.topics import METRICS
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
+from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys
+from schemas.records import Metric
+from schemas.topics import METRICS, TRAJECTORIES
+
+NAME = "agents"
+EVERY_MS = 2000
+"""A metric is written at most this often."""
+
+
+class EpisodeCounts:
+    """Counts the episodes of process `index` of `processes`: the others count theirs.
+
+    `state` is that of the last commit: a restart reads records again that are counted already.
+    """
+
+    def __init__(self, index: int, processes: int, state: Mapping[str, Mapping[str, float]] | None = None) -> None:
+        self._index, self._processes = index, processes
+        state = state or {}
+        self._totals: Counter[str] = Counter(state.get("totals", {}))
+        self._counted = dict(state.get("counted", {}))
+        self._published = self._values()
+        self._published_at = 0
+
+    def add(self, episode: Episode, received: ReceivedRecord) -> None:
+        """Count a finished episode; `received` is its trajectory."""
+        trajectory = received.record
+        counted = received.offset < self._counted.get(str(received.partition), 0)
+        if counted or trajectory.prompt.number % self._processes != self._index:
+            return
+        turns = episode.ended_turns()
+        times = times_of(
+            episode.assigned_at,
+            [(turn.request.written_at, turn.ended.written_at) for turn in turns],
+            trajectory.finished_at,
+        )
+        self._totals.update(
+            {
+                "episodes": 1,
+                "failed": trajectory.finish_reason == "failed",
+                "turns": len(turns),
+                "conversations": len(leaf_turns(turns)),
+                "tool_calls": episode.tool_calls,
+                **{f"{name}_s": value for name, value in times._asdict().items()},
+            }
+        )
+
+    def metric(self, now: int) -> Metric | None:
+        """The totals at `now` (Unix milliseconds), if they are new and the last metric is old enough."""
+        totals = self._values()
+        if totals == self._published or 0 <= now - self._published_at < EVERY_MS:
+            return None
+        self._published, self._published_at = totals, now
+        return Metric(NAME, self._index, totals, now)
+
+    def state(self, positions: Mapping[PartitionKey, int]) -> dict[str, Any]:
+        """The totals once all records before `positions` are folded, for the commit note."""
+        for place, offset in positions.items():
+            if place.topic == TRAJECTORIES.short_name:
+                self._counted[str(place.partition)] = offset
+        return {"totals": self._values(), "counted": dict(self._counted)}  # the note is written later
+
+    def _values(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self._totals.items()}
+
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +138,7 @@ class ServeAgents:
         return GatewayFold(self, ConversationFormat(tokenizer, plain), restored.state)
 
 
-class GatewayFold:
+class GatewayFold(ShardFold):
     def __init__(self, step: ServeAgents, form: ConversationFormat, state: Mapping[str, Any]) -> None:
         run, config = step.shard.run, step.config
         self._loop = asyncio.new_event_loop()
@@ -95,7 +158,9 @@ class GatewayFold:
             most_tokens=step.most_tokens,
         )
         own = Path(config.secret_file) if config.secret_file else step.folder / SECRET_FILE
-        keys = EpisodeKeys(run, read_or_create_secret(own, create=not config.secret_file))
+        if not config.secret_file:
+            create_secret(own)
+        keys = EpisodeKeys(run, read_secret(own))
         unauthenticated = UnauthenticatedConnections()
         self._served = None
         if config.serve_requests and step.serve_command:
@@ -130,9 +195,6 @@ class GatewayFold:
             low_water=self._table.low_water(positions),
             state={"finished": self._table.state(), "counts": self._counts.state(positions)},
         )
-
-    def busy(self) -> bool:
-        return False
 
     def close(self) -> None:
         self._server.should_exit = True

@@ -186,6 +186,8 @@ class ServedVersions:
             await running.process.wait()
 
     def _stop(self, running: _Process) -> None:
+        if running.process.returncode is not None:
+            return  # reaped: its number may be that of another process group
         with suppress(ProcessLookupError):
             os.killpg(running.process.pid, signal.SIGKILL)
 

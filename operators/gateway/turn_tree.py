@@ -5,7 +5,7 @@ A path from a root to a leaf is a conversation. Imports no numeric code: command
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from schemas.records.agents import TokenRange, TurnEnded, TurnRequest, extended
@@ -44,3 +44,26 @@ def leaf_turns(turns: Sequence[EndedTurn]) -> list[EndedTurn]:
 def length_of(ranges: Ranges) -> int:
     """How many tokens are in `ranges`."""
     return sum(each.stop - each.start for each in ranges)
+
+
+class EpisodeTimes(NamedTuple):
+    """Seconds before the first request, in requests, and between requests (the agent's own work and its tools)."""
+
+    waiting: float
+    model: float
+    agent: float
+
+
+def times_of(assigned_at: int, turns: Iterable[tuple[int, int]], ended_at: int) -> EpisodeTimes:
+    """The times of an episode from its assignment to its end; `turns` are (requested, ended). All in Unix milliseconds.
+
+    Turns at the same time count once.
+    """
+    model, free_from, first = 0, assigned_at, None
+    for start, stop in sorted(turns):
+        first = start if first is None else first
+        model += max(0, stop - max(start, free_from))
+        free_from = max(free_from, stop)
+    waiting = max(0, (ended_at if first is None else first) - assigned_at)
+    agent = 0 if first is None else max(0, ended_at - first - model)
+    return EpisodeTimes(waiting / 1000, model / 1000, agent / 1000)

@@ -8,9 +8,9 @@ WriteTransactionally consumes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from schemas.topics import Topic
 
@@ -106,3 +106,21 @@ class Emission:
     outputs: tuple[Any, ...]
     checkpoint: Checkpoint
     last: bool = False
+
+
+class ShardFold(Protocol):
+    """The state of a step during one start, and its transitions."""
+
+    def fold(self, polled: Polled) -> Sequence[Any]:
+        """Apply `polled`, which may be an idle tick; return outputs, or values for the maps after it."""
+
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
+        """What a restart needs once all records before `positions` are folded."""
+
+    def busy(self) -> bool:
+        """Whether the step has work without new input; the source then polls without waiting."""
+        return False
+
+    def close(self) -> None:
+        """Release the resources of this state."""
+        return

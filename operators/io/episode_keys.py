@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
-import os
-import secrets
-import tempfile
-from pathlib import Path
 
 from schemas.identity import is_trajectory_id
 
@@ -19,7 +14,6 @@ SECRET_FILE = "gateway.secret"
 PREFIX = "lm"
 ATTEMPT = "~"
 """What follows it in a key is the number of the agent's attempt, which begins to count its requests again."""
-MIN_SECRET_CHARACTERS = 16
 PEOPLE, WORKERS = "people", "workers"
 """What stands for the episode in the keys of people, and of the programs elsewhere that play episodes."""
 
@@ -43,20 +37,3 @@ class EpisodeKeys:
         if prefix != PREFIX or not (name in (PEOPLE, WORKERS) or is_trajectory_id(name)):
             return None
         return name if hmac.compare_digest(self.key_of(name).encode(), key.encode()) else None
-
-
-def read_or_create_secret(file: Path, create: bool) -> str:
-    """The secret in the first line of `file`; with `create` it is written if the file does not exist.
-
-    Raises ValueError for a short secret, OSError if the file cannot be read.
-    """
-    if create and not file.exists():
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.") as partial:  # of mode 0600
-            partial.write(secrets.token_hex(32) + "\n")
-            partial.flush()
-            with contextlib.suppress(FileExistsError):  # another process or thread was first
-                os.link(partial.name, file)
-    lines = file.read_text().splitlines()
-    if not lines or len(lines[0].strip()) < MIN_SECRET_CHARACTERS:
-        raise ValueError(f"{file}: the secret in its first line must have at least {MIN_SECRET_CHARACTERS} characters")
-    return lines[0].strip()

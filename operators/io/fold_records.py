@@ -10,7 +10,7 @@ import gc
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from operator import attrgetter
@@ -21,29 +21,21 @@ import apache_beam as beam
 from infra.runners.liveness import LIVENESS
 from infra.runners.step_metrics import Phases, ShardCounters
 from operators.io.dead_letters import dead_letter
-from operators.io.elements import Checkpoint, Emission, Output, PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.elements import (
+    Checkpoint,
+    Emission,
+    Output,
+    Polled,
+    ReceivedRecord,
+    Restored,
+    ShardFold,
+)
 from operators.io.validation import ManifestOrder, invalid_reason, invalid_rows
 from schemas.block import Block
 from schemas.records import WeightVersion
 from schemas.topics import DEAD_LETTERS
 
 _TOPIC = attrgetter("topic")
-
-
-class ShardFold(Protocol):
-    """The state of a step during one start, and its transitions."""
-
-    def fold(self, polled: Polled) -> Sequence[Any]:
-        """Apply `polled`, which may be an idle tick; return outputs, or values for the maps after it."""
-
-    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
-        """What a restart needs once all records before `positions` are folded."""
-
-    def busy(self) -> bool:
-        """Whether the step has work without new input; the source then polls without waiting."""
-
-    def close(self) -> None:
-        """Release the resources of this state."""
 
 
 @runtime_checkable

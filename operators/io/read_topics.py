@@ -6,7 +6,10 @@ import time
 from collections.abc import Iterator
 
 import apache_beam as beam
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView
+from apache_beam.transforms.window import TimestampedValue
+from apache_beam.utils.timestamp import Timestamp
 
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
@@ -14,6 +17,8 @@ from operators.io.elements import Polled, Restored
 from operators.io.fold_records import idle_seconds, is_busy
 from operators.io.poll_range import FOREVER, PollRange, slice_seconds
 from operators.io.source import open_source
+
+_WATERMARK = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider())
 
 
 class _PollTopicsFn(beam.DoFn):
@@ -25,7 +30,8 @@ class _PollTopicsFn(beam.DoFn):
         self,
         element: ShardConfig,
         tracker: RestrictionTrackerView = beam.DoFn.RestrictionParam(PollRange()),  # noqa: B008
-    ) -> Iterator[Restored | Polled]:
+        watermark: ManualWatermarkEstimator = _WATERMARK,
+    ) -> Iterator[Restored | Polled | TimestampedValue]:
         poll = tracker.current_restriction().start
         source = open_source(element)
         source.resume_at(poll)
@@ -40,8 +46,23 @@ class _PollTopicsFn(beam.DoFn):
             if not tracker.try_claim(poll):
                 return
             poll += 1
-            yield source.next(wait=idle_seconds(element.group))
+            yield _timed(source.next(wait=idle_seconds(element.group)), watermark)
         tracker.defer_remainder()
+
+
+def _timed(element: Restored | Polled, watermark: ManualWatermarkEstimator) -> Restored | Polled | TimestampedValue:
+    """`element` at the time of the newest record so far, to which the watermark moves.
+
+    So a runner's interface shows how far behind a shard is. No step depends on it: records of different topics are not
+    in the order of their times. A time in the future, which other machines may write, counts as now.
+    """
+    known = watermark.current_watermark()
+    if isinstance(element, Polled) and element.records:
+        newest = min(max(record.timestamp for record in element.records) / 1000, time.time())
+        if known is None or known < newest:
+            known = Timestamp.of(newest)
+            watermark.set_watermark(known)
+    return element if known is None else TimestampedValue(element, known)
 
 
 class ReadTopics(beam.PTransform):

@@ -56,6 +56,7 @@ class Placed(NamedTuple):  # one a trajectory: a dataclass costs three times as 
     version_spans: tuple[VersionSpan, ...]
     placed_at: int
     kv: KVManifest | None = None
+    at_least: PolicyVersion | None = None
 
     @property
     def trajectory_id(self) -> str:
@@ -134,6 +135,7 @@ def assignment_of(placed: Placed) -> Assignment:
         assigned_at=placed.placed_at,
         version_spans=placed.version_spans,
         kv=placed.kv,
+        at_least=placed.at_least,
     )
 
 

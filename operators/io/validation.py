@@ -19,8 +19,8 @@ from infra.json_text import decode_json
 from schemas import records as r
 from schemas.block import Block
 from schemas.identity import is_trajectory_id
-from schemas.records.pauses import MAX_TEXT
 from schemas.records.relays import MAX_NEEDED_VERSIONS
+from schemas.records.status import MAX_PAUSE_TEXT
 from schemas.shape import fields_of
 
 MAX_COUNT = 2**53
@@ -161,8 +161,8 @@ def _chain(chain: r.RelayChain) -> Iterator[str]:
 
 def _pause(request: r.Pause) -> Iterator[str]:
     for name, text in (("requested_by", request.requested_by), ("reason", request.reason)):
-        if len(text) > MAX_TEXT:
-            yield f"{name} has {len(text)} characters, more than {MAX_TEXT}"
+        if len(text) > MAX_PAUSE_TEXT:
+            yield f"{name} has {len(text)} characters, more than {MAX_PAUSE_TEXT}"
 
 
 def _replica(status: r.ReplicaStatus) -> Iterator[str]:

@@ -278,17 +278,20 @@ class Dispatcher:
         owned = Owned(under_lease(work, lease, gained), owner.replica, owner.incarnation, self._emission)
         tracking.assign(owned)
         replica.count(work.prompt.purpose)
-        pinned = partial.version if partial is not None and self._rules.refresh != "interrupt" else None
+        interrupts = self._rules.refresh == "interrupt"
+        named = work.prompt.policy_version or (None if partial is None or interrupts else partial.version)
         return Placed(
             prompt=work.prompt,
             member=work.member,
             attempt=owned.work.attempt,
             to=NextOwner(lease, owner.replica, owner.incarnation),
             reason=_reason(work, partial),
-            policy_version=work.prompt.policy_version or pinned,
+            policy_version=named,
             partial=None if partial is None else partial.response,
             version_spans=() if partial is None else partial.version_spans,
             placed_at=self._now(),
+            # Its heartbeat may be from before it loaded older weights for evaluation.
+            at_least=replica.version if named is None and not interrupts else None,
         )
 
 

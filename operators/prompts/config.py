@@ -83,8 +83,8 @@ class TaskConfig:
     """System message for questions that have none; needs `chat_template`."""
 
     environment: str = ""
-    """The one of `rollout.environments` that responds to the model's turns, or `module:Class` or `file.py:Class`, which
-    is added to them; empty: none, and a response is one turn."""
+    """The one of `rollout.environments` that responds to the model's turns, or a built-in one, `module:Class` or
+    `file.py:Class`, which is added to them; empty: none, and a response is one turn."""
 
     samples_per_prompt: int = 8
     """Trajectories generated for each prompt: the size of a group."""

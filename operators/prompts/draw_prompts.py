@@ -17,7 +17,7 @@ from infra.kafka.lag import Backlog
 from infra.runners.step_metrics import StepCounters, phase
 from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.question import UnusableRow
 from operators.prompts.refused_rows import estimate_refused, refusal_kind
@@ -113,7 +113,7 @@ class _Task:
         return self.source.total is not None and self.cursor >= self.source.total
 
 
-class PromptFold:
+class PromptFold(ShardFold):
     """Numbers prompts densely: unusable questions leave no gap.
 
     A level begins at the next prompt after its request, at the position where it was left before. The curriculum topic
@@ -194,9 +194,6 @@ class PromptFold:
         tasks = [[task.cursors[:], task.level, task.refused] for task in self._tasks]
         refused = {name.removeprefix(_REFUSED): count for name, count in self._refused.totals.items()}
         return Checkpoint(positions, state={"number": self._number, "tasks": tasks, "refused": refused})
-
-    def busy(self) -> bool:
-        return False
 
     def close(self) -> None:
         for task in self._tasks:

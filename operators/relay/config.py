@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from infra.files import read_secret
 from infra.listening import host_of, is_loopback, is_unspecified, own_address_towards
 from infra.store.chunks import MAX_CHUNK_BYTES
 from infra.transport.relay_node import Endpoint
@@ -14,7 +15,6 @@ from infra.transport.tls import Tls
 
 AUTO = "auto"
 _MEGABYTE = 1_000_000
-MIN_TOKEN_CHARACTERS = 16
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class RelayConfig:
     """host:port at which other machines reach this relay. Empty: the port it listens at, with the address in `listen`,
     or for 0.0.0.0 with this machine's address on the way to Kafka."""
     token_file: str = ""
-    """A file whose first line is a secret (at least 16 characters) shared by relays and trainer; it is never sent."""
+    """A file whose first line is a secret (at least 16 characters) shared by relays, rollouts and trainer; it is never
+    sent. Empty: one that the run creates in its folder, `relay.secret`."""
     certificate_file: str = ""
     """A PEM file with this machine's key and certificate for TLS between relays: `python -m infra.certificates`."""
     authority_file: str = ""
@@ -83,21 +84,14 @@ class RelayConfig:
             raise ValueError(f"max_megabytes_per_s must be positive, not {self.max_megabytes_per_s}")
 
     def token(self) -> str:
-        """The shared secret, empty without token_file. Raises ValueError for a file without a valid secret."""
-        if not self.token_file:
-            return ""
+        """The shared secret; empty without token_file, which no relay accepts: see `pipelines.shards.with_relay_token`.
+
+        Raises ValueError for a file without a valid secret.
+        """
         try:
-            text = Path(self.token_file).read_text(encoding="utf-8").partition("\n")[0].strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"token_file {self.token_file} cannot be read: {error}") from error
-        if not text:
-            raise ValueError(f"token_file {self.token_file} has no secret in its first line")
-        if len(text) < MIN_TOKEN_CHARACTERS:
-            raise ValueError(
-                f"the secret in token_file {self.token_file} has {len(text)} characters, it must have at least "
-                f"{MIN_TOKEN_CHARACTERS}: create one with `openssl rand -hex 32 > {self.token_file}`"
-            )
-        return text
+            return read_secret(Path(self.token_file)) if self.token_file else ""
+        except ValueError as error:
+            raise ValueError(f"token_file: {error}") from error
 
     def tls(self) -> Tls | None:
         """The TLS files, checked; None if not configured. Raises ValueError for files that cannot be used."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from infra.gpus import check_gpu_list
+from infra.machine import check_gpu_list
 from infra.name_lookup import suggest_name
 from operators.rollout.emulation_config import EngineEmulation
-from operators.rollout.environments.config import EnvironmentSpec
+from operators.rollout.environments.config import ENVIRONMENTS, EnvironmentSpec
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,13 @@ class RolloutConfig:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
 
-    def check_environment(self, name: str) -> None:
-        """Raise ValueError if no environment has the name `name`; "" stands for no environment."""
+    def environment_problem(self, name: str) -> str | None:
+        """Why prompts cannot name the environment `name`, if they cannot; "" stands for no environment."""
         names = [spec.resolved_name for spec in self.environments]
-        if name and name not in names:
-            raise ValueError(f"there is no environment {name!r} in rollout.environments{suggest_name(name, names)}")
+        if not name or name in names:
+            return None
+        known = dict.fromkeys([*names, *ENVIRONMENTS])
+        return f"there is no environment {name!r} in rollout.environments{suggest_name(name, known)}"
 
     @property
     def weights_dtype(self) -> str:

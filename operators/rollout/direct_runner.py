@@ -15,9 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from operators.rollout.attention_chunks import AttentionChunk, RowOrder
-from operators.rollout.cuda_graphs import CudaGraphs
+from operators.rollout.cuda_graphs import CudaGraphs, FixedShapeSteps, without_recording
 from operators.rollout.direct_layers import LayerStack, LlamaModules, Pass, all_token_ids
-from operators.rollout.fixed_shape_steps import FixedShapeSteps, without_recording
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.step_plan import Decode, Prefill
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from infra.kafka.producer import BoundedProducer, DeliveryFailed
+from infra.kafka.heartbeat_thread import Heartbeat, HeartbeatThread
+from infra.kafka.producer import BoundedProducer
 from infra.machine import machine_name
-from infra.runners.liveness import LIVENESS
 from operators.rollout.engine import EngineStatus
 from operators.rollout.replica import Replica
-from schemas.codec import encode
 from schemas.records import Metric, PolicyVersion, ReplicaState, ReplicaStatus, StageStatus
 from schemas.topics import METRICS, REPLICAS
 
@@ -29,13 +27,11 @@ STUCK_EXIT_CODE = 70
 _NO_LOAD = EngineStatus(0, 0, 0, 0, 0, 0)
 
 
-class Heartbeats:
-    """Publishes the status of the replicas `hosted` of run `run` and the usage of their process: every `period_s`
-    seconds, and at once when `send_now` is called.
+class Heartbeats(HeartbeatThread):
+    """Publishes the status of the replicas `hosted` of run `run` and the usage of their process.
 
-    Until `set_replicas` is called it reports the replicas as starting. A heartbeat that Kafka does not accept is not
-    retried: the next one has newer data. A step that takes longer than `step_timeout_s` seconds ends the process by
-    `end`, because a hung kernel or collective does not return.
+    Until `set_replicas` is called it reports the replicas as starting. A step that takes longer than `step_timeout_s`
+    seconds ends the process by `end`, because a hung kernel or collective does not return.
     """
 
     def __init__(
@@ -49,29 +45,22 @@ class Heartbeats:
         step_timeout_s: float = math.inf,
         end: Callable[[], None] = lambda: os._exit(STUCK_EXIT_CODE),
     ) -> None:
-        self._producer, self._process, self._run = producer, process, run
+        self._process, self._run = process, run
         self._replicas_topic, self._metrics_topic = REPLICAS.name(run), METRICS.name(run)
-        self._hosted, self._incarnation, self._period_s = hosted, incarnation, period_s
+        self._hosted, self._incarnation = hosted, incarnation
         self._replicas: Sequence[Replica] = ()
         self._stopped = False
-        self._failing = False
         self._staged: set[int] = set()
         """Replicas whose part in a stage group was published last time."""
-        self._wake = threading.Event()
-        self._ended = threading.Event()
         self._step_timeout_s, self._end = step_timeout_s, end
         self._step_began: float | None = None
         self._step_seconds = 0.0
-        self._thread = LIVENESS.start_thread("heartbeats", self._beat)
+        super().__init__("heartbeats", producer, self._records, period_s, self._check_step)
 
     def set_replicas(self, replicas: Sequence[Replica]) -> None:
         """Report the status of `replicas` from now on."""
         self._replicas = replicas
         self.send_now()
-
-    def send_now(self) -> None:
-        """Publish now, because something that placement waits for has changed."""
-        self._wake.set()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -89,44 +78,24 @@ class Heartbeats:
         return max(self._step_seconds, 0.0 if began is None else time.monotonic() - began)
 
     def close(self) -> None:
-        """Publish that the replicas have stopped, and stop the thread."""
-        self._ended.set()
-        self._wake.set()
-        self._thread.join(timeout=5)
+        """Stop the thread, and publish that the replicas have stopped."""
+        self.stop()
         self._stopped = True
         self._send()
-        try:
-            self._producer.close(timeout_s=2)
-        except (DeliveryFailed, TimeoutError) as error:
-            log.warning("could not publish that the replicas have stopped: %s", error)
+        super().close()
 
-    def _beat(self) -> None:
-        while not self._ended.is_set():
-            self._wake.clear()
-            self._send()
-            began = self._step_began
-            if began is not None and time.monotonic() - began > self._step_timeout_s:
-                log.critical("a step took longer than %.0f s: the process exits", self._step_timeout_s)
-                self._end()
-            self._wake.wait(self._period_s)
+    def _check_step(self) -> None:
+        began = self._step_began
+        if began is not None and time.monotonic() - began > self._step_timeout_s:
+            log.critical("a step took longer than %.0f s: the process exits", self._step_timeout_s)
+            self._end()
 
-    def _send(self) -> None:
-        try:
-            for status in self.statuses():
-                value, headers = encode(status)
-                key = f"rollout-{status.replica}".encode()
-                self._producer.send(self._replicas_topic, value, key=key, headers=headers)
-            for part in self.stage_statuses():
-                value, headers = encode(part)
-                key = f"stage-{part.replica}".encode()
-                self._producer.send(self._replicas_topic, value, key=key, headers=headers)
-            value, headers = encode(self.usage_metric())
-            self._producer.send(self._metrics_topic, value, key=b"rollout", headers=headers)
-            self._failing = False
-        except (DeliveryFailed, TimeoutError) as error:
-            if not self._failing:
-                log.warning("could not publish heartbeats: %s", error)
-            self._failing = True
+    def _records(self) -> Iterator[Heartbeat]:
+        for status in self.statuses():
+            yield Heartbeat(self._replicas_topic, f"rollout-{status.replica}", status)
+        for part in self.stage_statuses():
+            yield Heartbeat(self._replicas_topic, f"stage-{part.replica}", part)
+        yield Heartbeat(self._metrics_topic, "rollout", self.usage_metric())
 
     def usage_metric(self) -> Metric:
         """Usage since the start of this process: its CPU seconds, those in model code, and the trajectories that reused

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infra.gpus import visible_gpus
+from infra.machine import visible_gpus
 from infra.models.checkpoint_folder import load_tokenizer
 from infra.store.weight_store import WeightStore
 from infra.transport.kv_transfer import KVTransfers

@@ -119,6 +119,7 @@ class RunningRequest:
             version_spans=spans,
             placed_at=now,
             kv=kv,
+            at_least=a.at_least,
         )
 
     def finished(

@@ -29,8 +29,7 @@ from operators.rollout.kv_slots import KVSlots
 from operators.rollout.llama_layout import unsupported_reason
 from operators.rollout.random_streams import uniforms
 from operators.rollout.request_checks import check_loadable
-from operators.rollout.runner import KVStorage, Runner, RunnerLost
-from operators.rollout.runner_check import max_logit_difference, tolerance
+from operators.rollout.runner import KVStorage, Runner, RunnerLost, max_logit_difference, tolerance
 from operators.rollout.sampling import sample
 from operators.rollout.sampling_columns import NO_TOKEN
 from operators.rollout.scheduler import Scheduler, SchedulerConfig

@@ -107,15 +107,16 @@ class WaitingAssignments:
         """Remove and return, in order, the assignments that start under version `loaded`, and those that cannot start
         because the version they name is gone.
 
-        The others stay: their KV is still being fetched, or they name another `available` version, which is loaded
-        once the engine is empty.
+        The others stay: their KV is still being fetched, or they name another `available` version or need a newer one,
+        which is loaded once the engine is empty.
         """
         ready: list[Assignment] = []
         staying: dict[str, Assignment] = {}
         versions: Collection[PolicyVersion] | None = None
         for name, assignment in self._queue.items():
             if assignment.policy_version in (None, loaded):
-                stays = self.kv.pending(name)
+                too_old = assignment.at_least is not None and loaded < assignment.at_least
+                stays = too_old or self.kv.pending(name)
             else:
                 versions = available() if versions is None else versions
                 stays = assignment.policy_version in versions

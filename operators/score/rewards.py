@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from operators.score.attempt import AnswerContext, Attempt
-from operators.score.verifiers import code, custom, exact, format, length, math_answer, numeric, reasoning, regex
+from operators.score.verifiers import code, custom, reasoning, texts
 
 Options = Mapping[str, Any]
 Judge = Callable[[Attempt], float]
@@ -44,25 +44,25 @@ REWARDS: Mapping[str, Reward] = {
         prepare=lambda: reasoning.is_safe_in_process(""),
     ),
     "math_verify": Reward(
-        lambda a, o: math_answer.verify(a.answer, a.accepted),
+        lambda a, o: texts.equals_formula(a.answer, a.accepted),
         in_process=False,
         accuracy=True,
-        prepare=lambda: math_answer.verify("1", ["1"]),
+        prepare=lambda: texts.equals_formula("1", ["1"]),
     ),
     "exact": Reward(
-        lambda a, o: exact.verify(a.answer, a.accepted, o["ignore_case"]),
+        lambda a, o: texts.equals_text(a.answer, a.accepted, o["ignore_case"]),
         in_process=True,
         accuracy=True,
         options={"ignore_case": False},
     ),
     "numeric": Reward(
-        lambda a, o: numeric.verify(a.answer, a.accepted, o["tolerance"]),
+        lambda a, o: texts.equals_number(a.answer, a.accepted, o["tolerance"]),
         in_process=True,
         accuracy=True,
         options={"tolerance": 1e-6},
     ),
     "regex": Reward(
-        lambda a, o: regex.verify(a.text, o["pattern"]),
+        lambda a, o: texts.matches(a.text, o["pattern"]),
         in_process=False,
         accuracy=False,
         options={"pattern": None},
@@ -81,19 +81,19 @@ REWARDS: Mapping[str, Reward] = {
         accuracy=True,
     ),
     "format": Reward(
-        lambda a, o: format.verify(a.text, o["tags"]),
+        lambda a, o: texts.has_tags(a.text, o["tags"]),
         in_process=True,
         accuracy=False,
         options={"tags": ("think", "answer")},
     ),
     "length": Reward(
-        lambda a, o: length.brevity(a.tokens, o["target"], o["limit"]),
+        lambda a, o: texts.brevity(a.tokens, o["target"], o["limit"]),
         in_process=True,
         accuracy=False,
         options={"target": None, "limit": None},
     ),
     "overlong": Reward(
-        lambda a, o: length.soft_overlong(a.tokens, o["limit"], o["buffer"]),
+        lambda a, o: texts.soft_overlong(a.tokens, o["limit"], o["buffer"]),
         in_process=True,
         accuracy=False,
         options={"limit": None, "buffer": None},

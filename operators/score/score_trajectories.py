@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from infra.runners.step_metrics import StepCounters, phase
 from operators.io.clocks import wall_ms
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.io.ledger import TrajectoryLedger
 from operators.score.config import ScoreConfig
 from operators.score.scorer import Scorer
@@ -40,7 +40,7 @@ class ScoreTrajectories:
         return _Scoring(Scorer(self.config), ledger, ErrorCounts(restored.group, restored.state.get("counts")), now)
 
 
-class _Scoring:
+class _Scoring(ShardFold):
     def __init__(
         self,
         scorer: Scorer,
@@ -92,9 +92,6 @@ class _Scoring:
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         state = {"scored": self._scored.state(), "counts": self._counts.state()}
         return Checkpoint(positions, self._scored.oldest_emission(), state)
-
-    def busy(self) -> bool:
-        return False
 
     def close(self) -> None:
         self._scorer.close()

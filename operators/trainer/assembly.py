@@ -15,8 +15,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from schemas.records import MicroBatch
-from schemas.topics import BATCHES
+from operators.io.elements import Output
+from schemas.records import DeadLetter, MicroBatch
+from schemas.topics import BATCHES, DEAD_LETTERS
 
 MAX_UNFINISHED = 4
 """Incomplete batches of one number kept per partition at a time. The buffer itself leaves none incomplete."""
@@ -204,3 +205,12 @@ class _Partition:
 
 def _fits(part: MicroBatch, before: list[tuple[MicroBatch, int]]) -> bool:
     return len(before) == part.index and before[0][0].count == part.count
+
+
+def dead_letters(rejected: Iterable[RejectedMicroBatch], run: str, now: int) -> list[Output]:
+    """A dead letter for each of `rejected` in `run`, at `now` in Unix milliseconds."""
+    topic = BATCHES.name(run)
+    return [
+        Output(DEAD_LETTERS, topic, DeadLetter("train", reason, topic, partition, offset, b"", now))
+        for partition, offset, reason in rejected
+    ]

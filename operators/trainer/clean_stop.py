@@ -20,8 +20,6 @@ from operators.trainer.rendezvous import RankLost, Rendezvous, lost_ranks
 
 OWN_STOP_S = 10.0
 """How long a rank that another has stopped waits for its own stop request: those of a run arrive together."""
-DECISION_S = 30.0
-"""How long a rank waits for rank 0's decision."""
 _POLL_S = 0.02
 _NOTE, _KEEP, _LEAVE = "clean stop", "keep", "leave"
 
@@ -84,10 +82,9 @@ def keep_with_rank_0(training: RankTraining, checkpoints: CheckpointWriter) -> N
         log.warning("the run stops without this rank's part of version %s: %s", training.position.version, error)
 
 
-def _decision(rendezvous: Rendezvous) -> str | None:
-    """Rank 0's decision; None if there is none in time."""
-    deadline = time.monotonic() + DECISION_S
-    while (note := rendezvous.posted(_NOTE)) is None and time.monotonic() < deadline:
+def _decision(rendezvous: Rendezvous) -> str:
+    """Rank 0's decision, which it always makes unless it ends: RankLost is raised then."""
+    while (note := rendezvous.posted(_NOTE)) is None:
         time.sleep(_POLL_S)
     return note
 

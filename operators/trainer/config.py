@@ -214,7 +214,7 @@ class LearnerConfig:
     max_gradient_norm: float = 1.0
     """The global gradient is clipped to this 2-norm."""
     max_skipped_batches: int = 5
-    """Consecutive batches with a non-finite gradient after which the trainer fails."""
+    """Consecutive batches with a non-finite loss or gradient after which the trainer fails."""
     mismatch_bound: float = 0.01
     """KL between rollout and trainer at staleness 0, in nats per token, above which a warning is logged."""
     mini_batches: int | None = None

@@ -47,10 +47,8 @@ def open_context(ranks: Ranks) -> ContextGroup:
     size = ranks.context
     if size == 1:
         return WHOLE
-    groups = [dist.new_group(list(range(first, first + size))) for first in range(0, ranks.count, size)]
-    own = groups[ranks.rank // size]
-    assert isinstance(own, dist.ProcessGroup)
-    return ContextGroup(ranks.rank % size, size, own)
+    group = ranks.open_group([range(first, first + size) for first in range(0, ranks.count, size)])
+    return ContextGroup(ranks.rank % size, size, group)
 
 
 def check_heads(config: Any, count: int) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from operators.trainer.config import Precision
 from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import PackedTokens
 from operators.trainer.policy import activations, hidden_states, place, trainable_model
-from operators.trainer.ranks import ALONE, Ranks
 
 
 class Critic(nn.Module):
@@ -27,7 +27,7 @@ class Critic(nn.Module):
         *,
         gradient_checkpointing: bool = False,
         precision: Precision = "float32",
-        ranks: Ranks = ALONE,
+        mesh: DeviceMesh | None = None,
         keep_gathered: bool = False,
     ) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Critic(nn.Module):
         model.set_attn_implementation(PACKED)
         self.policy = model.base_model
         self.value = nn.Linear(self.policy.config.hidden_size, 1, device="meta")
-        place(self, model, folder, device, ranks, precision, keep_gathered=keep_gathered)
+        place(self, model, folder, device, mesh, precision, keep_gathered=keep_gathered)
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.runners.step_metrics import phase
-from infra.store.announce import ManifestLog
+from infra.store.publisher import ManifestLog
 from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
-from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch
-from operators.trainer.batch_statistics import batch_statistics
-from operators.trainer.dead_letters import dead_letters
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
+from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch, dead_letters, empty_reason
 from operators.trainer.manifest_history import PublishedBatches
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import Metric, MicroBatch, PolicyVersion, WeightVersion
@@ -78,7 +78,7 @@ class _Step:
     waited: float
 
 
-class _EmulatedTraining:
+class _EmulatedTraining(ShardFold):
     def __init__(
         self,
         step: EmulateTraining,
@@ -146,9 +146,6 @@ class _EmulatedTraining:
         }
         offsets |= {key: offset for key, offset in positions.items() if key.topic == RELAY.short_name}
         return Checkpoint(offsets, state={"trained": asdict(self._saved), "published": self._published.last})
-
-    def busy(self) -> bool:
-        return False
 
     def close(self) -> None:
         self._close_producer()
@@ -272,3 +269,28 @@ def _close_manifest_producer(producer: Any) -> None:
         producer.close(timeout_s=2)
     except (DeliveryFailed, TimeoutError) as error:
         log.error("the last manifest may not be in the log: %s", error)
+
+
+def batch_statistics(parts: Sequence[MicroBatch]) -> dict[str, float]:
+    """Statistics of reward, response length and staleness over `parts`, and their tokens, prompts included.
+
+    Raises ValueError if the parts have no trajectory, or columns whose lengths disagree.
+    """
+    rows = sum(len(part.trajectory_ids) for part in parts)
+    if not rows:
+        raise ValueError(empty_reason(parts))
+    for name in ("rewards", "lengths", "prompt_lengths", "staleness"):
+        if (count := sum(len(getattr(part, name)) for part in parts)) != rows:
+            raise ValueError(f"the batch has {rows} trajectories, but {count} {name}")
+    rewards = np.concatenate([part.rewards.to_numpy() for part in parts])
+    lengths = np.concatenate([part.lengths.to_numpy() - part.prompt_lengths.to_numpy() for part in parts])
+    staleness = np.concatenate([part.staleness.to_numpy() for part in parts])
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std()),
+        "response_length/mean": float(lengths.mean()),
+        "response_length/max": float(lengths.max()),
+        "staleness/mean": float(staleness.mean()),
+        "staleness/max": float(staleness.max()),
+        "tokens": float(sum(len(part.token_ids) for part in parts)),
+    }

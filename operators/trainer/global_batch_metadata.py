@@ -11,7 +11,6 @@ import torch
 from operators.trainer.batch import TrainingBatch
 from operators.trainer.context_parallel import ContextGroup
 from operators.trainer.ranks import Ranks
-from schemas.codec import decode, encode, record_type
 from schemas.records import MicroBatch
 
 
@@ -41,6 +40,8 @@ def gather_rows(rows: Sequence[MicroBatch], context: ContextGroup) -> list[Seque
     """The parts of the global batch on each rank of a context group, `rows` on this one. A collective."""
     if context.count == 1:
         return [rows]
+    from schemas.codec import decode, encode, record_type  # the GPU check trains without the packages of the codec
+
     values = [encode(part)[0] for part in rows]
     headers = (("laminar-schema", record_type(MicroBatch).schema.encode()),)
     sizes = context.gather_bytes(np.array([len(value) for value in values], np.int64).tobytes())

@@ -56,6 +56,7 @@ class Learner:
         self._algorithm = resolve(config.algorithm)
         self._mini_batches, self._epochs = optimizer_steps(config)
         home_device = torch.device("cpu") if config.share_device else self._device
+        mesh = ranks.open_mesh(home_device)
         again, chunk, precision = config.gradient_checkpointing, config.logits_chunk_tokens, config.precision
         self._policy = load_policy(
             model_folder,
@@ -63,7 +64,7 @@ class Learner:
             gradient_checkpointing=again,
             chunk=chunk,
             precision=precision,
-            ranks=ranks,
+            mesh=mesh,
             lora=config.lora if config.lora.rank else None,
             keep_gathered=config.keep_gathered,
         )
@@ -80,7 +81,7 @@ class Learner:
                 home_device,
                 gradient_checkpointing=again,
                 precision=precision,
-                ranks=ranks,
+                mesh=mesh,
                 keep_gathered=config.keep_gathered,
             )
             self._critic_trained = TrainedModel(self._critic, config, lambda: self.before_change())
@@ -92,7 +93,7 @@ class Learner:
                 home_device,
                 chunk=chunk,
                 precision=precision,
-                ranks=ranks,
+                mesh=mesh,
                 trained=False,
                 dtype=getattr(torch, config.reference_dtype),
             )
@@ -108,12 +109,12 @@ class Learner:
 
     @property
     def updates(self) -> int:
-        """Batches taken, including those with a non-finite gradient: the position in the learning-rate schedule."""
+        """Batches taken, including skipped ones: the position in the learning-rate schedule."""
         return self._updates
 
     @property
     def skipped_updates(self) -> int:
-        """Optimizer steps skipped because their gradient was not finite."""
+        """Optimizer steps skipped because their loss or gradient was not finite."""
         return self._skipped_updates
 
     @property
@@ -129,7 +130,7 @@ class Learner:
         """Train one global batch, whose parts on this rank are `rows`, and return metrics.
 
         Raises ValueError (see `batch.join`) for data that cannot be trained on; the learner is then as it was. A
-        gradient that is not finite leaves the weights as they were and is counted (`skipped_updates`).
+        loss or gradient that is not finite leaves the weights as they were and is counted (`skipped_updates`).
         """
         with phase("update") as timed:
             metrics = self._update(rows)
@@ -287,7 +288,7 @@ class Learner:
                     None if losses else mismatch,  # after the first step the weights differ
                 )
                 losses.append(loss)
-                norms.append(self._actor.step(rate))
+                norms.append(self._actor.step(rate, loss))
                 self._skipped_updates += not math.isfinite(norms[-1])
         loss, skipped = self._data.total([float(np.mean(losses)), len(batch) - len(rows_with_gradient)])
         return {"loss": loss, "grad_norm": float(np.max(norms)), "batch/skipped_rows": skipped}
@@ -317,7 +318,7 @@ class Learner:
                     self._ranks.count,
                 )
                 losses.append(loss)
-                norms.append(self._critic_trained.step(rate))
+                norms.append(self._critic_trained.step(rate, loss))
                 self._skipped_updates += not math.isfinite(norms[-1])
         returns_variance = float(returns.var(correction=0)) if len(returns) else 0.0
         residual_variance = float((returns - rewards.values).var(correction=0)) if len(returns) else 0.0

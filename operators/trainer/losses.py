@@ -30,7 +30,17 @@ class PolicyLogprobs:
     sequences: int
 
 
-TokenLoss: TypeAlias = Callable[[PolicyLogprobs, Tensor, Clip], Tensor]
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenLosses:
+    """The loss of each token, float[m], and whether the clip changes its gradient: because its ratio is `below` the
+    lower bound, or `above` an upper one, that of the dual clip included, bool[m]. Sequence ratios count by token."""
+
+    values: Tensor
+    below: Tensor
+    above: Tensor
+
+
+TokenLoss: TypeAlias = Callable[[PolicyLogprobs, Tensor, Clip], TokenLosses]
 
 
 def importance_ratios(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -48,7 +58,7 @@ def segment_means(values: Tensor, segments: Tensor, count: int) -> Tensor:
     return segment_sums(values, segments, count) / torch.bincount(segments, minlength=count).clamp(min=1)
 
 
-def clipped_surrogate(policy: PolicyLogprobs, advantages: Tensor, clip: Clip) -> Tensor:
+def clipped_surrogate(policy: PolicyLogprobs, advantages: Tensor, clip: Clip) -> TokenLosses:
     """l = −min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A), ρ = π/π_o. PPO (arXiv 1707.06347, eq. 7), ε_h of DAPO (arXiv 2503.14476).
 
     With a dual clip c, where A < 0: l = min(l, −cA) (arXiv 1912.09729, eq. 5).
@@ -56,7 +66,7 @@ def clipped_surrogate(policy: PolicyLogprobs, advantages: Tensor, clip: Clip) ->
     return _clip_loss(importance_ratios(policy.current, policy.proximal), advantages, clip)
 
 
-def sequence_clipped_surrogate(policy: PolicyLogprobs, advantages: Tensor, clip: Clip) -> Tensor:
+def sequence_clipped_surrogate(policy: PolicyLogprobs, advantages: Tensor, clip: Clip) -> TokenLosses:
     """The clipped surrogate of s = sg(s_i)·π/sg(π), s_i = exp(mean_t log ρ_t). GSPO (arXiv 2507.18071)."""
     log_ratios = policy.current.detach() - policy.proximal
     sequence = segment_means(log_ratios, policy.segments, policy.sequences)[policy.segments]
@@ -64,10 +74,14 @@ def sequence_clipped_surrogate(policy: PolicyLogprobs, advantages: Tensor, clip:
     return _clip_loss((sequence + straight_through).clamp(max=_LOG_RATIO_LIMIT).exp(), advantages, clip)
 
 
-def clipped_weight_reinforce(policy: PolicyLogprobs, advantages: Tensor, clip: Clip) -> Tensor:
-    """l = −sg(clip(ρ, 1−ε_l, 1+ε_h))·A·log π: every token keeps its gradient. CISPO (arXiv 2506.13585, eq. 4)."""
-    ratios = importance_ratios(policy.current.detach(), policy.proximal).clamp(1 - clip.low, 1 + clip.high)
-    return -ratios * advantages * policy.current
+def clipped_weight_reinforce(policy: PolicyLogprobs, advantages: Tensor, clip: Clip) -> TokenLosses:
+    """l = −sg(clip(ρ, 1−ε_l, 1+ε_h))·A·log π: every token keeps its gradient. CISPO (arXiv 2506.13585, eq. 4).
+
+    The clip limits the weight whatever the sign of A; a dual clip has no effect.
+    """
+    ratios, counted = importance_ratios(policy.current.detach(), policy.proximal), advantages != 0
+    values = -ratios.clamp(1 - clip.low, 1 + clip.high) * advantages * policy.current
+    return TokenLosses(values, (ratios < 1 - clip.low) & counted, (ratios > 1 + clip.high) & counted)
 
 
 def correction_weights(policy: PolicyLogprobs, correction: Correction) -> Tensor:
@@ -111,8 +125,10 @@ def value_loss(values: Tensor, before: Tensor, targets: Tensor, clip: float) -> 
     return 0.5 * torch.maximum((values - targets) ** 2, (clipped - targets) ** 2)
 
 
-def _clip_loss(ratios: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
+def _clip_loss(ratios: Tensor, advantages: Tensor, clip: Clip) -> TokenLosses:
     losses = -torch.minimum(ratios * advantages, ratios.clamp(1 - clip.low, 1 + clip.high) * advantages)
-    if clip.dual is None:
-        return losses
-    return torch.where(advantages < 0, torch.minimum(losses, -clip.dual * advantages), losses)
+    below, above = (ratios < 1 - clip.low) & (advantages < 0), (ratios > 1 + clip.high) & (advantages > 0)
+    if clip.dual is not None:
+        losses = torch.where(advantages < 0, torch.minimum(losses, -clip.dual * advantages), losses)
+        above = above | ((ratios > clip.dual) & (advantages < 0))
+    return TokenLosses(losses, below, above)

@@ -9,7 +9,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from infra.store.weight_files import folder_tensors
 from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import LearnerConfig
+from operators.trainer.training_config import TrainingConfig
 
 GIB = 1 << 30
 _LAYER = re.compile(r"\.(\d+)\.")
@@ -27,6 +28,8 @@ _MLP_ACTIVATIONS = 4
 """Values per token that an MLP keeps, in units of its width."""
 _LOGIT_COPIES = 3
 """Float32 tensors of the size of the logits that exist at once: logits, log-softmax, gradient."""
+_STATE = ("weights", "gradients", "moments", "critic", "reference")
+"""The parts that `share_device` moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,19 @@ def plan_memory(shape: ModelShape, ranks: int, config: LearnerConfig) -> MemoryP
     return MemoryPlan(parts)
 
 
+def plan_rank(shape: ModelShape, config: TrainingConfig) -> MemoryPlan:
+    """The memory of a rank of `config` on its device. On a CPU, which is the host, nothing is offloaded."""
+    learner = config.learner if config.device.startswith("cuda") else replace(config.learner, offload=())
+    return plan_memory(shape, config.ranks_of_a_copy, learner)
+
+
+def offloaded_bytes(shape: ModelShape, config: TrainingConfig) -> int:
+    """Bytes that a rank of `config` on a GPU has in host memory, at most."""
+    parts = plan_memory(shape, config.ranks_of_a_copy, replace(config.learner, offload=())).parts
+    names = _STATE if config.learner.share_device else config.learner.offload
+    return sum(parts[name] for name in names)
+
+
 def _adapters(shape: ModelShape, rank: int) -> int:
     """At most so many parameters have adapters of all linear layers: four in attention, three in the MLP."""
     return shape.layers * rank * (8 * shape.width + 3 * (shape.width + shape.mlp_width))
@@ -154,3 +170,43 @@ def _widths(config: Mapping[str, Any]) -> tuple[int, int, int]:
     if _experts(config):
         mlp = config["moe_intermediate_size"] * config.get("num_experts_per_tok", 1)
     return width, int(mlp), int(config["vocab_size"])
+
+
+GPU_BYTES = 80 * 10**9
+LEARNER = LearnerConfig(
+    precision="bfloat16", gradient_checkpointing=True, micro_batch_tokens=16_384, logits_chunk_tokens=2048
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model on `nodes` machines with 8 GPUs of 80 GB each; `ranks` of the GPUs train, the others generate."""
+
+    model: str
+    nodes: int
+    ranks: int
+    config: dict[str, int | bool]
+
+    def plan(self) -> MemoryPlan:
+        """The memory of a rank with the settings `LEARNER`."""
+        return plan_memory(shape_of_config(self.config), self.ranks, LEARNER)
+
+
+def _dense(hidden: int, mlp: int, layers: int, heads: int, key_value_heads: int) -> dict[str, int | bool]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads,
+        "vocab_size": 152_064,
+    }
+
+
+_EXPERTS = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+TARGETS = (
+    Target("Qwen2.5-7B", 1, 4, _dense(3584, 18_944, 28, 28, 4)),
+    Target("Qwen2.5-32B", 4, 16, _dense(5120, 27_648, 64, 40, 8)),
+    Target("Qwen2.5-72B", 16, 64, _dense(8192, 29_568, 80, 64, 8)),
+    Target("Qwen3-30B-A3B", 2, 12, _dense(2048, 6144, 48, 32, 4) | _EXPERTS | {"vocab_size": 151_936}),
+)

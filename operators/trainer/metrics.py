@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from operators.trainer.global_batch_metadata import GlobalBatchMetadata
-from operators.trainer.losses import PolicyLogprobs, importance_ratios
-from operators.trainer.presets import Clip
+from operators.trainer.losses import PolicyLogprobs, TokenLosses, importance_ratios
 from operators.trainer.ranks import ALONE, Ranks
 
 
@@ -75,25 +74,23 @@ class TokenMetrics:
     def add(
         self,
         policy: PolicyLogprobs,
-        advantages: Tensor,
+        losses: TokenLosses,
         weights: Tensor,
         entropies: Tensor,
-        clip: Clip,
         kl: Tensor | None,
     ) -> None:
         """Add one micro-batch; all tensors are float[m]."""
-        if not len(advantages):
+        if not len(weights):
             return
         with torch.no_grad():
             ratio = importance_ratios(policy.current, policy.behaviour)
-            proximal_ratio = importance_ratios(policy.current, policy.proximal)
             difference = policy.current - policy.behaviour
             values = (
                 ratio,
                 ratio**2,
                 difference.exp() - difference - 1,
-                (proximal_ratio < 1 - clip.low) & (advantages < 0),
-                (proximal_ratio > 1 + clip.high) & (advantages > 0),
+                losses.below,
+                losses.above,
                 weights,
                 entropies,
                 ratio.new_zeros(1) if kl is None else kl,

@@ -67,7 +67,8 @@ def policy_gradient(
         policy = PolicyLogprobs(current, proximal, part.behaviour, part.segments, part.sequences)
         advantages = part.select_tokens(targets.advantages)
         weights = correction_weights(policy, algorithm.correction)
-        losses = weights * algorithm.loss(policy, advantages, algorithm.clip)
+        of_tokens = algorithm.loss(policy, advantages, algorithm.clip)
+        losses = weights * of_tokens.values
         penalty = None
         if targets.reference is not None:
             penalty = kl_penalty(current, part.select_tokens(targets.reference), config.kl_kind)
@@ -75,7 +76,7 @@ def policy_gradient(
         loss = (part.select_sequences(coefficients) * losses).sum()
         torch.autograd.backward(scale * loss)
         assert entropies is not None
-        token_metrics.add(policy, advantages, weights, entropies, algorithm.clip, penalty)
+        token_metrics.add(policy, of_tokens, weights, entropies, penalty)
         if mismatch is not None:
             mismatch.add(current, part.behaviour, part.rows)
         total = total.to(loss.device) + loss.detach()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -15,9 +17,8 @@ from infra.models.empty_model import allocate, empty_model, read_weights
 from operators.trainer.config import LoraConfig, Precision
 from operators.trainer.lora import add_adapters, initialise_adapters, stored_name
 from operators.trainer.packed_attention import PACKED
-from operators.trainer.packing import PackedTokens
-from operators.trainer.policy_check import check_packed, contexts, packed_contexts, target_logprobs
-from operators.trainer.ranks import ALONE, Ranks
+from operators.trainer.packing import PackedTokens, pack_tokens
+from operators.trainer.ranks import shard
 
 
 def trainable_model(folder: Path, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
@@ -49,16 +50,16 @@ def load_policy(
     gradient_checkpointing: bool = False,
     chunk: int = 1 << 30,
     precision: Precision = "float32",
-    ranks: Ranks = ALONE,
+    mesh: DeviceMesh | None = None,
     trained: bool = True,
     dtype: torch.dtype = torch.float32,
     lora: LoraConfig | None = None,
     keep_gathered: bool = False,
 ) -> Policy:
-    """The policy with the weights in `folder`, sharded over `ranks`. A collective: every rank must call it.
+    """The policy with the weights in `folder`, sharded over `mesh`. A collective: every rank must call it.
 
     `trained` False: a reference, whose weights have no gradient. `dtype` is that of the weights. With `lora` only
-    adapters are trained. `keep_gathered` is that of `Ranks.shard`. Raises ValueError as `trainable_model`, and for a
+    adapters are trained. `keep_gathered` is that of `ranks.shard`. Raises ValueError as `trainable_model`, and for a
     model whose packed logprobs differ from its own forward's (attention with a soft cap, scaled logits).
     """
     model = trainable_model(folder, gradient_checkpointing=gradient_checkpointing)
@@ -67,7 +68,7 @@ def load_policy(
     if lora is not None:
         add_adapters(model, lora)
     policy = Policy(model, chunk, precision)
-    place(policy, model, folder, device, ranks, precision, dtype=dtype, keep_gathered=keep_gathered)
+    place(policy, model, folder, device, mesh, precision, dtype=dtype, keep_gathered=keep_gathered)
     if lora is not None:
         initialise_adapters(model, lora)
     if not trained:
@@ -89,7 +90,7 @@ def place(
     model: PreTrainedModel,
     folder: Path,
     device: torch.device,
-    ranks: Ranks,
+    mesh: DeviceMesh | None,
     precision: Precision,
     *,
     dtype: torch.dtype = torch.float32,
@@ -101,7 +102,7 @@ def place(
     """
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     separate = [] if output is None or output.weight is embedding.weight else [embedding]
-    ranks.shard(module, [*layers_of(module), *separate], device, precision, keep_gathered)
+    shard(module, [*layers_of(module), *separate], mesh, precision, keep_gathered)
     allocate(module, device, dtype)
     read_weights(model, folder, stored_name)
 
@@ -169,7 +170,7 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def plain_logprobs(self, device: torch.device) -> Tensor:
-        """The logprobs of `policy_check.contexts` by the model's own forward, before its attention is replaced."""
+        """The logprobs of `contexts` by the model's own forward, before its attention is replaced."""
         each = [context.to(device) for context in contexts(self.model)]
         with torch.autocast(device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
             return torch.cat(
@@ -189,3 +190,37 @@ def _score(
         with torch.no_grad():
             entropies = -(logprobs.exp() * logprobs).sum(-1)
     return logprobs.gather(1, targets[:, None])[:, 0], entropies
+
+
+_LENGTHS = (7, 3, 5)
+TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 3e-2}
+"""Allowed difference of logprobs, relative to the largest. Rounding in another order stays below it, also in deep
+models; a wrong mask, position or logit scale does not."""
+
+
+def contexts(model: PreTrainedModel) -> list[Tensor]:
+    """Random contexts for `model`, the same on every rank, int64[n] each."""
+    source = np.random.default_rng(0)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    return [torch.from_numpy(source.integers(0, vocabulary, length)) for length in _LENGTHS]
+
+
+def packed_contexts(model: PreTrainedModel, device: torch.device) -> PackedTokens:
+    """The `contexts` as one packed sequence."""
+    later = np.concatenate([np.arange(length) > 0 for length in _LENGTHS])
+    return pack_tokens(torch.cat(contexts(model)).numpy(), later, np.array(_LENGTHS), device)
+
+
+def target_logprobs(logits: Tensor, context: Tensor) -> Tensor:
+    """The logprobs of all tokens of `context` but the first, from the `logits` [tokens, vocabulary] of a forward."""
+    return logits[:-1].float().log_softmax(-1).gather(1, context[1:, None])[:, 0]
+
+
+def check_packed(packed: Tensor, plain: Tensor, precision: Precision) -> None:
+    """Raise ValueError unless the logprobs `packed` equal `plain`, those of the model's own forward."""
+    worst = float((packed - plain).abs().max() / plain.abs().max())
+    if not worst <= TOLERANCE[precision]:
+        raise ValueError(
+            f"its packed logprobs differ from those of its own forward by {worst:.1g} of the largest: the model "
+            "has features other than causal attention within a sequence and an output layer"
+        )

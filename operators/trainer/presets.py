@@ -65,6 +65,8 @@ class Preset:
     clip: Clip = SYMMETRIC
     proximal: Proximal = "update_start"
     correction: Correction = TRUNCATED
+    clips_weight: bool = False
+    """The clip limits a weight without gradient, so a dual clip has no effect."""
     mini_batches: int = 1
     epochs: int = 1
     paper_rate: float | None = None
@@ -116,6 +118,7 @@ PRESETS: dict[AlgorithmName, Preset] = {
         clip=Clip(1.0, 0.28),
         proximal="behaviour",
         correction=Correction("none"),
+        clips_weight=True,
         mini_batches=16,
     ),
     "decoupled_ppo": Preset(
@@ -167,9 +170,13 @@ def unused_clip_warning(config: LearnerConfig) -> str | None:
 
     It was chosen by a key, or with an algorithm whose paper takes several steps per batch, which a key reduced to one.
     """
-    algorithm = config.algorithm
+    algorithm, preset = config.algorithm, PRESETS[config.algorithm.name]
+    if preset.clips_weight and algorithm.dual_clip is not None:
+        return (
+            f"trainer.learner.algorithm.dual_clip has no effect with name = {algorithm.name}, whose clip limits a "
+            "weight that has no gradient. Remove dual_clip, or set clip_high"
+        )
     chosen = [key for key in ("clip_low", "clip_high", "dual_clip") if getattr(algorithm, key) is not None]
-    preset = PRESETS[algorithm.name]
     if preset.mini_batches * preset.epochs > 1:
         chosen.append(f"name = {algorithm.name}, which takes {preset.mini_batches * preset.epochs} steps per batch")
     if not chosen or clip_can_bind(config):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.kafka.properties import ClientProperties
-from infra.store.announce import ManifestLog
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
-from infra.store.publisher import Publisher, PublishFailed, TensorWriter
+from infra.store.publisher import ManifestLog, Publisher, PublishFailed, TensorWriter
 from infra.store.weight_store import WeightStore
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
@@ -29,7 +28,7 @@ _DELIVERY_TIMEOUT_S = 5.0
 class PublishSettings:
     """How weights are sent to relays: the run's token, bytes per chunk, rate limit (10^6 bytes/s), deltas, TLS."""
 
-    token: str = ""
+    token: str = field(default="", repr=False)
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     max_megabytes_per_s: float | None = None
     deltas: bool = True

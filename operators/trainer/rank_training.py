@@ -7,10 +7,11 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, KeysView, Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -21,11 +22,11 @@ from infra.store.weight_files import model_fingerprint
 from operators.io.elements import PartitionKey
 from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch, empty_reason
 from operators.trainer.checkpoint_files import StoredState, TrainerPosition
-from operators.trainer.device_memory import check_device_memory
 from operators.trainer.joint_actions import JointActions
 from operators.trainer.learner import Learner
 from operators.trainer.learner_contract import FullWeights, OpenLearner
 from operators.trainer.learner_state import LearnerState
+from operators.trainer.memory_plan import check_memory, plan_rank, shape_of
 from operators.trainer.persist import CheckpointError
 from operators.trainer.rank_addresses import Addresses
 from operators.trainer.ranks import Ranks
@@ -165,16 +166,16 @@ class RankTraining:
         return values
 
     def _check_gradient(self, batch: WholeBatch, *, finite: bool) -> None:
-        """Raise RuntimeError after `max_skipped_batches` consecutive batches with a non-finite gradient."""
+        """Raise RuntimeError after `max_skipped_batches` consecutive batches with a non-finite loss or gradient."""
         self._nonfinite = [] if finite else [*self._nonfinite, f"{batch.number} (up to {_offsets(batch)})"]
         if finite:
             return
-        log.error("batch %s has a non-finite gradient: its optimizer step is skipped", self._nonfinite[-1])
+        log.error("batch %s has a non-finite loss or gradient: its optimizer step is skipped", self._nonfinite[-1])
         if len(self._nonfinite) >= self._config.learner.max_skipped_batches:
             raise RuntimeError(
-                f"{len(self._nonfinite)} consecutive batches have non-finite gradients: {', '.join(self._nonfinite)}. "
-                "Train them again with `laminar train replay` (a smaller learning_rate, precision float32), or raise "
-                "trainer.learner.max_skipped_batches"
+                f"{len(self._nonfinite)} consecutive batches have a non-finite loss or gradient: "
+                f"{', '.join(self._nonfinite)}. Train them again with `laminar train replay` (a smaller "
+                "learning_rate, precision float32), or raise trainer.learner.max_skipped_batches"
             )
 
     def check(self) -> None:
@@ -295,16 +296,33 @@ def start_rank_training(
 
     Raises FileNotFoundError, before the ranks meet, if this machine does not have the model.
     """
-    ranks = Ranks(rank, config.ranks, config.shard_ranks, config.context_ranks)
+    ranks = Ranks.of(config, rank)
     rendezvous = join_process_group(
         addresses,
         ranks,
         config.rank_0_host,
         config.device_of(rank),
-        config.collective_timeout_s,
         _fingerprint(model, rank) if ranks.count > 1 else "",
+        _common_settings(config, shards, dtype),
     )
     return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype)
+
+
+def _common_settings(config: TrainingConfig, shards: int, dtype: str) -> tuple[str, ...]:
+    """What all ranks need in common but their number and the model, "name=value" each."""
+    names = ("context_ranks", "optimizer_steps", "checkpoint_every", "lost_batches", "learner")
+    values = _flat("trainer", {name: getattr(config, name) for name in names})
+    return (f"experience.shards={shards}", f"rollout.dtype={dtype}", *values)
+
+
+def _flat(name: str, value: object) -> Iterator[str]:
+    if is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _flat(f"{name}.{key}", each)
+    else:
+        yield f"{name}={value}"
 
 
 def _fingerprint(model: Path, rank: int) -> str:
@@ -320,3 +338,22 @@ def _fingerprint(model: Path, rank: int) -> str:
 def _offsets(batch: WholeBatch) -> str:
     """The offset of the last part of `batch` in each partition."""
     return "offsets " + ", ".join(str(offset - 1) for offset in batch.next_offsets) + f" of {BATCHES.short_name}"
+
+
+def check_device_memory(folder: Path, config: TrainingConfig, device: str) -> None:
+    """Raise ValueError if `device` has too little free memory for one of the ranks that train the model in `folder`.
+
+    The ranks of a CPU run share their machine's memory. A model whose config has other names is not checked.
+    """
+    ranks = config.ranks
+    try:
+        plan = plan_rank(shape_of(folder), config)
+    except KeyError as error:
+        log.warning("the memory for the model in %s is not checked: its config.json has no %s", folder, error)
+        return
+    if torch.device(device).type == "cuda":
+        available = torch.cuda.mem_get_info(device)[0]
+    else:
+        available = psutil.virtual_memory().available // ranks
+    shared = f" (a share of {ranks})" if ranks > 1 and device == "cpu" else ""
+    check_memory(plan, available, device + shared, ranks)

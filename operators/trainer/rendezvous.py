@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
@@ -28,8 +28,6 @@ from schemas.records import RankAddress
 
 log = logging.getLogger(__name__)
 
-COLLECTIVE_TIMEOUT_S = 600.0
-"""Default timeout of a collective. A process that exits is detected at once; this detects one that hangs."""
 STORE_TIMEOUT = timedelta(seconds=10)
 """Timeout of a request to the store."""
 _POLL_S = 0.02
@@ -65,9 +63,14 @@ class Rendezvous:
             self.store.set(f"note {key}", note)
 
     def posted(self, key: str) -> str | None:
-        """The note that a rank has posted under `key`, None if there is none yet."""
+        """The note that a rank has posted under `key`, None if there is none yet. Raises RankLost without rank 0."""
         name = f"note {key}"
-        return self.store.get(name).decode() if self.store is not None and self.store.check([name]) else None
+        if self.store is None:
+            return None
+        try:
+            return self.store.get(name).decode() if self.store.check([name]) else None
+        except RuntimeError as error:
+            raise RankLost("rank 0 has ended: its store does not answer") from error
 
 
 @contextmanager
@@ -100,14 +103,15 @@ def join_process_group(
     ranks: Ranks,
     host: str = "127.0.0.1",
     device: str = "cpu",
-    timeout_s: float = COLLECTIVE_TIMEOUT_S,
     model: str = "",
+    settings: tuple[str, ...] = (),
 ) -> Rendezvous:
     """Wait for all of `ranks` and join torch's default process group, for a model on `device`.
 
-    The ranks find rank 0 by `addresses`; `host` is the address of its machine, `model` the model's fingerprint. A
-    collective fails after `timeout_s` seconds (see `lost_ranks`). Raises RankLost if this process has joined a process
-    group before, or is stopped while it waits; ValueError if rank 0 has other ranks or another model.
+    The ranks find rank 0 by `addresses`; `host` is the address of its machine, `model` the model's fingerprint, and
+    `settings` what else must be the same on all ranks, "name=value" each. A collective fails after `ranks.timeout_s`
+    seconds (see `lost_ranks`). Raises RankLost if this process has joined a process group before, or is stopped while
+    it waits; ValueError if rank 0 has other ranks, another model or other settings.
     """
     if device.startswith("cuda"):
         torch.cuda.set_device(torch.device(device))  # NCCL, and all that names no device, uses the current one
@@ -115,7 +119,7 @@ def join_process_group(
         return Rendezvous()
     if dist.is_initialized():
         raise RankLost("this process has been a rank before: a new process must take its place")
-    rendezvous = wait_for_ranks(addresses, ranks, host, model)
+    rendezvous = wait_for_ranks(addresses, ranks, host, model, settings)
     assert rendezvous.store is not None
     _bind_collectives(host)
     dist.init_process_group(
@@ -123,24 +127,32 @@ def join_process_group(
         store=dist.PrefixStore("group", rendezvous.store),
         rank=ranks.rank,
         world_size=ranks.count,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timedelta(seconds=ranks.timeout_s),
     )
     log.info("rank %d of %d has joined the process group", ranks.rank, ranks.count)
     return rendezvous
 
 
-def wait_for_ranks(addresses: Addresses, ranks: Ranks, host: str = "127.0.0.1", model: str = "") -> Rendezvous:
+def wait_for_ranks(
+    addresses: Addresses,
+    ranks: Ranks,
+    host: str = "127.0.0.1",
+    model: str = "",
+    settings: tuple[str, ...] = (),
+) -> Rendezvous:
     """Register this rank and wait until all are registered; the first half of `join_process_group`."""
+    own = RankAddress(host, 0, "", ranks.count, ranks.shards, model, 0, settings)
     with closing(addresses):
         while True:
-            store = _open_store(addresses, ranks, host, model) if ranks.rank == 0 else _find(addresses, ranks, model)
+            store = _find(addresses, ranks.rank, own) if ranks.rank else _open_store(addresses, own)
             if store is not None and _wait_for_all(store, ranks):
                 return Rendezvous(ranks, store)
             _pause()
 
 
-def _open_store(addresses: Addresses, ranks: Ranks, host: str, model: str) -> dist.Store:
-    """Open a store that listens on `host` only, and publish its address."""
+def _open_store(addresses: Addresses, own: RankAddress) -> dist.Store:
+    """Open a store that listens on the host of `own` only, and publish its address."""
+    host = own.host
     listening = listening_socket(host)  # torch's own socket listens on all interfaces
     port = listening.getsockname()[1]
     server = dist.TCPStore(
@@ -150,7 +162,7 @@ def _open_store(addresses: Addresses, ranks: Ranks, host: str, model: str) -> di
     store = dist.PrefixStore(token, server)
     store.set("open", token)
     now = time.time_ns() // 1_000_000
-    addresses.write(RankAddress(host, server.port, token, ranks.count, ranks.shards, model, now))
+    addresses.write(replace(own, port=server.port, token=token, written_at=now))
     return store
 
 
@@ -165,8 +177,8 @@ def _bind_collectives(host: str) -> None:
         os.environ.setdefault(variable, interface)
 
 
-def _find(addresses: Addresses, ranks: Ranks, model: str) -> dist.Store | None:
-    """Register in the store of rank 0; None if it is not open, or this rank is registered there already."""
+def _find(addresses: Addresses, rank: int, own: RankAddress) -> dist.Store | None:
+    """Register in the store of rank 0; None if it is not open, or `rank` is registered there already."""
     address = addresses.newest()
     if address is None:
         return None
@@ -179,8 +191,8 @@ def _find(addresses: Addresses, ranks: Ranks, model: str) -> dist.Store | None:
         store = dist.PrefixStore(address.token, server)
         if not store.check(["open"]):
             return None  # an unrelated store at the port of one that has ended
-        _check_address(address, ranks, model)
-        if store.add(f"rank {ranks.rank}", 1) == 1:
+        _check_address(address, rank, own)
+        if store.add(f"rank {rank}", 1) == 1:
             return store
         store.add("knocks", 1)
     except (OSError, OverflowError, RuntimeError):
@@ -188,16 +200,22 @@ def _find(addresses: Addresses, ranks: Ranks, model: str) -> dist.Store | None:
     return None
 
 
-def _check_address(address: RankAddress, ranks: Ranks, model: str) -> None:
-    """Raise ValueError unless rank 0, at `address`, has the same ranks and model."""
-    own = {"trainer.ranks": ranks.count, "trainer.shard_ranks": ranks.shards, "a model": model}
-    other = (address.ranks, address.shard_ranks, address.model)
-    for (name, here), there in zip(own.items(), other, strict=True):
+def _check_address(address: RankAddress, rank: int, own: RankAddress) -> None:
+    """Raise ValueError unless rank 0, at `address`, has the same ranks, model and settings as `own`."""
+    theirs, ours = (_in_common(each) for each in (address, own))
+    for name in theirs | ours:
+        there, here = (each.get(name, "(not set)") for each in (theirs, ours))
         if here != there:
             raise ValueError(
-                f"rank 0 at {address.host} has {name} {there}, rank {ranks.rank} has {here}: start all ranks with the "
+                f"rank 0 at {address.host} has {name} {there}, rank {rank} has {here}: start all ranks with the "
                 "same configuration and the same model folder"
             )
+
+
+def _in_common(address: RankAddress) -> dict[str, str]:
+    """What all ranks must have in common, by name."""
+    fixed = {"trainer.ranks": str(address.ranks), "trainer.shard_ranks": str(address.shard_ranks)}
+    return fixed | {"a model": address.model} | dict(each.split("=", 1) for each in address.settings if "=" in each)
 
 
 def _wait_for_all(store: dist.Store, ranks: Ranks) -> bool:

@@ -138,7 +138,7 @@ def forked_ranks(config: TrainingConfig, run: Callable[[Rendezvous], object], fo
     Yields rank 0's rendezvous. Call it before any thread is started. Raises RuntimeError if one of them failed.
     """
     fork = multiprocessing.get_context("fork")
-    ranks = [Ranks(rank, config.ranks, config.shard_ranks, config.context_ranks) for rank in range(config.ranks)]
+    ranks = [Ranks.of(config, rank) for rank in range(config.ranks)]
     addresses = AddressFile(folder / "ranks.json")
 
     def run_rank(rank: Ranks) -> None:

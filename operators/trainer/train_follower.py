@@ -15,10 +15,10 @@ from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
+from operators.trainer.assembly import dead_letters
 from operators.trainer.checkpoint import CheckpointPositions
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.clean_stop import fold_with_ranks, keep_with_rank_0
-from operators.trainer.dead_letters import dead_letters
 from operators.trainer.rank_addresses import AddressTopic
 from operators.trainer.rank_training import RankTraining, start_rank_training
 from operators.trainer.training_config import TrainingConfig

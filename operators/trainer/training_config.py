@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from infra.gpus import check_gpu_list, visible_gpus
+from infra.machine import check_gpu_list, visible_gpus
 from infra.storage import open_storage
 from operators.trainer.config import LearnerConfig
 from operators.trainer.emulation import TrainerEmulation
@@ -86,11 +87,11 @@ class TrainingConfig:
         """The number of ranks that hold a copy of the model between them."""
         return self.shard_ranks or self.ranks
 
-    def device_of(self, rank: int) -> str:
-        """The device of `rank` on this machine."""
+    def device_of(self, rank: int, visible: Sequence[str] | None = None) -> str:
+        """The device of `rank` on a machine with the GPUs `visible`; by default this one."""
         if self.device != "cuda" or (self.ranks == 1 and not self.gpus):
             return self.device
-        gpus = self.gpus or range(max(1, len(visible_gpus())))
+        gpus = self.gpus or range(max(1, len(visible_gpus() if visible is None else visible)))
         return f"cuda:{gpus[rank % len(gpus)]}"
 
     @property

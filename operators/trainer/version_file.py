@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from infra.models.dtypes import tensor_specs
 from infra.store.layout import Layout
 from infra.store.names import is_store_file
 from operators.trainer.learner_contract import FullWeights
 from operators.trainer.ranks import Ranks
-from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.weight_parts import WeightPart
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -17,12 +17,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from blake3 import blake3
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
-from infra.models.generate import generate
 from operators.trainer.imitation import Example, LearningRates, imitate
 from operators.trainer.traces import TRACES, answer_of, bare_answer, calculator_trace
 from operators.trainer.warm_start_config import WarmStartConfig
@@ -204,3 +204,49 @@ def _accuracy(
 def _share_correct(answers: Sequence[str], entries: Sequence[Entry]) -> float:
     correct = sum(answer_of(text) == str(entry["answer"]) for text, entry in zip(answers, entries, strict=True))
     return correct / len(entries)
+
+
+@torch.inference_mode()
+def generate(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    stop_token_id: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> list[list[int]]:
+    """The response to each prompt: token ids before `stop_token_id`, at most `max_new_tokens`.
+
+    Temperature 0 is greedy; otherwise tokens are sampled from the whole distribution with a generator of `seed`.
+    """
+    generator = torch.Generator(model.device).manual_seed(seed)
+    width = max(map(len, prompts))
+    token_ids = torch.tensor([[stop_token_id] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    token_ids, mask = token_ids.to(model.device), mask.to(model.device)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    cache = DynamicCache(config=model.config)
+    running = torch.arange(len(prompts), device=model.device)
+    responses: list[list[int]] = [[] for _ in prompts]
+    for _ in range(max_new_tokens):
+        output = model(
+            input_ids=token_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+        )
+        logits = output.logits[:, -1].float()
+        if temperature == 0:
+            drawn = logits.argmax(-1)
+        else:
+            drawn = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
+        continues = drawn != stop_token_id
+        for row, token in zip(running[continues].tolist(), drawn[continues].tolist(), strict=True):
+            responses[row].append(token)
+        if not continues.any():
+            break
+        if not continues.all():
+            cache.batch_select_indices(continues.nonzero()[:, 0])
+            running, mask, positions = running[continues], mask[continues], positions[continues]
+        token_ids = drawn[continues, None]
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+        positions = positions[:, -1:] + 1
+    return responses

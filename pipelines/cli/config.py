@@ -11,7 +11,7 @@ import typer
 
 from pipelines.cli.options import JsonOption
 from pipelines.inspect.run_files import CONFIG_FILE
-from pipelines.inspect.run_folders import RUNS
+from pipelines.inspect.run_folders import RUNS, laminar_command
 from pipelines.present.output import Report
 
 app = typer.Typer()
@@ -73,7 +73,11 @@ def _explain(names: Sequence[str], json: bool) -> Report:
     found = [vars(each) for name, each in all_settings.items() if key in name]
     if not found:
         similar = get_close_matches(key, all_settings, n=3)
-        hint = f"; similar: {', '.join(similar)}" if similar else ": `laminar config --explain` lists all keys"
+        hint = (
+            f"; similar: {', '.join(similar)}"
+            if similar
+            else f": `{laminar_command()} config --explain` lists all keys"
+        )
         raise ConfigError(f"no configuration key contains {key!r}{hint}")
     return Report(found, lambda: "\n".join(map(_setting_text, found)), as_json=json)
 

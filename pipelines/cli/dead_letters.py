@@ -11,7 +11,7 @@ from infra.conditions.tables import table_condition
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic, partition_ranges
-from infra.kafka.topic_reader import StoredRecord, read_topic
+from infra.kafka.topic_reader import StoredRecord, raw_decoder, read_partition, read_topic
 from operators.export.columns import RecordRows, as_table, row_schema
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption, Printing
@@ -72,7 +72,7 @@ def replay(
       laminar topics dlq replay
       laminar topics dlq replay -w "reason ~ 'verifier'" --execute
     """
-    connection = address.connect()
+    connection = address.connect() if execute else address.open_log()
     found = [
         (letter, _original(connection.client, letter))
         for _, letter in _letters(connection.client, connection.run, where)
@@ -133,15 +133,8 @@ def _original(client: ClientProperties, letter: DeadLetter) -> StoredRecord | No
         return None
     if offsets is None or not offsets.beginning <= letter.offset < offsets.end:
         return None
-    records = read_topic(
-        client,
-        letter.topic,
-        start={letter.partition: letter.offset},
-        partitions=[letter.partition],
-        until={letter.partition: letter.offset + 1},
-        decoder=lambda value, headers: (value,),
-    )
-    return next(records, None)
+    place = letter.topic, letter.partition, letter.offset
+    return next(read_partition(client, *place, letter.offset + 1, raw_decoder), None)
 
 
 def _row(record: StoredRecord, letter: DeadLetter) -> dict[str, Any]:

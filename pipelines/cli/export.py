@@ -89,11 +89,12 @@ def serve(
         raise typer.BadParameter(f"other machines can reach {host}: give {needed}", param_hint="--host")
     if (certificate is None) != (key is None):
         raise typer.BadParameter("give both options or neither", param_hint="--certificate, --key")
-    from operators.export.flight import TopicServer, read_token
+    from infra.files import read_secret
+    from operators.export.flight import TopicServer
 
-    token = "" if token_file is None else read_token(token_file)
+    token = "" if token_file is None else read_secret(token_file)
     pair = None if certificate is None or key is None else (certificate.read_bytes(), key.read_bytes())
-    connection = address.connect()
+    connection = address.open_log()
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stopped.set())
@@ -238,7 +239,7 @@ def compact_(
       laminar export compact data/answers --file-mb 1024
     """
     from operators.export.card import write_card
-    from operators.export.compact import compact
+    from operators.export.folder import compact
     from operators.export.verify import check_manifests
 
     compact(folder, file_mb << 20)

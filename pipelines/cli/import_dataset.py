@@ -38,7 +38,7 @@ def import_(
       laminar import data/answers --run second --json
     """
     from infra.kafka.ranges import partition_ranges
-    from infra.kafka.topic_reader import read_topic
+    from infra.kafka.topic_reader import read_rows
     from infra.runners.run import run_pipeline
     from operators.export.folder import ExportError, read_contents
     from operators.export.import_plan import check_importable
@@ -63,8 +63,7 @@ def import_(
         )
     except RuntimeError as error:
         raise ExportError(str(error).partition(" [while running")[0]) from error
-    rows = [row for record in read_topic(connection.client, metrics, start=before) for row in record.rows]
-    results = [row for row in rows if isinstance(row, Metric) and row.name == "import"]
+    results = [row for row in read_rows(connection.client, metrics, Metric, before) if row.name == "import"]
     if not results:
         raise ExportError(f"the import of {folder} is incomplete: repeat the command to finish it")
     values = {name: int(value) for name, value in results[-1].values.items()}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import JsonOption, Printing, RunOption
+from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
 from pipelines.inspect.run_files import METRICS_FILE
-from pipelines.inspect.run_folders import RUNS, run_argument
+from pipelines.inspect.run_folders import RUNS, run_command
 from pipelines.present.output import Report, Row, RowOutput
 
 if TYPE_CHECKING:
@@ -20,11 +19,10 @@ if TYPE_CHECKING:
     from pipelines.inspect.run_state.events import RoleState
     from pipelines.inspect.run_state.state import RunState
 
-FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
 COLUMNS = ("run", "status", "phase", "started", "duration", "restarts", "folder")
 
 
-def list_command(printing: Printing, folder: FolderOption = RUNS) -> RowOutput:
+def list_command(printing: Printing, folder: RunsFolder = RUNS) -> RowOutput:
     """List the runs of this machine, newest first. Status `died`: the run's supervisor was killed.
 
     \b
@@ -39,7 +37,7 @@ def list_command(printing: Printing, folder: FolderOption = RUNS) -> RowOutput:
     return RowOutput([rows], COLUMNS, printing.form(), f"there are no runs under {folder}/", cells=_cells)
 
 
-def status_command(run: RunOption = None, folder: FolderOption = RUNS, json: JsonOption = False) -> Report:
+def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonOption = False) -> Report:
     """Show a run's status: phase, progress, accuracy, and each of its processes. Exits with 1 if it failed or died.
 
     For each process: the time since its last liveness report, its current step, the time in that step, and the step's
@@ -70,7 +68,7 @@ def stop_command(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait until it has stopped.")
     ] = 60.0,
-    folder: FolderOption = RUNS,
+    folder: RunsFolder = RUNS,
     json: JsonOption = False,
 ) -> Report:
     """Stop a run: its roles drain and commit, then its own broker stops. Exits with 1 if it still runs after --timeout.
@@ -134,14 +132,15 @@ def _cells(run: Row) -> Row:
 def _read_state(run: RunFolder) -> RunState:
     """Fold the run's metrics file into the state that the live view shows."""
     from pipelines.inspect.metrics_file import read_metrics
-    from pipelines.inspect.run_state.events import RolesChanged, Tick
+    from pipelines.inspect.run_state.events import PhaseStarted, RolesChanged, Tick
     from pipelines.inspect.run_state.state import fold_all, new_run
 
     path = run.folder / METRICS_FILE
     at = int((run.state.get("ended_at") or (time.time() if run.status == "running" else 0)) * 1000)
-    state = new_run(run.run, run.goal, int(run.started_at * 1000), run.warn_steps)
+    state = new_run(run.run, run.goal, int(run.started_at * 1000), run.warn_steps, run.folder)
     metrics = read_metrics(path) if path.exists() else []
-    return fold_all(state, [*metrics, RolesChanged(_roles(run)), Tick(at)])
+    ended = [] if run.status == "running" else [PhaseStarted(run.status, at)]
+    return fold_all(state, [*metrics, *ended, RolesChanged(_roles(run)), Tick(at)])
 
 
 def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
@@ -216,7 +215,6 @@ def _liveness_text(report: Mapping[str, Any] | None) -> str:
 def _status_lines(
     run: RunFolder, state: RunState, roles: Mapping[str, Mapping[str, Any]], problem: str | None
 ) -> Iterator[str]:
-    from pipelines.present.report.closing import laminar_command
     from pipelines.present.view.panels import fact_lines
     from pipelines.present.view.text import clock, phase_name, steps_text
 
@@ -227,7 +225,7 @@ def _status_lines(
     if run.state.get("error"):
         yield f"  error       {run.state['error']}"
     if run.status in ("died", "failed", "stopped"):
-        yield f"  resume      {laminar_command()} runs resume --run {run_argument(run.folder)}"
+        yield f"  resume      {run_command(run.folder, 'runs resume')}"
     yield from [f"  {'kafka':<12}{problem}"] if problem else ()
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
     for name, role in state.roles.items() if run.status == "running" else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from infra.escaping import print_escaped
-from pipelines.inspect.run_folders import RUNS, NoSuchRun, find_run, folder_of
+from pipelines.inspect.run_folders import RUNS, NoSuchRun, find_run, folder_of, laminar_command
 from pipelines.present.output import Form
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ RunOption = Annotated[
     str | None,
     typer.Option("--run", metavar="NAME", help="A run under ./runs, or DIR/NAME; by default the latest under ./runs."),
 ]
+RunsFolder = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ColourOption = Annotated[
     Literal["logprob", "version", "none"], typer.Option("--colour", help="What a token's colour shows.")
@@ -94,6 +96,12 @@ class Address(Brokers):
         except NoSuchRun:
             return None
         return folder if folder.is_dir() else None
+
+    def command(self, words: str) -> str:
+        """Return the command `laminar WORDS` for the same run and Kafka, as the user must write it."""
+        given = {"--run": self.run, "-b": self.brokers, "-F": self.command_config and str(self.command_config)}
+        options = [f"{name} {shlex.quote(value)}" for name, value in given.items() if value]
+        return " ".join([laminar_command(), words, *options])
 
     def connect(self) -> Connection:
         """Return the run and its Kafka, once a broker has responded. Raises as `connect` does."""

@@ -65,11 +65,11 @@ def _request(address: Address, paused: bool, reason: str, wait: float, json: boo
     from infra.kafka.observer import Observer
     from infra.kafka.ranges import UnknownTopic
     from pipelines.inspect.log.pauses import newest_pause
-    from schemas.records.pauses import MAX_TEXT
+    from schemas.records.status import MAX_PAUSE_TEXT
     from schemas.topics import METRICS, RELAY
 
-    if len(reason) > MAX_TEXT:
-        raise typer.BadParameter(f"{len(reason)} characters are more than {MAX_TEXT}", param_hint="--reason")
+    if len(reason) > MAX_PAUSE_TEXT:
+        raise typer.BadParameter(f"{len(reason)} characters are more than {MAX_PAUSE_TEXT}", param_hint="--reason")
     connection = address.connect()
     runs_here = _runs_here(address)
     try:

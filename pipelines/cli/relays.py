@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from infra.kafka.topic_reader import last_of_each_key, read_topic
+from infra.kafka.topic_reader import last_of_each_key, read_rows
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, Printing
 from pipelines.cli.replicas import MAX_HEARTBEATS
@@ -58,8 +58,8 @@ def relays(address: Address, printing: Printing) -> Report | RowOutput:
 
 def read_chain(connection: Connection) -> RelayChain | None:
     """Return the newest relay chain of a run; None if there is none."""
-    rows = [row for record in read_topic(connection.client, RELAY_CHAIN.name(connection.run)) for row in record.rows]
-    return max((row for row in rows if isinstance(row, RelayChain)), key=lambda chain: chain.number, default=None)
+    chains = read_rows(connection.client, RELAY_CHAIN.name(connection.run), RelayChain)
+    return max(chains, key=lambda chain: chain.number, default=None)
 
 
 def read_status(connection: Connection) -> dict[int, RelayStatus]:

@@ -56,7 +56,7 @@ def replay_command(
     """
     if reading.span is None and reading.numbers is None and not where:
         raise typer.BadParameter("select the records with -o, -p or --where", param_hint="-o")
-    connection = address.connect()
+    connection = address.connect() if execute else address.open_log()
     name, known = known_topic(topic, connection.run)
     target = full_name(to_topic, connection.run) if to_topic else name
     try:
@@ -126,7 +126,7 @@ def reset_command(
     span = reading.span
     if span is None or span.last is not None:
         raise typer.BadParameter(f"{offset!r} is not a single offset", param_hint="--to")
-    connection = address.connect()
+    connection = address.connect() if execute else address.open_log()
     if pipeline in NOT_RESETTABLE:
         raise typer.BadParameter(f"{pipeline} cannot be reset: {NOT_RESETTABLE[pipeline]}", param_hint="PIPELINE")
     name = full_name(topic, connection.run)

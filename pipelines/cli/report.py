@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import JsonOption, connect
+from pipelines.cli.options import JsonOption, RunsFolder, connect
 from pipelines.cli.trajectory import model_of
 from pipelines.inspect.run_files import INSIGHT_FILE, METRICS_FILE, REPORT_FILE, SAMPLES_FILE
 from pipelines.inspect.run_folders import RUNS
@@ -29,7 +29,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="The report file; by default in the run's folder.")
     ] = None,
-    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")] = RUNS,
+    folder: RunsFolder = RUNS,
     log: Annotated[
         bool, typer.Option("--log/--no-log", help="Also read the run's log: samples, plans, the slowest trajectories.")
     ] = True,

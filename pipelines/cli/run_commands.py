@@ -5,39 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from infra.escaping import print_escaped
-from pipelines.cli.options import JsonOption, RunOption
-from pipelines.inspect.run_files import LOGS, SUMMARY_FILE
+from pipelines.cli.options import JsonOption, RunOption, RunsFolder
+from pipelines.inspect.run_files import LOGS
 from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Form, Report, RowOutput, table
 
-FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
-COMPARED = (
-    "run",
-    "reached",
-    "optimizer_steps",
-    "trajectories_trained",
-    "reward_first",
-    "reward_last",
-    "heldout_before",
-    "heldout_after",
-    "heldout_reward_before",
-    "heldout_reward_after",
-    "staleness_mean",
-    "staleness_max",
-    "error_share",
-    "tokens_generated",
-    "tokens_per_s",
-    "wall_seconds",
-    "seed",
-    "lost",
-    "trained_twice",
-)
-"""The metrics by which runs are compared: keys of summary.json, and tokens generated per second of the whole run."""
 POLL_S = 0.5
 
 
@@ -46,7 +23,7 @@ def logs_command(
     count: Annotated[int, typer.Option("-n", min=0, help="How many of the last lines of each role.")] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new lines until stopped.")] = False,
     run: RunOption = None,
-    folder: FolderOption = RUNS,
+    folder: RunsFolder = RUNS,
     json: JsonOption = False,
 ) -> RowOutput:
     """Print the last lines of the logs of a run's processes.
@@ -98,7 +75,7 @@ def resume_command(
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting from now on; may be repeated."),
     ] = None,
     run: RunOption = None,
-    folder: FolderOption = RUNS,
+    folder: RunsFolder = RUNS,
     json: JsonOption = False,
 ) -> Report:
     """Resume a run that was stopped or killed, or whose machine failed, from its log and its newest checkpoint.
@@ -143,7 +120,7 @@ def drain_command(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", help="How long the drain may take.")
     ] = 600.0,
-    folder: FolderOption = RUNS,
+    folder: RunsFolder = RUNS,
     json: JsonOption = False,
 ) -> Report:
     """Drain the pipelines submitted with --detach: stop new prompts, finish and score all trajectories, then stop the
@@ -171,36 +148,21 @@ def drain_command(
 
 def compare_command(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Two runs or more, by name.")],
-    folder: FolderOption = RUNS,
+    folder: RunsFolder = RUNS,
     json: JsonOption = False,
 ) -> Report:
-    """Compare runs side by side: reward, accuracy, staleness, speed, audit.
+    """Compare runs side by side: reward, accuracy, staleness, speed, audit. `laminar report` adds their curves.
 
     \b
     Examples:
       laminar runs compare first second
       laminar runs compare first second third --json
     """
-    columns = [_summary(folder / name) for name in runs]
-    rows = [
-        {"metric": metric, **{name: _rounded(column.get(metric)) for name, column in zip(runs, columns, strict=True)}}
-        for metric in COMPARED
-    ]
-    data = [{metric: column.get(metric) for metric in COMPARED} for column in columns]
-    return Report(data, lambda: table(rows, ["metric", *runs]), as_json=json)
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    """Return a run's summary.json; for a run that has not ended, computed now."""
-    from pipelines.inspect.run_folders import read_run
+    from pipelines.inspect.run_folders import find_run
+    from pipelines.present.report.comparison import ComparedRun, metric_rows
+    from pipelines.present.report.html import LABELS
     from pipelines.present.report.summary import read_summary
 
-    if not (folder / SUMMARY_FILE).exists():
-        read_run(folder)  # raises NoSuchRun
-    summary = read_summary(folder)
-    tokens, seconds = summary.get("tokens_generated"), summary.get("wall_seconds")
-    return {**summary, "tokens_per_s": round(tokens / seconds, 1) if tokens and seconds else None}
-
-
-def _rounded(value: Any) -> Any:
-    return round(value, 3) if isinstance(value, float) else value
+    compared = [ComparedRun(name, read_summary(find_run(folder, name).folder), ()) for name in runs]
+    data = [{key: each.summary.get(key) for key in ("run", *LABELS)} for each in compared]
+    return Report(data, lambda: table(metric_rows(compared), ["metric", *runs]), as_json=json)

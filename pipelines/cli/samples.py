@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from schemas.records import PolicyVersion
 
 app = Commands()
+_VERSION = re.compile(r"latest|\d{1,9}\.\d{1,9}")
 _PROMPT = re.compile(r"([pei](?:0|[1-9]\d{0,17}))(?:\.\d{1,6})?")
 DEFAULT_COUNT, DEFAULT_CHANGES = 3, 5
 
@@ -37,7 +38,7 @@ def samples(
     version: Annotated[
         str | None,
         typer.Option(
-            "--version", metavar="V[,V]", help="Only of this weight version (epoch.number, latest); two: compare them."
+            "--version", metavar="V [V]", help="Only of this weight version (epoch.number, latest); two: compare them."
         ),
     ] = None,
     diff: Annotated[
@@ -67,14 +68,15 @@ def samples(
       laminar samples
       laminar samples --worst --task gcd -n 5
       laminar samples p12 --per-prompt 0 --full
-      laminar samples --version 1.0,latest
+      laminar samples --version 1.0 latest
       laminar samples --diff --json | jq '.better, .worse'
     """
     from pipelines.inspect.log.samples import SampleFilter, compare_versions, find_groups
     from pipelines.present.sample_text import SampleStyle, comparison_json, comparison_texts, group_texts, groups_json
 
-    groups = frozenset(map(_group_id, prompts or ()))
     names = [name.strip() for name in (version or "").split(",") if name.strip()]
+    names += [word for word in prompts or () if names and _VERSION.fullmatch(word)]
+    groups = frozenset(_group_id(word) for word in prompts or () if word not in names)
     _check(best, worst, diff, groups, names)
     comparing = diff or len(names) == 2
     connection = address.open_log()
@@ -88,9 +90,8 @@ def samples(
         pair = (versions[0], versions[1]) if len(versions) == 2 else None
         found = compare_versions(connection.client, connection.run, wanted, pair)
         if found is None or not found.changes:
-            raise RuntimeError(
-                f"{_nothing(connection, wanted)} by two versions to the same question: {_compare_hint(heldout)}"
-            )
+            hint = _compare_hint(heldout, address)
+            raise RuntimeError(f"{_nothing(connection, wanted)} by two versions to the same question: {hint}")
         most = count or DEFAULT_CHANGES
         return (
             Report(comparison_json(found, most, style.model), str, True)
@@ -101,7 +102,7 @@ def samples(
     most = count or max(DEFAULT_COUNT, len(groups))
     listed = find_groups(connection.client, connection.run, wanted, order, most)
     if not listed:
-        raise RuntimeError(f"{_nothing(connection, wanted)}: see `laminar topics stats experiences`")
+        raise RuntimeError(f"{_nothing(connection, wanted)}: see `{address.command('topics stats experiences')}`")
     return Report(groups_json(listed, style.model), str, as_json=True) if json else Texts(group_texts(listed, style))
 
 
@@ -111,7 +112,7 @@ def _check(best: bool, worst: bool, diff: bool, groups: frozenset[str], names: l
     if best and worst:
         raise typer.BadParameter("--best and --worst exclude each other")
     if len(names) > 2 or (diff and len(names) == 1):
-        raise typer.BadParameter("two versions are compared: give --version OLD,NEW", param_hint="--version")
+        raise typer.BadParameter("two versions are compared: give --version OLD NEW", param_hint="--version")
     if comparing and (best or worst or groups):
         raise typer.BadParameter("--best, --worst and prompts do not apply to a comparison of versions")
 
@@ -143,5 +144,5 @@ def _nothing(connection: Connection, wanted: SampleFilter) -> str:
     return " ".join([f"run {connection.run} has no scored {kind}samples", *parts])
 
 
-def _compare_hint(heldout: bool | None) -> str:
-    return "try --training" if heldout is None else "`laminar weights list` shows the versions"
+def _compare_hint(heldout: bool | None, address: Address) -> str:
+    return "try --training" if heldout is None else f"`{address.command('weights list')}` shows the versions"

@@ -87,8 +87,7 @@ def submit(
     from pipelines.config import load_config
     from pipelines.roles import CANNOT_RUN, configure_logging, run_role
     from pipelines.run.run_guard import RunFailing
-    from pipelines.run.submission.guard import guarded
-    from pipelines.run.submission.standalone import claimed_store, prepare
+    from pipelines.run.submission.guard import claimed_store, guarded, prepare
 
     if group_size > 1:
         raise typer.Exit(_group(context, pipeline, config, changes or [], index, group_size, runner))

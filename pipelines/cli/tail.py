@@ -15,9 +15,8 @@ from pipelines.cli.options import Address
 from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, known_topic
 from pipelines.inspect.log.chunks import chunks_of, read_chunks
-from pipelines.present.kcat_format import envelope, formatter
 from pipelines.present.output import Report, RowOutput
-from pipelines.present.record_text import TAIL_COLUMNS, TAIL_SCHEMA, as_items, as_line, as_rows
+from pipelines.present.record_text import TAIL_COLUMNS, TAIL_SCHEMA, as_items, as_line, as_rows, envelope, formatter
 
 _POSITION = re.compile(r"(\d{1,9}):(\d{1,18})")
 

@@ -170,7 +170,7 @@ def _description(data: dict[str, Any]) -> str:
         f"  records    {', '.join(data['records'])}, key {data['key'] or 'none'}",
         f"  written by {', '.join(data['producers'])}",
         f"  read by    {', '.join(data['consumers']) or 'people and tools'}",
-        f"  settings   {settings}; {data['replication_factor']} replicas",
+        f"  settings   {settings}; replication factor {data['replication_factor']}",
     ]
     lines += [f"  partition {each['partition']}: {each['beginning']} to {each['end']}" for each in data["partitions"]]
     return "\n".join(lines)

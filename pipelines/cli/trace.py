@@ -20,7 +20,9 @@ app = Commands()
 @app.command()
 def trace(
     address: Address,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The trace file.")] = Path("trace.json"),
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The trace file; by default in the run's folder.")
+    ] = None,
     json: JsonOption = False,
 ) -> Report:
     """Write a run's trace: trajectories on their replicas, scoring, optimizer steps, versions, plans and counters.
@@ -33,11 +35,11 @@ def trace(
       laminar trace --run first --out first.json
     """
     connection = address.open_log()
-    count = 0
-    with replacing(out) as file:
+    count, file_name = 0, out or (address.folder or Path()) / "trace.json"
+    with replacing(file_name) as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         for count, event in enumerate(events(connection.client, connection.run), 1):
             file.write(("" if count == 1 else ",\n") + jsons.dumps(event))
         file.write("\n]}\n")
-    text = f"wrote {count:,} events of run {connection.run} to {out}: open it in ui.perfetto.dev"
-    return Report({"run": connection.run, "file": str(out), "events": count}, lambda: text, as_json=json)
+    text = f"wrote {count:,} events of run {connection.run} to {file_name}: open it in ui.perfetto.dev"
+    return Report({"run": connection.run, "file": str(file_name), "events": count}, lambda: text, as_json=json)

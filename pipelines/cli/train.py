@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Brokers, JsonOption, connect
+from pipelines.cli.options import Brokers, JsonOption, RunsFolder, connect
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
-from pipelines.inspect.run_folders import RUNS, folder_of
+from pipelines.inspect.run_folders import RUNS, folder_of, run_command
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def replay(
             "--out", metavar="DIR", help="A new folder for model and metrics; by default in the run's folder."
         ),
     ] = None,
-    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")] = RUNS,
+    folder: RunsFolder = RUNS,
     json: JsonOption = False,
 ) -> Report:
     """Train again from a run's batches topic and initial model, with another algorithm or learning rate if set.
@@ -148,7 +148,7 @@ def replay(
         "metrics": str(task.out / METRICS_FILE),
     }
     differs = not changes and data["run_weights"] not in (None, data["weights"])
-    return Report(data, lambda: _text(data, updates), as_json=json, exit_code=int(differs))
+    return Report(data, lambda: _text(data, updates, task.run_folder), as_json=json, exit_code=int(differs))
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _logged(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
             yield update
 
 
-def _text(data: dict[str, Any], updates: list[Update]) -> Any:
+def _text(data: dict[str, Any], updates: list[Update], folder: Path) -> Any:
     from rich.console import Group
 
     trained = [update for update in updates if update.reason is None]
@@ -248,7 +248,8 @@ def _text(data: dict[str, Any], updates: list[Update]) -> Any:
     lines = [f"{data['steps']} steps in {data['seconds']:.1f} s; the model is in {data['model']}"]
     lines += [f"skipped batch {batch}: {reason}" for batch, reason in data["skipped_batches"].items()]
     if data["skipped_records"]:
-        lines.append(f"skipped {data['skipped_records']} records, as the run did: see `laminar topics dlq list`")
+        see = run_command(folder, "topics dlq list")
+        lines.append(f"skipped {data['skipped_records']} records, as the run did: see `{see}`")
     if data["start_version"]:
         lines.append(f"the log begins at version {data['start_version']}; the replay began with that checkpoint")
     if data["run_weights"] is None:
@@ -271,7 +272,7 @@ GB = 10**9
 
 
 def _target_rows() -> list[dict[str, Any]]:
-    from operators.trainer.target_models import TARGETS
+    from operators.trainer.memory_plan import TARGETS
 
     return [
         {"model": each.model, "nodes": each.nodes, "ranks": each.ranks, **_gigabytes(each.plan().parts)}
@@ -280,13 +281,13 @@ def _target_rows() -> list[dict[str, Any]]:
 
 
 def _model_row(file: Path, model: Path | None, changes: list[str]) -> dict[str, Any]:
-    from operators.trainer.memory_plan import plan_memory, shape_of
+    from operators.trainer.memory_plan import plan_rank, shape_of
     from pipelines.config import load_config
 
     config = load_config(file, changes)
     folder = config.model_folder() if model is None else model
     try:
-        plan = plan_memory(shape_of(folder), config.trainer.ranks, config.trainer.learner)
+        plan = plan_rank(shape_of(folder), config.trainer)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"the model in {folder}: {error}") from error
     return {"model": folder.name, "ranks": config.trainer.ranks, **_gigabytes(plan.parts)}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import Brokers, JsonOption, RunOption, connect
+from pipelines.cli.options import Brokers, JsonOption, RunOption, RunsFolder, connect
 from pipelines.inspect.run_files import CONFIG_FILE
 from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report, table
@@ -28,7 +27,7 @@ def trim_command(
     ] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Delete the records; without it, a dry run.")] = False,
     run: RunOption = None,
-    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")] = RUNS,
+    folder: RunsFolder = RUNS,
     json: JsonOption = False,
 ) -> Report:
     """Delete the oldest records of a run's log, up to a version that has a checkpoint. Dry run unless --execute.
@@ -46,8 +45,8 @@ def trim_command(
     from infra.models.checkpoint_list import list_checkpoints
     from pipelines.config import load_config
     from pipelines.inspect.run_folders import find_run
-    from pipelines.run.trim.execute import execute as execute_trim
     from pipelines.run.trim.plan import TrimRefused, plan_trim
+    from pipelines.run.trim.plan import execute as execute_trim
     from pipelines.training_step import checkpoints_of
     from schemas.records import PolicyVersion
 

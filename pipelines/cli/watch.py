@@ -82,7 +82,9 @@ def attached(connection: Connection, local: RunFolder | None = None) -> Iterator
     heartbeats: list[Any] = [row for record in records for row in record.rows]
     with Observer(connection.client, connection.run) as source:
         started = (
-            new_run(connection.run, None, 0) if local is None else new_run(local.run, local.goal, 0, local.warn_steps)
+            new_run(connection.run, None, 0)
+            if local is None
+            else new_run(local.run, local.goal, 0, local.warn_steps, local.folder)
         )
         yield Watch(fold_all(started, heartbeats), source=source)
 

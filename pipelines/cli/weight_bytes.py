@@ -13,16 +13,16 @@ import numpy as np
 from blake3 import blake3
 
 from infra.kafka.producer import BoundedProducer
-from infra.store.announce import ManifestLog
 from infra.store.chunks import chunk_checksums
 from infra.store.errors import StoreError, VersionGone
 from infra.store.layout import Layout
 from infra.store.names import default_root
-from infra.store.publisher import Publisher
+from infra.store.publisher import ManifestLog, Publisher
 from infra.store.weight_files import SINGLE, folder_tensors, tensors_in
 from infra.store.weight_store import WeightStore
-from infra.transport.download import download
+from infra.transport.fetch import download
 from infra.transport.frames import TransportError
+from infra.transport.handshake import token_problem
 from operators.relay.config import RelayConfig
 from pipelines.cli.options import Connection
 from pipelines.cli.weight_copies import COPIED, new_folder
@@ -120,11 +120,14 @@ def pull_from_relays(
             f"version {manifest.version} is gone, and run {connection.run} has no relays: {elsewhere}. "
             "trainer.checkpoint_every and trainer.checkpoints_kept keep more versions"
         )
+    token = relay.token()
+    if problem := token_problem(token):
+        raise TransportError(f"{problem}: {elsewhere}")
     with _beside(model, folder) as file, file.open("xb+") as out:
         out.truncate(manifest.bytes)
         with mmap.mmap(out.fileno(), manifest.bytes) as memory, memoryview(memory) as view:
             try:
-                download(manifest, chain, connection.run, relay.token(), view, relay.tls())
+                download(manifest, chain, connection.run, token, view, relay.tls())
             except TransportError as error:
                 raise TransportError(f"{error}: {elsewhere}") from error
     return f"{len(chain.links)} relays"

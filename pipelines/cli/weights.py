@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from pipelines.config import Config
 
 app = Commands(no_args_is_help=True)
+VersionArgument = Annotated[
+    str, typer.Argument(metavar="VERSION", help="epoch.number, or `latest`.", show_default=False)
+]
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", metavar="DIR", help="This machine's weight store; by default the run's.")
+]
 COLUMNS = ("version", "parent", "step", "trained", "batches", "bytes", "created", "final", "ancestor", "where")
 
 
@@ -60,9 +66,7 @@ def list_(address: Address, printing: Printing) -> RowOutput:
 @app.command()
 def show(
     address: Address,
-    version: Annotated[
-        str, typer.Argument(metavar="VERSION", help="epoch.number, or `latest`.", show_default=False)
-    ] = "latest",
+    version: VersionArgument = "latest",
     json: JsonOption = False,
 ) -> Report:
     """Show a weight version's manifest: parent, file, digest, batches, and tensors.
@@ -74,14 +78,6 @@ def show(
     """
     _, (manifest,) = _find([version], address)
     return Report(to_plain(manifest), lambda: _manifest_text(manifest), as_json=json)
-
-
-VersionArgument = Annotated[
-    str, typer.Argument(metavar="VERSION", help="epoch.number, or `latest`.", show_default=False)
-]
-StoreOption = Annotated[
-    Path | None, typer.Option("--store", metavar="DIR", help="This machine's weight store; by default the run's.")
-]
 
 
 @app.command()
@@ -181,8 +177,11 @@ def pull(
         source = next(filter(None, found), None)
     if source is None:
         from operators.relay.config import RelayConfig
+        from pipelines.shards import with_relay_token
 
-        relay = RelayConfig() if config is None else config.relay
+        relay = RelayConfig()
+        if config is not None and address.folder is not None:
+            relay = with_relay_token(config, address.folder).relay
         chain = None if connection.client.log is not None else read_chain(connection)
         source = pull_from_relays(connection, manifest, chain, relay, base, folder, _available(places))
     data = {"version": str(manifest.version), "folder": str(folder), "bytes": manifest.bytes, "from": source}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import signal
+import sys
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -25,7 +28,6 @@ RUNS = Path("runs")
 SAME_START_S = 1.0
 """A larger difference between a process's start and state.json means that its pid was reused."""
 
-_REMEDY = "`laminar runs resume --run {run}` resumes the run and rewrites the file"
 Status = Literal["running", "ended", "stopped", "failed", "died", "unreadable"]
 
 
@@ -84,9 +86,9 @@ def read_run(folder: Path) -> RunFolder:
     except (FileNotFoundError, NotADirectoryError):
         raise NoSuchRun(f"there is no run {folder.name!r} under {folder.parent}/ ({path} is missing)") from None
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}; {_REMEDY.format(run=run_argument(folder))}") from error
+        raise ValueError(f"{path} is not JSON: {error}; {_remedy(folder)}") from error
     if not isinstance(state, dict):
-        raise ValueError(f"{path} holds no JSON object; {_REMEDY.format(run=run_argument(folder))}")
+        raise ValueError(f"{path} holds no JSON object; {_remedy(folder)}")
     check_release(state, path)
     return RunFolder(folder, state, _status(state))
 
@@ -141,6 +143,24 @@ def run_argument(folder: Path) -> str:
         return str(folder)
     relative = str(folder.relative_to(here))
     return relative if "/" in relative else f"./{relative}"
+
+
+def laminar_command() -> str:
+    """The command `laminar` as the user must write it: with its path if the shell would not find it."""
+    if shutil.which("laminar"):
+        return "laminar"
+    here, command = Path.cwd(), Path(sys.executable).with_name("laminar")
+    return str(command.relative_to(here) if command.is_relative_to(here) else command)
+
+
+def run_command(folder: Path, words: str, options: str = "") -> str:
+    """The command `laminar WORDS` for the run in `folder`, which works unchanged in the working directory."""
+    command = f"{laminar_command()} {words} --run {shlex.quote(run_argument(folder))}"
+    return f"{command} {options}" if options else command
+
+
+def _remedy(folder: Path) -> str:
+    return f"`{run_command(folder, 'runs resume')}` resumes the run and rewrites the file"
 
 
 def find_run(runs: Path, run: str | None) -> RunFolder:

@@ -12,7 +12,7 @@ from infra.deploy.compose import compose_file
 from infra.deploy.kubernetes import kubernetes_files
 from infra.deploy.plan import SECRETS, DeploymentPlan, Unit
 from infra.deploy.role_acls import role_acls
-from operators.trainer.memory_plan import GIB, plan_memory, shape_of
+from operators.trainer.memory_plan import GIB, offloaded_bytes, plan_rank, shape_of
 from pipelines.config import Config, ConfigError, load_config
 from pipelines.roles import SHARDED, pipelines_of, roles_of
 from pipelines.run.topics import topic_spec
@@ -174,9 +174,9 @@ def host_memory(config: Config) -> HostMemory:
     stored = weights * (config.relay.keep_versions + 1)
     on_gpu = config.trainer.device.startswith("cuda")
     rank = (
-        2 * shape.largest_layer * 4
+        2 * shape.largest_layer * 4 + offloaded_bytes(shape, config.trainer)
         if on_gpu
-        else plan_memory(shape, config.trainer.ranks, config.trainer.learner).total
+        else plan_rank(shape, config.trainer).total
     )
     capacity = config.rollout.kv_capacity or config.rollout.slots * (config.rollout.context or 4096)
     # Keys and values are at most as wide as the model.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from infra.kafka.admin import admin_client
 from infra.kafka.lag import group_lags, list_groups
-from infra.kafka.topic_reader import read_topic
+from infra.kafka.topic_reader import read_rows
 from pipelines.config import Config
 from pipelines.inspect.log.pauses import is_paused
 from pipelines.inspect.submissions import Submission
@@ -59,7 +59,5 @@ def is_idle(config: Config) -> bool:
     consumed = {(f"{prefix}{pipeline}.", topic.name(run)) for pipeline, topic in wanted.items()}
     if any(lag.lag and lag.group.startswith(group) and lag.topic == topic for lag in lags for group, topic in consumed):
         return False
-    last: dict[int, ReplicaStatus] = {}
-    for record in read_topic(client, REPLICAS.name(run)):
-        last |= {row.replica: row for row in record.rows if isinstance(row, ReplicaStatus)}
+    last = {status.replica: status for status in read_rows(client, REPLICAS.name(run), ReplicaStatus)}
     return not any(status.running or status.waiting for status in last.values())

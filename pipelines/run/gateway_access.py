@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys, read_or_create_secret
+from infra.files import read_secret
+from infra.http_client import post_json
+from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys
 from pipelines.config import load_config
 from pipelines.inspect.run_files import CONFIG_FILE
 
@@ -40,14 +40,8 @@ class GatewayAccess:
         """The response to `body` at `path`, whose lines can be read as they arrive. Raises GatewayError."""
         if not self.url.startswith(("http://", "https://")):
             raise GatewayError(f"{self.url} is not the URL of a gateway: it must begin with http:// or https://")
-        request = urllib.request.Request(
-            f"{self.url.rstrip('/')}/{path}",
-            json.dumps(body).encode(),
-            {"authorization": f"Bearer {self.key}", "content-type": "application/json"},
-        )
-        context = ssl.create_default_context() if request.full_url.startswith("https:") else None
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s, context=context) as response:
+            with post_json(f"{self.url.rstrip('/')}/{path}", self.key, body, timeout_s) as response:
                 yield response
         except urllib.error.HTTPError as error:
             with error:
@@ -70,7 +64,7 @@ def access_of(folder: Path | None, holder: str) -> GatewayAccess:
     if not address.exists():
         raise GatewayError(f"the gateway of run {config.run.name} has not started")
     named = "" if config.gateway is None else config.gateway.secret_file
-    secret = read_or_create_secret(Path(named) if named else folder / SECRET_FILE, create=False)
+    secret = read_secret(Path(named) if named else folder / SECRET_FILE)
     keys = EpisodeKeys(config.run.name, secret)
     return GatewayAccess(str(json.loads(address.read_text())["url"]), keys.key_of(holder))
 

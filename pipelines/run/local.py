@@ -13,12 +13,12 @@ from typing import Any
 
 from infra.escaping import print_escaped
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
-from infra.gpus import visible_gpus
+from infra.machine import visible_gpus
 from pipelines.config import Config, ConfigError, ConfigProblems, flattened, load_config
 from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, LOGS, REPORT_FILE, STATE_FILE, SUMMARY_FILE
-from pipelines.inspect.run_folders import RunFolder, run_argument
+from pipelines.inspect.run_folders import RunFolder, run_command
 from pipelines.present.output import Report
-from pipelines.present.report.closing import closing_lines, laminar_command
+from pipelines.present.report.closing import closing_lines
 from pipelines.present.report.html import render_report
 from pipelines.present.report.summary import summarise
 from pipelines.present.report.verdict import is_failing
@@ -148,7 +148,7 @@ def _supervised(
         if (folder / CONFIG_FILE).exists():
             with suppress(OSError, ValueError):  # a full disk must not hide how to resume
                 _write_report(state, None)
-            text += f"; to resume it: `{laminar_command()} runs resume --run {run_argument(folder)}`"
+            text += f"; to resume it: `{run_command(folder, 'runs resume')}`"
         return Report(answer, lambda: text, as_json, stop.exit_code)
     except BaseException as error:
         _end_failed(state, error)
@@ -182,9 +182,7 @@ def _end_failed(state: RunStateFile, error: BaseException) -> None:
     except OSError as unwritten:
         error.add_note(f"{state.folder / STATE_FILE} could not be written: {unwritten}")
     if (state.folder / CONFIG_FILE).exists():
-        error.add_note(
-            f"once that is fixed, resume the run: `{laminar_command()} runs resume --run {run_argument(state.folder)}`"
-        )
+        error.add_note(f"once that is fixed, resume the run: `{run_command(state.folder, 'runs resume')}`")
 
 
 def with_run_name(config: Config, file: Path) -> Config:
@@ -240,7 +238,7 @@ def check_new(config: Config) -> None:
     if (config.run_folder / STATE_FILE).exists():
         raise ConfigError(
             f"run {config.run.name!r} exists already in {config.run.folder}: choose another run.name, or resume it: "
-            f"`{laminar_command()} runs resume --run {run_argument(config.run_folder)}`"
+            f"`{run_command(config.run_folder, 'runs resume')}`"
         )
     run_prefix(config.run.name)
 

@@ -2,118 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from operators.experience.components import Component
-from operators.prompts.config import TaskConfig
-from operators.rollout.environments.config import EnvironmentSpec
-from operators.score.config import RewardSpec, Rubric
 from pipelines.config import Config
 from pipelines.roles import ADMIN
 
-_SCRIPT = ".py"
-AnyTask = TypeVar("AnyTask", bound=TaskConfig)
-AnyRubric = TypeVar("AnyRubric", bound=Rubric)
-AnySpec = TypeVar("AnySpec", RewardSpec, EnvironmentSpec, Component)
+_FILES_OF_TASKS = ("path", "heldout_path")
+_NOT_READ = ("run.folder", "model.path", "trainer.checkpoint_folder")
+_FILES = {
+    *_NOT_READ,
+    "kafka.client_properties",
+    *(f"prompts.{tasks}{name}" for tasks in ("", "tasks.") for name in _FILES_OF_TASKS),
+    "rollout.emulation.lengths.file",
+    *(f"relay.{name}" for name in ("token_file", "certificate_file", "authority_file")),
+    *(f"gateway.{name}" for name in ("secret_file", "certificate_file", "key_file")),
+}
+"""The keys that name a file or a folder."""
+_TARGETS = {
+    "rollout.environments.name",
+    "agents.function",
+    *(f"experience.{kind}.name" for kind in ("sampler", "writers", "evictions")),
+    *(f"score.{tasks}rewards.name" for tasks in ("", "tasks.")),
+}
+"""The keys that may name `path/to/file.py:function`; others of their values are modules or built in."""
 
 
 def with_absolute_paths(config: Config) -> Config:
     """`config` with absolute paths."""
-    emulation = config.rollout.emulation
-    lengths = replace(emulation.lengths, file=_absolute(emulation.lengths.file))
-    return replace(
-        config,
-        run=replace(config.run, folder=config.run.folder.expanduser().absolute()),
-        kafka=replace(config.kafka, client_properties=_absolute(config.kafka.client_properties)),
-        model=replace(config.model, path=_absolute(config.model.path)),
-        prompts=replace(_absolute_task(config.prompts), tasks=tuple(map(_absolute_task, config.prompts.tasks))),
-        rollout=replace(
-            config.rollout,
-            emulation=replace(emulation, lengths=lengths),
-            environments=tuple(map(_absolute_name, config.rollout.environments)),
-        ),
-        trainer=replace(config.trainer, checkpoint_folder=_absolute_or_url(config.trainer.checkpoint_folder)),
-        relay=replace(
-            config.relay,
-            token_file=_absolute(config.relay.token_file),
-            certificate_file=_absolute(config.relay.certificate_file),
-            authority_file=_absolute(config.relay.authority_file),
-        ),
-        experience=replace(
-            config.experience,
-            sampler=_absolute_name(config.experience.sampler),
-            writers=tuple(map(_absolute_name, config.experience.writers)),
-            evictions=tuple(map(_absolute_name, config.experience.evictions)),
-        ),
-        gateway=config.gateway
-        and replace(
-            config.gateway,
-            secret_file=_absolute(config.gateway.secret_file),
-            certificate_file=_absolute(config.gateway.certificate_file),
-            key_file=_absolute(config.gateway.key_file),
-        ),
-        agents=config.agents and replace(config.agents, function=_absolute_target(config.agents.function)),
-        score=replace(_absolute_rubric(config.score), tasks=tuple(map(_absolute_rubric, config.score.tasks))),
-    )
+
+    def absolute(key: str, text: Any) -> Any:
+        if key in _TARGETS:
+            script = _script_of(text)
+            return f"{_absolute(script)}:{text.rpartition(':')[2]}" if script else text
+        return text if not text or "://" in str(text) else _absolute(text)
+
+    mapped: Config = _mapped(config, "", absolute)
+    return mapped
 
 
-def files_read(config: Config) -> Iterator[tuple[str, Path]]:
+def files_read(config: Config) -> list[tuple[str, Path]]:
     """The files that a run reads, except the model, each with its configuration key."""
-    named = (
-        ("kafka.client_properties", config.kafka.for_role(ADMIN).client_properties),
-        *(("prompts.path", task.path) for task in config.prompts.mixture),
-        *(("prompts.heldout_path", task.heldout_path) for task in config.prompts.mixture),
-        ("rollout.emulation.lengths.file", config.rollout.emulation.lengths.file),
-        ("relay.token_file", config.relay.token_file),
-        ("relay.certificate_file", config.relay.certificate_file),
-        ("relay.authority_file", config.relay.authority_file),
-        *(("gateway.secret_file", gateway.secret_file) for gateway in [config.gateway] if gateway),
-        *(("gateway.certificate_file", gateway.certificate_file) for gateway in [config.gateway] if gateway),
-        *(("gateway.key_file", gateway.key_file) for gateway in [config.gateway] if gateway),
-        *(("agents.function", _script_of(agents.function)) for agents in [config.agents] if agents),
-        ("experience.sampler", _script(config.experience.sampler)),
-        *(("experience.writers", _script(each)) for each in config.experience.writers),
-        *(("experience.evictions", _script(each)) for each in config.experience.evictions),
-        *(("rollout.environments", _script(spec)) for spec in config.rollout.environments),
-        *(("score.rewards", _script(spec)) for rubric in config.score.rubrics for spec in rubric.rewards),
-    )
-    return ((key, Path(path)) for key, path in named if path)
+    found: list[tuple[str, Path]] = []
+
+    def collect(key: str, text: Any) -> Any:
+        inherited = config.prompts.tasks and key.startswith("prompts.") and not key.startswith("prompts.tasks.")
+        if (file := _script_of(text) if key in _TARGETS else text) and key not in _NOT_READ and not inherited:
+            found.append((key.replace(".tasks.", ".").removesuffix(".name"), Path(file)))
+        return text
+
+    _mapped(replace(config, kafka=config.kafka.for_role(ADMIN)), "", collect)
+    return found
 
 
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute()) if path else ""
+def _mapped(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:
+    """`value`, which stands at `key`, with the results of `change` in the place of its paths."""
+    if isinstance(value, tuple):
+        return tuple(_mapped(item, key, change) for item in value)
+    if is_dataclass(value):
+        before = {field.name: getattr(value, field.name) for field in fields(value)}
+        after = {name: _mapped(each, f"{key}.{name}".lstrip("."), change) for name, each in before.items()}
+        return value if after == before else replace(value, **after)  # type: ignore[type-var]
+    return change(key, value) if key in _FILES or key in _TARGETS else value
 
 
-def _absolute_or_url(text: str) -> str:
-    """`text`, a folder or a storage URL."""
-    return text if "://" in text else _absolute(text)
-
-
-def _absolute_task(task: AnyTask) -> AnyTask:
-    return replace(task, path=_absolute(task.path), heldout_path=_absolute(task.heldout_path))
-
-
-def _absolute_rubric(rubric: AnyRubric) -> AnyRubric:
-    return replace(rubric, rewards=tuple(map(_absolute_name, rubric.rewards)))
-
-
-def _script(spec: RewardSpec | EnvironmentSpec | Component) -> str:
-    """The file of a reward, an environment or a component of the buffer; "" for a module name or a built-in."""
-    return _script_of(spec.name)
+def _absolute(path: Any) -> Any:
+    return type(path)(Path(path).expanduser().absolute())
 
 
 def _script_of(target: str) -> str:
+    """The file of a reward, an environment or a component of the buffer; "" for a module name or a built-in."""
     module = target.rpartition(":")[0]
-    return module if module.endswith(_SCRIPT) else ""
-
-
-def _absolute_target(target: str) -> str:
-    script = _script_of(target)
-    return f"{_absolute(script)}:{target.rpartition(':')[2]}" if script else target
-
-
-def _absolute_name(spec: AnySpec) -> AnySpec:
-    return replace(spec, name=_absolute_target(spec.name)) if _script(spec) else spec
+    return module if module.endswith(".py") else ""

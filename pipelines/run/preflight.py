@@ -12,9 +12,11 @@ from infra.models.demo_config import PHRASES
 from infra.models.sizes import parameter_count
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
+from pipelines.inspect.run_folders import laminar_command
 from pipelines.run.learnability import unlearnable
 from pipelines.run.paths import files_read
 from pipelines.shards import store_folder
+from schemas.records.agents import AGENT
 
 MODEL_PARTS = {
     "config": ("config.json",),
@@ -40,6 +42,7 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
             f"warm_start: there are no worked answers for task {warm.model.task!r}, only for "
             f"{', '.join(sorted(PHRASES))}; set model.path to a model of your own, which needs no warm start"
         )
+    yield from unknown_environments(config)
     missing = {key: path for key, path in files_read(config) if not path.exists()}
     yield from (f"{key}: {path} does not exist" for key, path in missing.items())
     yield from _secrets(config, missing)
@@ -62,6 +65,13 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
             f"prompts.samples_per_prompt = {unit} is more than the limit of outstanding trajectories, "
             f"{config.admitted} (see placement.admitted_batches)"
         )
+
+
+def unknown_environments(config: Config) -> Iterator[str]:
+    """The environments that prompts name and the run does not have."""
+    names = dict.fromkeys(task.environment for task in config.prompts.mixture if task.environment != AGENT)
+    found = (config.rollout.environment_problem(name) for name in names)
+    yield from (f"prompts.environment: {problem}" for problem in found if problem is not None)
 
 
 def _secrets(config: Config, missing: Collection[str]) -> Iterator[str]:
@@ -119,7 +129,10 @@ def host_problems(config: Config, *, new: bool) -> Iterator[str]:
             what = f"{kept} checkpoints of {parameters} parameters"
             yield from _room(key, Path(checkpoints), kept * parameters * STATE_BYTES, what, advice)
         what = f"{MIN_VERSIONS} weight versions of {parameters} parameters"
-        store, advice = store_folder(config), "free some space (`laminar doctor --clean`), or set relay.store"
+        store, advice = (
+            store_folder(config),
+            f"free some space (`{laminar_command()} doctor --clean`), or set relay.store",
+        )
         yield from _room("relay.store", store, MIN_VERSIONS * parameters * WEIGHT_BYTES, what, advice)
     if config.relay.port and (reason := _port_problem(config.relay.listen, config.relay.port)):
         yield f"relay.port: {config.relay.listen}:{config.relay.port} cannot be used: {reason}"
@@ -153,11 +166,22 @@ def gpu_problems(config: Config, visible: Sequence[str]) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
-    if trainer.device.startswith("cuda") and not count:
+    if not trainer.device.startswith("cuda"):
+        return
+    if not count:
         yield f"trainer.device = {trainer.device!r}, but this machine has no GPU: set trainer.device = 'cpu'"
-    if absent := sorted(gpu for gpu in trainer.named_gpus if gpu >= count > 0):
+        return
+    of_ranks = [int(trainer.device_of(rank, visible).partition(":")[2] or 0) for rank in range(trainer.ranks)]
+    if absent := sorted(gpu for gpu in of_ranks if gpu >= count):
         yield f"the trainer uses GPU {absent[0]}, but this machine has {count} GPUs, numbered from 0"
-    shared = taken & {visible[gpu] for gpu in trainer.named_gpus if gpu < count}
+        return
+    if (used := len(set(of_ranks))) < trainer.ranks:
+        yield (
+            f"trainer.ranks is {trainer.ranks}, but the trainer has {used} of this machine's GPUs, and ranks share "
+            f"none: set trainer.ranks = {used} or name more trainer.gpus, or start ranks on other machines with "
+            "`laminar submit trainer`"
+        )
+    shared = taken & {visible[gpu] for gpu in of_ranks}
     if shared and count > 1:  # a machine with one GPU has no other way
         yield (
             f"trainer and rollouts share GPU {', '.join(sorted(shared))}: give each its own with trainer.gpus and "

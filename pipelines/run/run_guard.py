@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from infra.workers.error_text import first_line, place_of
 from pipelines.config import Config
+from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.run_state.errors import ErrorCounts, drawn_and_refused, error_counts, errors_text, refused_text
 from pipelines.inspect.run_state.state import RunState
 from schemas.identity import trajectory_id
@@ -57,12 +59,13 @@ class ErrorGuard:
         return recent if full and recent.errors >= self._share * recent.trajectories else None
 
 
-def failing_message(recent: ErrorCounts, run: str) -> str:
+def failing_message(recent: ErrorCounts, folder: Path) -> str:
     """The message of a run that is stopped: the error share, the settings, and the command that lists the errors."""
+    options = "-w \"reward_error != ''\" --columns trajectory_id,reward_error"
     return (
         f"the run was stopped, because it cannot learn: errors in {errors_text(recent)} of the newest "
-        f"(run.stop_error_share, run.stop_error_window). Each error: `laminar topics find experiences --run {run} "
-        "-w \"reward_error != ''\" --columns trajectory_id,reward_error`"
+        "(run.stop_error_share, run.stop_error_window). Each error: "
+        f"`{run_command(folder, 'topics find experiences', options)}`"
     )
 
 
@@ -96,19 +99,19 @@ Experiences = Iterable[Mapping[str, Any]]
 
 
 class RunGuard:
-    """Checks the states of the run of `config` since `started_at` (Unix milliseconds); `run` names it in commands."""
+    """Checks the states of the run of `config` since `started_at` (Unix milliseconds)."""
 
-    def __init__(self, config: Config, started_at: int, run: str) -> None:
+    def __init__(self, config: Config, started_at: int) -> None:
         self._errors = ErrorGuard(config.run.stop_error_share, config.run.stop_error_window, started_at)
         self._limits = {task.task_name: task.max_refused_share for task in config.prompts.mixture}
         self._has_tasks = bool(config.prompts.tasks)
-        self._started_at, self._run = started_at, run
+        self._started_at, self._folder = started_at, config.run_folder
 
     def check(self, state: RunState, experiences: Callable[[], Experiences]) -> None:
         """Raise RunFailing if the run must stop; `experiences` reads its experiences, for the first error."""
         if (recent := self._errors.failing(state)) is not None:
             lines = first_error_lines(experiences(), self._started_at)
-            raise RunFailing(failing_message(recent, self._run), lines)
+            raise RunFailing(failing_message(recent, self._folder), lines)
         for task, (drawn, share) in drawn_and_refused(state.prompts).items():
             limit = self._limits.get(task, 1.0)
             if drawn >= MIN_DRAWN and share > limit:
@@ -116,11 +119,13 @@ class RunGuard:
 
     def _refused_message(self, task: str, share: float, limit: float, refused: str) -> str:
         accepted = min(1.0, share + 0.005)
-        how = f"laminar runs resume --run {self._run} --set prompts.max_refused_share={accepted:.2f}"
+        how = f"`{run_command(self._folder, 'runs resume', f'--set prompts.max_refused_share={accepted:.2f}')}`"
         if self._has_tasks:
-            how = f"max_refused_share = {accepted:.2f} of this task in the run's config.toml, then laminar runs resume"
+            resume = run_command(self._folder, "runs resume")
+            how = f"max_refused_share = {accepted:.2f} of this task in the run's config.toml, then `{resume}`"
         return (
             f"the run was stopped: {100 * share:.1f} % of the rows of task {task!r} are refused, more than "
-            f"prompts.max_refused_share = {limit:g}; refused so far: {refused}. `laminar topics dlq list --run "
-            f"{self._run}` lists them. Correct them and start a new run, or accept them: `{how}`"
+            f"prompts.max_refused_share = {limit:g}; refused so far: {refused}. "
+            f"`{run_command(self._folder, 'topics dlq list')}` lists them. Correct them and start a new run, or accept "
+            f"them: {how}"
         )

@@ -21,7 +21,6 @@ from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.log.chunks import rows_of
 from pipelines.inspect.metrics_file import LAG, PHASE, MetricsFile
 from pipelines.inspect.run_files import CONFIG_FILE, LOGS, METRICS_FILE, SAMPLES_FILE
-from pipelines.inspect.run_folders import run_argument
 from pipelines.inspect.run_state.events import RoleState as ObservedRole
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.present.report.samples import report_samples
@@ -31,7 +30,6 @@ from pipelines.present.view.watch import Watch
 from pipelines.roles import ADMIN, EMULATED, processes_of
 from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
-from pipelines.run.goal import is_evaluated, is_reached, is_trained
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import RunKafka
 from pipelines.run.state import RunStateFile
@@ -74,7 +72,7 @@ class Supervisor:
         self._kafka = RunKafka(config.kafka, self.folder / "kafka", view.note)
         self._audits: BackgroundAudit | None = None
         self._started_at = time.time_ns() // 10**6
-        self._guard = RunGuard(config, self._started_at, run_argument(self.folder))
+        self._guard = RunGuard(config, self._started_at)
 
     def run(self) -> Audit:
         """Run to the goal, drain and audit the run.
@@ -84,7 +82,7 @@ class Supervisor:
         """
         run = self.config.run
         started_at = int(self.state.started_at * 1000)
-        started = new_run(run.name, self.config.trainer.optimizer_steps, started_at, run.warn_steps)
+        started = new_run(run.name, self.config.trainer.optimizer_steps, started_at, run.warn_steps, self.folder)
         trackers = open_trackers(self.config.run.trackers, self.config.run.name, self.folder)
         file = MetricsFile(self.folder / METRICS_FILE)
         started = fold_all(started, [each for each in file.recent if each.name not in (LAG, PHASE)])
@@ -320,3 +318,25 @@ def _in_use(store: Path) -> StoreBusy | None:
     except StoreBusy as error:
         return error
     return None
+
+
+def is_trained(state: RunState, config: Config) -> bool:
+    """Whether the last optimizer step is done."""
+    return state.step >= config.trainer.optimizer_steps
+
+
+def is_evaluated(config: Config) -> bool:
+    """Whether the run evaluates its last version on held-out questions."""
+    return any(task.has_heldout for task in config.prompts.mixture)
+
+
+def is_reached(state: RunState, config: Config) -> bool:
+    """Whether the run has reached its goal and can drain."""
+    if not is_trained(state, config) or not is_evaluated(config):
+        return is_trained(state, config)
+    last = state.evaluation
+    if last is None or not last.final or last.version < config.trainer.optimizer_steps:  # that of an earlier goal
+        return False
+    if last.given_up:  # a final version that is gone does not keep the run from its end
+        return True
+    return last.greedy is not None and (last.sampled is not None or not config.evaluation.sampled)

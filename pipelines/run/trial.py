@@ -19,6 +19,7 @@ from typing import Any
 from infra.files import write_atomically
 from infra.models.chat import ChatTokenizer
 from infra.models.sizes import vocabulary_size
+from operators.agents.function_server import load_function
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.question import UnusableRow
 from operators.prompts.refused_rows import estimate_refused, refusal_kind
@@ -81,7 +82,11 @@ def try_config(config: Config, started: Started = _quiet) -> TrialResult:
         _check_rewards(config, prompts, found, started)
         _check_environments(config, prompts, found, started)
         started("the buffer's sampler, writers and evictions")
-        _check_components(config, found)
+        buffer, limit = config.experience, config.run.check_timeout_s
+        _load(found, "experience", limit, buffer.make_sampler, buffer.make_writers, buffer.make_evictions)
+        if config.agents is not None and config.agents.function:
+            started(f"the import of agents.function {config.agents.function}")
+            _load(found, "agents.function", limit, partial(load_function, config.agents.function))
     return found
 
 
@@ -186,14 +191,14 @@ def _render_some(
     rows = estimate_refused(source, refused, prompts + refused.total())
     for row in reversed(source.bad_rows):
         reasons[row.kind] = f"row {row.line}: {row.reason}"
+    why = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
     if rows.share > task.max_refused_share or not prompts:
-        why = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
         found.problems.append(
             f"{name}: {rows} are refused ({why}). Correct them, or accept them with prompts.max_refused_share = "
             f"{min(1.0, rows.share + 0.005):.2f}"
         )
     elif rows.share:
-        found.warnings.append(f"{name}: {rows} are refused; `laminar topics dlq list` lists them once the run trains")
+        found.warnings.append(f"{name}: {rows} are refused ({why})")
 
 
 # -- rewards and environments ------------------------------------------------------------------------------------------
@@ -304,24 +309,24 @@ def _reset(spec: EnvironmentSpec, prompt: Prompt, limit_s: float) -> str | None:
     return None
 
 
-def _check_components(config: Config, found: TrialResult) -> None:
-    """Load the buffer's own sampler, writers and evictions, in a thread: an import may hang."""
+def _load(found: TrialResult, key: str, limit_s: float, *loads: Callable[[], object]) -> None:
+    """Load a user's code of the section `key`, in a thread: an import may hang."""
     problems: list[str] = []
 
-    def load() -> None:
-        for make in (config.experience.make_sampler, config.experience.make_writers, config.experience.make_evictions):
+    def load_all() -> None:
+        for load in loads:
             try:
-                make()
-            except Exception as error:  # noqa: BLE001 - a user's class may raise anything
+                load()
+            except Exception as error:  # noqa: BLE001 - a user's module may raise anything
                 kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-                problems.append(f"experience: {kind}{error}")
+                problems.append(f"{key}: {kind}{error}")
 
-    thread = threading.Thread(target=load, name="components", daemon=True)
+    thread = threading.Thread(target=load_all, name=key, daemon=True)
     thread.start()
-    thread.join(config.run.check_timeout_s)
+    thread.join(limit_s)
     found.problems.extend(problems)
     if thread.is_alive():
-        found.problems.append(f"experience: sampler, writers or evictions take over {config.run.check_timeout_s:g} s")
+        found.problems.append(f"{key}: the import takes over {limit_s:g} s (run.check_timeout_s)")
 
 
 def _add(problems: list[str], problem: str) -> None:

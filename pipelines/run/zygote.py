@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -22,15 +23,15 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from infra.escaping import print_escaped
 from infra.quiet_libraries import quiet_libraries
 from pipelines.roles import CANNOT_RUN, EMULATED, PIPELINES, WITH_MODEL
-from pipelines.run.deferred_imports import defer_imports
 
 GRACE_S = 3.5
 """How long roles may drain before they are killed."""
@@ -227,6 +228,35 @@ def _run(command: Mapping[str, Any]) -> int:
     finally:
         logging.shutdown()
     return 0
+
+
+UNUSED = ("cellpylib",)
+
+
+def defer_imports(names: Iterable[str] = UNUSED) -> None:
+    """Let imports of these top-level modules find stand-ins, unless they are imported already or not installed."""
+    for name in names:
+        spec = None if name in sys.modules else importlib.util.find_spec(name)
+        if spec is not None:
+            sys.modules[name] = DeferredModule(name, spec.origin)
+
+
+class DeferredModule(ModuleType):
+    """Stands for a module until an attribute that it lacks is used, and then imports the module in its place.
+
+    It has `__file__`, which `inspect` reads of every module; importlib's own LazyLoader would import the module then.
+    """
+
+    def __init__(self, name: str, origin: str | None) -> None:
+        super().__init__(name)
+        self.__file__ = origin
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":  # the path is read to import a module of the package
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 if __name__ == "__main__":

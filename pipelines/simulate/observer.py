@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from infra.kafka.simulated_producer import Message
 from infra.simulation.cluster import Place, SimulatedCluster
-from pipelines.inspect.audit.decode import decode_for_audit
+from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from schemas.codec import decode
+from schemas.identity import trajectory_id
+from schemas.records import Assignment, CommitNote, MicroBatch, Pause, Prompt, Settled, Trajectory, WeightVersion
 from schemas.topics import (
     BATCHES,
     CONTROL,
@@ -86,3 +88,31 @@ class LogObserver:
             self._digest(place, offset, message)
             for row in decoder(message.value, message.headers):
                 yield Committed(topic.short_name, place.partition, offset, row)
+
+
+def event_text(record: Any) -> str:
+    """What a record says; "" for one that a timeline omits."""
+    match record:
+        case Prompt():
+            return f"prompt {record.prompt_id}"
+        case Assignment():
+            start = f" from token {len(record.partial.token_ids)}" if record.partial is not None else ""
+            return (
+                f"{record.trajectory_id} to replica {record.replica}.{record.incarnation}, lease {record.lease}{start}"
+            )
+        case Trajectory():
+            versions = ", ".join(str(span.version) for span in record.version_spans)
+            return f"{record.trajectory_id} {record.finish_reason} on replica {record.replica}, version {versions}"
+        case DecodedRecord():
+            return f"{trajectory_id(*record.key)} scored"
+        case Settled():
+            return f"{record.trajectory_id} {record.outcome}" + ("" if record.batch is None else f" in {record.batch}")
+        case MicroBatch():
+            return f"batch {record.batch}, part {record.index + 1} of {record.count}: {len(record.trajectory_ids)} rows"
+        case WeightVersion():
+            return f"version {record.version}, batches {list(record.batches)}" + (", final" if record.final else "")
+        case Pause():
+            return f"request {record.number}: the run {'is paused' if record.paused else 'continues'}"
+        case CommitNote():
+            return ""
+    return str(record)[:200]

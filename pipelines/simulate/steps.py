@@ -9,8 +9,8 @@ from infra.kafka.simulated_clients import SimulatedClients
 from infra.simulation.process import SimulatedProcess
 from operators.evaluation.evaluate_versions import EvaluateVersions
 from operators.experience.make_batches import MakeBatches
-from operators.io.elements import Restored
-from operators.io.fold_records import FoldStep, ShardFold
+from operators.io.elements import Restored, ShardFold
+from operators.io.fold_records import FoldStep
 from operators.placement.place_trajectories import PlaceTrajectories
 from operators.prompts.draw_prompts import DrawPrompts
 from operators.rollout.backend import EmulatedSpec

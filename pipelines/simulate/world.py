@@ -17,11 +17,9 @@ from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import Scheduler
 from pipelines.config import Config
 from pipelines.shards import partitions_of
-from pipelines.simulate.event_texts import event_text
 from pipelines.simulate.faults import Fault
-from pipelines.simulate.final_audit import audit_cluster
-from pipelines.simulate.invariants import Invariants, InvariantViolated
-from pipelines.simulate.observer import Committed, LogObserver
+from pipelines.simulate.invariants import Invariants, InvariantViolated, audit_cluster
+from pipelines.simulate.observer import Committed, LogObserver, event_text
 from pipelines.simulate.shard_process import ShardProcess
 from pipelines.simulate.wiring import Wiring
 from schemas.codec import encode
@@ -31,6 +29,9 @@ from schemas.topics import CATALOGUE, CONTROL, INBOX, PAUSE, PROMPTS
 
 FAULTS_UNTIL_S = 25.0
 """No fault begins after this time."""
+SKEWED_SHARE = 0.25
+"""Share of the histories in which the clocks of hosts are wrong by minutes."""
+MAX_SKEW_S = 600.0
 CALM_S = 240.0
 """How long after the last fault a run may take to finish: the bound of the liveness check."""
 
@@ -224,6 +225,11 @@ class SimulatedRole:
         self.slow_until = 0.0
         self._process: SimulatedProcess | None = None
         self._shard: ShardProcess | None = None
+        seed = world.history.seed
+        wrong = random.Random(f"{seed} clocks").random() < SKEWED_SHARE
+        skew_s = random.Random(f"{seed} clock of {self.name}").uniform(-MAX_SKEW_S, MAX_SKEW_S)
+        self._skew_s = skew_s if wrong else 0.0
+        """By how much the clock of its host is wrong."""
 
     @property
     def start_number(self) -> int:
@@ -239,7 +245,8 @@ class SimulatedRole:
         def ended(error: Exception | None) -> None:
             self._ended(process, error)
 
-        process = SimulatedProcess(world.scheduler, self.name, ended, skew_s=world.draws.uniform(-2, 2))
+        skew_s = self._skew_s + world.draws.uniform(-2, 2)
+        process = SimulatedProcess(world.scheduler, self.name, ended, skew_s)
         self._process = process
         self._shard = ShardProcess(self.wiring, process, world.connect(process), self._turn_s)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from schemas.records.agents import AGENT, Branches, EpisodeEnd, Segment, TokenRange, TurnEnded, TurnRequest
 from schemas.records.batches import BatchProposal, BatchSelection, LevelReply, LevelRequest, LevelSuccess, MicroBatch
 from schemas.records.inbox import Assignment, Cancel, Drain, KVManifest, Release, Reserve
-from schemas.records.pauses import Pause
 from schemas.records.plans import MoveOutcome, PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import AssignmentRejected, NextOwner, Progress, TrajectoryClosed
 from schemas.records.prompts import Message, Prompt, Sampling
@@ -19,6 +18,7 @@ from schemas.records.status import (
     CommitNote,
     DeadLetter,
     Metric,
+    Pause,
     RankAddress,
     RecordSchema,
     ReplicaState,

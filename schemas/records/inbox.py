@@ -35,7 +35,8 @@ class Assignment:
     Written by placement, and by a rollout that hands a trajectory over; read by rollout, and by placement when it
     starts.
 
-    With `policy_version` None the replica generates under its own version; a resumed trajectory names its version.
+    With `policy_version` None the replica generates under its own version, once that is `at_least` this one; a resumed
+    trajectory names its version.
     Generation resumes from `partial`, which was generated under `version_spans`. `lease` rises whenever the owner
     changes, `attempt` whenever a start has produced no tokens. With `kv` the replica need not recompute the KV of the
     known tokens; the KV may be gone by then.
@@ -52,6 +53,7 @@ class Assignment:
     assigned_at: int
     version_spans: tuple[VersionSpan, ...] = ()
     kv: KVManifest | None = None
+    at_least: PolicyVersion | None = None
 
     @property
     def trajectory_id(self) -> str:

@@ -76,7 +76,8 @@ class RankAddress:
 
     Written by rank 0, read by the other ranks; the last one in the log is valid. `token` names this start in the store.
     `ranks` and `shard_ranks` are those of rank 0's configuration, `model` is the BLAKE3 of its model's tensor names,
-    dtypes and shapes: a rank with others does not register.
+    dtypes and shapes, and `settings` has "name=value" of all other settings that ranks need in common: a rank with
+    others does not register.
     """
 
     host: str
@@ -86,6 +87,7 @@ class RankAddress:
     shard_ranks: int
     model: str
     written_at: int
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +145,24 @@ class RecordSchema:
     encoding: Literal["arrow", "json"]
     fields: tuple[SchemaField, ...]
     arrow: bytes
+
+
+MAX_PAUSE_TEXT = 1000
+"""Characters of a text in a request, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A request to pause the run (`paused`) or to end its pause; the last one in the log is valid.
+
+    Written by `laminar runs pause` and `laminar runs unpause`. Placement reads it, and assigns no work that has not
+    begun while the run is paused; the experience buffer reads it, and its groups do not age meanwhile. Requests are
+    numbered from 1. `requested_by` is a user and a host, `reason` a text for people; both may be
+    empty, and have at most `MAX_PAUSE_TEXT` characters.
+    """
+
+    number: int
+    paused: bool
+    requested_by: str
+    reason: str
+    requested_at: int

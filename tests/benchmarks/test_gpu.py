@@ -5,38 +5,47 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
+import re
+import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu import parts, stand_ins, table
 from benchmarks.gpu.figures import Figure, figure_of
-from benchmarks.gpu.parts import PARTS, Outcome, measure, run_part, write_result
+from benchmarks.gpu.parts import PARTS, Outcome, run_part, write_result
 from benchmarks.gpu.settings import GIB, SHAPES, settings_for
 
 SETTINGS = settings_for("cpu", 0)
+_NAME = re.compile(r"[^\w.-]")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model's folder, made as on a GPU machine."""
-    folder = tmp_path_factory.mktemp("gpu-check") / "model"
-    measure("model", asdict(SETTINGS), folder)
-    return folder
+HERE = Path(__file__).parent
 
 
-@pytest.mark.filterwarnings("ignore")  # torch explains with warnings why a kernel was not taken
-@pytest.mark.parametrize("name", [part.name for part in PARTS if part.name != "model"])
-def test_gpu_check_part_gives_figures_on_a_cpu(name: str, model: Path) -> None:
-    figures = [figure_of(entry) for entry in measure(name, asdict(SETTINGS), model)["figures"]]
-    assert figures
-    known = [figure for figure in figures if not math.isnan(figure.value)]
-    assert len(known) == len(figures) or name == "attention"
-    assert all(figure.value >= 0 for figure in known)
-    if name == "equality":
-        assert all(figure.passed for figure in figures), figures
+def test_gpu_check_needs_only_torch_and_transformers(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, str(HERE / "gpu_check_in_one_process.py"), "--device", "cpu", "--results", str(results)]
+    paths = os.pathsep.join(map(str, (HERE / "torch_alone", HERE.parents[1])))
+    environment = os.environ | {"PYTHONPATH": paths, "BLOCKED_PACKAGES": ",".join(other_packages())}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(results.read_text("utf-8"))
+    assert found["device"]["stand-ins"] == ["blake3", "crc32c", "psutil"]
+    assert list(found["parts"]) == [part.name for part in PARTS]
+    for name, outcome in found["parts"].items():
+        figures = [figure_of(entry) for entry in outcome["figures"]]
+        assert figures, name
+        known = [figure for figure in figures if not math.isnan(figure.value)]
+        assert len(known) == len(figures) or name == "attention"
+        assert all(figure.value >= 0 for figure in known)
+        if name == "equality":
+            assert all(figure.passed for figure in figures), figures
 
 
 def test_gpu_check_reports_a_part_that_fails(tmp_path: Path) -> None:
@@ -101,3 +110,20 @@ def test_table_compares_parts_and_names_missed_goals() -> None:
 
 def _never_ends(command: list[str], **arguments: float) -> None:
     raise parts.subprocess.TimeoutExpired(command, arguments["timeout"])
+
+
+def other_packages() -> list[str]:
+    """The installed packages that neither torch nor transformers needs, by the names under which they are imported."""
+    needed, todo = {"laminar-rl"}, ["torch", "transformers"]
+    while todo:
+        name = _canonical(todo.pop())
+        if name not in needed:
+            needed.add(name)
+            with suppress(PackageNotFoundError):  # of another platform
+                todo += [_NAME.split(each)[0] for each in requires(name) or [] if "extra ==" not in each]
+    found = packages_distributions().items()
+    return sorted(name for name, sources in found if needed.isdisjoint(map(_canonical, sources)))
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.measures import Step, median, outside, seconds_a_batch, seconds_to, spread
+from benchmarks.measures import Step, median, outside, seconds_a_batch, seconds_to, skipped_share, spread
 
 
 def _steps(ended: list[float], rewards: list[float] | None = None, each: int = 128) -> list[Step]:
@@ -50,6 +50,12 @@ def test_median_orders_none_last(values: list[float | None], expected: float | N
 def test_spread_counts_the_known_values() -> None:
     assert spread([0.5, None, 0.25, 1.0]) == (0.25, 0.5, 1.0, 3)
     assert spread([None]) is None
+
+
+def test_skipped_share_is_of_all_trajectories() -> None:
+    batches = [{"batch/skipped_rows": skipped, "batch/trajectories": 32.0} for skipped in (8.0, 0.0, 16.0)]
+    assert skipped_share(batches) == 0.25
+    assert skipped_share([]) is None
 
 
 def test_outside_is_the_share_without_model_code() -> None:

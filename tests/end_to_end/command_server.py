@@ -8,6 +8,7 @@ difference to a command at a terminal: the zygote of a run is forked from this p
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pipelines.run.zygote_process
+from infra.quiet_libraries import quiet_libraries
 from pipelines.cli.main import main as laminar
 from pipelines.run.zygote import import_role_modules
 from pipelines.run.zygote import main as zygote
@@ -96,7 +98,9 @@ def exit_code(pid: int) -> int | None:
 
 def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    quiet_libraries()
     import_role_modules(sys.argv[1])
+    logging.getLogger().handlers.clear()  # Beam's import adds one, and commands that import less have none
     respond(os.getpid())
     while select.select([0], [], [])[0]:
         line = sys.stdin.readline()

@@ -34,7 +34,7 @@ class CommandServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(temporary)},
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(temporary), "TERM": "xterm-256color"},
         )
         self._response()
 
@@ -66,8 +66,8 @@ class CommandServer:
 class Command:
     """A `laminar` command as a process; its descendants are found by its working directory `here`."""
 
-    def __init__(self, command_server: CommandServer, here: Path, *arguments: str) -> None:
-        self.here, self.output_file = here, here / "output.txt"
+    def __init__(self, command_server: CommandServer, here: Path, *arguments: str, output: Path | None = None) -> None:
+        self.here, self.output_file = here, output or here / "output.txt"
         self._command_server = command_server
         self._code: int | None = None
         here.mkdir(parents=True, exist_ok=True)

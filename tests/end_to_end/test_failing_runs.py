@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import urllib.request
 from pathlib import Path
 
 import pytest
+from first_day import printed_commands
 from laminar_runs import Command, CommandServer, StartRun
 from small_runs import COMPACT
 
@@ -18,6 +22,10 @@ from schemas.topics import run_prefix
 REWARDS = """
 def fails_later(text, prompt):
     return {}["answr"]
+
+
+def fails_often(text, reference, prompt):
+    return len(text) + (1 if sum(map(ord, prompt)) % 2 else {}["answr"])
 
 
 def gives_text(text):
@@ -57,7 +65,9 @@ def test_run_is_stopped_when_every_reward_fails(
     assert any(metric.name == "score" for metric in read_metrics(run.folder / "metrics.jsonl"))
     summary = json.loads((run.folder / "summary.json").read_text())
     assert (summary["reached"], summary["error_share"]) == (False, 1.0)
-    assert "fails_later: KeyError" in (run.folder / "report.html").read_text()
+    page = (run.folder / "report.html").read_text()
+    assert "fails_later: KeyError" in page
+    assert "Errors in 100 % of " in page
     assert f"its report: runs/{run_id}/report.html" in output
     assert run.leftovers() == []
 
@@ -70,24 +80,61 @@ def test_run_is_stopped_when_every_reward_fails(
     status = json.loads(ask("runs", "status", "--run", run_id, "--json"))
     assert status["error_share"] == 1.0
     assert "errors      100 % of " in ask("runs", "status", "--run", run_id)
-    found = ask(
-        "topics", "find", "experiences", "--run", run_id, "-w", "reward_error != ''", "--columns", "reward_error"
+    (words,) = [words for words in printed_commands(error) if words[0] == "topics"]  # as the error says
+    assert "fails_later: KeyError" in ask(*words)
+    compared = ask("runs", "compare", run_id, run_id)
+    assert re.search(r"^share of trajectories with an error +1(\.0+)? ", compared, re.M)
+    served = Command(command_server, run.here, "metrics", "serve", "--port", "0", "--run", run_id)
+    address = served.until(lambda: re.search(r"http://\S+/metrics", served.output()), 60, "its address")[0]
+    with urllib.request.urlopen(address, timeout=30) as response:
+        metrics = response.read().decode()
+    scored, failed = (
+        re.search(rf"^laminar_score_{name}{{.*}} (\S+)$", metrics, re.M)[1]  # type: ignore[index]
+        for name in ("trajectories", "reward_errors")
     )
-    assert "fails_later: KeyError" in found
+    assert float(scored) == float(failed) > 0
+    served.signal(signal.SIGINT)
+    served.wait(30)
     assert "reward 0.00" in ask("samples", "--run", run_id)
     assert "starting Apache Kafka" not in run.output().partition("laminar: ")[2]  # the log was read from its files
 
 
 def test_short_run_of_errors_exits_with_1(start_run: StartRun, rewards: Path, broker: Broker, run_id: str) -> None:
-    changes = (UNCHECKED, "run.stop_error_window=0", "trainer.optimizer_steps=2", "prompts.heldout=0")
+    unlimited = ("run.stop_error_window=0", "run.warn_steps=2")
+    changes = (UNCHECKED, *unlimited, "trainer.optimizer_steps=2", "prompts.heldout=0")
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
     run = start_run(run_id, servers, COMPACT, reward(rewards, "gives_text"), *changes)
     assert run.wait() == 1
     output = run.output()
     assert f"Run {run_id} FAILED: its trajectories have errors" in output
     assert "Errors in 100 % of" in output
+    assert "Warning: rewards do not differ within any group in up to 2 optimizer steps" in output
     assert "reached its goal" not in output
     assert json.loads((run.folder / "summary.json").read_text())["error_share"] == 1.0
+
+
+def test_share_of_errors_that_stops_a_run_and_steps_that_warn_are_settings(
+    start_run: StartRun, rewards: Path, broker: Broker, run_id: str
+) -> None:
+    """Every other prompt fails; no update has a gradient, because the correction leaves no token."""
+    nothing = '{name="icepop", correction="mask", correction_low=50.0, correction_cap=60.0}'
+    run = start_run(
+        run_id,
+        f"kafka.bootstrap_servers={broker.bootstrap_servers}",
+        COMPACT,
+        reward(rewards, "fails_often"),
+        UNCHECKED,
+        "run.stop_error_share=0.3",
+        "run.stop_error_window=160",
+        "run.warn_steps=1",
+        "trainer.optimizer_steps=200",
+        f"trainer.learner.algorithm={nothing}",
+    )
+    assert run.wait() == 1
+    output = run.output()
+    assert re.search(r"cannot learn: errors in [3-7]\d % of \d+ trajectories \(rewards \d+\) of the newest", output)
+    assert re.search(r"^\[.* steps .*  errors \d+ % of \d+ trajectories \(rewards ", output, re.M)
+    assert "warning: the gradient was 0 in the last " in output
 
 
 ENVIRONMENT = """

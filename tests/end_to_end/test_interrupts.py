@@ -154,8 +154,12 @@ def test_reached_run_is_extended(start_run: StartRun, broker: Broker, run_id: st
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
     run = start_run(run_id, servers, COMPACT, "trainer.optimizer_steps=2")
     assert run.wait() == 0, run.output()
+    before = len(run.output())
     run.resume("trainer.optimizer_steps=4")
     assert run.wait() == 0, run.output()
+    starting = [line for line in run.output()[before:].splitlines() if line.startswith("[") and "] starting" in line]
+    assert starting  # a resumed run shows its progress while it starts
+    assert all("waits for " in line for line in starting)
     audit, summary = run.audit(), json.loads((run.folder / "summary.json").read_text())
     assert (audit["passed"], audit["trained"], audit["lost"]) == (True, 4 * 16, 0)
     assert (summary["optimizer_steps"], summary["optimizer_steps_goal"]) == (4, 4)

@@ -15,12 +15,14 @@ from laminar_runs import Command, CommandServer, kill_processes_in
 from small_runs import SMALL
 from trainer_batches import make_batch
 
+from infra.files import read_secret
 from infra.kafka.broker import Broker
 from infra.kafka.observer import Observer
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.topic_reader import read_topic
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
+from infra.transport.handshake import HandshakeRejected, connect
 from pipelines.config import load_config
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
@@ -132,6 +134,15 @@ class Tier:
         """The distinct contents of version 1.`number` in the stores of live relays."""
         return {(self._roots[relay] / f"1.{number}.safetensors").read_bytes() for relay in self.relays}
 
+    def reject_strangers(self) -> None:
+        """Every relay rejects a local user who knows the run's name; its token is private to the owner."""
+        secret = load_config(self._config).run_folder / "relay.secret"
+        assert secret.stat().st_mode & 0o777 == 0o600
+        for status in self.statuses.values():
+            with pytest.raises(HandshakeRejected, match="the token is not that of this run"):
+                connect(status.address, self._run, "another-token-entirely", -1, 5.0)
+            connect(status.address, self._run, read_secret(secret), -1, 5.0).close()
+
     def received(self, relay: int) -> int:
         return self.statuses[relay].received
 
@@ -168,6 +179,7 @@ def kill_during_broadcast(tier: Tier, victim: int, *, number: int, successor: in
 
 def test_relays_deliver_weights_despite_kills(tier: Tier) -> None:
     tier.until_all_have(0)
+    tier.reject_strangers()
     master, middle, last = tier.until_chain()
     assert master == 0  # it shares the trainer's store
 

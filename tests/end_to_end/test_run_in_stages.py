@@ -23,7 +23,7 @@ from infra.store.ownership import remove_store
 from pipelines.config import load_config
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.run_state.state import fold_all, new_run
-from pipelines.run.goal import is_reached
+from pipelines.run.supervisor import is_reached
 from pipelines.run.topics import make_topics
 from schemas.records import GroupPlan, RelayStatus, ReplicaStatus, Trajectory
 from schemas.topics import PLANS, TRAJECTORIES

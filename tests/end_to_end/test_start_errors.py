@@ -50,7 +50,7 @@ def error_line(run: LaminarRun) -> str:
         ('score.rewards=[{name = "/nowhere.py:mine"}]', "score.rewards: /nowhere.py does not exist"),
         ("kafka.client_properties=/nowhere.properties", "kafka.client_properties: /nowhere.properties does not exist"),
         ("kafka.bootstrap_servers=nowhere", "kafka: bootstrap.servers='nowhere': not a list of host:port"),
-        ("relay.token_file=/dev/null", "relay: token_file /dev/null has no secret in its first line"),
+        ("relay.token_file=/dev/null", "relay: token_file: /dev/null has no secret in its first line"),
         ("rollout.replicas=99", "placement.max_replicas"),
         (
             "prompts.samples_per_prompt=64",

@@ -31,7 +31,7 @@ from pipelines.config import Config, load_config
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.roles import PIPELINES
-from pipelines.run.goal import is_reached
+from pipelines.run.supervisor import is_reached
 from pipelines.run.topics import make_topics
 from schemas import records as r
 from schemas.topics import (

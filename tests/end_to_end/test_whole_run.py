@@ -45,6 +45,10 @@ EXPECTED_METRICS = {
 """Metric names that users of other trainers expect, by series; without ratios, as this model always answers alike."""
 
 
+COMMON_UMASK = 0o022
+"""With which a shell starts commands: files would be readable for everybody."""
+
+
 class _Terminal:
     """Starts the command as a shell does, with all imports."""
 
@@ -56,7 +60,9 @@ class _Terminal:
         command = [sys.executable, "-c", "from pipelines.cli.main import main; main()", *arguments]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(self.temporary)}
         with output.open("wb") as file:
-            self._process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=file, env=environment)
+            self._process = subprocess.Popen(
+                command, cwd=folder, stdout=file, stderr=file, env=environment, umask=COMMON_UMASK
+            )
         return self._process.pid
 
     def exit_code(self, pid: int) -> int | None:
@@ -86,7 +92,7 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
     finally:
         run.clean_up()
     assert not leftovers
-    assert len(sockets) >= 3, sockets  # the broker's two, the relay's
+    assert len(sockets) >= 3, (sockets, run.output()[-2000:])  # the broker's two, the relay's
     assert not exposed_addresses(sockets)
     assert owners == {(run.pid, str(run.folder))}  # the store is in use before, between and after its roles' starts
     assert not unix  # a name without a path would be open to every user of the machine
@@ -175,9 +181,36 @@ def test_run_folder_is_complete(ended: LaminarRun) -> None:
 
 def test_run_files_are_private_to_their_owner(ended: LaminarRun) -> None:
     found = [ended.folder, *ended.folder.rglob("*")]
-    assert {path.relative_to(ended.folder).parts[0] for path in found[1:]} >= {"kafka", "logs", "checkpoints", "model"}
+    assert {path.relative_to(ended.folder).parts[0] for path in found[1:]} >= {
+        "kafka",
+        "logs",
+        "checkpoints",
+        "model",
+        "relay.secret",
+    }
     modes = {path: path.lstat().st_mode for path in found if not path.is_symlink()}
     assert not [str(path) for path, mode in modes.items() if mode & 0o077]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("export", "experiences", "OUT", "--run", NAME),
+        ("export", "topic", "trajectories", "OUT", "--format", "jsonl", "--run", NAME),
+        ("weights", "pull", "latest", "OUT", "--run", NAME),
+        ("report", NAME, "--out", "OUT"),
+    ],
+    ids=["export experiences", "export topic", "weights pull", "report"],
+)
+def test_files_that_commands_write_are_private(words: tuple[str, ...], ended: LaminarRun, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", "from pipelines.cli.main import main; main()"]
+    command += [str(out) if word == "OUT" else word for word in words]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    ran = subprocess.run(command, cwd=ended.here, env=environment, umask=COMMON_UMASK, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert out.exists()
+    assert not [str(path) for path in (out, *out.rglob("*")) if path.lstat().st_mode & 0o077]
 
 
 def test_run_model_and_checkpoints_load(ended: LaminarRun) -> None:

@@ -36,7 +36,7 @@ from operators.prompts.question import BadRow, SourceError
 from operators.rollout.emulation_config import LengthsConfig
 from operators.rollout.environments.calculator import Calculator
 from operators.rollout.response_lengths import open_lengths
-from operators.score.verifiers import exact, numeric
+from operators.score.verifiers import texts
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.present.view.exposition import RunCollector
@@ -215,7 +215,7 @@ def agent_report(data: bytes) -> None:
 def model_answers(data: bytes) -> None:
     """A model's text, as built-in rewards and the calculator read it."""
     text = data.decode(errors="replace")
-    for verify in (exact.verify, numeric.verify):
+    for verify in (texts.equals_text, texts.equals_number):
         assert verify(text, ["12"]) in (0.0, 1.0)
     tool = Calculator()
     tool.reset({"reference": {"answer": "12"}})

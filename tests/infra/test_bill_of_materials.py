@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from infra.bill_of_materials import components, notice, sbom
+from infra.bill_of_materials import UNKNOWN, components, notice, sbom
 from infra.kafka.broker_jars import JARS as KAFKA
 from infra.maven import read_digests
 from infra.runners.flink_jars import JARS as FLINK
@@ -39,3 +39,4 @@ def test_notice_of_the_repository_is_current() -> None:
     pinned = PINNED.findall((ROOT / "requirements.txt").read_text())
     missing = [f"{name} {version}" for name, version in pinned if f"  {name} {version}: " not in text]
     assert not missing, "regenerate it: make sbom"
+    assert UNKNOWN not in text  # add it to READ

@@ -1,4 +1,4 @@
-"""Files are private to their owner unless a umask is configured."""
+"""Files are private to their owner unless a umask is configured; secrets always."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from infra.files import UMASK_VARIABLE, keep_files_private, write_private
+from infra.files import UMASK_VARIABLE, create_secret, keep_files_private, read_secret, write_private
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +58,34 @@ def test_write_private_ignores_the_umask(tmp_path: Path) -> None:
     os.umask(0)
     write_private(tmp_path / "secret", "s")
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_secret_is_created_once_by_whoever_is_first_and_private(tmp_path: Path) -> None:
+    os.umask(0)
+    file = tmp_path / "run" / "secret"
+
+    def create(_: int) -> str:
+        create_secret(file)
+        return read_secret(file)
+
+    with ThreadPoolExecutor(16) as threads:
+        (secret,) = set(threads.map(create, range(64)))
+    assert len(secret) == 64
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\nsecond-line-is-not-read\n", "has no secret in its first line"),
+        (b"fifteen-letters\n", "has 15 characters, it must have at least 16: create one with `openssl rand"),
+        (b"\xff" * 20, "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_read_secret_rejects_an_invalid_file(content: bytes | None, reason: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "secret").write_bytes(content)
+    with pytest.raises(ValueError, match=reason):
+        read_secret(tmp_path / "secret")

@@ -13,8 +13,17 @@ from typing import Any
 
 from operators.io.commits import LedgerFloors
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Emission, Output, PartitionKey, Polled, ReceivedRecord, Restored
-from operators.io.fold_records import ShardFold, drop_invalid, reject_invalid, with_manifests
+from operators.io.elements import (
+    Checkpoint,
+    Emission,
+    Output,
+    PartitionKey,
+    Polled,
+    ReceivedRecord,
+    Restored,
+    ShardFold,
+)
+from operators.io.fold_records import drop_invalid, reject_invalid, with_manifests
 from operators.io.map_outputs import OutputFunction, map_outputs
 from operators.io.validation import ManifestOrder
 from schemas.block import Block

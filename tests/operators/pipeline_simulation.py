@@ -25,8 +25,7 @@ from operators.evaluation.evaluate_versions import EvaluationFold
 from operators.evaluation.report_rounds import ask_questions, report_rounds
 from operators.experience.config import ExperienceConfig
 from operators.io.config import TopicInput
-from operators.io.elements import Output, Restored
-from operators.io.fold_records import ShardFold
+from operators.io.elements import Output, Restored, ShardFold
 from operators.io.ledger import TrajectoryLedger
 from operators.io.repartition import repartition
 from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pipeline_simulation import PipelineSimulation
 from record_factories import experience, failed, prompt, trajectory, version
@@ -47,8 +47,15 @@ def oldest(simulation: PipelineSimulation) -> tuple[int, int]:
     return max(recorded, default=0), max(trained, default=0)
 
 
+LOADS_OLDER_WEIGHTS = SimulationConfig(
+    prompts=16, samples=2, global_batch=2, staleness=0, processes=1, longest=1, failing=1000, over_age="wait"
+)
+"""With seed 6380058 a replica loads older weights for evaluation, after its last heartbeat before fresh work."""
+
+
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32), shape=shapes("wait"))
+@example(seed=6380058, shape=LOADS_OLDER_WEIGHTS)
 def test_wait_never_trains_over_age_and_completes_all_prompts(seed: int, shape: SimulationConfig) -> None:
     simulation = PipelineSimulation(seed, shape)
     for _ in range(400):

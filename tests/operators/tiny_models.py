@@ -19,6 +19,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -71,12 +73,17 @@ FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {
 }
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-MIXTURES: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen2_moe": lambda: Qwen2MoeForCausalLM(Qwen2MoeConfig(**GQA, **EXPERTS, shared_expert_intermediate_size=16)),
-    "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**GQA, **EXPERTS, head_dim=12)),
-    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**GQA, num_local_experts=4, num_experts_per_tok=2)),
+MIXTURES: dict[str, Callable[..., PreTrainedModel]] = {
+    "qwen2_moe": lambda **other: Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**GQA | EXPERTS | {"shared_expert_intermediate_size": 16} | other)
+    ),
+    "qwen3_moe": lambda **other: Qwen3MoeForCausalLM(Qwen3MoeConfig(**GQA | EXPERTS | {"head_dim": 12} | other)),
+    "olmoe": lambda **other: OlmoeForCausalLM(OlmoeConfig(**GQA | EXPERTS | other)),
+    "mixtral": lambda **other: MixtralForCausalLM(
+        MixtralConfig(**GQA | {"num_local_experts": 4, "num_experts_per_tok": 2} | other)
+    ),
 }
-"""Mixtures of experts: trained, and generated with their own forward pass."""
+"""Mixtures of experts, with changes of the configuration: trained, and generated with their own forward pass."""
 
 WIDE = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
 """105 MB of weights, at most an eighth in one layer: enough to measure in the memory of a process."""
@@ -86,4 +93,4 @@ def tiny_model(family: str = "qwen2", seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     if family == "wide":
         return Qwen3ForCausalLM(Qwen3Config(**{**GQA, **WIDE}, head_dim=32)).eval()
-    return FAMILIES[family][0]().eval()
+    return (MIXTURES[family] if family in MIXTURES else FAMILIES[family][0])().eval()

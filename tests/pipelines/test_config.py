@@ -62,10 +62,6 @@ def test_load_config_accepts_an_empty_file(tmp_path: Path) -> None:
         ({"rollout": {"environments": [{"name": "gues"}]}}, "there is no environment 'gues'; did you mean 'guess'?"),
         ({"rollout": {"environments": [{"name": "guess"}] * 2}}, "are not unique"),
         (
-            {"rollout": {"environments": [{"name": "guess"}]}, "prompts": {"task": "gcd", "environment": "gess"}},
-            "there is no environment 'gess' in rollout.environments; did you mean 'guess'?",
-        ),
-        (
             {"rollout": {"engine": "emulated", "environments": [{"name": "guess"}]}},
             "environments require an engine that generates text, not 'emulated'",
         ),
@@ -137,6 +133,16 @@ def test_parse_config_rejects_values_out_of_range(table: dict[str, Any], message
 def test_parse_config_reports_all_type_errors() -> None:
     error = error_of({"rollout": {"slots": "a"}, "trainer": {"threads": "b"}})
     assert [line.split(": ")[1] for line in error.splitlines()] == ["rollout.slots", "trainer.threads"]
+
+
+def test_parse_config_reports_unknown_keys_beside_type_errors() -> None:
+    error = error_of({"rollout": {"slot": 1}, "trainer": {"treads": 2, "threads": "b"}, "traner": {}})
+    assert [line.split(": ")[1] for line in error.splitlines()] == [
+        "unknown key rollout.slot; did you mean 'slots'?",
+        "unknown key trainer.treads; did you mean 'threads'?",
+        "unknown key traner; did you mean 'trainer'?",
+        "trainer.threads",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +265,6 @@ def test_section_without_tasks_is_the_only_task() -> None:
         ({"prompts": {"tasks": ["gcd"]}}, "prompts.tasks.0: "),
         ({"prompts": {"tasks": "gcd"}}, "prompts.tasks: "),
         ({"prompts": {"tasks": [{"task": "gcd"}, {"task": "gcd"}]}}, "two have the same name"),
-        ({"prompts": {"tasks": [{"task": "gcd", "environment": "python"}]}}, "there is no environment 'python'"),
         ({"score": {"tasks": [{"answer": "whole"}]}}, "score.tasks.0: name must be the name of a task"),
         (
             {"score": {"tasks": [{"name": "chain_sun"}]}},

@@ -1,11 +1,13 @@
 """The effective settings of each example, compared with a reviewed golden file.
 
-After a change of an example or default, run `python tests/pipelines/test_example_settings.py` and review the diff.
+After a change of an example or default, run `python tests/pipelines/test_example_settings.py`, which also writes the
+line of settings in each example, and review the diff.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,10 @@ def settings(example: Path) -> dict[str, Any]:
     rollout, trainer, learner = config.rollout, config.trainer, config.trainer.learner
     name, preset = learner.algorithm.name, resolve_preset(learner.algorithm)
     mini_batches, epochs = optimizer_steps(learner)
+    algorithm = learner.algorithm
+    kl = f"{algorithm.kl_coefficient:g} of KL {algorithm.kl_kind} in the {algorithm.kl_in}"
+    penalty = kl if algorithm.kl_coefficient else "no KL"
+    activations = "activations recomputed" if learner.gradient_checkpointing else "activations kept"
     clip = f"clip {preset.clip.low:g}/{preset.clip.high:g}" if clip_can_bind(learner) else "no clip can act"
     return {
         "engine": rollout.engine,
@@ -40,7 +46,24 @@ def settings(example: Path) -> dict[str, Any]:
         "batch": f"{config.experience.global_batch} in groups of {config.prompts.samples_per_prompt}",
         "lengths": f"{config.prompts.max_new_tokens} new, context {rollout.context or 'of the model'}",
         "micro-batch tokens": learner.micro_batch_tokens,
+        "regularisation": f"norm {learner.max_gradient_norm:g}, weight decay {learner.weight_decay:g}, {penalty}",
+        "checkpointing": f"weights every {trainer.checkpoint_every} batches, {activations}",
+        "temperature": config.prompts.temperature,
     }
+
+
+def stated(config: Config) -> str:
+    """The line of settings that an example has above its machine: devices, precision, rate, lengths."""
+    rollout, trainer, prompts = config.rollout, config.trainer, config.prompts
+    context = f"a context of {rollout.context}" if rollout.context else "the model's context"
+    lengths = f"{prompts.max_new_tokens} new tokens in {context}"
+    if config.emulated:
+        return f"# Settings: emulated engine, nothing is trained, {lengths}"
+    places = [f"{len(gpus)} x GPU" if gpus else "CPU" for gpus in (rollout.gpus, trainer.gpus)]
+    return (
+        f"# Settings: rollout {places[0]}, {rollout.dtype}; trainer {places[1]}, {trainer.learner.precision}, "
+        f"rate {trainer.learner.learning_rate:g}; {lengths}"
+    )
 
 
 def devices(gpus: tuple[int, ...]) -> str:
@@ -55,9 +78,11 @@ def test_effective_settings_of_example_match_golden_file(example: Path) -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example_states_its_machine_and_fits_it(example: Path) -> None:
     config = load_config(example, [])
-    (stated,) = [line for line in example.read_text("utf-8").splitlines() if line.startswith("# Machine: ")]
+    lines = example.read_text("utf-8").splitlines()
+    assert [line for line in lines if line.startswith("# Settings: ")] == [stated(config)]
+    (machine,) = [line for line in lines if line.startswith("# Machine: ")]
     used = {*config.rollout.gpus, *config.trainer.gpus}
-    assert ("eight GPUs" in stated) is bool(used)
+    assert ("eight GPUs" in machine) is bool(used)
     assert len(used) == len(config.rollout.gpus) + len(config.trainer.gpus)
     assert used <= set(range(8))
     assert (config.trainer.device == "cuda") is bool(config.trainer.gpus)
@@ -70,9 +95,17 @@ def test_only_small_models_have_a_large_learning_rate() -> None:
     assert large == {name for name, config in configs.items() if is_demonstration(config)}
 
 
+def state_settings(example: Path) -> None:
+    """Write the line of settings above the machine of `example`."""
+    text = re.sub("(?m)^# Settings: .*\n", "", example.read_text("utf-8"))
+    example.write_text(text.replace("# Machine: ", f"{stated(load_config(example, []))}\n# Machine: ", 1), "utf-8")
+
+
 def is_demonstration(config: Config) -> bool:
     return config.warm_start is not None
 
 
 if __name__ == "__main__":
+    for each in EXAMPLES:
+        state_settings(each)
     GOLDEN.write_text(json.dumps({each.name: settings(each) for each in EXAMPLES}, indent=1) + "\n")

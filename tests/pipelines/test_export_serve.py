@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +20,7 @@ from pyarrow import flight
 
 from infra.kafka.properties import ClientProperties
 from operators.export import flight as serving
-from operators.export.flight import TopicServer, read_token
+from operators.export.flight import TopicServer
 from operators.export.tickets import Ticket, parse_ticket
 from schemas.topics import EXPERIENCES
 
@@ -181,11 +180,9 @@ def test_flight_releases_a_stream_that_is_never_read() -> None:
     assert released == [1, 2]
 
 
-def test_flight_rejects_clients_without_token(topics: Topics, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text(f"{TOKEN}\n")
+def test_flight_rejects_clients_without_token(topics: Topics) -> None:
     topics.write(range(2))
-    token = read_token(tmp_path / "token")
-    with TopicServer(topics.client, topics.run, token=token) as server, flight.connect(server.location) as client:
+    with TopicServer(topics.client, topics.run, token=TOKEN) as server, flight.connect(server.location) as client:
         for headers in ([], [(b"authorization", b"Bearer another")]):
             with pytest.raises(flight.FlightUnauthenticatedError, match="needs the header authorization"):
                 list(client.list_flights(options=flight.FlightCallOptions(headers=headers)))
@@ -213,12 +210,6 @@ def test_export_serve_requires_token_beyond_loopback(laminar: Laminar, arguments
 def test_topic_server_requires_token_and_tls_beyond_loopback(token: str) -> None:
     with pytest.raises(ValueError, match=r"0\.0\.0\.0 accepts connections from other machines, so it needs a "):
         TopicServer(ClientProperties.at("127.0.0.1:1"), "a-run", "0.0.0.0", token=token)
-
-
-def test_read_token_rejects_a_short_token(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("short\n")
-    with pytest.raises(ValueError, match="16 characters"):
-        read_token(tmp_path / "token")
 
 
 def test_export_serve_stops_on_sigterm(topics: Topics) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from operators.agents.function_server import load_function
 from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.contract import LiveEpisode, load_environment
 from operators.score.attempt import Attempt
@@ -27,13 +30,15 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
         (tmp_path / name).write_text(source)
     monkeypatch.chdir(tmp_path)
     table = {name: section for each in SECTIONS for name, section in each.items()}
-    return with_absolute_paths(parse_config({**table, "prompts": {"task": "gcd", **table["prompts"]}}, "hooks.md"))
+    tasks = [{"name": "played"}, {"name": "agents", "environment": "agent"}]
+    prompts = {"task": "gcd", **table["prompts"], "tasks": tasks}
+    return with_absolute_paths(parse_config({**table, "prompts": prompts}, "hooks.md"))
 
 
 def test_hooks_document_has_files_for_all_hooks(config: Config, tmp_path: Path) -> None:
     read = {path for _, path in files_read(config) if path.is_relative_to(tmp_path)}
     assert read == {tmp_path / name for name, _ in FILES}
-    assert len(FILES) == 3
+    assert len(FILES) == 4
 
 
 def test_reward_of_the_document_is_called(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +60,21 @@ def test_environment_of_the_document_needs_no_section(config: Config, monkeypatc
     assert episode.state.done
 
 
+def test_agent_of_the_document_is_called(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert config.agents is not None
+    asked: dict[str, Any] = {}
+
+    def create(**request: Any) -> Any:
+        asked.update(request)
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content="It is 4."))])
+
+    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+    task = {"text": "2 + 2?", "reference": {"answer": 4}}
+    assert load_function(config.agents.function)(client, task) == {"answer": "It is 4.", "reward": 1.0}
+    assert asked["messages"] == [{"role": "user", "content": "2 + 2?"}]
+
+
 def test_buffer_classes_of_the_document_are_made(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     made = (config.experience.make_sampler(), *config.experience.make_writers(), *config.experience.make_evictions())
@@ -67,11 +87,13 @@ def test_named_environments_are_added_once_for_all_tasks() -> None:
         {"task": "lcm", "environment": "my:First"},
         {"task": "chain_sum", "environment": "other.py:Second"},
         {"task": "countdown", "environment": ""},
+        {"task": "leg_counting", "environment": "guess"},
     ]
     known = [{"name": "other.py:Second", "label": "mine", "turns": 3}]
     config = parse_config({"prompts": {"tasks": tasks}, "rollout": {"environments": known}}, "test")
     assert config.rollout.environments == (
         EnvironmentSpec("other.py:Second", label="mine", turns=3),
         EnvironmentSpec("my:First"),
+        EnvironmentSpec("guess"),
     )
-    assert [task.environment for task in config.prompts.mixture] == ["First", "First", "mine", ""]
+    assert [task.environment for task in config.prompts.mixture] == ["First", "First", "mine", "", "guess"]

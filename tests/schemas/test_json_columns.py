@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from record_strategies import records_of
 
 from schemas.block import Block
-from schemas.plain import to_plain
-from schemas.plain_columns import plain_rows
+from schemas.plain import plain_rows, to_plain
 from schemas.records import RECORDS
 
 

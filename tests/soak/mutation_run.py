@@ -40,13 +40,13 @@ from infra.files import write_atomically  # noqa: E402
 MODULES = (
     *("losses", "passes", "advantages", "algorithms", "learner", "metrics", "trained_model", "optimizer", "packing"),
     *("policy", "critic", "global_batch_metadata", "batch", "packed_attention", "lora", "ranks", "device_sharing"),
-    *("mismatch", "policy_check"),
+    *("mismatch", "presets", "context_parallel", "published_weights"),
 )
 """Modules of operators/trainer that compute weights and metrics. Other modules are tested by kills."""
 TESTS = (
     *("losses", "advantages", "algorithms", "losses_against_verl", "optimizer", "trainer_packing", "training_batch"),
     *("update_against_oracle", "learner", "temperature", "lora", "bfloat16", "model_families", "trainer_checkpoint"),
-    *("mismatch", "nonfinite_gradients", "learner_contract", "ranks"),
+    *("mismatch", "nonfinite_gradients", "presets", "context_parallel", "published_names", "learner_contract", "ranks"),
 )
 SURVIVORS = Path(__file__).with_name("survivors.json")
 IMPORTED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"
@@ -71,6 +71,8 @@ def main(arguments: list[str]) -> int:
     for name in ("schemas", "infra", "operators", "pipelines", "tests"):
         shutil.copytree(REPOSITORY / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", tree)
+    (tree / "docs").mkdir()
+    shutil.copy(REPOSITORY / "docs" / "training.md", tree / "docs")  # test_presets compares it
     modules = [f"operators/trainer/{name}.py" for name in MODULES]
     files = [f"tests/operators/trainer/test_{name}.py" for name in options.tests]
     for path in [*modules, *files]:

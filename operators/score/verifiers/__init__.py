@@ -1,1 +1,1 @@
-"""The built-in verifiers, one in each file: pure functions from a response to a number."""
+"""The built-in verifiers, by what they compare: texts, entries of reasoning-gym, programs; and users' functions."""

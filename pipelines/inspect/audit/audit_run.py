@@ -9,7 +9,7 @@ from types import MappingProxyType
 from infra.kafka.admin import admin_client, beginning_offsets, list_topics, stable_ends
 from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.properties import ClientProperties
-from infra.kafka.topic_reader import StoredRecord, read_topic
+from infra.kafka.topic_reader import StoredRecord, read_partition
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit
@@ -60,10 +60,8 @@ def fold_run(
         name = topic.name(run)
         # One partition after the other: partition and offset decide which Trajectory of an id is the first.
         for partition, end in sorted(snapshot.ends.get(name, {}).items()):
-            start = {partition: begins.get((name, partition), 0)}
-            for record in read_topic(
-                client, name, start=start, partitions=[partition], until={partition: end}, decoder=decode_for_audit
-            ):
+            first = begins.get((name, partition), 0)
+            for record in read_partition(client, name, partition, first, end, decode_for_audit):
                 add_record(fold, record, snapshot)
     return fold
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
-from infra.kafka.topic_reader import read_topic
+from infra.kafka.topic_reader import read_rows
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, TrimPoint
 from schemas.topics import TRIM_POINTS
@@ -38,10 +38,8 @@ class TrimmedHistory:
 
 def newest_trim_point(client: ClientProperties, run: str) -> TrimPoint | None:
     """The newest trim point of `run`; None if it was never trimmed. Other records in the topic are skipped."""
-    trim_point: TrimPoint | None = None
     try:
-        for record in read_topic(client, TRIM_POINTS.name(run)):
-            trim_point = next((row for row in reversed(record.rows) if isinstance(row, TrimPoint)), trim_point)
+        found = list(read_rows(client, TRIM_POINTS.name(run), TrimPoint))
     except UnknownTopic:
         return None
-    return trim_point
+    return found[-1] if found else None

@@ -18,7 +18,7 @@ from infra.kafka.topic_reader import StoredRecord, read_batches
 from operators.export.columns import RecordRows, as_table
 from schemas.block import Block
 from schemas.block_codec import Decoded, decode_all
-from schemas.plain_columns import plain_rows
+from schemas.plain import plain_rows
 from schemas.topics import Topic
 
 CHUNK = 1000

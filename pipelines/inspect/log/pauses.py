@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
-from infra.kafka.topic_reader import read_topic
+from infra.kafka.topic_reader import read_rows
 from operators.io.validation import invalid_reason
 from schemas.records import Pause
 from schemas.topics import CONTROL
@@ -12,8 +12,7 @@ from schemas.topics import CONTROL
 
 def newest_pause(client: ClientProperties, run: str) -> Pause | None:
     """The last valid request to pause the run or to end its pause; None without any. Raises UnknownTopic."""
-    rows = (row for record in read_topic(client, CONTROL.name(run)) for row in record.rows)
-    requests = [row for row in rows if isinstance(row, Pause) and invalid_reason(row) is None]
+    requests = [row for row in read_rows(client, CONTROL.name(run), Pause) if invalid_reason(row) is None]
     return requests[-1] if requests else None
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from operators.gateway.episode_times import EpisodeTimes, times_of
-from operators.gateway.turn_tree import EndedTurn, Ranges, leaf_turns, length_of
+from operators.gateway.turn_tree import EndedTurn, EpisodeTimes, Ranges, leaf_turns, length_of, times_of
 from schemas.records import Assignment, EpisodeEnd, Trajectory, TurnEnded, TurnRequest
 
 

@@ -68,4 +68,5 @@ def refused_text(prompts: Mapping[str, float]) -> str:
     kinds = refused_rows(prompts)
     if not kinds:
         return ""
-    return f"{sum(kinds.values())} rows ({', '.join(f'{kind} {count}' for kind, count in kinds.items())})"
+    total = sum(kinds.values())
+    return f"{total} row{'s' * (total != 1)} ({', '.join(f'{kind} {count}' for kind, count in kinds.items())})"

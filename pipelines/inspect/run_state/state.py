@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
-from pipelines.inspect.run_state.curve import NO_POINTS, Curve
 from pipelines.inspect.run_state.events import (
     CheckStarted,
     Event,
@@ -26,6 +26,63 @@ from pipelines.inspect.run_state.learning import NO_SIGNS, WARN_STEPS, LearningS
 from schemas.metric_labels import values_by_task
 from schemas.records import Metric, PolicyVersion, RelayArrival, RelayStatus, ReplicaStatus, StageStatus, WeightVersion
 from schemas.topics import PAUSE, STEP_COUNTERS
+
+MAX_POINTS = 512
+
+
+class Point(NamedTuple):
+    """The mean `y` of `values` values, the last of them at `x`."""
+
+    x: float
+    y: float
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Points by rising x, at most `MAX_POINTS`."""
+
+    points: tuple[Point, ...] = ()
+
+    def add(self, x: float, y: float) -> Curve:
+        """The curve with (x, y) at its end. Points at `x` or beyond are removed: a restarted role repeats its steps."""
+        kept = self.points
+        while kept and kept[-1].x >= x:
+            kept = kept[:-1]
+        kept = (*kept, Point(x, y, 1))
+        return _bounded(kept)
+
+    def put(self, x: float, y: float) -> Curve:
+        """The curve with (x, y) inserted in order, replacing a point at `x`: for values that arrive out of order."""
+        others = [point for point in self.points if point.x != x]
+        return _bounded(tuple(sorted([*others, Point(x, y, 1)])))
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @property
+    def last(self) -> Point | None:
+        return self.points[-1] if self.points else None
+
+    def recent_mean(self, points: int) -> float | None:
+        """The mean of y over the last `points` points; None without any."""
+        recent = self.points[-points:]
+        return _mean(recent) if recent else None
+
+
+def _bounded(points: tuple[Point, ...]) -> Curve:
+    if len(points) <= MAX_POINTS:
+        return Curve(points)
+    pairs = [points[first : first + 2] for first in range(0, len(points), 2)]
+    return Curve(tuple(Point(pair[-1].x, _mean(pair), sum(point.values for point in pair)) for pair in pairs))
+
+
+def _mean(points: tuple[Point, ...]) -> float:
+    return sum(point.y * point.values for point in points) / sum(point.values for point in points)
+
+
+NO_POINTS = Curve()
+
 
 PACE_POINTS = 16
 """Rates are computed over this many of the newest optimizer steps."""
@@ -74,6 +131,8 @@ class RunState:
 
     run: str
     goal: int | None = None
+    folder: Path | None = None
+    """On this machine; None if it is not known."""
     started_at: int = 0
     now: int = 0
     phases: tuple[PhaseStarted, ...] = ()
@@ -140,9 +199,9 @@ class RunState:
         return {name: role.restarts for name, role in self.roles.items() if role.restarts}
 
 
-def new_run(run: str, goal: int | None, at: int, warn_steps: int = WARN_STEPS) -> RunState:
+def new_run(run: str, goal: int | None, at: int, warn_steps: int = WARN_STEPS, folder: Path | None = None) -> RunState:
     """The initial state. `goal`: the number of optimizer steps, None if the run has no such goal."""
-    return RunState(run, goal, started_at=at, now=at, signs=LearningSigns(warn_steps=warn_steps))
+    return RunState(run, goal, folder, started_at=at, now=at, signs=LearningSigns(warn_steps=warn_steps))
 
 
 def fold(state: RunState, event: Event) -> RunState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.run_state.errors import error_counts
 from pipelines.inspect.run_state.state import RunState
 
@@ -27,7 +28,8 @@ def waiting_for(state: RunState) -> str | None:
     if phase == "checks":
         return _check(state)
     if state.paused_since is not None:
-        return "the end of its pause: `laminar runs unpause`"
+        how = "" if state.folder is None else f": `{run_command(state.folder, 'runs unpause')}`"
+        return f"the end of its pause{how}"
     if phase == "final evaluation":
         return f"answers to held-out questions under version {state.version or '-'}"
     if state.pace and state.now - state.pace[-1].at < _quiet_ms(state):

@@ -6,8 +6,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipelines.present.report.heat_map import heat_map
-from pipelines.present.report.plots import COLOURS, Axis, Level, Line, Points, bar_plot, line_plot, smoothed, timeline
+from pipelines.present.report.plots import (
+    COLOURS,
+    Axis,
+    Level,
+    Line,
+    Points,
+    bar_plot,
+    heat_map,
+    line_plot,
+    smoothed,
+    timeline,
+)
 from pipelines.present.report.series import (
     batches,
     components_of,

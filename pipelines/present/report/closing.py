@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.inspect.run_folders import run_argument
+from pipelines.inspect.run_folders import laminar_command, run_command
 from pipelines.present.report.verdict import is_failing, verdicts
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
 
@@ -50,11 +48,13 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = 
     mean, most = summary.get("staleness_mean"), summary.get("staleness_max")
     over_limit = summary.get("over_age")
     over_text = f", {over_limit} trajectories above experience.max_staleness" if over_limit else ""
-    lines.append(f"  {'staleness':<22}{figure(mean):>7}   mean, maximum {figure(most, 0)} versions{over_text}")
+    lines.append(
+        f"  {'staleness':<22}{figure(mean):>7}   mean, maximum {figure(most, 0)} version{'s' * (most != 1)}{over_text}"
+    )
     restarts = {name: number for name, number in (summary.get("restarts") or {}).items() if number}
     if restarts:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")
-    lines += ["", *verdicts(summary)]
+    lines += ["", *verdicts(summary, folder)]
     commands = next_commands(folder)
     if file is not None:
         again = f"{laminar_command()} run {file} --set run.seed={(summary.get('seed') or 0) + 1}"
@@ -75,21 +75,12 @@ def _listed(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 def next_commands(folder: Path) -> list[tuple[str, str]]:
     """Return commands that work unchanged in the working directory, each with its purpose."""
-    run = run_argument(folder)
     return [
         (f"{folder}/report.html", "the report: open it in a browser"),
-        (f"{laminar_command()} samples --run {run}", "read what the model answers; --best, --worst, --diff"),
-        (f"{laminar_command()} runs audit --run {run}", "verify again that no trajectory was lost or trained twice"),
-        (f"{laminar_command()} weights list --run {run}", "list the published weight versions"),
+        (run_command(folder, "samples"), "read what the model answers; --best, --worst, --diff"),
+        (run_command(folder, "runs audit"), "verify again that no trajectory was lost or trained twice"),
+        (run_command(folder, "weights list"), "list the published weight versions"),
     ]
-
-
-def laminar_command() -> str:
-    """Return the command `laminar` as the user must write it: with its path if the shell would not find it."""
-    if shutil.which("laminar"):
-        return "laminar"
-    here, command = Path.cwd(), Path(sys.executable).with_name("laminar")
-    return str(command.relative_to(here) if command.is_relative_to(here) else command)
 
 
 def _changes(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:

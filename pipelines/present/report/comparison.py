@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pipelines.present.report.charts import SMOOTHING, Chart
 from pipelines.present.report.html import LABELS, shown
-from pipelines.present.report.page_style import POLICY, STYLE
+from pipelines.present.report.page_style import head
 from pipelines.present.report.plots import Axis, Line, Points, line_plot, smoothed
 from pipelines.present.report.series import Batch, batches, evaluations
 from pipelines.present.view.text import clock, count
@@ -29,9 +29,7 @@ def comparison(runs: Sequence[ComparedRun]) -> str:
     plots = "".join(f'<div class="card"><h3>{escape(each.title)}</h3>{each.svg}</div>' for each in _charts(runs))
     return "\n".join(
         [
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{title} · Laminar</title><style>{STYLE}</style></head><body><main>",
+            head(title),
             f"<h1>{len(runs)} runs</h1><h2>Plots</h2>",
             f'<div class="plots">{plots}</div><h2>Metrics</h2><div class="card">{_metric_table(runs)}</div>',
             "</main></body></html>\n",

@@ -15,7 +15,7 @@ from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, INSIGHT_FILE, M
 from pipelines.inspect.run_state.agents import agent_rows
 from pipelines.present.report.charts import Chart, charts, phases
 from pipelines.present.report.closing import next_commands
-from pipelines.present.report.page_style import POLICY, STYLE
+from pipelines.present.report.page_style import head
 from pipelines.present.report.samples import samples_section
 from pipelines.present.report.summary import read_summary
 from pipelines.present.report.verdict import verdicts
@@ -25,6 +25,7 @@ from schemas.records import Metric
 Summary = Mapping[str, Any]
 
 LABELS: Mapping[str, str] = {
+    "reached": "goal reached",
     "reward_first": "reward, first tenth",
     "reward_last": "reward, last tenth",
     "heldout_before": "held-out accuracy before, greedy",
@@ -44,6 +45,7 @@ LABELS: Mapping[str, str] = {
     "response_length_first": "response length, first tenth",
     "response_length_last": "response length, last tenth",
     "tokens_generated": "tokens generated",
+    "tokens_per_s": "tokens generated per second of the run",
     "error_share": "share of trajectories with an error",
     "reward_errors": "reward errors",
     "episode_errors": "episode errors",
@@ -87,14 +89,14 @@ def page(
     `insight` is the result of `insight.insight`, `samples` that of `samples.report_samples`.
     """
     run = escape(str(summary.get("run")))
-    commands = "\n".join(f"{command:<54}# {about}" for command, about in next_commands(folder))
+    listed = next_commands(folder)
+    width = max(len(command) for command, _ in listed)
+    commands = "\n".join(f"{command:<{width}}  # {about}" for command, about in listed)
     error = summary.get("error")
-    results = "".join(f"<p>{escape(each)}</p>" for each in verdicts(summary))
+    results = "".join(f"<p>{escape(each)}</p>" for each in verdicts(summary, folder))
     return "\n".join(
         [
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{run} · Laminar</title><style>{STYLE}</style></head><body><main>",
+            head(run),
             f'<h1>{run}</h1><p class="sub">{escape(_subtitle(summary))}</p>',
             f'<p class="bad">{escape(str(error))}</p>' if error else "",
             f'<div class="tiles">{"".join(_tiles(summary))}</div>',
@@ -215,8 +217,8 @@ def _details(title: str, text: str) -> str:
 
 def shown(value: Any) -> str:
     """Return a value as text for the page."""
-    if value is None:
-        return UNKNOWN
+    if value is None or isinstance(value, bool):
+        return UNKNOWN if value is None else "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)

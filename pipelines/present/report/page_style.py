@@ -1,4 +1,4 @@
-"""The style sheet of a run's report, for light and dark mode, without external resources."""
+"""The head of a page: the style sheet of reports, for light and dark mode, without external resources."""
 
 POLICY = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
@@ -77,3 +77,12 @@ i.p3, i.p4, i.p5 { background: var(--bad); }
 summary { cursor: pointer; color: var(--soft); }
 details pre { margin-top: 10px; }
 """
+
+
+def head(title: str) -> str:
+    """Return the beginning of a page up to its content; `title` is escaped already."""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title} · Laminar</title><style>{STYLE}</style></head><body><main>"
+    )

@@ -1,4 +1,4 @@
-"""Plots as SVG text: lines, bars and a timeline. Colours are CSS classes, which the page defines for both modes."""
+"""Plots as SVG text: lines, bars, a timeline, a heat map. Colours are CSS classes, which the page defines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
@@ -209,3 +210,51 @@ def svg(title: str, parts: Sequence[str], width: int = WIDTH, height: int = HEIG
     """Return the SVG element of `parts`."""
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
     return f"{head}{''.join(parts)}</svg>"
+
+
+COLUMNS = 160
+SHADES = 12
+
+
+def heat_map(title: str, rows: Mapping[str, Points], x: Axis, shade: Axis) -> str:
+    """Return the SVG with `rows` from top to bottom; `shade` is the axis of the darkness."""
+    shown = {name: points for name, points in rows.items() if points}
+    if not shown:
+        return no_data(title)
+    times = [at for points in shown.values() for at, _ in points]
+    begin, end = (min(times) if x.low is None else x.low), max(times)
+    most = shade.high or max(value for points in shown.values() for _, value in points) or 1.0
+    high, wide = (HEIGHT - BOTTOM - TOP) / len(shown), (WIDTH - RIGHT - LEFT) / COLUMNS
+    parts = []
+    label_every = -(-len(shown) // 16)  # there is room for sixteen names
+    for row, (name, points) in enumerate(shown.items()):
+        top = TOP + row * high
+        if row % label_every == 0:
+            parts.append(text_at(LEFT - 6, top + high / 2 + 4, name, "end"))
+        at, until = 0, max(time for time, _ in points)
+        means = binned(points, COLUMNS, begin, end)[: 1 + int((until - begin) / ((end - begin) or 1.0) * COLUMNS)]
+        for level, run in groupby(round(min(1.0, max(0.0, (mean or 0.0) / most)) * SHADES) for mean in means):
+            width = len(list(run))
+            if level:
+                parts.append(
+                    f'<rect class="c0" x="{LEFT + at * wide:.1f}" y="{top:.1f}" width="{width * wide:.1f}" '
+                    f'height="{max(high - 1, 0.5):.1f}" fill-opacity="{level / SHADES:.2f}"/>'
+                )
+            at += width
+    for mark in ticks(begin, end):
+        place = LEFT + (mark - begin) / ((end - begin) or 1.0) * (WIDTH - RIGHT - LEFT)
+        parts.append(text_at(place, HEIGHT - BOTTOM + 15, x.text(mark), "middle"))
+    label = f"{x.label}; darkest: {shade.text(most)}"
+    parts.append(text_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, escape(label), "middle", "label"))
+    return svg(title, parts)
+
+
+def binned(points: Points, columns: int, begin: float, end: float) -> list[float | None]:
+    """Return the mean of y in each of `columns` equal ranges of x; a range without points repeats the previous one."""
+    found: list[list[float]] = [[] for _ in range(columns)]
+    for x, y in points:
+        found[min(columns - 1, int((x - begin) / ((end - begin) or 1.0) * columns))].append(y)
+    values: list[float | None] = []
+    for each in found:
+        values.append(sum(each) / len(each) if each else values[-1] if values else None)
+    return values

@@ -19,6 +19,7 @@ from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, lea
 from pipelines.inspect.run_state.state import Evaluation, unmeasured_rounds
 from pipelines.present.report.machine import describe_machine, package_versions
 from pipelines.present.report.series import (
+    Batch,
     batches,
     components_of,
     dropped_by_length,
@@ -119,21 +120,19 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     there are several.
     """
     trained = batches(metrics)
-    total = trained[-1].cumulative if trained else 0.0
     held_out = evaluations(metrics)
     before = held_out[0] if held_out else None
     after = next((each for each in reversed(held_out) if each.final), None)
     steps = newest_by_step(metrics, "trainer")
     stalest = [metric.values["staleness/max"] for metric in steps if "staleness/max" in metric.values]
-    audit = facts.audit or {}
+    audit, tokens = facts.audit or {}, tokens_generated(metrics)
     errors = errors_of(metrics)
     signs = learning_signs((metric.values for metric in steps), facts.warn_steps)
     return {
         "run": facts.run,
         "reached": facts.reached,
         "error": facts.error,
-        "reward_first": mean_between(trained, "reward/mean", 0, TENTH * total),
-        "reward_last": mean_between(trained, "reward/mean", (1 - TENTH) * total, total),
+        **first_and_last("reward", trained, "reward/mean"),
         "heldout_before": before and before.greedy,
         "heldout_after": after and after.greedy,
         "heldout_sampled_before": before and before.sampled,
@@ -145,7 +144,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "warm_start_careful_share": careful_share(facts.teaching),
         "warm_start_habit_share": habit_share(facts.teaching),
         "heldout_questions": next((each.questions for each in (after, before) if each), None),
-        "trajectories_trained": int(total) if trained else None,
+        "trajectories_trained": int(trained[-1].cumulative) if trained else None,
         "trajectories_scored": errors and errors.trajectories,
         "reward_errors": errors and errors.reward_errors,
         "episode_errors": errors and errors.episode_errors,
@@ -168,9 +167,9 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
             str(age): count for age, count in staleness_histogram(metrics, "staleness_at_finish").items()
         },
         "dropped_share_by_length_decile": dropped_by_length(metrics) or None,
-        "response_length_first": mean_between(trained, "response_length/mean", 0, TENTH * total),
-        "response_length_last": mean_between(trained, "response_length/mean", (1 - TENTH) * total, total),
-        "tokens_generated": tokens_generated(metrics),
+        **first_and_last("response_length", trained, "response_length/mean"),
+        "tokens_generated": tokens,
+        "tokens_per_s": round(tokens / facts.wall_seconds, 1) if tokens and facts.wall_seconds else None,
         "started_at": facts.started_at,
         "wall_seconds": facts.wall_seconds,
         "phases": dict(facts.phases),
@@ -189,31 +188,29 @@ def by_task(metrics: Sequence[Metric], before: Evaluation | None, after: Evaluat
     """Return the metrics of each task, with the keys of the summary; None if there is only one task."""
     tasks = {}
     for task, trained in tasks_of(metrics).items():
-        total = trained[-1].cumulative
         tasks[task] = {
-            "reward_first": mean_between(trained, "reward/mean", 0, TENTH * total),
-            "reward_last": mean_between(trained, "reward/mean", (1 - TENTH) * total, total),
+            **first_and_last("reward", trained, "reward/mean"),
             "heldout_before": before and before.by_task.get(task),
             "heldout_after": after and after.by_task.get(task),
             "heldout_sampled_before": before and before.sampled_by_task.get(task),
             "heldout_sampled_after": after and after.sampled_by_task.get(task),
-            "trajectories_trained": int(total),
-            "response_length_first": mean_between(trained, "response_length/mean", 0, TENTH * total),
-            "response_length_last": mean_between(trained, "response_length/mean", (1 - TENTH) * total, total),
+            "trajectories_trained": int(trained[-1].cumulative),
+            **first_and_last("response_length", trained, "response_length/mean"),
         }
     return tasks or None
 
 
 def by_component(metrics: Sequence[Metric]) -> dict[str, Any] | None:
     """Return the first and last mean of each reward component, before weighting; None if there is only one."""
-    found = {}
-    for name, trained in components_of(metrics).items():
-        total = trained[-1].cumulative
-        found[name] = {
-            "mean_first": mean_between(trained, COMPONENT_MEAN, 0, TENTH * total),
-            "mean_last": mean_between(trained, COMPONENT_MEAN, (1 - TENTH) * total, total),
-        }
-    return found or None
+    components = components_of(metrics).items()
+    return {name: first_and_last("mean", trained, COMPONENT_MEAN) for name, trained in components} or None
+
+
+def first_and_last(name: str, trained: Sequence[Batch], key: str) -> dict[str, float | None]:
+    """Return the means of `key` over the first and the last tenth of the trained trajectories."""
+    total = trained[-1].cumulative if trained else 0.0
+    first, last = mean_between(trained, key, 0, TENTH * total), mean_between(trained, key, (1 - TENTH) * total, total)
+    return {f"{name}_first": first, f"{name}_last": last}
 
 
 def refused_of(metrics: Sequence[Metric]) -> dict[str, int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.run_state.errors import ErrorCounts, errors_text
 from pipelines.present.view.text import figure
 
@@ -46,18 +48,18 @@ def training_verdict(summary: Summary) -> str:
     return " ".join(sentences) or "No trajectory was trained."
 
 
-def verdicts(summary: Summary) -> list[str]:
-    """Return all verdicts that apply."""
+def verdicts(summary: Summary, folder: Path) -> list[str]:
+    """Return all verdicts that apply to the run in `folder`."""
     found = (
-        error_verdict,
-        refused_verdict,
-        learning_verdict,
-        training_verdict,
-        unmeasured_verdict,
-        warm_start_verdict,
-        audit_verdict,
+        error_verdict(summary, folder),
+        refused_verdict(summary, folder),
+        learning_verdict(summary),
+        training_verdict(summary),
+        unmeasured_verdict(summary),
+        warm_start_verdict(summary),
+        audit_verdict(summary),
     )
-    return [text for text in (verdict(summary) for verdict in found) if text]
+    return [text for text in found if text]
 
 
 def is_failing(summary: Summary) -> bool:
@@ -66,7 +68,7 @@ def is_failing(summary: Summary) -> bool:
     return share is not None and share >= (summary.get("stop_error_share") or 1.0)
 
 
-def error_verdict(summary: Summary) -> str | None:
+def error_verdict(summary: Summary, folder: Path) -> str | None:
     """Return the share of trajectories with an error, by kind; None without errors."""
     counts = ErrorCounts(
         summary.get("trajectories_scored") or 0, *(summary.get(name) or 0 for name in ErrorCounts._fields[1:])
@@ -74,14 +76,17 @@ def error_verdict(summary: Summary) -> str | None:
     if not (text := errors_text(counts)):
         return None
     effect = " The model learned nothing from them: their reward is score.on_error." if counts.reward_errors else ""
-    return f"Errors in {text}.{effect} `laminar topics find experiences -w \"reward_error != ''\"` lists them."
+    command = run_command(folder, "topics find experiences", "-w \"reward_error != ''\"")
+    return f"Errors in {text}.{effect} `{command}` lists them."
 
 
-def refused_verdict(summary: Summary) -> str | None:
+def refused_verdict(summary: Summary, folder: Path) -> str | None:
     """Return how many rows were refused, by kind; None without any."""
     kinds = summary.get("refused_rows") or {}
     text = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
-    return f"Refused rows of the prompts: {text}; `laminar topics dlq list` lists them." if text else None
+    return (
+        f"Refused rows of the prompts: {text}; `{run_command(folder, 'topics dlq list')}` lists them." if text else None
+    )
 
 
 def learning_verdict(summary: Summary) -> str | None:

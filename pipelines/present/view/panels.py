@@ -15,7 +15,7 @@ from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates
 from pipelines.inspect.run_state.state import RunState
 from pipelines.inspect.run_state.waiting import waiting_for
-from pipelines.present.view.braille import plot
+from pipelines.present.report.plots import Points, binned
 from pipelines.present.view.text import (
     UNKNOWN,
     clock,
@@ -220,3 +220,32 @@ def _held_out(state: RunState) -> str:
     missing = unmeasured_text(state)
     shown = "   ".join(parts) or UNKNOWN
     return f"{shown}   ({questions}version {state.evaluation.version})" + (f"   {missing}" if missing else "")
+
+
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row from the top, then by column
+_BLANK = 0x2800
+
+
+def plot(points: Points, width: int, height: int, low: float, high: float) -> list[str]:
+    """Return `height` lines of `width` braille characters, each two columns of four dots: y over x, from `low` at the
+    bottom to `high`, clipped."""
+    rows = height * 4
+    cells = [[_BLANK] * width for _ in range(height)]
+    before: int | None = None
+    columns = 2 * width if len(points) >= 2 else 1
+    for column, value in enumerate(binned(points, columns, points[0][0], points[-1][0]) if points else ()):
+        if value is None:
+            continue
+        share = (value - low) / (high - low) if high > low else 0.5
+        row = rows - 1 - min(rows - 1, max(0, round(share * (rows - 1))))
+        for each in _between(before, row):
+            cells[each // 4][column // 2] |= _DOTS[each % 4][column % 2]
+        before = row
+    return ["".join(map(chr, line)) for line in cells]
+
+
+def _between(before: int | None, row: int) -> range:
+    """Return the rows to fill in a column so that a steep line has no gaps."""
+    if before is not None and before > row:
+        return range(row, before)
+    return range(row if before is None else min(row, before + 1), row + 1)

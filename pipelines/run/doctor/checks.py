@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infra.runners.prism import PATH_VARIABLE
+from pipelines.inspect.run_folders import laminar_command
 from pipelines.run.doctor.machine import Machine
 
 Verdict = Literal["ok", "limited", "missing"]
@@ -123,7 +124,9 @@ def _shared_memory(machine: Machine) -> Iterator[Finding]:
     for store in machine.stale_stores:
         of = "unknown" if store.owner is None else str(store.owner)
         detail = f"{store.root} uses {_gib(store.bytes)} and no process uses it; last opened by: {of}"
-        yield Finding("stale store", "limited", detail, f"laminar doctor --clean {shlex.quote(store.root.name)}")
+        yield Finding(
+            "stale store", "limited", detail, f"{laminar_command()} doctor --clean {shlex.quote(store.root.name)}"
+        )
 
 
 def _resources(machine: Machine) -> Iterator[Finding]:

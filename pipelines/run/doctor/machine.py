@@ -15,16 +15,17 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-from infra.gpus import gpu_names
 from infra.kafka.broker_jars import JARS, KAFKA_VERSION
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem
 from infra.kafka.settings_check import SettingProblem
+from infra.machine import gpu_names
 from infra.runners.prism import find_prism
 from infra.store.errors import StoreBusy, StoreError
 from infra.store.names import SHARED_MEMORY
 from infra.store.ownership import StaleStore, remove_store, stale_stores
 from pipelines import distribution
+from pipelines.inspect.run_folders import laminar_command
 from pipelines.run.topics import unsuitable_settings
 
 
@@ -71,7 +72,9 @@ def remove_stale_stores(only: Collection[str] = (), base: Path = SHARED_MEMORY) 
     """
     stale = {store.root.name: store.root for store in stale_stores(base)}
     if unknown := sorted(set(only) - set(stale)):
-        raise StoreError(f"{base / unknown[0]} is not an unused store of yours: `laminar doctor` lists them")
+        raise StoreError(
+            f"{base / unknown[0]} is not an unused store of yours: `{laminar_command()} doctor` lists them"
+        )
     removed = []
     for root in (stale[name] for name in only or stale):
         with suppress(StoreBusy):  # a process has opened it meanwhile

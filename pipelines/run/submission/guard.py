@@ -1,26 +1,83 @@
-"""The guard of a submitted role: no supervisor watches the run, so the role that counts the failures stops itself."""
+"""What surrounds a role that is submitted separately: Kafka and the store are prepared, and a guard watches its errors.
+
+No supervisor watches the run, so the role that counts the failures stops itself.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from infra.kafka.admin import admin_client, cluster_id
 from infra.kafka.ranges import partition_ranges
-from infra.kafka.readiness import ClientError
+from infra.kafka.readiness import ClientError, retry_transient, wait_for_brokers
 from infra.kafka.topic_reader import StoredRecord, follow_topic, last_records
 from infra.runners.stopping import STOPPING
-from pipelines.config import Config
+from infra.store.errors import StoreError
+from infra.store.ownership import claim_store
+from operators.relay.config import AUTO
+from pipelines.config import Config, ConfigError
 from pipelines.inspect.log.chunks import rows_of
-from pipelines.inspect.run_folders import run_argument
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
-from pipelines.roles import Role
+from pipelines.roles import WITH_STORE, Role
+from pipelines.run.preflight import unknown_environments
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
+from pipelines.run.run_kafka import WAIT_S
+from pipelines.run.topics import make_topics
+from pipelines.shards import partitions_of, store_folder
 from schemas.records import Metric
-from schemas.topics import EXPERIENCES, METRICS
+from schemas.topics import EXPERIENCES, INBOX, METRICS
+
+
+def prepare(config: Config, role: Role, note: Callable[[str], None]) -> None:
+    """Wait for Kafka and create the run's missing topics; `note` receives one-line messages.
+
+    Raises ConfigError if `config` is incomplete for `role`, BrokerUnreachable, TopicError.
+    """
+    if not config.run.name:
+        raise ConfigError("run.name is not set: it names the topics to read and write")
+    if role.pipeline in ("prompts", "rollout") and (unknown := list(unknown_environments(config))):
+        raise ConfigError(unknown[0])
+    if role.pipeline in ("prompts", "rollout", "trainer", "evaluation") and not config.emulated:
+        config.model_folder()
+    if role.pipeline == "rollout":
+        inboxes = len(partitions_of(config, INBOX))
+        hosted = config.rollout.hosted(role.index)
+        if hosted.stop > inboxes:
+            raise ConfigError(
+                f"rollout process {role.index} would host replica {hosted[-1]}, but the inbox topic has {inboxes} "
+                "partitions: placement.max_replicas is fixed when a run starts"
+            )
+    config = replace(config, kafka=config.kafka.for_role(role.pipeline))
+    wait_for_brokers(config.kafka.client(), WAIT_S, lambda _, line: note(line))
+    make_topics(config, note)
+
+
+@contextmanager
+def claimed_store(config: Config, role: Role) -> Iterator[None]:
+    """Hold this machine's weight store for the run while `role` runs, if the role has one.
+
+    Roles that are submitted one by one find the store by the run's name. Raises ConfigError if a run of that name in
+    another Kafka cluster uses it.
+    """
+    if role.pipeline not in WITH_STORE or config.relay.store != AUTO:
+        yield
+        return
+    with admin_client(config.kafka.for_role(role.pipeline).client()) as admin:
+        cluster = retry_transient(lambda: cluster_id(admin))
+    try:
+        lock = claim_store(store_folder(config), cluster, config.run_folder)
+    except StoreError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
 
 SERIES = {"score": "score", "prompts": "prompts"}
 """The roles that count failures, each with its metric: errors of trajectories, refused rows."""
@@ -78,7 +135,7 @@ class _Guard:
 
     def _follow(self) -> None:
         run, client = self.config.run.name, self._client
-        guard = RunGuard(self.config, self._started_at, run_argument(self.config.run_folder))
+        guard = RunGuard(self.config, self._started_at)
         # The counts of earlier starts: errors before this one do not count.
         state = self._after(new_run(run, None, self._started_at), last_records(client, self._topic, EARLIER_METRICS))
         for records in follow_topic(client, self._topic, self._ends):

@@ -10,6 +10,7 @@ from typing import Any
 
 from infra.runners.options import Runner, option_names, pipeline_options
 from pipelines.config import Config
+from pipelines.inspect.run_folders import laminar_command
 from pipelines.roles import SHARDED, Role
 from pipelines.run.preflight import missing_requirements
 from pipelines.shards import partitions_of
@@ -113,8 +114,9 @@ def _missing_settings(config: Config) -> list[str]:
     found = [] if config.run.name else ["run.name is not set: it names the topics to read and write"]
     if not _has_kafka(config):
         found.append(
-            "kafka.bootstrap_servers is not set, which a pipeline of its own needs: `laminar broker start` prints the "
-            "address of a new broker (`laminar run` needs none, and `laminar run CONFIG --check` checks for it)"
+            "kafka.bootstrap_servers is not set, which a pipeline of its own needs: "
+            f"`{laminar_command()} broker start` prints the address of a new broker (`{laminar_command()} run` needs "
+            "none, and checks a configuration for it with --check)"
         )
     return [*found, *missing_requirements(config, warm_start=False)]
 

@@ -9,7 +9,7 @@ from typing import Any
 from blake3 import blake3
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.topic_reader import StoredRecord, raw_decoder, read_topic
+from infra.kafka.topic_reader import StoredRecord, raw_decoder, read_partition
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from schemas.codec import UndecodableRecord
 from schemas.identity import TrajectoryKey, parse_trajectory_id
@@ -53,14 +53,7 @@ def find_cut(
     digest, records, size, batch = blake3(), 0, 0, None
     offset = max(begin, limit)
     if begin < limit:
-        for record in read_topic(
-            client,
-            topic,
-            start={partition: begin},
-            partitions=[partition],
-            until={partition: limit},
-            decoder=raw_decoder,
-        ):
+        for record in read_partition(client, topic, partition, begin, limit, raw_decoder):
             value = record.rows[0]
             rows = list(_rows(record, value))
             if reason := next(filter(None, map(retain_reason, rows)), None):

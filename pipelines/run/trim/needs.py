@@ -11,7 +11,7 @@ from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.note import Note
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
-from infra.kafka.topic_reader import read_topic
+from infra.kafka.topic_reader import read_rows
 from pipelines.restart_reads import LEDGER, READS
 from pipelines.roles import ALL_PIPELINES
 from schemas.records import CommitNote
@@ -104,11 +104,6 @@ def committed_notes(client: ClientProperties, restore: str) -> dict[str, Note]:
     offsets that a restart needs only rise.
     """
     try:
-        return {
-            row.group: Note.decode(row.note)
-            for record in read_topic(client, restore)
-            for row in record.rows
-            if isinstance(row, CommitNote)
-        }
+        return {row.group: Note.decode(row.note) for row in read_rows(client, restore, CommitNote)}
     except UnknownTopic:
         return {}

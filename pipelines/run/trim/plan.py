@@ -1,7 +1,8 @@
 """The plan of a trim: the version at which the log will begin, the cut of each partition, and the trim point.
 
 The plan audits the run twice: the whole log, and the records that would remain. The trim point holds the difference
-of the counts, so an audit after the trim gives the same counts as one before.
+of the counts, so an audit after the trim gives the same counts as one before. `execute` copies the checkpoint, writes
+the trim point and deletes the records; if it is killed between two of these, the next trim repeats it.
 """
 
 from __future__ import annotations
@@ -9,11 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from infra.kafka.admin import admin_client, beginning_offsets, end_offsets, list_topics
+from infra.kafka.admin import (
+    TopicSpec,
+    admin_client,
+    beginning_offsets,
+    create_topics,
+    delete_records,
+    end_offsets,
+    list_topics,
+)
+from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
-from infra.kafka.topic_reader import read_topic
+from infra.kafka.topic_reader import read_rows
 from infra.storage import StorageFolder
 from pipelines.inspect.audit.audit_run import READ_ORDER, Snapshot, fold_run, snapshot_of
 from pipelines.inspect.audit.fold import AuditFold
@@ -22,6 +33,7 @@ from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_poin
 from pipelines.inspect.log.manifests import Manifests
 from pipelines.run.trim.cuts import Cut, RetainReason, find_cut, retain_manifests, retain_trajectories
 from pipelines.run.trim.needs import LogPartition, Needs, needs_of
+from schemas.codec import encode
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, Prompt, TrimPoint
 from schemas.topics import (
@@ -31,6 +43,7 @@ from schemas.topics import (
     PROGRESS,
     PROMPTS,
     RELAY,
+    TRIM_POINTS,
     Topic,
     group_name,
     run_prefix,
@@ -76,7 +89,11 @@ def plan_trim(
     whole = fold_run(client, run, snapshot, before)
     audit = whole.audit()
     if not audit.passed:
-        raise TrimRefused(f"the audit of run {run} fails: see `laminar runs audit`. A log that fails is not trimmed")
+        numbers = audit.numbers()
+        raise TrimRefused(
+            f"the audit of run {run} fails: {numbers['lost']} lost, {numbers['trained_twice']} trained twice (the "
+            "command runs audit names them). A log that fails is not trimmed"
+        )
     manifests = Manifests(client, run)
     target = _version(run, whole, checkpoints, needs, earlier, version)
     last = whole.last_batch(target)
@@ -147,8 +164,8 @@ def _closed_below(client: ClientProperties, run: str, whole: AuditFold, last: in
     for purpose, topic in topics.items():
         need = needs.of(LogPartition(topic.short_name, 0))
         try:
-            prompts = read_topic(client, topic.name(run), start={0: need.offset if need is not None else 0})
-            first = next((row.number for record in prompts for row in record.rows if isinstance(row, Prompt)), None)
+            prompts = read_rows(client, topic.name(run), Prompt, {0: need.offset if need is not None else 0})
+            first = next((prompt.number for prompt in prompts), None)
         except UnknownTopic:
             continue
         if first is not None:
@@ -192,3 +209,36 @@ def _cuts(
     if RELAY in topics:
         cuts[LogPartition(RELAY.short_name, 0)] = cut(RELAY, 0, retain_manifests(first_batch, rest.version))
     return cuts
+
+
+_DELIVER_S = 60.0
+
+
+def execute(client: ClientProperties, plan: TrimPlan, folder: Path) -> None:
+    """Execute `plan` for the run in `folder`.
+
+    Raises CheckpointError where the checkpoint is damaged or cannot be written, DeliveryFailed and KafkaError.
+    """
+    if plan.checkpoint is not None:
+        copy_checkpoint(plan.checkpoint, folder / plan.trim_point.checkpoint)
+    name = TRIM_POINTS.name(plan.run)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(name, 1, config={"cleanup.policy": "delete", "retention.ms": "-1"})])
+        value, headers = encode(plan.trim_point)
+        with BoundedProducer(client) as producer:
+            producer.send(name, value, key=str(plan.trim_point.number).encode(), headers=headers)
+            producer.flush(_DELIVER_S)
+        offsets = {
+            (run_prefix(plan.run) + place.short_name, place.partition): cut.offset
+            for place, cut in plan.cuts.items()
+            if cut.offset > cut.begin
+        }
+        delete_records(admin, offsets)
+
+
+def copy_checkpoint(source: StorageFolder, target: Path) -> None:
+    """Copy the checkpoint `source` to `target` atomically. Raises CheckpointError."""
+    from operators.trainer import checkpoint  # deferred: imports torch
+
+    if not target.exists():
+        checkpoint.copy_checkpoint(source, target)

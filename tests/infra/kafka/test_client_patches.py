@@ -53,7 +53,7 @@ def test_supported_versions_are_those_of_the_package() -> None:
         ("kafka.producer.sender:Sender", ("force_close",)),
     ],
 )
-def test_client_has_the_private_names_that_other_modules_use(owner: str, names: tuple[str, ...]) -> None:
+def test_client_has_the_private_names_that_are_used(owner: str, names: tuple[str, ...]) -> None:
     assert [name for name in names if not hasattr(pkgutil.resolve_name(owner), name)] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import psutil
 import pytest
 
 from infra.listening import listening_sockets
-from infra.runners.prism import PrismMissing, built_prism, find_prism, prism_binary
+from infra.runners import prism
+from infra.runners.prism import PrismMissing, WrongSources, built_prism, find_prism, prism_binary
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -74,7 +76,13 @@ else:
     os.chmod(output, 0o755)
 """
     executable(bare / "bin" / "go", f"#!{sys.executable} -S\n{script}")
+    accept(bare / "sources", monkeypatch)
     return server
+
+
+def accept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the files in `folder` the sources that are expected."""
+    monkeypatch.setattr(prism, "SUM", prism.module_sum(folder, prism._MODULE))
 
 
 def test_prism_binary_is_built_to_listen_on_loopback(sources: Path) -> None:
@@ -84,10 +92,44 @@ def test_prism_binary_is_built_to_listen_on_loopback(sources: Path) -> None:
     assert ":%d" in sources.read_text()  # Go's own copy is unchanged
 
 
-def test_prism_binary_raises_for_unknown_sources(sources: Path) -> None:
+def test_prism_binary_raises_for_sources_without_the_listen_call(
+    sources: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources.write_text("package jobservices")
-    with pytest.raises(PrismMissing, match="cannot be restricted to loopback"):
+    accept(bare / "sources", monkeypatch)
+    with pytest.raises(WrongSources, match="cannot be restricted to loopback"):
         prism_binary()
+
+
+@pytest.mark.parametrize("change", ["changed", "added", "removed", "renamed"])
+def test_prism_is_not_built_from_sources_with_another_sum(change: str, sources: Path, bare: Path) -> None:
+    match change:
+        case "changed":
+            sources.write_text(sources.read_text() + " // and more")
+        case "added":
+            (bare / "sources" / "go" / "init.go").write_text("package main")
+        case "removed":
+            sources.unlink()
+        case "renamed":
+            sources.rename(sources.with_name("other.go"))
+    with pytest.raises(WrongSources, match=r"has the sum h1:.*, but Prism 2\.77\.0 has h1:.* it is not built"):
+        prism_binary()
+    assert not built_prism().exists()
+
+
+def test_module_sum_is_that_of_go(tmp_path: Path) -> None:
+    (tmp_path / "go.mod").write_text("module example.com/m\n")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b.go").write_text("package a\n")
+    assert prism.module_sum(tmp_path, "example.com/m@v1.0.0") == "h1:+I43Nawoyvfwwg/E3sizOqS80cj/RJFm+N8CM2GGT9U="
+
+
+CACHED = Path(os.environ.get("GOMODCACHE") or Path.home() / "go" / "pkg" / "mod") / prism._MODULE
+
+
+@pytest.mark.skipif(not CACHED.is_dir(), reason="Go has not downloaded the sources of Prism: run `make prism`")
+def test_sum_is_that_of_prisms_sources() -> None:
+    assert prism.module_sum(CACHED, prism._MODULE) == prism.SUM
 
 
 def test_prism_binary_raises_with_the_output_of_a_failed_build(bare: Path) -> None:
@@ -110,9 +152,9 @@ def test_prism_ends_with_its_killed_owner() -> None:
         assert owner.stdout is not None
         assert PRISM is not None
         pid, endpoint = owner.stdout.readline().split()
-        prism = psutil.Process(int(pid))
-        assert Path(prism.exe()) == PRISM.resolve()
+        running = psutil.Process(int(pid))
+        assert Path(running.exe()) == PRISM.resolve()
         assert endpoint.startswith("127.0.0.1:")
-        assert listening_sockets([prism]) == {("127.0.0.1", int(endpoint.partition(":")[2]))}
+        assert listening_sockets([running]) == {("127.0.0.1", int(endpoint.partition(":")[2]))}
         owner.kill()
-        prism.wait(5)
+        running.wait(5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
+from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions, PortableOptions, StandardOptions
 
 from infra.runners.options import RUNNERS, option_names, pipeline_options
 from operators.io.poll_range import slice_seconds
@@ -21,6 +21,7 @@ def test_beam_parses_the_default_options(runner: str) -> None:
         assert options.view_as(StandardOptions).streaming
         assert portable.environment_type == "LOOPBACK"
         assert portable.job_server_timeout > 365 * 24 * 3600  # a run never reaches it
+        assert options.view_as(DebugOptions).lookup_experiment("disable_logging_submission_environment")
 
 
 def test_flink_options_set_checkpoints_and_small_bundles() -> None:

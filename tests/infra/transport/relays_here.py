@@ -25,6 +25,7 @@ from infra.transport.throttle import Link
 from schemas.records import PolicyVersion, RelayChain, RelayLink, TensorSpec, WeightDelta, WeightVersion
 
 RUN = "r"
+TOKEN = "a-token-of-the-tests"
 CHUNK = 64 << 10
 TIMEOUT_S = 20.0
 _numbers = itertools.count(1)
@@ -102,7 +103,7 @@ class Machine:
     def __init__(self, relay: int, run: str = RUN, rate: float | None = None, keep: int = 4, **endpoint: Any) -> None:
         self.relay = relay
         self.store = WeightStore(new_root(), keep)
-        self.node = RelayNode(self.store, run, relay, Endpoint(**endpoint), Link(rate), Link(rate))
+        self.node = RelayNode(self.store, run, relay, Endpoint(**{"token": TOKEN, **endpoint}), Link(rate), Link(rate))
 
     @property
     def link(self) -> RelayLink:

@@ -11,13 +11,26 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
-from relays_here import CHUNK, Machine, chain_over, configure, machines, manifest_of, store_version, until, weights
+from relays_here import (
+    CHUNK,
+    TOKEN,
+    Machine,
+    chain_over,
+    configure,
+    machines,
+    manifest_of,
+    store_version,
+    until,
+    weights,
+)
 
 from infra.store import incoming_version
 from infra.transport import handshake, peer, serving
 from infra.transport.chunked_blob import full_blob
 from infra.transport.frames import FrameKind, PeerGone, ProtocolError, receive, send
 from infra.transport.handshake import HandshakeRejected, connect
+from infra.transport.kv_transfer import KVTransfers
+from infra.transport.relay_node import Endpoint
 from infra.transport.throttle import Link
 from schemas.records import RelayLink
 
@@ -74,16 +87,41 @@ def test_receive_raises_only_transport_errors_for_random_bytes() -> None:
 
 @pytest.mark.parametrize(
     ("run", "token", "reason"),
-    [("r", "wrong", "the token is not that of this run"), ("other", "secret", "this relay serves run 'r'")],
+    [
+        ("r", "another-token-entirely", "the token is not that of this run"),
+        ("other", TOKEN, "this relay serves run 'r'"),
+    ],
 )
 def test_connect_is_rejected_for_a_wrong_token_or_run(run: str, token: str, reason: str) -> None:
-    machine = Machine(0, token="secret")
+    machine = Machine(0)
     try:
         with pytest.raises(HandshakeRejected, match=reason):
             connect(machine.node.address, run, token, 1, 2.0)
-        connect(machine.node.address, "r", "secret", 1, 2.0).close()
+        connect(machine.node.address, "r", TOKEN, 1, 2.0).close()
     finally:
         machine.close()
+
+
+@pytest.mark.parametrize("key", ["", "another-token-entirely"])
+def test_relay_rejects_a_client_that_knows_only_its_run(key: str) -> None:
+    """As any local user does: the name of a run is that of its folder and its topics."""
+    with machines(1) as (relay,):
+        host, _, port = relay.node.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as client:
+            nonces = (str(receive(client).body["nonce"]), "mine")
+            proof = handshake._proof(handshake.CLIENT, key, nonces, "r")
+            send(client, FrameKind.HELLO, protocol=handshake.PROTOCOL, run="r", relay=1, nonce="mine", proof=proof)
+            assert receive(client).body["reason"] == "the token is not that of this run"
+            with pytest.raises(PeerGone):
+                receive(client)
+
+
+@pytest.mark.parametrize("token", ["", "fifteen-letters"])
+def test_relays_do_not_work_without_a_token(token: str) -> None:
+    with pytest.raises(ValueError, match=f"relays need a token of at least 16 characters, not {len(token)}"):
+        KVTransfers("r", Endpoint(token=token), 1000)
+    with machines(1) as (relay,), pytest.raises(HandshakeRejected, match="relays need a token"):
+        connect(relay.node.address, "r", token, 1, 2.0)
 
 
 def test_handshake_rejects_a_proof_that_cannot_be_encoded() -> None:
@@ -91,11 +129,11 @@ def test_handshake_rejects_a_proof_that_cannot_be_encoded() -> None:
     with pair() as (ours, theirs):
         theirs.sendall(frame(FrameKind.HELLO, body))
         with pytest.raises(HandshakeRejected, match="the token is not that of this run"):
-            handshake.accept_peer(ours, "r", "secret")
+            handshake.accept_peer(ours, "r", TOKEN)
     with pair() as (ours, theirs):
         theirs.sendall(frame(FrameKind.CHALLENGE, body) + frame(FrameKind.WELCOME, body))
         with pytest.raises(ProtocolError, match="does not know the token"):
-            handshake.authenticate(ours, "r", "secret", 0)
+            handshake.authenticate(ours, "r", TOKEN, 0)
 
 
 def test_relay_survives_garbage_and_invalid_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +157,11 @@ def test_relay_survives_garbage_and_invalid_requests(monkeypatch: pytest.MonkeyP
             {"version": "1.1", "form": "full", "blake3": manifest.blake3, "start": len(data), "length": 5},
             {"version": [], "form": "full", "blake3": "", "start": 0, "length": 5},
         ):
-            with connect(relays[0].node.address, "r", "", 1, 5.0) as client:
+            with connect(relays[0].node.address, "r", TOKEN, 1, 5.0) as client:
                 send(client, FrameKind.REQUEST, **request)
                 with pytest.raises(PeerGone):
                     receive(client)
-        with connect(relays[0].node.address, "r", "", 1, 5.0) as client:
+        with connect(relays[0].node.address, "r", TOKEN, 1, 5.0) as client:
             send(client, FrameKind.REQUEST, version="9.9", form="full", blake3="", start=0, length=5)
             assert receive(client).kind is FrameKind.ABSENT
         configure(relays, manifest)
@@ -148,16 +186,16 @@ def test_relay_accepts_again_after_a_failed_accept(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(socket.socket, "accept", accept_after_an_error)
     with machines(1) as (relay,):
         with pytest.raises(PeerGone):
-            connect(relay.node.address, "r", "", 1, 5.0)
-        connect(relay.node.address, "r", "", 1, 5.0).close()
+            connect(relay.node.address, "r", TOKEN, 1, 5.0)
+        connect(relay.node.address, "r", TOKEN, 1, 5.0).close()
 
 
 def test_relay_limits_authenticated_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "MAX_CONNECTIONS", 3)
     with machines(1) as (relay,):
-        clients = [connect(relay.node.address, "r", "", 1, 5.0) for _ in range(3)]
+        clients = [connect(relay.node.address, "r", TOKEN, 1, 5.0) for _ in range(3)]
         with pytest.raises(HandshakeRejected, match="has reached its limit of connections"):
-            connect(relay.node.address, "r", "", 1, 5.0)
+            connect(relay.node.address, "r", TOKEN, 1, 5.0)
         clients[0].close()
         until(lambda: _can_connect(relay))
         for client in clients[1:]:
@@ -166,7 +204,7 @@ def test_relay_limits_authenticated_connections(monkeypatch: pytest.MonkeyPatch)
 
 def _can_connect(relay: Machine) -> bool:
     try:
-        connect(relay.node.address, "r", "", 1, 5.0).close()
+        connect(relay.node.address, "r", TOKEN, 1, 5.0).close()
     except HandshakeRejected:
         return False
     return True

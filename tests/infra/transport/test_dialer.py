@@ -6,7 +6,7 @@ import logging
 import socket
 
 import pytest
-from relays_here import RUN, Machine, configure, machines, manifest_of, store_version, until, weights
+from relays_here import RUN, TOKEN, Machine, configure, machines, manifest_of, store_version, until, weights
 
 from infra.transport.chunked_blob import full_blob
 from infra.transport.dialer import UNREACHABLE_S, Dialer
@@ -26,7 +26,7 @@ def closed_address() -> str:
 
 def test_dialer_names_unreachable_addresses_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
-    dialer = Dialer(RUN, 1, Endpoint(), Link(), clock=lambda: now[0])
+    dialer = Dialer(RUN, 1, Endpoint(token=TOKEN), Link(), clock=lambda: now[0])
     link = RelayLink(7, closed_address(), "node-7", "/store")
     memory = memoryview(bytearray(len(DATA)))
     with caplog.at_level(logging.WARNING):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from relays_here import TOKEN
 
 from infra.transport.frames import TransportError
 from infra.transport.kv_transfer import KVTransfers
@@ -31,14 +32,14 @@ def clock() -> Clock:
 
 @pytest.fixture
 def source(clock: Clock) -> Iterator[KVTransfers]:
-    transfers = KVTransfers("run", Endpoint(token="t"), MAX_BYTES, offer_s=5.0, clock=clock)
+    transfers = KVTransfers("run", Endpoint(token=TOKEN), MAX_BYTES, offer_s=5.0, clock=clock)
     yield transfers
     transfers.close()
 
 
 @pytest.fixture
 def destination() -> Iterator[KVTransfers]:
-    transfers = KVTransfers("run", Endpoint(token="t"), MAX_BYTES)
+    transfers = KVTransfers("run", Endpoint(token=TOKEN), MAX_BYTES)
     yield transfers
     transfers.close()
 
@@ -102,7 +103,7 @@ def test_fetch_raises_for_an_invalid_manifest(
         destination.fetch(replace(manifest, **changes)).result(20)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("run", "token"), [("other", "t"), ("run", "?")])
+@pytest.mark.parametrize(("run", "token"), [("other", TOKEN), ("run", "another-token-entirely")])
 def test_fetch_raises_for_another_run_or_token(source: KVTransfers, run: str, token: str) -> None:
     manifest = source.offer(VERSION, 7, random_bytes(1000))
     assert manifest is not None

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from relays_here import CHUNK, chain_over, manifest_of, new_root, store_version, until, weights
 
-from benchmarks.relay_processes import RelayProcess
+from benchmarks.relay_processes import TOKEN, RelayProcess
 from infra.store.weight_store import WeightStore
 from infra.transport.weight_pusher import WeightPusher
 from schemas.records import RelayChain, WeightVersion
@@ -24,7 +24,7 @@ class Tier:
         with ThreadPoolExecutor(3) as at_once:
             self.relays = list(at_once.map(lambda relay: RelayProcess(new_root(), relay, RATE), range(3)))
         self.store = WeightStore(self.relays[0].root, 4)
-        self.pusher = WeightPusher(self.store, "r", host="here")
+        self.pusher = WeightPusher(self.store, "r", TOKEN, host="here")
 
     def send(self, record: RelayChain | WeightVersion, *excluded: int) -> None:
         for relay in self.relays:

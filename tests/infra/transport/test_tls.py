@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from relays_here import Machine, chain_over, configure, manifest_of, store_version, until, weights
+from relays_here import TOKEN, Machine, chain_over, configure, manifest_of, store_version, until, weights
 
 from infra.certificates import Authority, write_relay_files
 from infra.files import write_private
@@ -23,7 +23,6 @@ from infra.transport.relay_node import Endpoint
 from infra.transport.tls import Tls, end_tls, tls_handshake
 from schemas.records import PolicyVersion
 
-TOKEN = "a-token-of-the-run"
 VERSION = PolicyVersion(1, 1)
 
 

@@ -84,10 +84,10 @@ def test_pusher_logs_a_rejection_once_and_retries(caplog: pytest.LogCaptureFixtu
     manifest = manifest_of("1.1", data)
     caplog.set_level(logging.WARNING)
     with (
-        machines(1, token="secret") as (master,),
+        machines(1) as (master,),
         WeightStore(master.store.root.with_name("other-" + master.store.root.name)) as store,
     ):
-        pusher = WeightPusher(store, "r", token="wrong", host="elsewhere")
+        pusher = WeightPusher(store, "r", token="another-token-entirely", host="elsewhere")
         try:
             store_version(store, manifest, data)
             pusher.set_chain(chain_over([master.link]))

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from infra.files import read_secret
 from operators.agents.agent_process import AgentTask, play_episode
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import FunctionServer, report_of
-from operators.io.episode_keys import ADDRESS_FILE, EpisodeKeys, read_or_create_secret
+from operators.io.episode_keys import ADDRESS_FILE, EpisodeKeys
 
 REPORTS = "import json, os; report = lambda **of: open(os.environ['LAMINAR_REPORT'], 'w').write(json.dumps(of)); "
 
@@ -75,7 +76,7 @@ def test_agent_gets_task_and_key_and_reports(tmp_path: Path, reports: Reports) -
         "report(reward=0.5, answer=task['text'] + os.environ['OPENAI_API_KEY'] + os.environ['MORE'])"
     )
     play(tmp_path, program, env={"MORE": "!"})
-    key = EpisodeKeys("run", read_or_create_secret(tmp_path / "secret", create=False)).key_of("p0.3")
+    key = EpisodeKeys("run", read_secret(tmp_path / "secret")).key_of("p0.3")
     assert reports.received == [{"reward": 0.5, "answer": f"2 + 2{key}~0!"}]
     assert reports.keys == [f"Bearer {key}"]
     assert (tmp_path / "agents" / "p0.3.log").read_text() == "working\n"

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from export_factories import CONTENTS, end_of, export, exported_to, polled, rows_of
 
-from operators.export.compact import compact
-from operators.export.folder import DATA, STATE, ExportError, ExportFolder, read_parts
+from operators.export.folder import DATA, STATE, ExportError, ExportFolder, compact, read_parts
 from operators.export.verify import verify
 
 KILLS = 12

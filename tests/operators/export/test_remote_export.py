@@ -10,8 +10,7 @@ from object_store import ObjectStore, object_store
 
 from infra.storage import RemotePath, local_file
 from operators.export.card import write_card
-from operators.export.compact import compact
-from operators.export.folder import DATA, STATE, ExportError, ExportFolder
+from operators.export.folder import DATA, STATE, ExportError, ExportFolder, compact
 from operators.export.import_plan import Span, plan_import
 from operators.export.verify import verify
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from record_factories import prompt, trajectory
 
-from operators.gateway.episode_counts import EVERY_MS, EpisodeCounts
 from operators.gateway.episode_table import Episode, Turn
+from operators.gateway.serve_agents import EVERY_MS, EpisodeCounts
 from operators.io.elements import PartitionKey, ReceivedRecord
 from schemas.columns import token_ids
 from schemas.records import TokenRange, TurnEnded, TurnRequest

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from gateway_harness import CONTEXT, NAME, ScriptedRun, chat, user
 
+from operators.gateway import served_versions
 from operators.gateway.app import Gateway
 from operators.gateway.claims import Claims
 from operators.gateway.served_versions import ServedVersions
@@ -107,6 +108,25 @@ def test_a_serving_process_that_ends_is_started_again(tmp_path: Path) -> None:
         assert body["choices"][0]["message"]["content"] == "new"
 
     play(ScriptedRun(), PEOPLE, tmp_path, scenario)
+
+
+def test_close_kills_a_process_group_only_until_it_is_reaped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(served_versions.os, "killpg", lambda group, _: killed.append(group))
+
+    async def main() -> None:
+        process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+        served = ServedVersions(COMMAND, 2, tmp_path / "serving.log")
+        served._running = served_versions._Process(process)
+        served.close()
+        assert killed == [process.pid]
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+        served.close()
+        assert killed == [process.pid]
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from operators.gateway import segments
-from operators.gateway.episode_times import times_of
 from operators.gateway.segments import segments_of
-from operators.gateway.turn_tree import EndedTurn, leaf_turns
+from operators.gateway.turn_tree import EndedTurn, leaf_turns, times_of
 from schemas.columns import token_ids
 from schemas.records import Branches, TokenRange, TurnEnded, TurnRequest
 

@@ -13,15 +13,17 @@ from typing import Any
 import apache_beam as beam
 import pytest
 from apache_beam.io.restriction_trackers import OffsetRange
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
+from apache_beam.transforms.window import TimestampedValue
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from shuffling_pipeline import OUTPUT, SOURCE, Shuffle, Shuffler, build, shard
 
 from infra.kafka.admin import TopicSpec, admin_client, committed_offsets, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.log_gaps import LogTruncated
-from infra.kafka.notes import last_note, uncommitted_consumer
+from infra.kafka.note import last_note, uncommitted_consumer
 from infra.kafka.session import SESSIONS
 from infra.runners.options import Runner
 from infra.runners.run import run_pipeline
@@ -84,12 +86,14 @@ class ManualRunner:
         self._poll, self._fold, self._commit = _PollTopicsFn(5.0), fold or _FoldFn(Shuffle()), _CommitFn((config,))
         self.starts: list[int] = []
         self.emissions: list[Emission] = []
+        self.watermark = ManualWatermarkEstimator(None)
 
     def slice(self, start: int = 0, elements: int = 20) -> int:
         """Run a bundle of at most `elements` elements from poll `start`; return the poll to continue at."""
         tracker = ThreadsafeRestrictionTracker(PollTracker(OffsetRange(start, FOREVER)))
         seen = 0
-        for element in self._poll.process(self.config, RestrictionTrackerView(tracker)):
+        for polled in self._poll.process(self.config, RestrictionTrackerView(tracker), self.watermark):
+            element = polled.value if isinstance(polled, TimestampedValue) else polled
             if isinstance(element, Restored):
                 self.starts.append(element.start)
             for emission in self._fold.process(element):

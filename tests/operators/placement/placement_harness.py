@@ -9,8 +9,7 @@ from record_factories import MAX_REPLICAS, PARTITIONS, manifest, prompt, shard, 
 
 from infra.kafka.fencing import CannotFence
 from infra.kafka.log_ends import EndsUnknown
-from operators.io.elements import Output, PartitionKey, Restored
-from operators.io.fold_records import ShardFold
+from operators.io.elements import Output, PartitionKey, Restored, ShardFold
 from operators.io.repartition import repartition
 from operators.placement.config import PlacementConfig
 from operators.placement.ended_owners import Ends

@@ -6,7 +6,7 @@ import pytest
 from placement_harness import Placement, assigned, cancelled, leases
 from record_factories import prompt, settled, trajectory, version
 
-from schemas.records import PolicyVersion, Trajectory
+from schemas.records import Assignment, PolicyVersion, Trajectory
 from schemas.topics import SETTLED
 
 
@@ -37,6 +37,16 @@ def test_dispatch_fills_the_room_of_a_replica(
     placement.beat(0, placement.publish(0), capacity=capacity)
     assert len(names(placement.run())) == expected
     assert names(placement.run()) == []
+
+
+@pytest.mark.parametrize(("schedule", "needed"), [("laminar", True), ("partial_rollout", False)])
+def test_fresh_work_needs_the_version_that_its_replica_reported(schedule: str, needed: bool) -> None:
+    placement = Placement(schedule=schedule)
+    placement.prompts(0, samples=1)
+    newest = placement.publish(1)
+    placement.beat(0, newest)
+    (given,) = [each.record for each in placement.run() if isinstance(each.record, Assignment)]
+    assert (given.policy_version, given.at_least) == (None, newest if needed else None)
 
 
 def test_dispatch_splits_a_group_over_replicas_if_needed() -> None:

@@ -11,8 +11,7 @@ import pytest
 from in_memory_log import Log, Shard
 from record_factories import shard, topic_input
 
-from operators.io.elements import Restored
-from operators.io.fold_records import ShardFold
+from operators.io.elements import Restored, ShardFold
 from operators.prompts.config import PromptsConfig
 from operators.prompts.draw_prompts import POLL_EVERY_S, DrawPrompts, PromptFold, _Task
 from operators.prompts.question import BadRow, Question, UnusableRow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,6 +62,22 @@ def test_render_keeps_the_question_of_the_library(task: str, args: dict, words: 
     entry = json.loads(prompt.reference)
     assert (entry["question"], entry["task_args"]) == (prompt.text, args)
     encode(prompt)  # raises if it does not fit its schema
+
+
+class StoppingTokenizer(CharacterTokenizer):
+    """Ends a sequence by 2, by 7 of its generation_config.json, and a turn by the special token `|`."""
+
+    generation_stop_tokens = (7,)
+    added_tokens_decoder = {ord("|"): SimpleNamespace(special=True)}  # noqa: RUF012
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
+        return "".join(f"<{turn['role']}>{turn['content']}|" for turn in conversation) + "<assistant>"
+
+
+@pytest.mark.parametrize(("chat_template", "expected"), [(False, (2, 7)), (True, (2, 7, ord("|")))])
+def test_stop_tokens_include_a_turn_end_only_with_a_chat_template(chat_template: bool, expected: tuple) -> None:
+    config = PromptsConfig(task="gcd", chat_template=chat_template)
+    assert render(plain("2?"), 0, config, StoppingTokenizer(), 100).sampling.stop_token_ids == expected
 
 
 def test_template_surrounds_the_question_and_keeps_other_braces() -> None:

@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from operators.prompts.config import PromptsConfig
-from operators.prompts.permutation import Permutation
 from operators.prompts.question import BadRow, SourceError
-from operators.prompts.sources import FINITE_TASK_SIZE, heldout_questions, open_levels, open_source
+from operators.prompts.sources import FINITE_TASK_SIZE, Permutation, heldout_questions, open_levels, open_source
 
 CHAIN_SUM = {"min_terms": 3, "max_terms": 5, "min_digits": 1, "max_digits": 1}
 GCD = {"min_value": 1, "max_value": 50}

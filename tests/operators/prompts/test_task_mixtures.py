@@ -11,8 +11,7 @@ from in_memory_log import Log, Shard
 from record_factories import shard, topic_input
 from test_draw_prompts import Backlog, CharacterTokenizer
 
-from operators.io.elements import Restored
-from operators.io.fold_records import ShardFold
+from operators.io.elements import Restored, ShardFold
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.draw_prompts import POLL_EVERY_S, DrawPrompts, PromptFold, _Task, draw_task
 from operators.prompts.sources import all_heldout_questions, open_tasks

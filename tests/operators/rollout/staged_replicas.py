@@ -80,7 +80,7 @@ class Replica:
 
     def __init__(self, index: int, root: Path, slots: int = 16) -> None:
         self.store = WeightStore(root / f"store-{index}")
-        self.transfers = KVTransfers("run", Endpoint(), 1 << 26)
+        self.transfers = KVTransfers("run", Endpoint(token="a-token-of-the-tests"), 1 << 26)
         self.engine = TransformersEngine(model(seed=100 + index), slots=slots)
         self.index = index
         member = StageMember(index, 1, self.engine, self.store.root)

@@ -8,10 +8,9 @@ import torch
 from tiny_engines import engine, kv_slots, mixed, run
 from tiny_models import VOCABULARY, tiny_model
 
-from operators.rollout import direct_runner, fixed_shape_steps
-from operators.rollout.cuda_graphs import Run
+from operators.rollout import cuda_graphs, direct_runner
+from operators.rollout.cuda_graphs import FixedShapeSteps, Record, Run, round_up, without_recording
 from operators.rollout.direct_runner import DirectRunner
-from operators.rollout.fixed_shape_steps import FixedShapeSteps, Record, round_up, without_recording
 from operators.rollout.step_plan import Decode, plan_prefill
 
 
@@ -40,7 +39,7 @@ def test_fixed_shape_steps_use_few_shapes() -> None:
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
 def test_fixed_shapes_do_not_change_logits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of different lengths, around the length at which the width doubles."""
-    monkeypatch.setattr(fixed_shape_steps, "LEAST_WIDTH", 8)
+    monkeypatch.setattr(cuda_graphs, "LEAST_WIDTH", 8)
     lengths = [3, 14, 7, 10, 1]
     drawn = np.random.default_rng(1)
     contexts = [drawn.integers(0, VOCABULARY, length + 3) for length in lengths]

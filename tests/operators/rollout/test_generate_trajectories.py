@@ -11,8 +11,7 @@ from record_factories import PARTITIONS, manifest, prompt, shard, topic_input, v
 from scripted_engine import ScriptedBackend, ScriptedEngine, ScriptedWeights, SilentHeartbeats
 
 from operators.io.config import TopicInput
-from operators.io.elements import Polled, Restored
-from operators.io.fold_records import ShardFold
+from operators.io.elements import Polled, Restored, ShardFold
 from operators.io.repartition import repartition
 from operators.rollout.config import RolloutConfig
 from operators.rollout.generate_trajectories import FENCE_PROBE_S, RolloutFold

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.gpus import gpu_names, visible_gpus
+from infra.machine import gpu_names, visible_gpus
 from operators.rollout.config import RolloutConfig
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from operators.rollout.join_segments import join_segments
+from operators.rollout.agent_episodes import join_segments
 from schemas.records import Conversation, Segment, TokenRange
 
 DRAWN = np.array([0, 0, 1, 1, 1, 0, 1, 1, 0, 1], bool)

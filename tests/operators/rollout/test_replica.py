@@ -13,9 +13,15 @@ from schemas.columns import token_ids
 from schemas.records import Assignment, AssignmentRejected, PolicyVersion, Trajectory, VersionSpan
 
 
-def assignment(number: int, under: PolicyVersion | None = None, lease: int = 1, length: int = 3) -> Assignment:
+def assignment(
+    number: int,
+    under: PolicyVersion | None = None,
+    lease: int = 1,
+    length: int = 3,
+    at_least: PolicyVersion | None = None,
+) -> Assignment:
     asked = prompt(number, 1, token_ids=token_ids([1] * length))
-    return Assignment(asked, 0, lease, lease, 0, 7, under, None, 0)
+    return Assignment(asked, 0, lease, lease, 0, 7, under, None, 0, at_least=at_least)
 
 
 class Rig:
@@ -94,6 +100,19 @@ def test_named_version_is_loaded_when_the_engine_is_empty() -> None:
     done = {d.trajectory_id: d.policy_version for d in rig.drain()}  # type: ignore[union-attr]
     assert done == {"p0.0": version(2), "p1.0": version(1), "p2.0": version(2)}
     assert rig.engine.loads == [version(2), version(1), version(2)]
+
+
+@pytest.mark.parametrize("held", [2, 1])
+def test_assignment_waits_for_the_version_that_it_needs(held: int) -> None:
+    """An evaluation has loaded older weights than those which placement knew of; newer ones may not be here yet."""
+    rig = Rig(held=held)
+    rig.replica.accept(assignment(0, under=version(0)))
+    rig.replica.step()
+    rig.replica.accept(assignment(1, at_least=version(1)))
+    done = rig.drain()
+    rig.publish(1)
+    done += rig.drain()
+    assert {d.trajectory_id: d.policy_version for d in done} == {"p0.0": version(0), "p1.0": version(1)}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("loaded", [True, False])

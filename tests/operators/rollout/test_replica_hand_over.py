@@ -146,7 +146,7 @@ def test_handed_over_trajectory_completes_at_its_next_owner() -> None:
 @pytest.fixture
 def transfers() -> Iterator[list[KVTransfers]]:
     """The KV transfers of two processes."""
-    both = [KVTransfers("run", Endpoint(), 1_000_000) for _ in range(2)]
+    both = [KVTransfers("run", Endpoint(token="a-token-of-the-tests"), 1_000_000) for _ in range(2)]
     yield both
     for each in both:
         each.close()
@@ -244,13 +244,13 @@ def test_waiting_assignment_is_handed_over_unchanged() -> None:
     rig = Rig(held=2)
     rig.replica.accept(assignment(0))
     rig.steps(1)
-    rig.replica.accept(assignment(1, under=version(0)))
+    rig.replica.accept(assignment(1, under=version(0), at_least=version(0)))
     rig.steps(1)
     last, given = rig.replica.hand_over(release(("p1.0", 5)))
     assert isinstance(last, Progress)
     assert len(last.gained.token_ids) == 0
     assert isinstance(given, Placed)
-    assert (given.to.lease, given.policy_version, given.partial) == (5, version(0), None)
+    assert (given.to.lease, given.policy_version, given.at_least, given.partial) == (5, version(0), version(0), None)
 
 
 def test_hand_over_starts_with_the_shortest() -> None:

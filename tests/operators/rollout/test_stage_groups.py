@@ -14,7 +14,7 @@ from tiny_engines import assert_same, mixed, run
 
 from infra import machine
 from infra.store.weight_store import WeightStore
-from infra.transport.relay_node import RelayNode
+from infra.transport.relay_node import Endpoint, RelayNode
 from operators.io.repartition import Placed, assignment_of
 from operators.relay.relay import StatusMaker
 from operators.rollout.engine import KV, Completion, Request
@@ -177,7 +177,8 @@ def test_stages_and_relays_name_the_same_machine(replicas: Replicas, monkeypatch
     monkeypatch.setenv(machine.VARIABLE, "node-1")
     (replica,) = replicas(1)
     folder = replica.staging.member.store
-    with WeightStore(folder, 4) as store, closing(RelayNode(store, "run", 0)) as node:
+    endpoint = Endpoint(token="a-token-of-the-tests")
+    with WeightStore(folder, 4) as store, closing(RelayNode(store, "run", 0, endpoint)) as node:
         relay = StatusMaker(node, str(folder), 0.0).make((), 0, 1.0, 0)
     status = replica.staging.status(0)
     assert (status.host, status.store) == (relay.host, relay.store) == ("node-1", relay.store)

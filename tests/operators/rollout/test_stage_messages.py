@@ -13,7 +13,7 @@ from infra.transport.array_messages import receive_message, send_message
 from infra.transport.frames import FrameKind, ProtocolError, TransportError, send_chunk
 from infra.transport.kv_transfer import decode_parts, encode_parts
 from infra.transport.throttle import Link
-from operators.rollout.staged.claims import WeightClaims
+from operators.rollout.staged.member import WeightClaims
 from operators.rollout.staged.stage import decode_plan, encode_plan
 from operators.rollout.step_plan import Decode, plan_extension, plan_prefill
 from schemas.records import KVManifest, PolicyVersion

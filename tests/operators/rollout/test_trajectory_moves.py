@@ -105,7 +105,8 @@ def distance_to_boundary(of: Trajectory, position: int) -> float:
 
 @pytest.fixture
 def transfers() -> Iterator[tuple[KVTransfers, KVTransfers]]:
-    both = KVTransfers("run", Endpoint(), 10**9), KVTransfers("run", Endpoint(), 10**9)
+    endpoint = Endpoint(token="a-token-of-the-tests")
+    both = KVTransfers("run", endpoint, 10**9), KVTransfers("run", endpoint, 10**9)
     yield both
     for each in both:
         each.close()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from record_factories import prompt, version
 from tiny_engines import assert_same, engine, mixed, plain_logprobs, request, run
-from tiny_models import CONTEXT, FAMILIES, tiny_model
+from tiny_models import CONTEXT, FAMILIES, MIXTURES, tiny_model
 
 from infra.models.weights import save_weights
 from operators.rollout.engine import Completion, PartialResponse, Request
@@ -62,11 +62,11 @@ def test_interrupted_request_resumes_under_newer_weights(tmp_path: Path) -> None
         assert np.abs(np.concatenate([before, after]) - generated.logprobs).max() < 1e-4
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])
 def test_logprobs_match_a_plain_forward(family: str) -> None:
     reference = tiny_model(family)
     it = engine(family, slots=5)
-    assert it.direct is FAMILIES[family][1]
+    assert it.direct is (family in FAMILIES and FAMILIES[family][1])
     requests = mixed(14)  # all temperatures, top-k and top-p
     done = run(it, requests)
     assert len(done) == 14

@@ -9,8 +9,7 @@ import pytest
 from in_memory_log import Log, Shard
 from record_factories import PARTITIONS, failed, prompt, shard, topic_input, trajectory
 
-from operators.io.elements import Restored
-from operators.io.fold_records import ShardFold
+from operators.io.elements import Restored, ShardFold
 from operators.score import score_trajectories
 from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from operators.score.attempt import Attempt, Extraction, extract_answer
-from operators.score.verifiers import exact, format, length, math_answer, numeric, reasoning, regex
+from operators.score.verifiers import reasoning, texts
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def test_extract_answer_by_kind(extraction: Extraction, text: str, answer: str |
     [("a  b", ["a b"], 1), ("A b", ["a b"], 0), ("c", ["a", "c"], 1), ("12", ["1"], 0), (None, ["None"], 0)],
 )
 def test_exact_compares_up_to_white_space(answer: str | None, accepted: list[str], value: float) -> None:
-    assert exact.verify(answer, accepted) == value
+    assert texts.equals_text(answer, accepted) == value
 
 
 def test_exact_ignores_case_on_request() -> None:
-    assert exact.verify("PARIS", ["Paris"], ignore_case=True) == 1
+    assert texts.equals_text("PARIS", ["Paris"], ignore_case=True) == 1
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_exact_ignores_case_on_request() -> None:
     ],
 )
 def test_numeric_accepts_any_notation(answer: str | None, accepted: str, value: float) -> None:
-    assert numeric.verify(answer, [accepted]) == value
+    assert texts.equals_number(answer, [accepted]) == value
 
 
 def test_numeric_raises_for_a_reference_without_a_number() -> None:
     with pytest.raises(ValueError, match="'Paris' is not a number"):
-        numeric.verify("4", ["Paris"])
-    assert numeric.verify("4", ["four", "4"]) == 1
+        texts.equals_number("4", ["Paris"])
+    assert texts.equals_number("4", ["four", "4"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -91,22 +91,22 @@ def test_numeric_raises_for_a_reference_without_a_number() -> None:
     ],
 )
 def test_format_requires_tags_in_order(text: str, value: float) -> None:
-    assert format.verify(text) == value
+    assert texts.has_tags(text) == value
 
 
 def test_regex_dot_matches_newlines() -> None:
-    assert regex.verify("a\nb", "a.b") == 1
-    assert regex.verify("a\nc", "a.b") == 0
+    assert texts.matches("a\nb", "a.b") == 1
+    assert texts.matches("a\nc", "a.b") == 0
 
 
 @pytest.mark.parametrize(("tokens", "value"), [(0, 1), (100, 1), (150, 0.5), (200, 0), (900, 0)])
 def test_brevity_is_linear_between_target_and_limit(tokens: int, value: float) -> None:
-    assert length.brevity(tokens, target=100, limit=200) == value
+    assert texts.brevity(tokens, target=100, limit=200) == value
 
 
 @pytest.mark.parametrize(("tokens", "value"), [(0, 0), (160, 0), (170, -0.25), (200, -1), (900, -1)])
 def test_soft_overlong_is_linear_within_the_buffer(tokens: int, value: float) -> None:
-    assert length.soft_overlong(tokens, limit=200, buffer=40) == value
+    assert texts.soft_overlong(tokens, limit=200, buffer=40) == value
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_soft_overlong_is_linear_within_the_buffer(tokens: int, value: float) ->
     ],
 )
 def test_math_verify_compares_expressions(answer: str | None, accepted: str, value: float) -> None:
-    assert math_answer.verify(answer, [accepted]) == value
+    assert texts.equals_formula(answer, [accepted]) == value
 
 
 def entry(task: str, **args: Any) -> dict[str, Any]:
@@ -196,9 +196,9 @@ def test_in_process_verifiers_are_fast_on_hostile_text(text: str) -> None:
         extract_answer(text, extraction)
     for task in ("chain_sum", "decimal_chain_sum", "gcd"):
         reasoning.verify(text, known, task)
-    exact.verify(text, ["1"])
-    numeric.verify(text, ["1"])
-    format.verify("<think>" + text)
+    texts.equals_text(text, ["1"])
+    texts.equals_number(text, ["1"])
+    texts.has_tags("<think>" + text)
     assert time.process_time() - start < 0.2
 
 

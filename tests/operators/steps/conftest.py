@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 def emulated(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Config:
     from dataclasses import replace
 
+    from infra.files import create_secret
     from pipelines.config import KafkaConfig, RunConfig, parse_config
     from pipelines.run.topics import make_topics
 
     store = tmp_path_factory.mktemp("store")
+    create_secret(store / "token")
     settings = {
         "rollout": {"engine": "emulated"},
         "prompts": {"source": "synthetic"},
         "experience": {"global_batch": 2},
-        "relay": {"store": str(store)},
+        "relay": {"store": str(store), "token_file": str(store / "token")},
     }
     run = RunConfig("steps", folder=store, time_scale=1e6)
     kafka = KafkaConfig(broker.bootstrap_servers, replication_factor=1)

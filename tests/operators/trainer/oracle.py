@@ -7,7 +7,7 @@ summed as the papers write them. w = π_o/μ, ρ = π/π_o.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -48,6 +48,15 @@ class Line:
 
 
 @dataclass
+class Seen:
+    """Logprobs and entropies of a sequence's trained tokens in one optimizer step, float64[|y|]."""
+
+    line: Line
+    current: Tensor
+    entropies: Tensor
+
+
+@dataclass
 class Expected:
     """Loss and gradient by name of each optimizer step, and the metrics of the update."""
 
@@ -83,18 +92,19 @@ def expected_update(
                 line.values = values(critic, line)
     set_advantages(lines, algorithm)
     result = Expected([], [], [], [], {})
-    seen: list[tuple[Line, Tensor]] = []
+    seen: list[Seen] = []
     for batch, step in zip(mini_batches(lines, config), steps, strict=True):
         put(model, step.before)
         model.zero_grad()
         total = torch.zeros((), dtype=F64)
         for line in batch:
-            current = logprobs(model, line)
+            every = distributions(model, line)
+            current = chosen(every, line)
             losses = policy_losses(line, current, algorithm)
             if line.reference is not None and algorithm.kl_in == "loss":
                 losses = losses + algorithm.kl_coefficient * kl(current, line.reference, algorithm.kl_kind)
             total = total + aggregate(losses, batch, algorithm)
-            seen.append((line, current.detach()))
+            seen.append(Seen(line, current.detach(), -(every.exp() * every).sum(-1).detach()))
         total.backward()
         result.losses.append(total.item())
         result.gradients.append(gradients(model))
@@ -107,7 +117,7 @@ def expected_update(
         total.backward()
         result.critic_losses.append(total.item())
         result.critic_gradients.append(gradients(critic))
-    result.metrics = metrics(seen, lines, algorithm)
+    result.metrics = metrics(seen, lines, config)
     return result
 
 
@@ -134,10 +144,20 @@ def read_lines(rows: Sequence[MicroBatch]) -> list[Line]:
     return found
 
 
-def logprobs(model: nn.Module, line: Line) -> Tensor:
-    """log π of the trained tokens at their sampling temperature."""
+def distributions(model: nn.Module, line: Line) -> Tensor:
+    """log π of every token of the vocabulary where a trained token was sampled, at its sampling temperature."""
     logits = model(input_ids=line.ids[None]).logits[0, :-1] / line.temperature
-    return logits.log_softmax(-1).gather(1, line.ids[1:, None])[:, 0][line.mask[1:]]
+    return logits.log_softmax(-1)[line.mask[1:]]
+
+
+def chosen(every: Tensor, line: Line) -> Tensor:
+    """log π of the trained tokens, from their `distributions`."""
+    return every.gather(1, line.ids[1:, None][line.mask[1:]])[:, 0]
+
+
+def logprobs(model: nn.Module, line: Line) -> Tensor:
+    """log π of the trained tokens."""
+    return chosen(distributions(model, line), line)
 
 
 def mini_batches(lines: Sequence[Line], config: LearnerConfig) -> list[list[Line]]:
@@ -270,12 +290,27 @@ def value_losses(found: Tensor, line: Line, clip: float) -> Tensor:
     return torch.maximum((found - line.returns) ** 2, (limited - line.returns) ** 2) / 2
 
 
-def metrics(seen: Sequence[tuple[Line, Tensor]], lines: Sequence[Line], config: AlgorithmConfig) -> dict[str, float]:
+def clipped(line: Line, current: Tensor, config: AlgorithmConfig) -> tuple[Tensor, Tensor]:
+    """Whether the clip changes a token's gradient, from below and from above: by gradients with and without it."""
+    free = replace(config, clip_low=1.0, clip_high=1e9, dual_clip=None, correction="none")
+    slopes = []
+    for each in (replace(config, correction="none"), free):
+        given = current.clone().requires_grad_()
+        slopes.append(torch.autograd.grad(policy_losses(line, given, each).sum(), given)[0])
+    log_ratio = current - line.proximal
+    log_ratio = log_ratio.mean().expand(len(line)) if config.name == "gspo" else log_ratio
+    changed = ~torch.isclose(*slopes, rtol=1e-12, atol=0)
+    return changed & (log_ratio < 0), changed & (log_ratio > 0)
+
+
+def metrics(seen: Sequence[Seen], lines: Sequence[Line], learner: LearnerConfig) -> dict[str, float]:
     """Means over the tokens with a forward pass: those of sequences with an advantage, or all with a KL in the loss."""
+    config = learner.algorithm
     in_loss = bool(config.kl_coefficient) and config.kl_in == "loss"
-    used = [(line, now) for line, now in seen if len(line) and (in_loss or bool((line.advantages != 0).any()))]
-    if not used:
+    counted = [each for each in seen if len(each.line) and (in_loss or bool((each.line.advantages != 0).any()))]
+    if not counted:
         return {}
+    used = [(each.line, each.current) for each in counted]
     ratio = torch.cat([(now - line.behaviour).exp() for line, now in used])
     found = {
         "importance_ratio/mean": ratio.mean(),
@@ -283,8 +318,15 @@ def metrics(seen: Sequence[tuple[Line, Tensor]], lines: Sequence[Line], config: 
         "ess": ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum()),
         "kl/mismatch": (ratio - ratio.log() - 1).mean(),
         "correction/weight_mean": torch.cat([correction(line, config) for line, _ in used]).mean(),
+        "entropy": torch.cat([each.entropies for each in counted]).mean(),
         "advantage/abs_mean": torch.cat([line.advantages for line in lines]).abs().mean(),
     }
+    steps = (learner.mini_batches or STEPS.get(config.name, 1)) * (learner.epochs or 1)
+    fixed = (config.proximal or ("behaviour" if config.name == "cispo" else "")) != "behaviour" and steps == 1
+    unclipped = config.name == "rloo" and config.clip_low is config.clip_high is config.dual_clip is None
+    if not fixed and not unclipped:
+        sides = zip(*(clipped(line, now, config) for line, now in used), strict=True)
+        found["clip_ratio/low"], found["clip_ratio/high"] = (torch.cat(side).double().mean() for side in sides)
     if in_loss:
         parts = [kl(now, line.reference, config.kl_kind) for line, now in used if line.reference is not None]
         found["kl/ref"] = torch.cat(parts).mean()

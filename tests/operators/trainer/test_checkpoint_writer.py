@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_list import list_checkpoints
 from operators.io.elements import Polled
-from operators.trainer import checkpoint_writer
+from operators.trainer import checkpoint_writer, clean_stop
 from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.checkpoint_writer import CheckpointWriter
-from operators.trainer.clean_stop import keep_newest
+from operators.trainer.clean_stop import keep_newest, keep_with_rank_0
 from operators.trainer.config import LearnerConfig
 from operators.trainer.persist import CheckpointError
 from operators.trainer.rank_training import RankTraining
@@ -106,6 +108,43 @@ def test_clean_stop_goes_on_if_checkpoints_cannot_be_listed(
     writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
     keep_newest(training, writer, lambda: True)
     assert "without a checkpoint of version 1.1: the object store does not respond" in caplog.text
+    writer.close()
+
+
+@pytest.mark.parametrize("note", ["keep", "leave"])
+def test_clean_stop_waits_for_a_decision_of_rank_0_however_late(
+    note: str, tmp_path: Path, training: RankTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, now = dist.HashStore(), [0.0]
+    training.rendezvous = Rendezvous(Ranks(1, 2), store)
+    training.stop = lambda: None  # type: ignore[method-assign]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 3600:
+            training.rendezvous.post("clean stop", note)
+
+    monkeypatch.setattr(clean_stop, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
+    writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
+    begun: list[PolicyVersion] = []
+    monkeypatch.setattr(writer, "begin", lambda: begun.append(training.position.version))
+    keep_with_rank_0(training, writer)
+    assert begun == ([PolicyVersion(1, 1)] if note == "keep" else [])
+    writer.close()
+
+
+def test_clean_stop_ends_if_rank_0_ends_before_its_decision(
+    tmp_path: Path, training: RankTraining, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ended(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistNetworkError("connection reset")
+
+    training.rendezvous = Rendezvous(Ranks(1, 2), Ended())
+    training.stop = lambda: None  # type: ignore[method-assign]
+    writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
+    keep_with_rank_0(training, writer)
+    assert "without this rank's part of version 1.1: rank 0 has ended" in caplog.text
     writer.close()
 
 

@@ -14,11 +14,9 @@ from record_factories import experience, manifest, prompt, shard, topic_input, t
 from infra.kafka.producer import DeliveryFailed
 from operators.experience.members import read_members
 from operators.experience.pack_batches import pack
-from operators.io.elements import Restored
-from operators.io.fold_records import ShardFold
+from operators.io.elements import Restored, ShardFold
 from operators.trainer.assembly import MissingBatch
-from operators.trainer.batch_statistics import batch_statistics
-from operators.trainer.emulate_training import RETRY_S, EmulateTraining, _EmulatedTraining
+from operators.trainer.emulate_training import RETRY_S, EmulateTraining, _EmulatedTraining, batch_statistics
 from operators.trainer.emulation import TrainerEmulation
 from operators.trainer.training_config import TrainingConfig
 from schemas.block import Block

@@ -11,7 +11,7 @@ from torch import Tensor
 from operators.trainer import losses
 from operators.trainer.config import KlKind
 from operators.trainer.losses import PolicyLogprobs
-from operators.trainer.presets import Clip, Correction
+from operators.trainer.presets import UNCLIPPED, Clip, Correction
 
 SEGMENTS = [0, 0, 0, 2, 2, 3]  # sequence 1 has no trained token
 CURRENT = [-1.0, -0.5, -2.0, -0.1, -3.0, -1.5]
@@ -51,8 +51,8 @@ def test_clipped_surrogate(clip: Clip) -> None:
         for new, old, advantage in zip(CURRENT, PROXIMAL, ADVANTAGES, strict=True)
     ]
     slopes = [d * math.exp(new - old) for (_, d), new, old in zip(expected, CURRENT, PROXIMAL, strict=True)]
-    assert found.tolist() == pytest.approx([value for value, _ in expected], rel=1e-12)
-    assert gradient(found, probed) == pytest.approx(slopes, rel=1e-12)
+    assert found.values.tolist() == pytest.approx([value for value, _ in expected], rel=1e-12)
+    assert gradient(found.values, probed) == pytest.approx(slopes, rel=1e-12)
 
 
 def test_loss_table_has_clipped_tokens_on_each_side() -> None:
@@ -73,8 +73,8 @@ def test_sequence_surrogate_ratio_and_token_gradient(clip: Clip) -> None:
         value, slope = surrogate(ratio, advantage, clip)
         values.append(value)
         slopes.append(slope * ratio)  # d s_it / d log π_t = s_i
-    assert found.tolist() == pytest.approx(values, rel=1e-12)
-    assert gradient(found, probed) == pytest.approx(slopes, rel=1e-12)
+    assert found.values.tolist() == pytest.approx(values, rel=1e-12)
+    assert gradient(found.values, probed) == pytest.approx(slopes, rel=1e-12)
 
 
 def test_cispo_clips_weights_and_keeps_gradients() -> None:
@@ -82,9 +82,42 @@ def test_cispo_clips_weights_and_keeps_gradients() -> None:
     found = losses.clipped_weight_reinforce(probed, advantages(), CLIP)
     weights = [min(max(math.exp(n - o), 0.8), 1.28) for n, o in zip(CURRENT, PROXIMAL, strict=True)]
     slopes = [-w * a for w, a in zip(weights, ADVANTAGES, strict=True)]
-    assert found.tolist() == pytest.approx([s * n for s, n in zip(slopes, CURRENT, strict=True)], rel=1e-12)
-    assert gradient(found, probed) == pytest.approx(slopes, rel=1e-12)
+    assert found.values.tolist() == pytest.approx([s * n for s, n in zip(slopes, CURRENT, strict=True)], rel=1e-12)
+    assert gradient(found.values, probed) == pytest.approx(slopes, rel=1e-12)
     assert 0 not in slopes
+
+
+@pytest.mark.parametrize(
+    ("loss", "clip", "below", "above"),
+    [
+        # ratios 1.65, 1, 0.90, 1.65, 0.37, 1; advantages +, -, +, -, +, -
+        (losses.clipped_surrogate, CLIP, [], [0]),
+        (losses.clipped_surrogate, Clip(0.2, 0.28, dual=1.5), [], [0, 3]),
+        (losses.clipped_surrogate, Clip(0.2, 0.28, dual=3.0), [], [0]),
+        (losses.clipped_weight_reinforce, CLIP, [4], [0, 3]),
+        (losses.clipped_weight_reinforce, Clip(1.0, 0.28), [], [0, 3]),
+        # ratios of the sequences 1.14, 0.78 and 1
+        (losses.sequence_clipped_surrogate, Clip(0.2, 0.1), [3], [0, 2]),
+        (losses.sequence_clipped_surrogate, CLIP, [3], []),
+    ],
+)
+def test_losses_count_tokens_whose_gradient_the_clip_changes(
+    loss: losses.TokenLoss, clip: Clip, below: list[int], above: list[int]
+) -> None:
+    probed = policy()
+    found = loss(probed, advantages(), clip)
+    assert (found.below.nonzero()[:, 0].tolist(), found.above.nonzero()[:, 0].tolist()) == (below, above)
+    free = gradient(loss(probed, advantages(), UNCLIPPED).values, probed)
+    changed = [
+        i for i, (one, other) in enumerate(zip(gradient(found.values, probed), free, strict=True)) if one != other
+    ]
+    assert changed == sorted(below + above)
+
+
+def test_cispo_counts_no_token_without_advantage() -> None:
+    found = losses.clipped_weight_reinforce(policy(), 0 * advantages(), CLIP)
+    assert not found.below.any()
+    assert not found.above.any()
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,18 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from infra.models.checkpoint_folder import load_model
 from operators.trainer.config import AlgorithmConfig, LearnerConfig, LoraConfig
-from operators.trainer.memory_plan import ModelShape, check_memory, plan_memory, shape_of, shape_of_config
+from operators.trainer.memory_plan import (
+    GPU_BYTES,
+    TARGETS,
+    ModelShape,
+    check_memory,
+    offloaded_bytes,
+    plan_memory,
+    plan_rank,
+    shape_of,
+    shape_of_config,
+)
 from operators.trainer.rank_training import RankTraining
-from operators.trainer.target_models import GPU_BYTES, TARGETS
 from operators.trainer.training_config import TrainingConfig
 
 SHAPE = ModelShape(10**9, 10**8, 10**7, 9, 1024, 4096, 10_000)
@@ -86,6 +95,23 @@ def test_offloaded_state_shares_its_memory_with_activations() -> None:
     assert offloaded["moments"] == kept["moments"] - transient
     assert kept["reference"] - kept["activations"] < offloaded["reference"] < kept["reference"]
     assert {part for part in kept if kept[part] != offloaded[part]} == {"moments", "reference"}
+
+
+def test_rank_of_hybrid_sharding_holds_its_share_of_one_copy() -> None:
+    copies = TrainingConfig(ranks=8, shard_ranks=2)
+    assert plan_rank(SHAPE, copies) == plan_memory(SHAPE, 2, LearnerConfig())
+
+
+def test_offloaded_state_is_in_the_host_memory_of_a_gpu_run_alone() -> None:
+    algorithm = AlgorithmConfig(kl_coefficient=0.1)
+    learner = LearnerConfig(algorithm=algorithm, offload=("moments", "reference"))
+    on_gpu, on_cpu = (TrainingConfig(learner=learner, ranks=4, device=device) for device in ("cuda", "cpu"))
+    kept = plan_memory(SHAPE, 4, LearnerConfig(algorithm=algorithm))
+    assert plan_rank(SHAPE, on_cpu) == kept
+    assert plan_rank(SHAPE, on_gpu).total < kept.total
+    assert offloaded_bytes(SHAPE, on_gpu) == kept.parts["moments"] + kept.parts["reference"]
+    turns = TrainingConfig(learner=LearnerConfig(algorithm=algorithm, share_device=True), ranks=4, device="cuda")
+    assert offloaded_bytes(SHAPE, turns) == (16 + 4) * SHAPE.parameters // 4
 
 
 def test_gradient_checkpointing_lowers_the_plan() -> None:

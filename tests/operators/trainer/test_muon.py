@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from operators.trainer.muon import Muon, orthogonalised
+from operators.trainer.imitation import Muon, orthogonalised
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])

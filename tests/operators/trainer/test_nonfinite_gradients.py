@@ -1,25 +1,37 @@
-"""Non-finite gradients are skipped and counted; several consecutive batches of them end the trainer."""
+"""Non-finite losses and gradients are skipped and counted; several consecutive batches of them end the trainer."""
 
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 from trainer_batches import make_batch, save_tiny_model
 
-from operators.trainer.config import LearnerConfig
+from operators.trainer.config import AlgorithmConfig, LearnerConfig
+from operators.trainer.learner import Learner
 from operators.trainer.rank_training import RankTraining
+from operators.trainer.replay import Replay
 from operators.trainer.training_config import TrainingConfig
 
+FIRST_OFFSET = 10
 
-def test_trainer_fails_after_consecutive_nonfinite_gradients(tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path / "model")
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save_tiny_model(tmp_path / "model")
+
+
+def test_trainer_fails_after_consecutive_nonfinite_gradients(tmp_path: Path, model: Path) -> None:
+    """The batches that the error names are found by their offsets, and can be trained again."""
     config = TrainingConfig(optimizer_steps=9, learner=LearnerConfig(max_skipped_batches=2))
     training = RankTraining(config, model, tmp_path / "checkpoints", 1)
-    for number in range(5):
-        (part,) = make_batch(number, groups=4, samples=4, number=number)
-        training.add_part(part, 0, 10 + number)
+    log = [(make_batch(number, groups=4, samples=4, number=number)[0], 0, FIRST_OFFSET + number) for number in range(5)]
+    for each in log:
+        training.add_part(*each)
     head = training._learner.model.get_output_embeddings()
     finite, norms = [False, True, False, False], []
     for each in finite[:-1]:
@@ -30,6 +42,55 @@ def test_trainer_fails_after_consecutive_nonfinite_gradients(tmp_path: Path) -> 
     assert [math.isfinite(norm) for norm in norms] == finite[:-1]
     head.register_forward_hook(lambda *args: args[2] * math.inf)
     batches = r"2 \(up to offsets 12 of batches\), 3 \(up to offsets 13 of batches\)"
-    message = f"2 consecutive batches have non-finite gradients: {batches}"
-    with pytest.raises(RuntimeError, match=message):
+    message = f"2 consecutive batches have a non-finite loss or gradient: {batches}"
+    with pytest.raises(RuntimeError, match=message) as failed:
         training.train()
+    for number, offset in re.findall(r"(\d+) \(up to offsets (\d+) of", str(failed.value)):
+        until = [each for each in log if each[2] <= int(offset)]
+        assert until[-1][0].batch == int(number)
+        updates = list(Replay(config, model).train(until, int(number) + 1))
+        assert updates[-1].batch == int(number)
+        assert math.isfinite(updates[-1].values["grad_norm"])
+
+
+def test_step_is_skipped_for_a_nonfinite_loss_with_a_finite_gradient(model: Path) -> None:
+    """Where the reference gives a token no probability, k1 is infinite, and its gradient is that of the logprob."""
+    algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_kind="k1")
+    learner = Learner(LearnerConfig(algorithm=algorithm, learning_rate=1e-2, warmup_steps=0), model)
+    (row,) = make_batch()
+    token = next(t for t, trained in zip(row.token_ids.to_pylist(), row.loss_mask.to_pylist(), strict=True) if trained)
+    assert learner._reference is not None
+    head = learner._reference.model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda *args: args[2].index_fill(-1, torch.tensor([token]), -math.inf))
+    before = weights_of(learner._actor.weights())
+    metrics = learner.update([row])
+    assert metrics["loss"] == math.inf
+    assert not math.isfinite(metrics["grad_norm"])
+    assert metrics["skipped_updates"] == 1
+    assert same(before, learner._actor.weights())
+    hook.remove()
+    assert math.isfinite(learner.update([row])["loss"])
+    assert not same(before, learner._actor.weights())
+    assert learner.skipped_updates == 1
+
+
+def test_nonfinite_gradient_of_the_critic_leaves_its_weights(model: Path) -> None:
+    config = LearnerConfig(algorithm=AlgorithmConfig(name="ppo"), learning_rate=1e-2, warmup_steps=0, mini_batches=2)
+    learner = Learner(config, model)
+    assert learner._critic is not None
+    learner._critic.value.register_forward_hook(lambda *args: args[2] * (math.inf if torch.is_grad_enabled() else 1))
+    actor, critic = weights_of(learner._actor.weights()), weights_of(learner._critic_trained.weights())
+    metrics = learner.update(make_batch())
+    assert math.isfinite(metrics["grad_norm"])
+    assert not math.isfinite(metrics["critic/grad_norm"])
+    assert metrics["skipped_updates"] == 2
+    assert same(critic, learner._critic_trained.weights())
+    assert not same(actor, learner._actor.weights())
+
+
+def weights_of(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in weights.items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())

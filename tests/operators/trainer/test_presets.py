@@ -65,6 +65,8 @@ def test_presets_differ_by_their_papers_clips_and_steps(
         (named("gspo", mini_batches=1, epochs=2), False),
         (named("dapo", mini_batches=1), True),
         (named("cispo", mini_batches=1), False),
+        (LearnerConfig(algorithm=AlgorithmConfig(name="cispo", dual_clip=3.0)), True),
+        (LearnerConfig(algorithm=AlgorithmConfig(name="dapo", dual_clip=3.0)), False),
         (LearnerConfig(algorithm=AlgorithmConfig(clip_low=0.1, proximal="behaviour")), False),
         (LearnerConfig(algorithm=AlgorithmConfig(dual_clip=3.0)), True),
         (LearnerConfig(algorithm=AlgorithmConfig(name="rloo", clip_high=0.2)), True),

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from tiny_models import EXPERTS, FAMILIES, GQA, MIXTURES, tiny_model
+from tiny_models import FAMILIES, MIXTURES, tiny_model
 from trainer_batches import make_batch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from infra.models.checkpoint_folder import load_model
 from infra.models.weights import load_weights, save_weights, weight_tensors
@@ -20,9 +19,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def saved(folder: Path, kind: str) -> Path:
-    torch.manual_seed(0)
-    model = MIXTURES[kind]() if kind in MIXTURES else tiny_model(kind)
-    model.save_pretrained(folder)
+    tiny_model(kind).save_pretrained(folder)
     return folder
 
 
@@ -51,15 +48,18 @@ def test_experts_are_loaded_in_place(tmp_path: Path, kind: str) -> None:
     assert all(torch.equal(one, two) for one, two in pairs)
 
 
-def test_mixture_of_experts_is_trained_published_and_restored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_mixture_of_experts_is_trained_published_and_restored(tmp_path: Path, kind: str) -> None:
     torch.manual_seed(0)
-    Qwen3MoeForCausalLM(Qwen3MoeConfig(**GQA | {"vocab_size": 260}, **EXPERTS, head_dim=12)).save_pretrained(tmp_path)
+    MIXTURES[kind](vocab_size=260).save_pretrained(tmp_path)
     folder = tmp_path
     learner, resumed = (Learner(LearnerConfig(learning_rate=1e-2, warmup_steps=0), folder) for _ in range(2))
     before = {name: tensor.clone() for name, tensor in learner.weights().items()}
     learner.update(make_batch())
     moved = [name for name, tensor in learner.weights().items() if not torch.equal(tensor, before[name])]
-    assert any(".experts.3.gate_proj.weight" in name for name in moved)
+    assert any(f".experts.3.{'w1' if kind == 'mixtral' else 'gate_proj'}.weight" in name for name in moved)
+    published = {name: tuple(tensor.shape) for name, tensor in learner.weights().items()}
+    assert published == shapes_in(folder / "model.safetensors")
     resumed.restore(learner.state())
     for each in (learner, resumed):
         each.update(make_batch(1))

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from safetensors import safe_open
 from trainer_batches import save_tiny_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-from two_ranks import BATCHES, parts, train
+from two_ranks import BATCHES, TIMEOUT_S, parts, train
 
 from operators.trainer.config import AlgorithmName, LearnerConfig
 from operators.trainer.learner import Learner
@@ -89,6 +89,25 @@ def test_four_ranks_with_context_groups_match_the_gradients_of_one(tmp_path: Pat
     train_ranks(tmp_path, list(OF_FOUR.values()), 4)
     for number, case in enumerate(OF_FOUR.values()):
         check(tmp_path, number, case, 4)
+        _, metadata = read(tmp_path / f"0-{number}.safetensors")
+        # A group with the same sequences; with two copies one across them and one of a copy, for policy and reference.
+        assert json.loads(metadata["groups"]) == [TIMEOUT_S] * (3 if case[2] else 1)
+        assert json.loads(metadata["default"]) == TIMEOUT_S
+
+
+def test_router_auxiliary_loss_has_no_gradient(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model")
+    save_experts(tmp_path / "experts")
+    config = TypeAdapter(LearnerConfig).validate_json(json.dumps(SMALL))
+    file, found = tmp_path / "experts" / "config.json", []
+    for wanted in (False, True):
+        shape = json.loads(file.read_text()) | {"output_router_logits": wanted, "router_aux_loss_coef": 10.0}
+        file.write_text(json.dumps(shape))
+        learner = Learner(config, tmp_path / "experts")
+        assert learner.model.config.output_router_logits == wanted
+        found.append(train(learner, [[row for rank in parts(0) for row in rank]])[0])
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 @pytest.mark.soak

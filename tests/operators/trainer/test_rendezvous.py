@@ -22,8 +22,9 @@ from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.listening import listening_socket, listening_sockets
 from infra.runners.stopping import STOPPING
+from operators.trainer.config import CriticConfig, LearnerConfig
 from operators.trainer.rank_addresses import AddressFile, AddressTopic
-from operators.trainer.rank_training import start_rank_training
+from operators.trainer.rank_training import _common_settings, start_rank_training
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import RankLost, Rendezvous, _bind_collectives, _find, lost_ranks, wait_for_ranks
 from operators.trainer.training_config import TrainingConfig
@@ -77,8 +78,8 @@ def test_restarted_rank_ends_the_rendezvous_for_a_new_one(ranks: RankThreads) ->
 
 def test_rank_that_ends_while_others_are_awaited_is_replaced(ranks: RankThreads) -> None:
     """Else the others would wait for it in a collective, up to trainer.collective_timeout_s."""
-    zero = ranks.start(0, 3)
-    while (store := _find(AddressFile(ranks.file), Ranks(1, 3), "")) is None:
+    zero, address_of_three = ranks.start(0, 3), RankAddress("", 0, "", 3, 0, "", 0)
+    while (store := _find(AddressFile(ranks.file), 1, address_of_three)) is None:
         assert not zero.done()
     two = ranks.start(2, 3)
     while not store.check(["rank 2"]):
@@ -115,6 +116,8 @@ def test_rendezvous_ignores_an_unrelated_store(ranks: RankThreads) -> None:
         ({"ranks": 4}, r"trainer\.ranks 4, rank 1 has 2"),
         ({"shard_ranks": 1}, r"trainer\.shard_ranks 1, rank 1 has 0"),
         ({"model": "of 7B"}, "a model of 7B, rank 1 has of 1B"),
+        ({"settings": ["rollout.dtype=float32", "trainer.learner.epochs=2"]}, "learner.epochs 2, rank 1 has 1"),
+        ({"settings": []}, r"rollout.dtype \(not set\), rank 1 has float32"),
     ],
 )
 def test_rank_with_other_settings_than_rank_0_does_not_register(
@@ -124,9 +127,10 @@ def test_rank_with_other_settings_than_rank_0_does_not_register(
     store = dist.PrefixStore("present", server)
     store.set("open", "present")
     addresses = AddressFile(tmp_path / "ranks.json")
-    addresses.write(replace(address(server.port, "present"), **other))
+    settings = ("rollout.dtype=float32", "trainer.learner.epochs=1")
+    addresses.write(replace(address(server.port, "present"), **({"settings": settings} | other)))
     with pytest.raises(ValueError, match=what):
-        wait_for_ranks(addresses, TWO[1], model="of 1B")
+        wait_for_ranks(addresses, TWO[1], model="of 1B", settings=settings)
     assert not store.check(["rank 1"])
 
 
@@ -152,6 +156,27 @@ def test_ranks_meet_by_the_newest_address_of_the_topic(broker: Broker, run_id: s
         first = threads.submit(wait_for_ranks, topic, TWO[0])
         for rendezvous in (first.result(60), second.result(60)):
             rendezvous.check()
+
+
+@pytest.mark.parametrize(
+    ("changed", "shards", "dtype", "name"),
+    [
+        ({"context_ranks": 2}, 1, "float32", "trainer.context_ranks=2"),
+        ({"learner": LearnerConfig(betas=(0.8, 0.9))}, 1, "float32", "trainer.learner.betas=(0.8, 0.9)"),
+        ({"learner": LearnerConfig(critic=CriticConfig(value_clip=1))}, 1, "float32", "learner.critic.value_clip=1"),
+        ({}, 2, "float32", "experience.shards=2"),
+        ({}, 1, "bfloat16", "rollout.dtype=bfloat16"),
+        ({"gpus": (1, 2), "device": "cuda", "rank_0_host": "10.0.0.1"}, 1, "float32", ""),
+    ],
+)
+def test_settings_that_all_ranks_need_are_part_of_the_address(
+    changed: dict[str, Any], shards: int, dtype: str, name: str
+) -> None:
+    before = _common_settings(TrainingConfig(ranks=2), 1, "float32")
+    after = _common_settings(TrainingConfig(ranks=2, **changed), shards, dtype)
+    different = [each for each in after if each not in before]
+    assert len(different) == bool(name)
+    assert name in "".join(different)
 
 
 def address(port: int, token: str = "of an ended rank") -> RankAddress:

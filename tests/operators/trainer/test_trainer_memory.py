@@ -13,8 +13,8 @@ import torch
 from trainer_batches import save_tiny_model
 from trainer_on_a_log import Producer, Trainer
 
-from operators.io.elements import Restored
-from operators.io.fold_records import FoldStep, ShardFold, _FoldFn, close_folds
+from operators.io.elements import Restored, ShardFold
+from operators.io.fold_records import FoldStep, _FoldFn, close_folds
 from operators.trainer import publishing
 
 

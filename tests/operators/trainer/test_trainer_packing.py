@@ -12,7 +12,7 @@ import torch
 from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_folder import load_model
-from operators.trainer import packed_attention, varlen_attention
+from operators.trainer import packed_attention
 from operators.trainer.batch import join_parts
 from operators.trainer.packed_attention import lay_out
 from operators.trainer.packing import micro_batches, pack, pack_tokens, plan_micro_batches
@@ -124,7 +124,7 @@ def varlen_by_definition(
 
 
 def test_varlen_kernel_is_for_gpus_only() -> None:
-    assert varlen_attention.varlen_kernel(torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)) is None
+    assert packed_attention.varlen_kernel(torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)) is None
 
 
 def test_sequences_do_not_attend_to_each_other(tmp_path: Path) -> None:

@@ -17,11 +17,10 @@ import pytest
 from infra.models.checkpoint_folder import load_model, load_tokenizer
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import PHRASES, DemoModelConfig
-from infra.models.generate import generate
 from operators.trainer import warm_start as module
 from operators.trainer.imitation import Example, LearningRates, imitate, scheduled
 from operators.trainer.traces import TRACES
-from operators.trainer.warm_start import warm_start
+from operators.trainer.warm_start import generate, warm_start
 from operators.trainer.warm_start_config import WarmStartConfig
 from operators.trainer.warm_start_record import RECORD_FILE, read_warm_start
 

@@ -3,10 +3,10 @@
     python two_ranks.py FOLDER [RANKS]
 
 FOLDER has models and cases.json, a list of [a model's name, a LearnerConfig, Ranks.shards, Ranks.context]. Rank R
-writes the result of the first to R-0.safetensors: tensors, metrics, published weights, and the number of gatherings of
-layers in one batch. Rank 1 has fewer sequences, and none of the second batch; further ranks have none. All are forked
-from one process, so that torch and transformers are imported once; the test's own process cannot be forked, because it
-has run backward passes.
+writes the result of the first to R-0.safetensors: tensors, metrics, published weights, the number of gatherings of
+layers in one batch, and the time-outs of the process groups. Rank 1 has fewer sequences, and none of the second batch;
+further ranks have none. All are forked from one process, so that torch and transformers are imported once; the test's
+own process cannot be forked, because it has run backward passes.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from operators.trainer.version_file import write_parts  # noqa: E402
 from schemas.records import MicroBatch, PolicyVersion  # noqa: E402
 
 BATCHES = 2
+TIMEOUT_S = 77.0
 
 
 def parts(number: int, ranks: int = 2) -> list[list[MicroBatch]]:
@@ -110,7 +111,7 @@ def main(folder: Path, count: int = 2) -> int:
 def run_rank(rank: int, folder: Path, count: int) -> None:
     """Run as rank `rank`."""
     torch.set_num_threads(1)
-    ranks = join_process_group(AddressFile(folder / "ranks.json"), Ranks(rank, count)).ranks
+    ranks = join_process_group(AddressFile(folder / "ranks.json"), Ranks(rank, count, timeout_s=TIMEOUT_S)).ranks
     cases = TypeAdapter(list[tuple[str, LearnerConfig, int, int]]).validate_json((folder / "cases.json").read_bytes())
     for number, (model, config, shards, context) in enumerate(cases):
         write_result(
@@ -124,7 +125,10 @@ def run_rank(rank: int, folder: Path, count: int) -> None:
 
 def write_result(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) -> None:
     """Train with `config`, and check that a learner restored from the state continues identically."""
-    learner, resumed = (Learner(config, model, ranks=ranks) for _ in range(2))
+    before = group_timeouts()
+    learner = Learner(config, model, ranks=ranks)
+    opened = group_timeouts()[len(before) :]
+    resumed = Learner(config, model, ranks=ranks)
     tensors, metrics = train(learner, [parts(number, ranks.count)[ranks.rank] for number in range(BATCHES)], ranks)
     restore_from_files(resumed, learner.state(), ranks, out.with_name(f"checkpoint-{out.stem[2:]}"))
     with counted_gatherings() as gatherings:
@@ -132,8 +136,14 @@ def write_result(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) ->
     resumed.update(parts(0, ranks.count)[ranks.rank])
     pairs = zip(learner.state().weights.values(), resumed.state().weights.values(), strict=True)
     same = all(torch.equal(full_tensor(one), full_tensor(other)) for one, other in pairs)
-    found = {"metrics": metrics, "resumed": same, "gatherings": len(gatherings)}
+    found = {"metrics": metrics, "resumed": same, "gatherings": len(gatherings), "groups": opened, "default": before[0]}
     save_file(tensors, out, {name: json.dumps(value) for name, value in found.items()})
+
+
+def group_timeouts() -> list[float]:
+    """The time-outs of this process's groups, in seconds, the default group's first."""
+    groups = dist.distributed_c10d._world.pg_map
+    return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
 
 
 def restore_from_files(learner: Learner, state: LearnerState, ranks: Ranks, folder: Path) -> None:

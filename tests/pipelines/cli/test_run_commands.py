@@ -41,7 +41,12 @@ def runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runs:
         (folder / "logs").mkdir(parents=True)
         ended = {"release": RELEASE, "run": name, "started_at": steps, "ended_at": steps + 10.0, "error": None}
         (folder / "state.json").write_text(json.dumps(ended))
-        summary = {"run": name, "optimizer_steps": steps, "tokens_generated": 1000 * steps, "wall_seconds": 50.0}
+        summary = {
+            "run": name,
+            "optimizer_steps": steps,
+            "tokens_generated": 1000 * steps,
+            "tokens_per_s": 20.0 * steps,
+        }
         (folder / "summary.json").write_text(json.dumps({**summary, "reward_last": 1 / 3}))
         for role in ("score", "trainer"):
             (folder / "logs" / f"{role}.log").write_text("".join(f"{role} {n}\n" for n in range(30)))
@@ -80,10 +85,10 @@ def test_runs_logs_of_a_role_are_those_of_the_process_that_it_shares(runs: Runs,
 def test_runs_compare_prints_a_column_per_run(runs: Runs) -> None:
     code, out, _ = runs("compare", "first", "second")
     assert code == 0
-    rows: dict[str, list[str]] = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.split()}
-    assert rows["optimizer_steps"] == ["10", "20"]
-    assert rows["tokens_per_s"] == ["200", "400"]
-    assert rows["reward_last"] == ["0.333", "0.333"]
+    rows: dict[str, list[str]] = {line[:40].strip(): line.split()[-2:] for line in out.splitlines()}
+    assert rows["optimizer steps"] == ["10", "20"]
+    assert rows["tokens generated per second of the run"] == ["200", "400"]
+    assert rows["reward, last tenth"] == ["0.333333", "0.333333"]
     found: list[dict[str, Any]] = json.loads(runs("compare", "first", "second", "--json")[1])
     assert [each["tokens_generated"] for each in found] == [10_000, 20_000]
     assert runs("compare", "first", "nobody")[0] == 1

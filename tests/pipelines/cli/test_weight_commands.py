@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from infra.files import create_secret, read_secret
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.producer import BoundedProducer
@@ -24,7 +25,7 @@ from infra.models.demo_config import DemoModelConfig
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from infra.store.weight_store import WeightStore
-from infra.transport.relay_node import RelayNode
+from infra.transport.relay_node import Endpoint, RelayNode
 from operators.relay.relay import relay_key
 from pipelines.cli.main import main
 from schemas.codec import encode
@@ -154,17 +155,27 @@ def test_weights_publish_rejects_other_models(laminar: Laminar, model: Path, tmp
 
 
 def test_weights_pull_downloads_from_relay(
-    laminar: Laminar, client: ClientProperties, root: Path, model: Path, tmp_path: Path
+    laminar: Laminar,
+    client: ClientProperties,
+    root: Path,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     published_version = json_of(laminar, "weights", "publish", str(model))
     version = published_version["version"]  # type: ignore[index]
     empty = tmp_path / "empty"
     words = ("weights", "pull", version, str(tmp_path / "out"), "--model", str(model), "--store", str(empty))
     assert "has no relays" in " ".join(laminar(*words)[2].split())
+    secret = tmp_path / "runs" / RUN / "relay.secret"
+    create_secret(secret)
     with WeightStore(root) as store:
-        node = RelayNode(store, RUN, 0)
+        node = RelayNode(store, RUN, 0, Endpoint(token=read_secret(secret)))
         try:
             send(client, RelayChain(1, (RelayLink(0, node.address, "elsewhere", "/"),), (), "chain", 0))
+            assert "relays need a token of at least 16" in " ".join(laminar(*words)[2].split())  # it has no config.toml
+            (secret.parent / "config.toml").write_text(f"[run]\nname = '{RUN}'\n")
             assert json_of(laminar, *words)["from"] == "1 relays"  # type: ignore[index]
         finally:
             node.close()

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.run.deferred_imports import UNUSED, DeferredModule, defer_imports
-from pipelines.run.zygote import import_role_modules
+from pipelines.run.zygote import UNUSED, DeferredModule, defer_imports, import_role_modules
 
 NAME = "a_module_of_this_test"
 

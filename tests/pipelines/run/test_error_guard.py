@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def test_guard_ignores_errors_before_a_resumption() -> None:
 
 
 def test_guard_message_names_share_settings_and_command() -> None:
-    message = failing_message(ErrorCounts(64, 60, 4), "first")
+    message = failing_message(ErrorCounts(64, 60, 4), Path("runs/first"))
     for expected in (
         "100 % of 64 trajectories (rewards 60, episodes 4)",
         "run.stop_error_share",

@@ -25,6 +25,13 @@ from pipelines.run.preflight import gpu_problems
         ({"device": "cuda", "gpus": [3]}, {}, "4567", ""),
         ({"device": "cuda", "gpus": [0]}, {}, "4567", "trainer and rollouts share GPU 4"),
         ({}, {"engine": "emulated", "gpus": [9]}, "01", ""),
+        ({"device": "cuda"}, {}, "01", "trainer and rollouts share GPU 0"),
+        ({"device": "cuda"}, {"gpus": [1]}, "01", ""),
+        ({"device": "cuda", "ranks": 2}, {"gpus": [2]}, "012", ""),
+        ({"device": "cuda", "ranks": 2}, {"gpus": [0]}, "01", "trainer and rollouts share GPU 0"),
+        ({"device": "cuda", "ranks": 3, "gpus": [0, 1]}, {"gpus": [2]}, "012", "has 2 of this machine's GPUs"),
+        ({"device": "cuda:1", "ranks": 2}, {"gpus": [0]}, "01", "has 1 of this machine's GPUs"),
+        ({"device": "cuda", "ranks": 2}, {}, "0", "has 1 of this machine's GPUs"),
     ],
 )
 def test_gpu_problems_of_a_machine(trainer: dict[str, Any], rollout: dict[str, Any], visible: str, says: str) -> None:

@@ -13,7 +13,7 @@ START = 1_000_000
 
 
 def config_of(**prompts: object) -> Config:
-    return parse_config({"run": {"name": "r"}, "prompts": {"task": "gcd", **prompts}}, "test")
+    return parse_config({"run": {"name": "first"}, "prompts": {"task": "gcd", **prompts}}, "test")
 
 
 def state_of(drawn: int, share: float) -> RunState:
@@ -31,7 +31,7 @@ def state_of(drawn: int, share: float) -> RunState:
     ],
 )
 def test_guard_stops_a_run_with_too_many_refused_rows(drawn: int, share: float, accepted: float, stops: bool) -> None:
-    guard = RunGuard(config_of(max_refused_share=accepted), START, "first")
+    guard = RunGuard(config_of(max_refused_share=accepted), START)
     if not stops:
         guard.check(state_of(drawn, share), list)
         return
@@ -40,12 +40,13 @@ def test_guard_stops_a_run_with_too_many_refused_rows(drawn: int, share: float, 
     for expected in (
         "6.0 % of the rows of task 'gcd' are refused, more than prompts.max_refused_share = 0.05",
         "refused so far: 30 rows (too long 30)",
+        "laminar topics dlq list --run first` lists them",
         "laminar runs resume --run first --set prompts.max_refused_share=0.07",
     ):
         assert expected in str(failure.value)
 
 
 def test_guard_names_the_file_for_a_task_of_a_mixture() -> None:
-    guard = RunGuard(config_of(tasks=[{"name": "gcd", "max_refused_share": 0.01}]), START, "first")
+    guard = RunGuard(config_of(tasks=[{"name": "gcd", "max_refused_share": 0.01}]), START)
     with pytest.raises(RunFailing, match=r"max_refused_share = 0\.03 of this task in the run's config.toml"):
         guard.check(state_of(MIN_DRAWN, 0.02), list)

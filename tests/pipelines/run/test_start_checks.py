@@ -17,7 +17,7 @@ from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import WITHOUT_GROUPS
 from pipelines.config import Config, ConfigProblems, parse_config
 from pipelines.run.learnability import unlearnable
-from pipelines.run.preflight import GIB, host_problems
+from pipelines.run.preflight import GIB, host_problems, missing_requirements, unknown_environments
 
 
 def config_of(**sections: Any) -> Config:
@@ -54,6 +54,17 @@ def test_learning_rate_of_0_needs_an_explicit_setting(algorithm: str) -> None:
 def test_algorithms_without_groups_are_those_of_their_advantages() -> None:
     alone = {name for name, each in FUNCTIONS.items() if each.advantage in (generalised, whitened_returns)}
     assert alone == WITHOUT_GROUPS
+
+
+def test_environments_that_prompts_name_must_exist() -> None:
+    tasks = [{"task": "gcd", "environment": name} for name in ("gess", "guess")]
+    tasks = [{**task, "name": task["environment"]} for task in tasks]
+    config = config_of(rollout={"environments": [{"name": "guess"}]}, prompts={"tasks": tasks})
+    (problem,) = unknown_environments(config)
+    assert (
+        problem == "prompts.environment: there is no environment 'gess' in rollout.environments; did you mean 'guess'?"
+    )
+    assert problem in list(missing_requirements(config))
 
 
 def test_host_checks_name_missing_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

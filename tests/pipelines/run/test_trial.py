@@ -182,7 +182,7 @@ def test_trial_counts_prompts_that_are_too_long(tmp_path: Path) -> None:
     accepted = trial(config_of(tmp_path, max_refused_share=0.2), tmp_path)
     assert accepted.problems == []
     (warning,) = accepted.warnings
-    assert "20.0 % of 10 rows (too long 2) are refused" in warning
+    assert "20.0 % of 10 rows (too long 2) are refused (too long: prompt " in warning
 
 
 def test_trial_warns_of_responses_that_the_context_shortens(tmp_path: Path) -> None:
@@ -252,3 +252,20 @@ def test_trial_loads_the_classes_of_the_buffer(tmp_path: Path) -> None:
     (problem,) = trial(config, tmp_path).problems
     assert problem.startswith("experience: sampler: ")
     assert "must be a class that derives from operators.experience.samplers.Sampler" in problem
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("mine.py:right", None),
+        ("mine.py:gone", "has no function 'gone'"),
+        ("slow.py:mine", "the import takes over 1 s"),
+    ],
+)
+def test_trial_loads_the_function_of_agents(tmp_path: Path, function: str, expected: str | None) -> None:
+    rows(tmp_path)
+    table = {"prompts": {"task": "gcd", "environment": "agent"}, "agents": {"function": f"{tmp_path}/{function}"}}
+    config = parse_config({"run": {"name": "trial", "check_timeout_s": 1.0}, **table, "warm_start": {}}, "test")
+    found = [problem for problem in all_problems(config).problems if problem.startswith("agents.function: ")]
+    assert len(found) == (expected is not None)
+    assert all(str(expected) in problem for problem in found)

@@ -31,20 +31,20 @@ def note_is_lost(patch: pytest.MonkeyPatch) -> None:
 
 def note_of_an_aborted_transaction_counts(patch: pytest.MonkeyPatch) -> None:
     """A start takes the last note in the log, whether or not it was committed."""
-    from infra.kafka import notes
+    from infra.kafka import note
 
     class AlwaysCommitted:
         def __init__(self, marker: Any) -> None:
             self.producer_id, self.committed = marker.producer_id, True
 
-    read = notes.read_to_end
-    patch.setattr(notes, "Marker", AlwaysCommitted)
+    read = note.read_to_end
+    patch.setattr(note, "Marker", AlwaysCommitted)
 
     def committed(*args: Any) -> Any:
         for each in read(*args):
             yield AlwaysCommitted(each) if hasattr(each, "committed") else each
 
-    patch.setattr(notes, "read_to_end", committed)
+    patch.setattr(note, "read_to_end", committed)
 
 
 def start_number_is_not_committed(patch: pytest.MonkeyPatch) -> None:

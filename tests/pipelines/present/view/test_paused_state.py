@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 from synthetic_run import START, trainer_metric
 
 from pipelines.inspect.metrics_file import LAG
+from pipelines.inspect.run_folders import laminar_command
 from pipelines.inspect.run_state.events import Tick
 from pipelines.inspect.run_state.rates import rates, seconds_left
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
@@ -35,12 +38,12 @@ def scraped(state: RunState) -> str:
 
 
 def test_views_name_the_pause_and_its_begin() -> None:
-    state = fold(RUNNING, PAUSED)
+    state = fold(replace(RUNNING, folder=Path("runs/r")), PAUSED)
     text = "since 2026-05-04 10:00:00 UTC, 3 trajectories are running, 5 of a begun prompt wait"
     assert f"paused {text}" in run_line(state)
     assert dict(fact_lines(state))["paused"] == text
     assert state_to_json(state)["paused_since"] == SINCE
-    assert waiting_for(state) == "the end of its pause: `laminar runs unpause`"
+    assert waiting_for(state) == f"the end of its pause: `{laminar_command()} runs unpause --run r`"
     assert 'laminar_paused{run="r"} 1.0' in scraped(state)
 
 

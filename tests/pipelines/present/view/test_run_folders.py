@@ -27,6 +27,7 @@ from pipelines.inspect.run_folders import (
     find_run,
     find_run_to_resume,
     folder_of,
+    laminar_command,
     list_runs,
     read_run,
     run_argument,
@@ -152,6 +153,15 @@ def test_runs_are_named_by_path_from_any_folder(tmp_path: Path, monkeypatch: pyt
         assert invoke("status", "--run", argument, "--json")[0] == 1  # it died
     monkeypatch.chdir(tmp_path)
     assert folder_of(Path("runs"), None) == Path("runs/first")
+
+
+def test_laminar_command_includes_path_if_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert laminar_command() == ".venv/bin/laminar"
+    (tmp_path / "laminar").touch(mode=0o755)
+    assert laminar_command() == "laminar"
 
 
 def test_stop_run_waits_for_end(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:

@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 from synthetic_run import GROUP_BATCH, START, STEP_MS, evaluation_metric, heartbeat, history, manifest, trainer_metric
 
-from pipelines.inspect.run_state.curve import MAX_POINTS, NO_POINTS, Curve, Point
 from pipelines.inspect.run_state.events import LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
-from pipelines.inspect.run_state.state import PACE_POINTS, RunState, fold, fold_all, new_run
+from pipelines.inspect.run_state.state import (
+    MAX_POINTS,
+    NO_POINTS,
+    PACE_POINTS,
+    Curve,
+    Point,
+    RunState,
+    fold,
+    fold_all,
+    new_run,
+)
 from pipelines.inspect.run_state.waiting import waiting_for
 from pipelines.present.view.text import eta
 from schemas.records import Metric, PolicyVersion, RelayArrival, RelayStatus

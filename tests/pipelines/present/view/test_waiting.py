@@ -16,7 +16,7 @@ from pipelines.inspect.run_state.waiting import QUIET_S, waiting_for
 from pipelines.present.view.panels import fact_lines
 from pipelines.present.view.state_json import state_to_json
 from pipelines.present.view.text import run_line
-from pipelines.run.goal import is_reached
+from pipelines.run.supervisor import is_reached
 from schemas.records import Metric
 
 UP = RolesChanged({"trainer": RoleState(1, 0, "up"), "score": RoleState(2, 0, "up")})

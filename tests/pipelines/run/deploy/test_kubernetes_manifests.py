@@ -140,6 +140,27 @@ def test_memory_requests_follow_from_the_model(tmp_path: Path) -> None:
     assert all(unit.memory_gib >= small[unit.name] for unit in units_of(load_config(file)))
 
 
+def test_memory_request_of_a_rank_has_what_its_gpu_offloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from end_to_end.small_runs import make_model
+
+    from operators.trainer.memory_plan import ModelShape
+    from pipelines.config import load_config
+    from pipelines.run import deployment
+
+    parameters = 1 << 30
+    monkeypatch.setattr(deployment, "shape_of", lambda _: ModelShape(parameters, 0, 0, 1, 1, 1, 1))
+    folder = f"deploy.model_folder='{make_model(tmp_path / 'model', layers=1)}'"
+
+    def request(*changes: str) -> int:
+        return deployment.host_memory(load_config(run_file(tmp_path, "secured"), [folder, *changes])).of("trainer")
+
+    offload = "trainer.learner.offload=['moments']"
+    assert request(offload, "trainer.shard_ranks=4") - request() == 8 // 4
+    on_cpus = ("trainer.device='cpu'", "trainer.shard_ranks=4")
+    assert request(*on_cpus, offload) == request(*on_cpus)
+    assert request(*on_cpus) > request(*on_cpus[:1])
+
+
 def test_each_role_has_its_own_secret_and_kafka_user(tmp_path: Path) -> None:
     documents = deployment(run_file(tmp_path, "secured"))
     for workload, pod in pods(documents):

@@ -15,6 +15,7 @@ from infra.kafka.settings_check import SettingProblem
 from infra.store.errors import StoreError
 from infra.store.ownership import StaleStore, open_folder, stale_stores
 from pipelines.cli.main import main
+from pipelines.inspect.run_folders import laminar_command
 from pipelines.run.doctor import machine
 from pipelines.run.doctor.checks import GIB, can_run, judge
 from pipelines.run.doctor.machine import Machine, Package, observe, remove_stale_stores
@@ -118,7 +119,7 @@ def test_remove_stale_stores_keeps_stores_in_use(tmp_path: Path) -> None:
     lock = open_folder(used)
     open_folder(stale).release()
     other.mkdir()
-    with pytest.raises(StoreError, match="laminar-used is not an unused store of yours: `laminar doctor` lists them"):
+    with pytest.raises(StoreError, match=r"laminar-used is not an unused store of yours: `.*laminar doctor` lists"):
         remove_stale_stores(["laminar-used", "laminar-stale"], tmp_path)
     assert remove_stale_stores(base=tmp_path) == [stale]
     assert sorted(tmp_path.iterdir()) == [other, used]
@@ -132,7 +133,7 @@ def test_judge_offers_each_stale_store_of_a_user_for_itself(tmp_path: Path) -> N
     findings = judge(replace(COMPLETE, stale_stores=tuple(stale_stores(tmp_path))))
     one, two = (finding for finding in findings if finding.verdict != "ok")
     assert one.detail.endswith(f", of the run in {tmp_path}/runs/one")
-    assert two.fix == "laminar doctor --clean laminar-two"
+    assert two.fix == f"{laminar_command()} doctor --clean laminar-two"
     assert remove_stale_stores(["laminar-two"], tmp_path) == [tmp_path / "laminar-two"]
     assert [each.root for each in stale_stores(tmp_path)] == [tmp_path / "laminar-one"]
 

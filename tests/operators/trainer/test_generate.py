@@ -7,7 +7,7 @@ import torch
 
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
-from infra.models.generate import generate
+from operators.trainer.warm_start import generate
 
 PROMPTS = [[5, 6, 7, 8, 9], [40], [12, 13], [200, 201, 202]]
 STOP = 1

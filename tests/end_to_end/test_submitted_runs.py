@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from first_day import Shell
 from kafka import KafkaProducer
+from laminar_runs import CommandServer
 from record_samples import SAMPLES
 
 from infra.kafka.broker import Broker, free_port
-from pipelines.cli.main import main
 from pipelines.config import KafkaConfig, parse_config, save_config
 from pipelines.inspect.submissions import Submission
 from pipelines.run.topics import make_topics
@@ -21,7 +20,6 @@ from schemas.codec import encode
 from schemas.records import Experience, Metric
 from schemas.topics import EXPERIENCES, METRICS
 
-Laminar = Callable[..., tuple[int, str, str]]
 SCORED = next(each for each in SAMPLES.values() if isinstance(each, Experience))
 
 
@@ -47,39 +45,37 @@ def submitted(broker: Broker, run_id: str, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def laminar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Laminar:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(words)
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return call
+def shell(command_server: CommandServer, tmp_path: Path) -> Shell:
+    """In another directory than the runs."""
+    (tmp_path / "outputs").mkdir()
+    return Shell(command_server, tmp_path / "here", tmp_path / "outputs")
 
 
-def test_commands_find_the_kafka_of_a_submitted_run(submitted: Path, run_id: str, laminar: Laminar) -> None:
-    place = ("--run", str(submitted))
-    code, out, err = laminar("runs", "status", *place, "--json")
-    assert code == 0, err
-    status = json.loads(out)
-    assert (status["run"], status["optimizer_steps"], status["goal"], status["kafka"]) == (run_id, 3, 7, None)
-    assert "3/7 steps" in laminar("runs", "status", *place)[1]
-    assert "3/7 steps" in laminar("watch", "--plain", *place)[1]
-    for words in (("topics", "lag"), ("topics", "tail", "experiences"), ("runs", "audit"), ("samples", "p12")):
-        code, out, err = laminar(*words, *place)
-        assert code in (0, 1), err  # 1: the audit of an experience without a prompt
-        assert "bootstrap" not in err, words
-    assert "p12  chain_sum, 1 of 8 samples" in out
+def test_commands_find_the_kafka_of_a_submitted_run(submitted: Path, run_id: str, shell: Shell) -> None:
+    """From any directory, and in the one above the runs without a name."""
+    for here, place in (
+        (shell.here, ("--run", str(submitted))),
+        (submitted.parent.parent, ("--run", f"elsewhere/{run_id}")),
+    ):
+        answer = shell("runs", "status", *place, "--json", here=here)
+        assert answer.code == 0, answer.text
+        status = answer.json
+        assert (status["run"], status["optimizer_steps"], status["goal"], status["kafka"]) == (run_id, 3, 7, None)
+        assert "3/7 steps" in shell("runs", "status", *place, here=here).text
+        assert "3/7 steps" in shell("watch", "--plain", *place, here=here).text
+        for words in (("topics", "lag"), ("topics", "tail", "experiences"), ("runs", "audit"), ("samples", "p12")):
+            answer = shell(*words, *place, here=here)
+            assert answer.code in (0, 1), answer.text  # 1: the audit of an experience without a prompt
+            assert "bootstrap" not in answer.text, words
+        assert "p12  chain_sum, 1 of 8 samples" in answer.text
 
 
-def test_status_of_a_submitted_run_names_unreachable_kafka(submitted: Path, laminar: Laminar) -> None:
+def test_status_of_a_submitted_run_names_unreachable_kafka(submitted: Path, shell: Shell) -> None:
     file = submitted / "submitted" / "score.toml"
     config = parse_config({"run": {"name": submitted.name, "folder": str(submitted.parent)}}, "test")
     address = f"127.0.0.1:{free_port()}"
     save_config(replace(config, kafka=KafkaConfig(bootstrap_servers=address)), file)
-    code, out, _ = laminar("runs", "status", "--run", str(submitted), "--json")
-    assert code == 0
-    assert address in json.loads(out)["kafka"]
-    assert "Kafka does not respond" in laminar("runs", "status", "--run", str(submitted))[1]
+    answer = shell("runs", "status", "--run", str(submitted), "--json")
+    assert answer.code == 0
+    assert address in answer.json["kafka"]
+    assert "Kafka does not respond" in shell("runs", "status", "--run", str(submitted)).text

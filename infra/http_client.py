@@ -1,0 +1,42 @@
+"""Requests over HTTP. They go to the address that is named alone: no redirect is followed, no proxy is used."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPResponse
+from typing import Any
+
+
+def get(url: str, timeout_s: float) -> HTTPResponse:
+    """The response to a request without a key. As `post_json`."""
+    return _open(url, timeout_s)
+
+
+def post_json(url: str, key: str, body: Mapping[str, Any], timeout_s: float) -> HTTPResponse:
+    """The response to `body`, sent to `url` with the bearer token `key`; the caller closes it.
+
+    Raises ValueError if `url` is not of HTTP, urllib.error.HTTPError for a status other than 2xx (a redirect too),
+    OSError and http.client.HTTPException.
+    """
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    return _open(url, timeout_s, json.dumps(body).encode(), headers)
+
+
+def _open(url: str, timeout_s: float, data: bytes | None = None, headers: Mapping[str, str] = {}) -> HTTPResponse:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url} must begin with http:// or https://")
+    opener = urllib.request.OpenerDirector()  # `build_opener` adds redirects, proxies of the environment, files and FTP
+    handlers = [
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+    ]
+    if url.startswith("https://"):
+        handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context()))
+    for handler in handlers:
+        opener.add_handler(handler)
+    response: HTTPResponse = opener.open(urllib.request.Request(url, data, dict(headers)), timeout=timeout_s)
+    return response

@@ -1,0 +1,183 @@
+"""A new user's mistakes: `laminar run` names them all before it starts anything, with the time-outs of user code."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from first_day import QUESTIONS, Answer, Shell, write_folder
+from laminar_runs import CommandServer, kill_processes_in
+
+MINE = """
+import time
+
+
+def raises(text): return {}["answr"]
+def string(text): return "1.0"
+def nan(text): return float("nan")
+
+
+class Slow:
+    def reset(self, prompt): time.sleep(60)
+    def step(self, text): return "", 1.0, True, {}
+"""
+SLOW = "import time\n\ntime.sleep(60)\n\n\ndef mine(text): return 1.0\n"
+LEARNER = {"learning_rate": 1e-3}
+
+
+@pytest.fixture
+def shell(command_server: CommandServer, model_folder: Path, tmp_path: Path) -> Iterator[Shell]:
+    here = tmp_path / "work"
+    write_folder(here, model_folder)
+    (here / "mine.py").write_text(MINE)
+    (here / "slow.py").write_text(SLOW)
+    (tmp_path / "outputs").mkdir()
+    yield Shell(command_server, here, tmp_path / "outputs")
+    kill_processes_in([here])
+
+
+def run(shell: Shell, *words: str, prompts: dict[str, Any] | None = None, **sections: Any) -> Answer:
+    """`laminar run WORDS` of the user's configuration with changes. It must not start, and leave nothing."""
+    table: dict[str, Any] = {
+        "model": {"path": "model"},
+        "prompts": {"source": "jsonl", "path": "rows.jsonl", "extra_columns": ["unit"], **(prompts or {})},
+        "score": {"rewards": [{"name": "my_reward.py:variety"}]},
+        "trainer": {"learner": LEARNER},
+        **sections,
+    }
+    (shell.here / "mistaken.toml").write_text(tomli_w.dumps(table))
+    answer = shell("run", "mistaken.toml", *words)
+    assert not [path for path in (shell.here / "runs").glob("*") if path.name != "latest"]
+    return answer
+
+
+def problems(answer: Answer) -> list[str]:
+    """The problems that a start has named."""
+    assert answer.code == 1
+    head, *details = answer.text.splitlines()
+    assert head.startswith("laminar: the run cannot start: ")
+    return details
+
+
+def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
+    model, long = shell.here / "model", {**QUESTIONS[0], "question": "x" * 600}
+    rows = [long, {"answer": "2"}, *QUESTIONS[:18]]
+    (shell.here / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "no json\n")
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**settings, "vocab_size": 12}))
+    with (model / "model.safetensors").open("wb") as file:
+        file.truncate(1 << 42)  # a sparse file: 4 TiB of weights
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        found = problems(
+            run(
+                shell,
+                prompts={"environment": "ecko", "heldout": 50, "samples_per_prompt": 1},
+                relay={"port": used.getsockname()[1]},
+                score={"rewards": [{"name": f"mine.py:{name}"} for name in ("raises", "string", "nan", "gone")]},
+                trainer={"learner": {"learning_rate": 0.0}},
+            )
+        )
+    for expected in (
+        "prompts.environment: there is no environment 'ecko' in rollout.environments",
+        "run.folder: ",  # free disk
+        "relay.store: ",  # shared memory
+        "cannot be used: Address already in use",
+        "trainer.learner.learning_rate = 0: the model would not change",
+        "prompts.samples_per_prompt = 1, task 'rows': the advantage of tis",
+        "prompts: heldout = 50 leaves none of the ",
+        "but the model's vocabulary has 12 tokens",
+        "% of 21 rows (",
+        "too long: prompt ",
+        "has no function 'gone'",
+    ):
+        assert any(expected in line for line in found), f"{expected!r} is missing in\n" + "\n".join(found)
+
+
+def test_start_names_each_reward_that_fails(shell: Shell) -> None:
+    reasons = {
+        "raises": "KeyError: 'answr' (mine.py:5)",
+        "string": "TypeError: returned str instead of a number",
+        "nan": "ValueError: returned nan",
+    }
+    answer = run(shell, score={"rewards": [{"name": f"mine.py:{reward}"} for reward in reasons]})
+    assert answer.code == 1
+    for reward, reason in reasons.items():
+        on_prompt = f"mine.py:{reward} fails on the first prompt of task 'rows' with the response "
+        assert re.search(f"{re.escape(on_prompt)}'# \\d+': {re.escape(reason)}", answer.text), answer.text
+
+
+def test_module_that_is_a_file_here_is_named(shell: Shell) -> None:
+    answer = run(shell, "--check", score={"rewards": [{"name": "my_reward:variety"}]})
+    assert answer.code == 1
+    expected = "there is no module 'my_reward' in Python's path; for the file in this directory write my_reward.py"
+    assert expected in answer.text
+    assert "importlib" not in answer.text
+
+
+def test_user_code_that_hangs_is_named_after_the_time_out(shell: Shell) -> None:
+    settings = {"check_timeout_s": 2.0}
+    environment = {"environments": [{"name": "mine.py:Slow", "seconds": 1.0}]}
+    rewards = {"rewards": [{"name": "slow.py:mine"}]}
+    answer = run(shell, prompts={"environment": "Slow"}, run=settings, score=rewards, rollout=environment)
+    assert answer.code == 1
+    assert "the verifier took longer than 2 s. It may be slow, or the machine busy: raise run.check_timeout_s" in (
+        answer.text
+    )
+    assert "Slow fails at its reset on the first prompt: " in answer.text
+    assert "took longer than 1 s" in answer.text
+    explained = shell("config", "--explain", "run.check_timeout_s")
+    assert "run.check_timeout_s: number in seconds, default 30" in explained.text
+
+
+def test_chat_template_that_fails_is_named(shell: Shell) -> None:
+    (shell.here / "model" / "chat_template.jinja").write_text("{{ raise_exception('Only poems.') }}")
+    answer = run(shell, prompts={"chat_template": True})
+    assert answer.code == 1
+    assert "Only poems." in answer.text
+
+
+def test_doubtful_settings_are_warned_of(shell: Shell) -> None:
+    algorithm = {"name": "grpo", "clip_high": 0.3}
+    answer = run(
+        shell,
+        "--check",
+        "--json",
+        prompts={"samples_per_prompt": 6},
+        experience={"global_batch": 16},
+        trainer={"learner": {**LEARNER, "algorithm": algorithm}},
+    )
+    assert answer.code == 0, answer.text
+    batch, clip, refused = answer.json["warnings"]
+    assert batch.startswith("experience.global_batch = 16 is no multiple of samples_per_prompt = 6")
+    assert "a clip without effect (clip_high)" in clip
+    assert "2.5 % of 40 rows (no answer 1) are refused" in refused
+
+
+def test_wrong_keys_and_types_are_named_at_once(shell: Shell) -> None:
+    answer = run(shell, prompts={"max_token": 5, "heldout": "many"}, traner={})
+    assert answer.code == 1
+    for expected in ("unknown key prompts.max_token", "unknown key traner", "prompts.heldout: Input should be a valid"):
+        assert expected in answer.text
+
+
+@pytest.mark.parametrize("task", ["leg_counting", "countdown"])
+def test_tasks_of_reasoning_gym_work_with_the_model_of_a_user_by_name(task: str, shell: Shell) -> None:
+    table = {"model": {"path": "model"}, "trainer": {"learner": LEARNER}}
+    (shell.here / "gym.toml").write_text(tomli_w.dumps(table))
+    changes = (f"prompts.task={task}", "prompts.max_refused_share=1", "run.check_timeout_s=200")
+    answer = shell("run", "gym.toml", "--check", *(word for change in changes for word in ("--set", change)))
+    assert answer.code == 0, answer.text
+    assert f"prompts ({task}), rewards and environments work on the first prompt" in answer.text
+
+
+def test_environments_are_found_by_module_and_class(shell: Shell) -> None:
+    for name in ("my_environment.py:Echo", "operators.rollout.environments.guess:Guess", "guess"):
+        answer = run(shell, "--check", prompts={"environment": name}, score={"rewards": [{"name": "environment"}]})
+        assert answer.code == 0, answer.text
+        assert f"checks environment {name.rpartition(':')[2]}\n" in answer.text

@@ -1,0 +1,53 @@
+"""`laminar train memory`: the documented set-ups, and the memory of a rank of a configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from trainer_batches import save_tiny_model
+
+from operators.trainer.config import LearnerConfig
+from operators.trainer.memory_plan import TARGETS, plan_memory, shape_of
+from pipelines.cli.main import main
+
+CONFIG = """
+[model]
+path = "{model}"
+[trainer]
+ranks = 4
+"""
+
+
+def rows_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, float]]:
+    """The rows that the command prints as JSON."""
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "memory", *words, "--json"])
+    assert not ended.value.code
+    return list(json.loads(capsys.readouterr().out)["rows"])
+
+
+def test_train_memory_prints_the_documented_set_ups(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = rows_of(capsys)
+    assert [row["model"] for row in rows] == [target.model for target in TARGETS]
+    assert [row["total"] for row in rows] == pytest.approx([target.plan().total / 1e9 for target in TARGETS])
+
+
+def test_train_memory_of_a_configuration_divides_a_copy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, file = save_tiny_model(tmp_path / "model"), tmp_path / "run.toml"
+    file.write_text(CONFIG.format(model=model))
+    expected = [plan_memory(shape_of(model), ranks, LearnerConfig()).total / 1e9 for ranks in (4, 2)]
+    (one_copy,) = rows_of(capsys, str(file))
+    (two_copies,) = rows_of(capsys, str(file), "--set", "trainer.shard_ranks=2")
+    assert [one_copy["total"], two_copies["total"]] == pytest.approx(expected)
+    assert one_copy["ranks"] == two_copies["ranks"] == 4
+
+
+def test_train_memory_names_a_folder_without_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(CONFIG.format(model=tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "memory", str(file)])
+    assert ended.value.code
+    assert f"the model in {tmp_path}" in " ".join(capsys.readouterr().err.replace("│", " ").split())
