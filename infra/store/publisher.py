@@ -18,7 +18,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from infra.kafka.producer import BoundedProducer
 from infra.store.chunks import DEFAULT_CHUNK_BYTES, chunk_checksums, chunk_size
 from infra.store.deltas import encode_delta
 from infra.store.errors import NoRoom, StoreBusy, StoreError
@@ -26,9 +25,7 @@ from infra.store.incoming_version import IncomingVersion
 from infra.store.layout import Layout
 from infra.store.names import weight_file
 from infra.store.weight_store import WeightStore
-from schemas.codec import encode
 from schemas.records import PolicyVersion, TensorSpec, WeightDelta, WeightVersion
-from schemas.topics import RELAY
 
 log = logging.getLogger(__name__)
 
@@ -306,20 +303,3 @@ class Publisher:
         """Reserve memory for the next version: allocating pages takes many times as long as copying into them."""
         with suppress(StoreError):  # the next publish reports the lack of memory
             self._store.reserve(self._layout.size)
-
-
-class ManifestLog:
-    """Publishes the manifests of `run` through `producer`, which nothing else uses and which the caller closes.
-
-    A call returns when the manifest is in the log. Raises DeliveryFailed, TimeoutError after `deadline_s` seconds.
-    """
-
-    def __init__(self, producer: BoundedProducer, run: str, deadline_s: float = 120.0) -> None:
-        self._producer = producer
-        self._topic = RELAY.name(run)
-        self._deadline_s = deadline_s
-
-    def __call__(self, manifest: WeightVersion) -> None:
-        value, headers = encode(manifest)
-        self._producer.send(self._topic, value, key=str(manifest.version).encode(), headers=headers)
-        self._producer.flush(self._deadline_s)

@@ -18,7 +18,7 @@ import numpy as np
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.runners.step_metrics import phase
-from infra.store.publisher import ManifestLog
+from infra.store.announce import ManifestLog
 from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold

@@ -113,7 +113,7 @@ def kl_penalty(current: Tensor, reference: Tensor, kind: KlKind = "k3") -> Tenso
     if kind == "k2":
         return 0.5 * difference**2
     limited = difference.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
-    return ((-limited).exp() + limited - 1).clamp(-10, 10)
+    return ((-limited).exp() + limited - 1).clamp(max=10)
 
 
 def value_loss(values: Tensor, before: Tensor, targets: Tensor, clip: float) -> Tensor:

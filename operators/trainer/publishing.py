@@ -10,8 +10,9 @@ from pathlib import Path
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.kafka.properties import ClientProperties
+from infra.store.announce import ManifestLog
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
-from infra.store.publisher import ManifestLog, Publisher, PublishFailed, TensorWriter
+from infra.store.publisher import Publisher, PublishFailed, TensorWriter
 from infra.store.weight_store import WeightStore
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls

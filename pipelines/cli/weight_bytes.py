@@ -13,11 +13,12 @@ import numpy as np
 from blake3 import blake3
 
 from infra.kafka.producer import BoundedProducer
+from infra.store.announce import ManifestLog
 from infra.store.chunks import chunk_checksums
 from infra.store.errors import StoreError, VersionGone
 from infra.store.layout import Layout
 from infra.store.names import default_root
-from infra.store.publisher import ManifestLog, Publisher
+from infra.store.publisher import Publisher
 from infra.store.weight_files import SINGLE, folder_tensors, tensors_in
 from infra.store.weight_store import WeightStore
 from infra.transport.fetch import download

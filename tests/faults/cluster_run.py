@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import tomli_w
 from faults.cluster import Cluster
-from faults.late_run import CONFIG, SHARDS, run_inputs
+from faults.late_run import CONFIG, SHARDS, relay_section, run_inputs
 from faults.log_files import LoggedRecord, read_topic
 from faults.nemesis import Injected, Nemesis
 from faults.network import Network, within
@@ -179,7 +179,8 @@ class ClusterRun:
     def _config(self) -> Config:
         self._file = self.folder / "run.toml"
         kafka = {"bootstrap_servers": self.cluster.client.bootstrap_servers, "partitions": SHARDS}
-        self._file.write_text(tomli_w.dumps({**CONFIG, "run": {"time_scale": 40.0, "name": self.run}, "kafka": kafka}))
+        sections = {"run": {"time_scale": 40.0, "name": self.run}, "kafka": kafka, "relay": relay_section(self.folder)}
+        self._file.write_text(tomli_w.dumps({**CONFIG, **sections}))
         return load_config(self._file)
 
 

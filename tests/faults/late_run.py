@@ -17,6 +17,7 @@ from faults.request_faults import LateRequest, Match, When, before_request, betw
 from faults.role_threads import RoleThread, close_roles, start_roles
 from faults.run_anomalies import RunLog, committed_offsets, run_anomalies, settled_anomalies
 
+from infra.files import create_secret
 from pipelines.config import Config, load_config
 from pipelines.run.topics import make_topics
 
@@ -137,9 +138,24 @@ def run_config(kafka: ProxiedBroker, run: str, folder: Path, **sections: Any) ->
     servers = f"127.0.0.1:{kafka.proxy.port}"
     kafka_section = {"bootstrap_servers": servers, "partitions": SHARDS}
     file.write_text(
-        tomli_w.dumps({**CONFIG, "run": {"time_scale": 100.0, "name": run}, "kafka": kafka_section, **sections})
+        tomli_w.dumps(
+            {
+                **CONFIG,
+                "run": {"time_scale": 100.0, "name": run},
+                "kafka": kafka_section,
+                "relay": relay_section(folder),
+                **sections,
+            }
+        )
     )
     return load_config(file)
+
+
+def relay_section(folder: Path) -> dict[str, str]:
+    """The settings of relays that a test starts role by role: the token that `laminar run` would have made."""
+    token_file = folder / "relay.secret"
+    create_secret(token_file)
+    return {"token_file": str(token_file)}
 
 
 def run_inputs(config: Config) -> dict[str, list[tuple[str, int]]]:

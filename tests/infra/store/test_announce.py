@@ -12,7 +12,8 @@ from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
-from infra.store.publisher import ManifestLog, Publisher, PublishFailed
+from infra.store.announce import ManifestLog
+from infra.store.publisher import Publisher, PublishFailed
 from infra.store.weight_store import WeightStore
 from schemas.codec import decode
 from schemas.records import PolicyVersion, TensorSpec

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from infra.files import create_secret
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, end_offsets
 from infra.kafka.broker import Broker
 from infra.kafka.topic_reader import read_topic
@@ -28,7 +29,9 @@ def statuses(broker: Broker, run: str) -> list[RelayStatus]:
 def test_relay_publishes_heartbeats_outside_of_transactions(broker: Broker, run_id: str, tmp_path: Path) -> None:
     with admin_client(broker.client()) as admin:
         create_topics(admin, [TopicSpec(REPLICAS.name(run_id), 1)])
-    step = RelayStep(RelayConfig(str(tmp_path), relay=3, heartbeat_s=0.02), broker.client(), run_id)
+    create_secret(tmp_path / "token")
+    config = RelayConfig(str(tmp_path), relay=3, heartbeat_s=0.02, token_file=str(tmp_path / "token"))
+    step = RelayStep(config, broker.client(), run_id)
     fold = step.restore(Restored("group", 1, (), {}, {}))
     try:
         fold.fold(Polled("group", 1, (), (), {}, True))

@@ -117,5 +117,5 @@ def test_run_kafka_fails_when_broker_data_is_deleted(tmp_path: Path) -> None:
 def test_read_run_names_the_remedy_for_damaged_state_json(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / STATE_FILE).write_text("{")
-    with pytest.raises(ValueError, match=rf"state\.json is not JSON: .*`laminar runs resume --run {tmp_path}/bad`"):
+    with pytest.raises(ValueError, match=rf"state\.json is not JSON: .*`.*laminar runs resume --run {tmp_path}/bad`"):
         read_run(tmp_path / "bad")
