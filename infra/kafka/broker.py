@@ -194,7 +194,7 @@ class Broker:
             if self.config.secure:
                 self.config.security.create(self.config.users)
                 self.config.security.write_clients(self.bootstrap_servers)
-            settings = server_properties(self.config, self.port, free_port())
+            settings = server_properties(self.config, self.port, _other_port(self.port))
             write_private(properties, "".join(f"{name}={value}\n" for name, value in settings.items()))
             fresh = not self.has_data()
             if fresh:
@@ -289,9 +289,11 @@ def free_port() -> int:
     """Return a loopback port on which nothing listens.
 
     It is below the ephemeral range: a client that reconnects to a stopped broker's port within that range can get the
-    same port as its own, connect to itself, and so prevent the broker's restart.
+    same port as its own, connect to itself, and so prevent the broker's restart. The system draws it: processes that
+    have seeded `random` alike would choose the same port at the same time.
     """
-    return next(port for port in (random.randrange(15000, 32000) for _ in range(1000)) if port_is_free(port))
+    draw = random.SystemRandom()
+    return next(port for port in (draw.randrange(15000, 32000) for _ in range(1000)) if port_is_free(port))
 
 
 def running_broker(data_dir: Path) -> psutil.Process | None:
@@ -314,6 +316,13 @@ def _write_state(data_dir: Path, state: dict[str, int | str]) -> None:
     temporary = data_dir / "broker.json.tmp"
     temporary.write_text(json.dumps(state) + "\n")
     temporary.replace(data_dir / "broker.json")  # atomic
+
+
+def _other_port(port: int) -> int:
+    """A free port that is not `port`, which is free until the broker binds it."""
+    while (other := free_port()) == port:
+        pass
+    return other
 
 
 def _claim_port(port: int) -> int:

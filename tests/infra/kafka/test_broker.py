@@ -16,7 +16,7 @@ import psutil
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 
-from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError, free_port, start_broker
+from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError, _other_port, free_port, start_broker
 from infra.processes import is_running
 
 # A dead broker's session must run out before its successor may register: short, so that the tests are.
@@ -145,3 +145,9 @@ def test_broker_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
 def test_free_port_is_below_the_ephemeral_range() -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert max(free_port() for _ in range(50)) < lowest
+
+
+def test_controller_never_has_the_port_of_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter([20_000, 20_000, 20_001])
+    monkeypatch.setattr("infra.kafka.broker.free_port", lambda: next(drawn))
+    assert _other_port(20_000) == 20_001
