@@ -8,7 +8,8 @@ Each round runs the module with its arguments in both checkouts, in alternating 
 that it prints (a path of keys and indices; where it leads to numbers by name, their sum), or else the CPU seconds of
 the whole process with its children, start included. Give figures that are CPU times: other work on the machine changes
 times of a clock much more. `ratio` is the median of the rounds' ratios, with the quartiles: what affects both runs of a
-round cancels out.
+round cancels out. With `--over-model` the figure is a cell of `benchmarks.end_to_end`, its CPU time divided by that of
+the same run in model code, which both commits do alike: the pace of a virtual machine cancels out as well.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,15 @@ def main() -> None:
     parser.add_argument("after", type=Path)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--figure", default="", help="path in the JSON, such as placement.0.us_per_trajectory")
+    parser.add_argument("--over-model", action="store_true", help="the figure is a cell: its CPU over its models' CPU")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("module", nargs="+", help="after --: the benchmark's module and its arguments")
     options = parser.parse_args()
+    read = over_model if options.over_model else lookup
     sides = options.before, options.after
     rounds: list[tuple[float, float]] = []
     for number in range(options.rounds):
-        turn = {side: measure(side, options.module, options.figure) for side in sides[:: -1 if number % 2 else 1]}
+        turn = {side: measure(side, options.module, options.figure, read) for side in sides[:: -1 if number % 2 else 1]}
         rounds.append((turn[options.before], turn[options.after]))
         print(f"round {number + 1}: {rounds[-1][0]:.4g}, {rounds[-1][1]:.4g}", file=sys.stderr)
     found = compare(rounds)
@@ -48,7 +51,7 @@ def main() -> None:
         print(", ".join(f"{name} {value:.4g}" for name, value in found.items()))
 
 
-def measure(checkout: Path, module: Sequence[str], figure: str) -> float:
+def measure(checkout: Path, module: Sequence[str], figure: str, read: Callable[[Any, str], float]) -> float:
     """The figure of one run of `module` in `checkout`; without `figure`, its CPU seconds."""
     before = cpu_s()
     done = subprocess.run(
@@ -59,7 +62,7 @@ def measure(checkout: Path, module: Sequence[str], figure: str) -> float:
         stdout=subprocess.PIPE,
         text=True,
     )
-    return lookup(json.loads(done.stdout), figure) if figure else cpu_s() - before
+    return read(json.loads(done.stdout), figure) if figure else cpu_s() - before
 
 
 def cpu_s() -> float:
@@ -73,9 +76,22 @@ def lookup(value: Any, path: str) -> float:
 
     Raises KeyError, IndexError, TypeError or ValueError if there is none.
     """
+    found = find(value, path)
+    return sum(map(float, found.values())) if isinstance(found, dict) else float(found)
+
+
+def over_model(value: Any, path: str) -> float:
+    """All CPU seconds a batch of the cell at `path` over those in model code."""
+    cell = find(value, path)
+    cpu: dict[str, float] = cell["cpu_seconds_per_batch"]
+    return sum(cpu.values()) / sum(cpu[role] * (1 - share) for role, share in cell["outside_model"].items())
+
+
+def find(value: Any, path: str) -> Any:
+    """What is at `path`, such as `rows.0.us`."""
     for key in path.split("."):
         value = value[int(key)] if isinstance(value, list) else value[key]
-    return sum(map(float, value.values())) if isinstance(value, dict) else float(value)
+    return value
 
 
 def compare(rounds: Sequence[tuple[float, float]]) -> dict[str, float]:

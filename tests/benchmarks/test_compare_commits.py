@@ -35,3 +35,8 @@ def test_compare_takes_the_median_of_the_ratios_of_rounds() -> None:
 
 def test_lookup_adds_the_numbers_by_name_where_the_path_ends() -> None:
     assert compare_commits.lookup({"cells": [{"cpu": {"kafka": 1.5, "trainer": 2}}]}, "cells.0.cpu") == 3.5
+
+
+def test_over_model_divides_by_the_cpu_time_in_model_code() -> None:
+    cell = {"cpu_seconds_per_batch": {"kafka": 1.0, "rollout-0": 2.0}, "outside_model": {"rollout-0": 0.25}}
+    assert compare_commits.over_model({"cells": {"A/0/laminar": cell}}, "cells.A/0/laminar") == 2.0
