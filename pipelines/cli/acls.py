@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
 from pipelines.present.output import Report
 from pipelines.roles import ALL_PIPELINES
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command()

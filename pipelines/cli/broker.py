@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from infra.escaping import print_escaped
+from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
 from pipelines.present.output import Report
 
-app = typer.Typer(no_args_is_help=True)
+app = Commands(no_args_is_help=True)
 
 FolderOption = Annotated[
     Path, typer.Option("--folder", metavar="DIR", help="The broker's data, log and state.", envvar="LAMINAR_BROKER")

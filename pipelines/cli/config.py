@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
 from pipelines.inspect.run_files import CONFIG_FILE
 from pipelines.inspect.run_folders import RUNS, laminar_command
 from pipelines.present.output import Report
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command()
@@ -67,10 +68,12 @@ def _explain(names: Sequence[str], json: bool) -> Report:
     from difflib import get_close_matches
 
     from pipelines.config import ConfigError
-    from pipelines.config_reference import settings
+    from pipelines.config_reference import sections, settings
 
     key, all_settings = (names[0] if names else ""), settings()
-    found = [vars(each) for name, each in all_settings.items() if key in name]
+    section = next((each for each in sections() if each.key.removesuffix("[]") == key.removesuffix("[]")), None)
+    within = all_settings.values() if section is None else section.settings
+    found = [vars(each) for each in within if key in each.key]
     if not found:
         similar = get_close_matches(key, all_settings, n=3)
         hint = (
@@ -79,7 +82,11 @@ def _explain(names: Sequence[str], json: bool) -> Report:
             else f": `{laminar_command()} config --explain` lists all keys"
         )
         raise ConfigError(f"no configuration key contains {key!r}{hint}")
-    return Report(found, lambda: "\n".join(map(_setting_text, found)), as_json=json)
+    lines = [_setting_text(each) for each in found]
+    if section is not None:
+        inner = [each.key for each in sections() if each.key.startswith(f"{section.key}.")]
+        lines += [f"Sections within: {', '.join(inner)}"] if inner else []
+    return Report(found, lambda: "\n".join(lines), as_json=json)
 
 
 def _defaults(_names: Sequence[str], json: bool) -> Report:

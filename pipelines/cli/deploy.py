@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from infra.escaping import print_escaped
+from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.present.output import Report
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command()

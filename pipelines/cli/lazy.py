@@ -41,7 +41,7 @@ class LazyCommand(TyperCommand):
     """Placeholder of a command: it has the name and a line of help, and imports the command's module when called."""
 
     def __init__(self, name: str, location: CommandModule) -> None:
-        super().__init__(name, help=location.help)
+        super().__init__(name, help=location.help, rich_markup_mode=None)
         self._location = location
 
     def load(self) -> Any:

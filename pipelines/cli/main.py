@@ -21,6 +21,7 @@ from infra.files import keep_files_private
 from infra.quiet_libraries import quiet_libraries
 from pipelines import distribution
 from pipelines.cli.lazy import CommandModule, lazy_group, light_imports
+from pipelines.cli.option_sets import Commands
 from pipelines.present.output import show
 
 # A module is imported when its command is called, so that light commands do not import heavy packages.
@@ -59,7 +60,7 @@ READ_ONLY |= {"weights list", "weights show"}
 FULL_IMPORTS = {"topics create"}
 """Commands of a read-only group that need the whole configuration."""
 
-app = typer.Typer(
+app = Commands(
     cls=lazy_group(COMMANDS),
     no_args_is_help=True,
     add_completion=False,

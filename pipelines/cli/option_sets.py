@@ -10,9 +10,18 @@ from typing import Any, get_type_hints
 
 import typer
 
+HELP_WIDTH = 110
+"""Columns of the help, at most."""
+
 
 class Commands(typer.Typer):
-    """A `typer.Typer` whose commands may have option sets among their parameters."""
+    """A `typer.Typer` whose commands may have option sets among their parameters, and whose help is plain text.
+
+    Typer's other help takes `[section]` for markup and `N:M:` for an emoji.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(rich_markup_mode=None, context_settings={"max_content_width": HELP_WIDTH}, **options)
 
     def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
         """Like Typer's `command`. The decorated function is unchanged and can be called with option sets."""

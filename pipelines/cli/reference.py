@@ -11,8 +11,8 @@ import typer
 from infra.escaping import print_escaped
 from pipelines.cli.lazy import LazyCommand
 from pipelines.cli.main import COMMANDS, app
+from pipelines.cli.option_sets import HELP_WIDTH
 
-WIDTH = 110
 _HEAD = """# The command line
 
 The output of `laminar COMMAND --help` for every command, made by `python -m pipelines.cli.reference > docs/cli.md`.
@@ -39,8 +39,7 @@ def _with_subcommands(words: tuple[str, ...], command: Any) -> Iterator[tuple[tu
 
 def _section(words: tuple[str, ...], command: Any) -> str:
     title = " ".join(("laminar", *words))
-    command.rich_markup_mode = None  # plain text of a fixed width, whatever the terminal
-    context = command.context_class(command, info_name=title, terminal_width=WIDTH, max_content_width=WIDTH)
+    context = command.context_class(command, info_name=title, terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH)
     text = command.get_help(context).replace(str(Path.home()), "~")
     lines = "\n".join(line.rstrip() for line in text.splitlines())
     return f"## {title}\n\n```\n{lines.strip()}\n```\n"

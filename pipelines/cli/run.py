@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from pipelines.cli.option_sets import Commands
 from pipelines.present.output import Report
 
-app = typer.Typer()
+app = Commands()
 
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run's configuration.")]
 SetOption = Annotated[

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from infra.escaping import print_escaped
+from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.distribution import LAMINAR
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from infra.runners.options import Runner
     from pipelines.config import Config
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -29,6 +29,10 @@ def test_help_of_every_command_has_examples(words: tuple[str, ...], command: Any
     assert any(f"{line} ".startswith(f"  {name} ") for line in examples), f"{name} has no examples"
 
 
+def test_help_takes_no_brackets_for_markup() -> None:
+    assert {words for words, command in every_command() if command.rich_markup_mode is not None} == set()
+
+
 def test_cli_reference_matches_every_help_text() -> None:
     written = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
     assert written == reference(), "out of date: run `python -m pipelines.cli.reference > docs/cli.md`"

@@ -24,6 +24,13 @@ def test_config_explains_a_key() -> None:
     assert (setting["key"], setting["default"], setting["unit"]) == ("placement.repack_s", "5", "seconds")
 
 
+def test_config_explains_a_section_without_the_keys_of_sections_within() -> None:
+    done = config("--explain", "prompts")
+    assert "prompts.max_new_tokens: " in done.stdout
+    assert "prompts.tasks[].max_new_tokens" not in done.stdout
+    assert "Sections within: " in done.stdout and "prompts.tasks[]" in done.stdout.splitlines()[-1]
+
+
 def test_config_names_similar_keys() -> None:
     done = config("--explain", "placement.repak_s")
     assert done.returncode != 0
