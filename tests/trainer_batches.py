@@ -67,8 +67,8 @@ def pack_rows(
         temperatures=columns.floats([(1.0, 0.7, 1.3)[i % 3] for i in range(count_of_rows)]),
         truncated=columns.flags([i % 4 == 0 for i in range(count_of_rows)]),
         trajectory_ids=tuple(name for name, *_ in rows),
-        version_epochs=columns.integers([0] * count_of_rows),
-        version_numbers=columns.integers([3] * count_of_rows),
+        version_epochs=columns.integers([int(i % 3 == 0) for i in range(count_of_rows)]),  # the others are as imported
+        version_numbers=columns.integers([batch] * count_of_rows),
         staleness=columns.integers([i % 3 for i in range(count_of_rows)]),
         lineage_partitions=columns.integers([0] * count_of_rows),
         lineage_offsets=columns.integers(range(count_of_rows)),

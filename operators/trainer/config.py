@@ -216,7 +216,7 @@ class LearnerConfig:
     max_skipped_batches: int = 5
     """Consecutive batches with a non-finite loss or gradient after which the trainer fails."""
     mismatch_bound: float = 0.01
-    """KL between rollout and trainer at staleness 0, in nats per token, above which a warning is logged."""
+    """KL between rollout and trainer under the same weights, in nats per token, above which a warning is logged."""
     mini_batches: int | None = None
     """Optimizer steps per pass over the batch; groups are split evenly, in order. Not set: those of the algorithm."""
     epochs: int | None = None

@@ -29,7 +29,7 @@ from operators.trainer.global_batch_metadata import GlobalBatchMetadata, gather_
 from operators.trainer.learner_state import RANDOM_STATE, LearnerState, StateSource, check_shapes, read_into
 from operators.trainer.losses import kl_penalty
 from operators.trainer.metrics import TokenMetrics, batch_metrics
-from operators.trainer.mismatch import Mismatch, MismatchAlarm
+from operators.trainer.mismatch import Mismatch, MismatchAlarm, current_versions
 from operators.trainer.optimizer import learning_rate
 from operators.trainer.packing import TrainingMicroBatch, micro_batches, mini_batches
 from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, score_tokens
@@ -144,7 +144,7 @@ class Learner:
         metadata = gather_metadata(batch, self._data)
         kl_in_loss = self._reference is not None and self.config.algorithm.kl_in == "loss"
         token_metrics = TokenMetrics(has_kl_penalty=kl_in_loss, clip_can_bind=clip_can_bind(self.config))
-        mismatch = Mismatch(torch.from_numpy(batch.staleness == 0))
+        mismatch = Mismatch(current_versions(batch.versions, rows[0].batch))
         rewards, advantages, targets = self._score_batch(batch, metadata, token_metrics)
         rate = learning_rate(self._updates, self.config)
         metrics = batch_metrics(metadata, advantages)

@@ -1,23 +1,33 @@
 """Mismatch between the trainer's and the rollout's logprobs of tokens sampled under the same weights.
 
-At staleness 0 and before the first optimizer step both are logprobs of one policy: a difference is arithmetic or a
-defect.
+Before the first optimizer step of a batch both are logprobs of one policy: a difference is arithmetic or a defect.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from operators.trainer.ranks import ALONE, Ranks
+from schemas.records import PolicyVersion
 
 log = logging.getLogger(__name__)
 
 SHARES = (0.01, 0.1, 1.0)
 """Nats above which `mismatch/share_above_<nats>` counts tokens."""
+
+
+def current_versions(versions: Iterable[PolicyVersion], batch: int) -> Tensor:
+    """Which of `versions` are the weights that batch number `batch` changes, bool[n].
+
+    Version n has taken the batches 0 to n - 1. A batch's staleness does not tell: it is from the time when the batch
+    was made, and the trainer may have taken others since. Versions of other runs (imported, epoch 0) never are.
+    """
+    return torch.tensor([version.epoch > 0 and version.number == batch for version in versions])
 
 
 @dataclass(slots=True)
@@ -64,7 +74,7 @@ class MismatchAlarm:
             return
         if result > self._bound and not self._raised:
             log.warning(
-                "rollout and trainer logprobs differ at staleness 0: %.2g nats per token (mismatch/kl), above "
+                "rollout and trainer logprobs of the same weights differ: %.2g nats per token (mismatch/kl), above "
                 "trainer.learner.mismatch_bound = %.2g. Likely causes: different dtypes (rollout.dtype and "
                 "trainer.learner.precision), different kernels, a quantised KV cache, top-p/top-k sampling or a logit "
                 "bias that the logprobs do not include, weights of another version",

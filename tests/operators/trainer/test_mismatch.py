@@ -1,8 +1,9 @@
-"""Mismatch of rollout and trainer logprobs at staleness 0, and its warning above the bound."""
+"""Mismatch of rollout and trainer logprobs under the same weights, and its warning above the bound."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from trainer_batches import make_batch, save_tiny_model
 
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
-from operators.trainer.mismatch import Mismatch, MismatchAlarm
+from operators.trainer.mismatch import Mismatch, MismatchAlarm, current_versions
+from schemas import columns
+from schemas.records import PolicyVersion
 
 
 def test_mismatch_counts_only_fresh_sequences() -> None:
@@ -24,6 +27,18 @@ def test_mismatch_counts_only_fresh_sequences() -> None:
     assert values["mismatch/kl"] == pytest.approx((2.718281828**0.5 - 1.5) / 2)
     assert [values[f"mismatch/share_above_{nats}"] for nats in ("0.01", "0.1", "1")] == [0.5, 0.5, 0]
     assert Mismatch(torch.tensor([False])).means() == {}
+
+
+def test_current_versions_are_those_that_the_batch_changes() -> None:
+    versions = [PolicyVersion(1, 7), PolicyVersion(2, 7), PolicyVersion(2, 6), PolicyVersion(0, 7)]
+    assert current_versions(versions, 7).tolist() == [True, True, False, False]
+
+
+def test_mismatch_leaves_out_tokens_of_earlier_weights_in_a_batch_at_staleness_0(tmp_path: Path) -> None:
+    (row,) = make_batch(number=7)
+    older = replace(row, staleness=columns.integers([0] * len(row.trajectory_ids)), batch=8)
+    learner = Learner(LearnerConfig(), save_tiny_model(tmp_path))
+    assert not [name for name in learner.update([older]) if name.startswith("mismatch/")]
 
 
 def test_mismatch_above_the_bound_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

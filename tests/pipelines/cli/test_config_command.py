@@ -28,7 +28,8 @@ def test_config_explains_a_section_without_the_keys_of_sections_within() -> None
     done = config("--explain", "prompts")
     assert "prompts.max_new_tokens: " in done.stdout
     assert "prompts.tasks[].max_new_tokens" not in done.stdout
-    assert "Sections within: " in done.stdout and "prompts.tasks[]" in done.stdout.splitlines()[-1]
+    assert "Sections within: " in done.stdout
+    assert "prompts.tasks[]" in done.stdout.splitlines()[-1]
 
 
 def test_config_names_similar_keys() -> None:
