@@ -71,9 +71,14 @@ class DeploymentPlan:
 
     @property
     def name(self) -> str:
-        """The prefix of all names in the cluster: lower-case letters, digits and '-'."""
-        return f"laminar-{self.run}".lower().replace("_", "-").rstrip("-")
+        """The prefix of all names in the cluster."""
+        return resource_prefix(self.run)
 
     def resource_name(self, unit: str) -> str:
         """The name of the resources of the unit or job `unit`."""
         return f"{self.name}-{unit}"
+
+
+def resource_prefix(run: str) -> str:
+    """The prefix of the names of run `run` in a cluster: lower-case letters, digits and '-'."""
+    return f"laminar-{run}".lower().replace("_", "-").rstrip("-")

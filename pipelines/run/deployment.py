@@ -105,6 +105,8 @@ def _problems(config: Config) -> list[str]:
     volume, found = PurePosixPath(config.deploy.volume_path), []
     if config.has_gateway:
         found.append("[agents] and [gateway] are not deployed yet: submit both roles on a machine that agents reach")
+    if config.autoscaling is not None and config.autoscaling.actuator == "local":
+        found.append("autoscaling.actuator is 'local': in a cluster set 'kubernetes', or a command")
     if not config.kafka.bootstrap_servers:
         found.append("kafka.bootstrap_servers is not set: name the brokers as pods reach them")
     in_volume = {"run.folder": str(config.run.folder)} | ({} if config.emulated else {"model.path": config.model.path})
