@@ -1,6 +1,6 @@
 """The cost of preemptions: a random rollout vanishes every minute, without notice or with it, in a predicted cluster.
 
-    python -m benchmarks.preemption [CONFIG.toml] [--minutes 30] [--every 60] [--replace 30] [--seed 0] [--json]
+    python -m benchmarks.preemption [CONFIG.toml] [--minutes 10] [--every 60] [--replace 30] [--seed 0] [--json]
 
 Real placement and replicas in virtual time, with emulated engines (pipelines/simulate/prediction): by default 16
 replicas of a 32B model. Each preempted replica is replaced `--replace` seconds after its end. After the measured
@@ -28,7 +28,7 @@ from pipelines.simulate.prediction.world import PredictedWorld
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
 ARMS = ("calm", "no notice", "30 s notice", "120 s notice")
 MAX_LOST = 0.05
-SETTLE_S = 1800.0
+SETTLE_S = 600.0
 """How long after the last preemption all trajectories before it must have finished."""
 
 
@@ -79,7 +79,7 @@ def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("config", nargs="?", type=Path, default=EXAMPLE)
-    arguments.add_argument("--minutes", type=float, default=30.0)
+    arguments.add_argument("--minutes", type=float, default=10.0)
     arguments.add_argument("--every", type=float, default=60.0, help="seconds between two preemptions")
     arguments.add_argument("--replace", type=float, default=30.0, help="seconds until a replica is replaced")
     arguments.add_argument("--seed", type=int, default=0)
