@@ -67,7 +67,7 @@ def scaling_line(row: Any) -> str:
     """Return the row as a line of text."""
     head = f"{utc(row['at'])} decision {row['number']}"
     if row["event"] == "reached":
-        return f"{head}: {row['running']} rollout processes generate, after {row['seconds']:.0f} s"
+        return f"{head}: rollout processes that generate: {row['running']}, after {row['seconds']:.0f} s"
     if row["event"] == "failed":
         return f"{head}: {row['actuator']} failed: {row['reason']}"
     dry = " (dry run)" if row["event"] == "dry run" else ""

@@ -94,11 +94,11 @@ class LocalScaling:
             member = members.get(process.name)
             if member is None or (not member.wanted and member.pid is None):
                 self._fleet.add(process)
-                self._note(f"{process.name} starts: the run has {target} rollout processes")
+                self._note(f"{process.name} starts, by the autoscaler's target of {target}")
         names = {process.name for process in wanted}
         leaving = [name for name, each in members.items() if each.wanted and _is_rollout(name) and name not in names]
         for name in leaving:
-            self._note(f"{name} hands its work over and ends: the run has {target} rollout processes")
+            self._note(f"{name} hands its work over and ends, by the autoscaler's target of {target}")
         self._fleet.stop(leaving)
 
 
