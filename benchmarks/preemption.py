@@ -61,15 +61,14 @@ def measure(name: str, config_file: Path, seconds: float, every_s: float, restar
     found: list[tuple[int, int]] = []
 
     def read() -> None:
-        running = sum(each.status("").tokens_generated for each in world.replicas.values() if each.alive)
-        found.append((running + preemptions.counts.generated, world.measurement.trajectories))
+        found.append((preemptions.departures.generated, world.measurement.trajectories))
         preemptions.stop()
 
     world.scheduler.at(seconds, read)
     world.scheduler.at(seconds + SETTLE_S, world.scheduler.stop)
     world.run()
     ((generated, trajectories),) = found
-    counts, moves = preemptions.counts, world.measurement.moves
+    counts, moves = preemptions.departures.counts, world.measurement.moves
     resumed, unfinished = moves["resume"] + moves["failover"], world.measurement.unfinished(seconds)
     moved = moves["hand_over"]
     return Arm(name, counts.ended, generated, counts.lost_tokens, trajectories, moved, resumed, unfinished)

@@ -1,4 +1,4 @@
-"""Preemptions of a predicted run: machines of replicas are taken away, with notice or without, and replaced later."""
+"""Replicas of a predicted run that leave, with notice or without: preempted, or because fewer are wanted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CHECK_S = 0.5
 
 
 @dataclass
-class PreemptionCounts:
-    """What the preemptions so far have cost, in the tokens of the engine."""
+class DepartureCounts:
+    """What the departures so far have cost, in the tokens of the engine."""
 
     ended: int = 0
     lost_tokens: int = 0
@@ -27,17 +27,67 @@ class PreemptionCounts:
     """Trajectories that were still at a replica at the end of its notice."""
 
 
+class Departures:
+    """Ends replicas of `world`. Times are seconds of the run's clock."""
+
+    def __init__(self, world: PredictedWorld) -> None:
+        self._world = world
+        self._leaving: set[int] = set()
+        self.counts = DepartureCounts()
+
+    def staying(self) -> list[int]:
+        """The replicas that run and do not leave."""
+        return [index for index, each in self._world.replicas.items() if each.alive and index not in self._leaving]
+
+    @property
+    def generated(self) -> int:
+        """The tokens generated so far, of all replicas."""
+        running = (each for each in self._world.replicas.values() if each.alive)
+        return self.counts.generated + sum(each.status(RUN).tokens_generated for each in running)
+
+    def leave(self, index: int, notice_s: float, restart_s: float) -> None:
+        """End replica `index` after at most `notice_s` seconds, as a process that is given notice (0: at once).
+
+        Another one takes its place `restart_s` seconds after its end; infinite: none does.
+        """
+        predicted, now = self._world.replicas[index], self._world.scheduler.now
+        if not notice_s:
+            self._end(index, predicted, restart_s)
+            return
+        self._leaving.add(index)
+        predicted.replica.drain()
+        self._world.send_status(predicted.status(RUN))
+        self._check(index, predicted, restart_s, now + SETTLE_S, now + max(0.0, notice_s - RESERVE_S))
+
+    def _check(
+        self, index: int, predicted: PredictedReplica, restart_s: float, settled_at: float, deadline: float
+    ) -> None:
+        scheduler = self._world.scheduler
+        if scheduler.now < deadline and (scheduler.now < settled_at or not predicted.replica.idle):
+            scheduler.after(CHECK_S, lambda: self._check(index, predicted, restart_s, settled_at, deadline))
+            return
+        self._leaving.discard(index)
+        status = predicted.status(RUN)
+        self.counts.left += status.running + status.waiting
+        predicted.publish(predicted.replica.report_progress())
+        self._end(index, predicted, restart_s)
+        self._world.send_status(replace(status, state="stopped"))
+
+    def _end(self, index: int, predicted: PredictedReplica, restart_s: float) -> None:
+        self.counts.ended += 1
+        self.counts.generated += predicted.status(RUN).tokens_generated
+        unpublished = [each for each in predicted.replica.report_progress() if isinstance(each, Progress)]
+        self.counts.lost_tokens += sum(len(each.gained.token_ids) for each in unpublished)
+        self._world.kill(index, restart_s)
+
+
 class Preemptions:
-    """Every `every_s` seconds a random replica gets `notice_s` seconds of notice (0: it vanishes at once). `restart_s`
-    seconds after its end another one takes its place. Times are seconds of the run's clock.
-    """
+    """Every `every_s` seconds a random replica leaves with `notice_s` seconds of notice, and is replaced later."""
 
     def __init__(self, world: PredictedWorld, every_s: float, notice_s: float, restart_s: float, seed: int = 0) -> None:
         self._world, self._every_s, self._notice_s, self._restart_s = world, every_s, notice_s, restart_s
-        self._draws = random.Random(seed)
-        self._leaving: set[int] = set()
-        self._stopped = False
-        self.counts = PreemptionCounts()
+        self._draws, self._stopped = random.Random(seed), False
+        self.departures = Departures(world)
         world.scheduler.after(every_s, self._next)
 
     def stop(self) -> None:
@@ -47,37 +97,6 @@ class Preemptions:
     def _next(self) -> None:
         if self._stopped:
             return
-        world = self._world
-        here = [index for index, each in world.replicas.items() if each.alive and index not in self._leaving]
-        if here:
-            self._give_notice(self._draws.choice(here))
-        world.scheduler.after(self._every_s, self._next)
-
-    def _give_notice(self, index: int) -> None:
-        predicted, now = self._world.replicas[index], self._world.scheduler.now
-        if not self._notice_s:
-            self._end(index, predicted)
-            return
-        self._leaving.add(index)
-        predicted.replica.drain()
-        self._world.send_status(predicted.status(RUN))
-        self._check(index, predicted, now + SETTLE_S, now + max(0.0, self._notice_s - RESERVE_S))
-
-    def _check(self, index: int, predicted: PredictedReplica, settled_at: float, deadline: float) -> None:
-        now = self._world.scheduler.now
-        if now < deadline and (now < settled_at or not predicted.replica.idle):
-            self._world.scheduler.after(CHECK_S, lambda: self._check(index, predicted, settled_at, deadline))
-            return
-        self._leaving.discard(index)
-        status = predicted.status(RUN)
-        self.counts.left += status.running + status.waiting
-        predicted.publish(predicted.replica.report_progress())
-        self._end(index, predicted)
-        self._world.send_status(replace(status, state="stopped"))
-
-    def _end(self, index: int, predicted: PredictedReplica) -> None:
-        self.counts.ended += 1
-        self.counts.generated += predicted.status(RUN).tokens_generated
-        unpublished = [each for each in predicted.replica.report_progress() if isinstance(each, Progress)]
-        self.counts.lost_tokens += sum(len(each.gained.token_ids) for each in unpublished)
-        self._world.kill(index, self._restart_s)
+        if staying := self.departures.staying():
+            self.departures.leave(self._draws.choice(staying), self._notice_s, self._restart_s)
+        self._world.scheduler.after(self._every_s, self._next)
