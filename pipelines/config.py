@@ -18,6 +18,7 @@ from infra.kafka.properties import ClientProperties
 from infra.models.sizes import context_length, vocabulary_size
 from infra.name_lookup import suggest_name
 from operators.agents.config import AgentsConfig
+from operators.autoscaler.config import AutoscalingConfig
 from operators.evaluation.config import EvaluationConfig
 from operators.experience.config import ExperienceConfig
 from operators.gateway.config import GatewayConfig
@@ -167,6 +168,7 @@ class Config:
     deploy: DeployConfig = field(default_factory=DeployConfig)
     gateway: GatewayConfig | None = None
     agents: AgentsConfig | None = None
+    autoscaling: AutoscalingConfig | None = None
 
     def __post_init__(self) -> None:
         mixture = self.prompts.mixture
@@ -190,6 +192,8 @@ class Config:
             )
         if self.experience.over_age == "wait":
             self._check_staleness_bound()
+        if self.autoscaling is not None:
+            self.autoscaling.most(self.rollout.replicas, self.inboxes)
 
     def _check_agents(self, environments: Sequence[str]) -> None:
         """Raise ValueError unless agents, gateway and the prompts for agents are configured together."""
@@ -202,6 +206,11 @@ class Config:
             raise ValueError(f"[agents] needs prompts for agents: set prompts.environment = {AGENT!r}")
         if self.has_gateway and self.emulated:
             raise ValueError("agents need an engine that generates text, not rollout.engine = 'emulated'")
+
+    @property
+    def inboxes(self) -> int:
+        """The number of replicas that can have an inbox."""
+        return max(self.rollout.total_replicas, self.placement.max_replicas)
 
     @property
     def has_gateway(self) -> bool:

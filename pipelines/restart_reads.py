@@ -66,6 +66,12 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("experiences", ""): "from the oldest experience of an active round: two rounds",
         ("relay", ""): _NOTE,
     },
+    "autoscaler": {
+        ("metrics", ""): _END,
+        ("replicas", ""): _END,
+        ("settled", ""): _END,
+        ("scaling", ""): "from the last decision without an outcome",
+    },
     "relay": {
         ("relay", ""): "from the oldest manifest whose version the store holds: `relay.keep_versions`"
         + _NEW_TO_THE_RUN,

@@ -26,7 +26,10 @@ PIPELINES = ("prompts", "placement", "rollout", "score", "experience", "trainer"
 AGENT_PIPELINES = ("agents", "gateway")
 """Those of a run with agents."""
 
-ALL_PIPELINES = (*PIPELINES[:2], *AGENT_PIPELINES, *PIPELINES[2:])
+AUTOSCALER = "autoscaler"
+"""That of a run with a section [autoscaling]."""
+
+ALL_PIPELINES = (AUTOSCALER, *PIPELINES[:2], *AGENT_PIPELINES, *PIPELINES[2:])
 """All pipelines, in drain order."""
 
 ROLE, ADMIN = "{role}", "admin"
@@ -121,6 +124,7 @@ def roles_of(config: Config) -> list[Role]:
     """The roles of a run on one machine, in drain order."""
     roles = []
     counts = {
+        AUTOSCALER: int(config.autoscaling is not None),
         "agents": 0 if config.agents is None else config.agents.processes,
         "gateway": 0 if not config.has_gateway else 1 if config.gateway is None else config.gateway.processes,
         "rollout": config.rollout.processes,
@@ -136,7 +140,12 @@ def roles_of(config: Config) -> list[Role]:
 
 def pipelines_of(config: Config) -> tuple[str, ...]:
     """The pipelines of a run, on all machines, in drain order."""
-    return ALL_PIPELINES if config.has_gateway else PIPELINES
+    present = {
+        *PIPELINES,
+        *(AGENT_PIPELINES if config.has_gateway else ()),
+        *(() if config.autoscaling is None else (AUTOSCALER,)),
+    }
+    return tuple(pipeline for pipeline in ALL_PIPELINES if pipeline in present)
 
 
 def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_options: Sequence[str] = ()) -> None:

@@ -98,6 +98,8 @@ class ProgressConfig:
     """Budget of one step of evaluation."""
     gateway_s: float = 600.0
     """Budget of one step of the gateway."""
+    autoscaler_s: float = 600.0
+    """Budget of one step of the autoscaler."""
     agents_s: float = 600.0
     """Budget of one step of agents: starting them, not what they do."""
     stalled: Literal["restart", "report"] = "restart"

@@ -67,7 +67,7 @@ def partitions_of(config: Config, topic: Topic) -> tuple[int, ...]:
         "one": 1,
         "shards": config.kafka.partitions,
         "ranks": config.trainer.ranks * config.experience.shards,
-        "replicas": max(config.rollout.total_replicas, config.placement.max_replicas),
+        "replicas": config.inboxes,
     }
     return tuple(range(counts[topic.partitions]))
 

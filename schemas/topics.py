@@ -155,7 +155,7 @@ SETTLED = Topic(
     ("Settled",),
     "",
     ("experience", "evaluation"),
-    ("placement",),
+    ("placement", "autoscaler"),
     "the outcome of each trajectory, written in the transaction that decides it",
     f"placement admits no new work meanwhile; {_RESTARTED}",
 )
@@ -214,7 +214,7 @@ REPLICAS = Topic(
     ("ReplicaStatus", "StageStatus", "RelayStatus", "RelayArrival"),
     "replica_id",
     ("rollout", "relay"),
-    ("placement",),
+    ("placement", "autoscaler"),
     "heartbeats, and what a relay or replica has of a version that is arriving",
     "plain producers only: there is no transaction to wait for",
     transactional=False,
@@ -228,12 +228,22 @@ PLANS = Topic(
     (),
     "planned moves of trajectories, with the load before and after, and the outcome of each move; stage groups",
 )
+SCALING = Topic(
+    "scaling",
+    ("ScalingDecision", "ScalingOutcome"),
+    "kind",
+    ("autoscaler",),
+    ("autoscaler",),
+    "decisions about the number of rollout processes, and their outcomes; `laminar run` follows the newest decision",
+)
+DECISION, OUTCOME = "decision", "outcome"
+"""Keys of the topic `scaling`: the autoscaler reads its own decisions back."""
 METRICS = Topic(
     "metrics",
     ("Metric",),
     "name",
     ("every pipeline",),
-    (),
+    ("autoscaler",),
     "measurements for the live view and the reports; counters of each role's steps",
     "read by people; a view is not updated until the transaction ends",
     retention="window",
@@ -301,6 +311,7 @@ CATALOGUE: Mapping[str, Topic] = {
         RANKS,
         REPLICAS,
         PLANS,
+        SCALING,
         METRICS,
         DEAD_LETTERS,
         RESTORE,

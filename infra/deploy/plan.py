@@ -28,7 +28,8 @@ class Unit:
     """A role. `placement`: one process, `count` containers with indices, or one process on each machine with weights.
 
     A container runs `group` processes. Resources are per container: processors, memory in GiB, GPUs. With `weights` it
-    maps its machine's weight store; `volume` is its use of the run's volume.
+    maps its machine's weight store; `volume` is its use of the run's volume. It may change the number of pods of the
+    unit `scales` ("": of none), and has `grace_s` seconds to end.
     """
 
     name: str
@@ -40,6 +41,8 @@ class Unit:
     gpus: int = 0
     weights: bool = False
     volume: Literal["none", "read", "write"] = "none"
+    scales: str = ""
+    grace_s: int = 60
 
     def command(self, index: str = "0") -> list[str]:
         """The command line; `index` (of the container, or the machine's name) may be a deployment tool's variable."""
@@ -71,9 +74,14 @@ class DeploymentPlan:
 
     @property
     def name(self) -> str:
-        """The prefix of all names in the cluster: lower-case letters, digits and '-'."""
-        return f"laminar-{self.run}".lower().replace("_", "-").rstrip("-")
+        """The prefix of all names in the cluster."""
+        return resource_prefix(self.run)
 
     def resource_name(self, unit: str) -> str:
         """The name of the resources of the unit or job `unit`."""
         return f"{self.name}-{unit}"
+
+
+def resource_prefix(run: str) -> str:
+    """The prefix of the names of run `run` in a cluster: lower-case letters, digits and '-'."""
+    return f"laminar-{run}".lower().replace("_", "-").rstrip("-")

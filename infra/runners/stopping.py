@@ -1,9 +1,14 @@
-"""The process-wide stop request: set by SIGTERM, checked by every source, which then finishes and drains."""
+"""The process-wide stop request: set by SIGTERM, checked by every source, which then finishes and drains.
+
+A step that hands its work over before it ends accepts notices: then the first SIGTERM only gives notice, and the step
+requests the stop itself, when its work has left or its time is up. SIGINT, or a second SIGTERM, stops at once.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,8 +18,43 @@ STOPPING = threading.Event()
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+class TerminationNotice:
+    """The announcement that this process will be ended. Signal handlers give it, a step takes it.
+
+    `given_at` is the time, in monotonic seconds; None without notice.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._accepted = False
+        self.given_at: float | None = None
+
+    def accept(self) -> None:
+        """From now on the first SIGTERM gives notice, instead of stopping the process."""
+        self._accepted = True
+
+    def give(self) -> bool:
+        """Give notice. Returns whether the step takes it: one that accepts notices and has none yet."""
+        if not self._accepted or self.given_at is not None:
+            return False
+        self.given_at = time.monotonic()
+        return True
+
+    def end(self) -> None:
+        """The step's work has left: stop now."""
+        self._stop.set()
+
+    def reset(self) -> None:
+        """Forget all: the pipeline of this process has ended."""
+        self._accepted, self.given_at = False, None
+
+
+NOTICE = TerminationNotice(STOPPING)
+"""That of this process."""
+
+
 def stop_on_signals() -> None:
-    """Set `STOPPING` on SIGTERM and SIGINT. Call from the main thread."""
+    """Set `STOPPING` on SIGTERM and SIGINT, or give notice. Call from the main thread."""
     for number in _SIGNALS:
         signal.signal(number, _stop)
 
@@ -36,7 +76,9 @@ def stopping_on_signals() -> Iterator[None]:
             for number, handler in before.items():
                 signal.signal(number, handler)
         STOPPING.clear()
+        NOTICE.reset()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    STOPPING.set()
+    if number != signal.SIGTERM or not NOTICE.give():
+        STOPPING.set()

@@ -128,6 +128,11 @@ class KVTransfers:
         local = not manifest.bytes or manifest.address == self.address
         return self._take(manifest) if local else self._pull(manifest)
 
+    @property
+    def offers(self) -> int:
+        """The number of offers that others may still fetch."""
+        return len(self._offered)
+
     def expire(self) -> None:
         """Remove the offers that have expired."""
         now = self._clock()

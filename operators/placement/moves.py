@@ -48,7 +48,8 @@ class _ReleasedMove:
 
 
 class MoveCoordinator:
-    """Plans moves every `repack_s` seconds and after each global batch, and carries them out.
+    """Plans moves every `repack_s` seconds, after each global batch and when a replica begins to drain, and carries
+    them out.
 
     While `has_no_fresh_work()` is True, idle replicas may also take waiting requests of others. Replicas that lead a
     stage group give requests away only to members that have become whole.
@@ -71,6 +72,8 @@ class MoveCoordinator:
         self._plans = 0
         self._next_plan_at = 0.0
         self._planned_for: PolicyVersion | None = None
+        self._leaving: set[Owner] = set()
+        """The replicas that drained when this was called last."""
         self._reserved: list[_ReservedMove] = []
         self._released: list[_ReleasedMove] = []
 
@@ -101,9 +104,10 @@ class MoveCoordinator:
         outputs: list[Output | Reserve | Moved] = [*self._release_reserved(clock)]
         for leader, whole, others in switches:
             outputs += self._switch(leader, whole, others, clock)
-        newest, leaving = self._tracking.newest, any(replica.status.state == "draining" for replica in alive)
-        batch_done, self._planned_for = newest != self._planned_for, newest
-        if (self._config.rules.repack or leaving) and (batch_done or clock >= self._next_plan_at):
+        newest, leaving = self._tracking.newest, {each.owner for each in alive if each.status.state == "draining"}
+        urgent = newest != self._planned_for or not leaving <= self._leaving
+        self._planned_for, self._leaving = newest, leaving
+        if (self._config.rules.repack or leaving) and (urgent or clock >= self._next_plan_at):
             self._next_plan_at = clock + self._config.repack_s
             outputs += self._plan(alive, clock)
         ended = self._tracking.outcomes.take_ended(self._now())

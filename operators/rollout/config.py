@@ -54,6 +54,10 @@ class RolloutConfig:
     """A trajectory's progress is published after so many new tokens; they are the most that a killed process loses."""
     progress_s: float = 5.0
     """A trajectory's progress is published after so many seconds at the latest. Shorter trajectories publish none."""
+    termination_notice_s: float = 0.0
+    """After SIGTERM a process runs on for at most so many seconds, in which its trajectories move to others with
+    their KV; then it publishes what is left of them, and ends. At most the time after which the system kills it (the
+    notice of a spot machine, the grace period of a pod). 0: it publishes and ends at once, as after SIGINT."""
     step_timeout_s: float = 600.0
     """A step that takes longer than so many seconds ends its process; other replicas resume its trajectories."""
     kv_megabytes: int = 1024
@@ -86,7 +90,15 @@ class RolloutConfig:
         names = [spec.resolved_name for spec in self.environments]
         if len(set(names)) < len(names):
             raise ValueError(f"environments: the names {sorted(names)} are not unique; set label")
-        for name in ("step_s", "linger_s", "heartbeat_s", "progress_s", "reserve_s", "step_timeout_s"):
+        for name in (
+            "step_s",
+            "linger_s",
+            "heartbeat_s",
+            "progress_s",
+            "reserve_s",
+            "step_timeout_s",
+            "termination_notice_s",
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
 

@@ -12,6 +12,7 @@ from typing import Any
 from infra.kafka.producer import BoundedProducer
 from infra.models.chat import MessageFrame
 from infra.runners.step_metrics import phase
+from infra.runners.stopping import NOTICE
 from infra.transport.kv_transfer import KVTransfers
 from infra.transport.relay_node import Endpoint
 from operators.io.config import ShardConfig
@@ -20,6 +21,7 @@ from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Rest
 from operators.rollout.agent_episodes import AgentEngine
 from operators.rollout.backend import Backend, BackendSpec
 from operators.rollout.config import RolloutConfig
+from operators.rollout.departure import Departure, Notice
 from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
@@ -78,6 +80,8 @@ class GenerateTrajectories:
                 pool.close()
             raise
         heartbeats.set_replicas(replicas)
+        if self.config.termination_notice_s:
+            NOTICE.accept()
         return RolloutFold(
             self.config,
             replicas,
@@ -127,10 +131,12 @@ class RolloutFold:
         state: Mapping[str, Any] = MappingProxyType({}),
         kv_transfers: KVTransfers | None = None,
         pools: Collection[EnvironmentPool] = (),
+        notice: Notice = NOTICE,
     ) -> None:
         self._config, self._heartbeats, self._clock = config, heartbeats, clock
         self._backend, self._kv_transfers, self._pools = backend, kv_transfers, pools
         self._replicas = {replica.index: replica for replica in replicas}
+        self._departure = Departure(notice, config.termination_notice_s, replicas, kv_transfers, clock)
         self._pending: list[ReplicaEvent] = []
         """Events that wait for the next transaction, the first of them since `_pending_since`."""
         self._pending_since = 0.0
@@ -143,6 +149,8 @@ class RolloutFold:
         dead_letters: list[Output] = []
         if self._kv_transfers is not None:
             self._kv_transfers.expire()
+        if self._departure.begin():
+            self._heartbeats.send_now()
         with phase("accept assignments"):
             for received in polled.records:
                 if isinstance(received.record, WeightVersion):
@@ -159,7 +167,9 @@ class RolloutFold:
         elif not self._urgent:  # urgent events are published before the next step
             with phase("generate"):
                 self._generate()
-        return [*dead_letters, *self._due_events()]
+        outputs = [*dead_letters, *self._due_events()]
+        self._departure.end_if_done(published=not self._pending)
+        return outputs
 
     def _handle(self, order: Order) -> None:
         replica = self._replicas[order.replica]

@@ -46,6 +46,7 @@ COMMANDS: dict[str, CommandModule] = {
     "weights": CommandModule("pipelines.cli.weights", "Weight versions: list, show, verify, diff, pull, publish."),
     "relays": CommandModule("pipelines.cli.relays", "Show a run's relays: their order, versions and transfers."),
     "replicas": CommandModule("pipelines.cli.replicas", "Show a run's replicas; drain one."),
+    "autoscale": CommandModule("pipelines.cli.autoscale", "Show the autoscaler's decisions, reasons and outcomes."),
     "plans": CommandModule("pipelines.cli.plans", "Show placement's repack plans and their outcomes."),
     "deploy": CommandModule("pipelines.cli.deploy", "Write deployment files: compose, Kubernetes."),
     "acls": CommandModule("pipelines.cli.acls", "Print or create the Kafka ACLs of a run's roles."),
@@ -55,7 +56,7 @@ COMMANDS: dict[str, CommandModule] = {
     "doctor": CommandModule("pipelines.cli.doctor", "Check what can run on this machine, and how to fix the rest."),
 }
 READ_ONLY = {"topics", "samples", "trajectory", "lineage", "watch", "metrics", "trace", "relays", "replicas", "plans"}
-READ_ONLY |= {"weights list", "weights show"}
+READ_ONLY |= {"weights list", "weights show", "autoscale"}
 """The read-only commands, which start with `light_imports`."""
 FULL_IMPORTS = {"topics create"}
 """Commands of a read-only group that need the whole configuration."""

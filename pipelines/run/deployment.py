@@ -14,7 +14,7 @@ from infra.deploy.plan import SECRETS, DeploymentPlan, Unit
 from infra.deploy.role_acls import role_acls
 from operators.trainer.memory_plan import GIB, offloaded_bytes, plan_rank, shape_of
 from pipelines.config import Config, ConfigError, load_config
-from pipelines.roles import SHARDED, pipelines_of, roles_of
+from pipelines.roles import AUTOSCALER, SHARDED, pipelines_of, roles_of
 from pipelines.run.topics import topic_spec
 from schemas.topics import CATALOGUE
 
@@ -82,7 +82,16 @@ def _unit(config: Config, name: str, count: int, memory: HostMemory) -> Unit:
         gpus=0 if config.emulated else gpus.get(name, 0),
         weights=name in _WITH_WEIGHTS and not config.emulated,
         volume=_VOLUME.get(name, "read"),
+        scales="rollout" if name == AUTOSCALER and _scales_pods(config) else "",
+        grace_s=max(Unit.grace_s, math.ceil(config.rollout.termination_notice_s))
+        if name == "rollout"
+        else Unit.grace_s,
     )
+
+
+def _scales_pods(config: Config) -> bool:
+    """Whether the autoscaler changes the number of pods of the rollouts."""
+    return config.autoscaling is not None and config.autoscaling.actuator == "kubernetes"
 
 
 def _grouped(config: Config, unit: Unit) -> Unit:
@@ -105,6 +114,8 @@ def _problems(config: Config) -> list[str]:
     volume, found = PurePosixPath(config.deploy.volume_path), []
     if config.has_gateway:
         found.append("[agents] and [gateway] are not deployed yet: submit both roles on a machine that agents reach")
+    if config.autoscaling is not None and config.autoscaling.actuator == "local":
+        found.append("autoscaling.actuator is 'local': in a cluster set 'kubernetes', or a command")
     if not config.kafka.bootstrap_servers:
         found.append("kafka.bootstrap_servers is not set: name the brokers as pods reach them")
     in_volume = {"run.folder": str(config.run.folder)} | ({} if config.emulated else {"model.path": config.model.path})

@@ -19,11 +19,13 @@ _FILES = {
     "rollout.emulation.lengths.file",
     *(f"relay.{name}" for name in ("token_file", "certificate_file", "authority_file")),
     *(f"gateway.{name}" for name in ("secret_file", "certificate_file", "key_file")),
+    "autoscaling.price_file",
 }
 """The keys that name a file or a folder."""
 _TARGETS = {
     "rollout.environments.name",
     "agents.function",
+    "autoscaling.policy",
     *(f"experience.{kind}.name" for kind in ("sampler", "writers", "evictions")),
     *(f"score.{tasks}rewards.name" for tasks in ("", "tasks.")),
 }

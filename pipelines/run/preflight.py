@@ -52,6 +52,9 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
         yield f"agents.function needs the package openai, which is not installed: {install_extra('agents')}"
     if config.agents is not None and config.agents.command and shutil.which(config.agents.command[0]) is None:
         yield f"agents.command: there is no program {config.agents.command[0]!r}"
+    scaling = config.autoscaling
+    if scaling is not None and scaling.actuator == "command" and shutil.which(scaling.command[0]) is None:
+        yield f"autoscaling.command: there is no program {scaling.command[0]!r}"
     if config.rollout.total_replicas > config.placement.max_replicas:
         yield (
             f"rollout.processes × rollout.replicas = {config.rollout.total_replicas} replicas, "

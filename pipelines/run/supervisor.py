@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from pipelines.present.view.watch import Watch
 from pipelines.roles import ADMIN, EMULATED, processes_of
 from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
+from pipelines.run.local_scaling import FollowedTarget, LocalScaling, with_rollouts
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import RunKafka
 from pipelines.run.state import RunStateFile
@@ -71,6 +73,8 @@ class Supervisor:
         self._warm_start_progress: Mapping[str, object] = {}
         self._kafka = RunKafka(config.kafka, self.folder / "kafka", view.note)
         self._audits: BackgroundAudit | None = None
+        self._target: FollowedTarget | None = None
+        """The number of rollout processes, if this machine's follow an autoscaler."""
         self._started_at = time.time_ns() // 10**6
         self._guard = RunGuard(config, self._started_at)
 
@@ -99,7 +103,9 @@ class Supervisor:
             observer = Observer(client, name, positions=file.position)
             with closing(self._open_audits()) as self._audits, observer:
                 self._watch.source = observer
-                self._train()
+                with self._followed_target() as self._target:
+                    self._train()
+                self._target = None
                 self._drain()
                 self._watch.source = None
             self._fleet.close()
@@ -154,6 +160,14 @@ class Supervisor:
                 if self._stops.repeated or not self._kafka.answers():
                     return
                 self._fleet.poll(TICK_S)
+
+    def _followed_target(self) -> AbstractContextManager[FollowedTarget | None]:
+        """The target of the autoscaler, if it scales the processes of this machine."""
+        scaling = self.config.autoscaling
+        if scaling is None or scaling.actuator != "local":
+            return nullcontext()
+        client, processes = self.config.kafka.client(), self.config.rollout.processes
+        return closing(self._kafka.retry(lambda: FollowedTarget(client, self.config.run.name, processes)))
 
     def _open_audits(self) -> BackgroundAudit:
         every_s = self.config.run.audit_every_s
@@ -242,7 +256,10 @@ class Supervisor:
 
     def _train(self) -> None:
         self._enter("starting")
-        for process in processes_of(self.config):
+        processes = processes_of(self.config)
+        if self._target is not None:  # a resumed run has the processes of the last decision
+            processes = with_rollouts(processes, self._target.target)
+        for process in processes:
             self._fleet.add(process)
         # A resumed run has steps from the beginning: it has started when a replica reports.
         while not self._watch.state.step or (self._resumed and not self._watch.state.replicas):
@@ -258,10 +275,13 @@ class Supervisor:
             self._tick()
 
     def _drain(self) -> None:
-        """Stop all roles: each commits its outputs and ends. The fleet kills those that exceed the time limit."""
+        """Stop all roles: each commits its outputs and ends. The fleet kills those that exceed the time limit.
+
+        SIGINT, because after SIGTERM rollouts might hand their work over, which nobody needs any more.
+        """
         self._enter("draining")
         deadline = time.monotonic() + DRAIN_S
-        self._fleet.stop([process.name for process in processes_of(self.config)])
+        self._fleet.stop([*self._fleet.members], signal.SIGINT)
         while self._fleet.running() and time.monotonic() < deadline:
             self._tick()
 
@@ -284,6 +304,8 @@ class Supervisor:
             )
         with self._stops.interruptible():
             self._kafka.poll()
+        if self._target is not None:
+            LocalScaling(self._fleet, self.view.note).follow(self._target.target)
         self._fleet.poll(TICK_S)
         if self._audits is not None:
             self._audits.poll()

@@ -20,6 +20,7 @@ from infra.files import write_atomically
 from infra.models.chat import ChatTokenizer
 from infra.models.sizes import vocabulary_size
 from operators.agents.function_server import load_function
+from operators.autoscaler.policies import make_policy
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.question import UnusableRow
 from operators.prompts.refused_rows import estimate_refused, refusal_kind
@@ -84,6 +85,9 @@ def try_config(config: Config, started: Started = _quiet) -> TrialResult:
         started("the buffer's sampler, writers and evictions")
         buffer, limit = config.experience, config.run.check_timeout_s
         _load(found, "experience", limit, buffer.make_sampler, buffer.make_writers, buffer.make_evictions)
+        if config.autoscaling is not None:
+            started(f"the autoscaler's policy {config.autoscaling.policy}")
+            _load(found, "autoscaling", limit, partial(make_policy, config.autoscaling))
         if config.agents is not None and config.agents.function:
             started(f"the import of agents.function {config.agents.function}")
             _load(found, "agents.function", limit, partial(load_function, config.agents.function))

@@ -153,7 +153,7 @@ class _Zygote:
 
     def _end(self) -> None:
         for pid in self._running:
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)  # after SIGTERM a rollout might first hand its work over
         deadline = time.monotonic() + GRACE_S
         while self._running and time.monotonic() < deadline:
             self._reap()

@@ -19,6 +19,7 @@ PIPELINES = (
     "trainer",
     "evaluation",
     "relay",
+    "autoscaler",
 )
 OTHERS = ("export", "imports")
 

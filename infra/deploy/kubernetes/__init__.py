@@ -16,6 +16,7 @@ def kubernetes_files(plan: DeploymentPlan) -> dict[str, str]:
     """The files of folder `kubernetes`, by name. `kubectl apply -k` creates the resources of all but the Secrets."""
     documents: dict[str, list[Manifest]] = {
         "storage.yaml": list(workloads.storage(plan)),
+        "accounts.yaml": list(workloads.accounts(plan)),
         "roles.yaml": list(workloads.roles(plan)),
         "jobs.yaml": list(workloads.jobs(plan)),
         "network.yaml": list(network.resources(plan)),

@@ -8,6 +8,7 @@ from typing import Any
 from infra.deploy.kubernetes.names import RUN, WEIGHTS, labels_of, manifest
 from infra.deploy.plan import METRICS_PORT, DeploymentPlan
 
+_API_SERVER = [{"protocol": "TCP", "port": port} for port in (443, 6443)]
 _DNS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 
 
@@ -46,6 +47,11 @@ def _policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
         "egress": [{"to": peers}, storage],
     }
     yield _policy(plan, "weights", rules)
+    for unit in plan.units:
+        if unit.scales:
+            selector = {"matchLabels": labels_of(plan, unit.name)}
+            egress = [{"ports": _API_SERVER}]
+            yield _policy(plan, unit.name, {"podSelector": selector, "policyTypes": ["Egress"], "egress": egress})
     scraped = {"ports": [{"protocol": "TCP", "port": METRICS_PORT}]}
     selector = {"matchLabels": labels_of(plan, "metrics")}
     yield _policy(plan, "metrics", {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [scraped]})

@@ -13,8 +13,6 @@ from infra.machine import VARIABLE as MACHINE
 
 USER = 10001
 """The user id of the image; no container runs as root."""
-GRACE_S = 60
-"""Time to drain after SIGTERM."""
 _PROBE_S = 10
 _NODE = {"fieldRef": {"fieldPath": "spec.nodeName"}}
 _INDEX = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
@@ -36,6 +34,9 @@ def role_pod(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
     spec: dict[str, Any] = {"containers": [container], "volumes": _volumes(plan, unit)}
     if unit.weights:
         spec |= _machines(plan, unit)
+    if unit.scales:
+        spec |= {"serviceAccountName": plan.resource_name(unit.name), "automountServiceAccountToken": True}
+    spec["terminationGracePeriodSeconds"] = unit.grace_s
     return template(plan, unit.name, spec, weights=unit.weights)
 
 
@@ -54,7 +55,7 @@ def template(plan: DeploymentPlan, role: str, spec: dict[str, Any], *, weights: 
     whole = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": GRACE_S,
+        "terminationGracePeriodSeconds": Unit(role).grace_s,
         "securityContext": rights,
         **({"imagePullSecrets": pull} if pull else {}),
         **spec,

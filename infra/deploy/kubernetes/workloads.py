@@ -42,6 +42,27 @@ def roles(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     yield _metrics(plan)
 
 
+def accounts(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
+    """The service accounts of units that change the number of pods of others, with that right alone."""
+    for unit in plan.units:
+        if not unit.scales:
+            continue
+        name = plan.resource_name(unit.name)
+        scale = {
+            "apiGroups": ["apps"],
+            "resources": ["statefulsets/scale"],
+            "resourceNames": [plan.resource_name(unit.scales)],
+            "verbs": ["patch"],
+        }
+        subject = {"kind": "ServiceAccount", "name": name, "namespace": plan.deploy.namespace}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+        yield manifest(plan, "v1", "ServiceAccount", name, unit.name, automountServiceAccountToken=False)
+        yield manifest(plan, "rbac.authorization.k8s.io/v1", "Role", name, unit.name, rules=[scale])
+        yield manifest(
+            plan, "rbac.authorization.k8s.io/v1", "RoleBinding", name, unit.name, subjects=[subject], roleRef=role
+        )
+
+
 def jobs(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     """Create the topics, and with authentication first the users' ACLs. Both may run again."""
     if plan.authenticated:

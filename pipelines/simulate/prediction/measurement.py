@@ -88,6 +88,10 @@ class Measurement:
         """The run has ended."""
         self.steps, self._until = steps, now
 
+    def unfinished(self, before: float) -> int:
+        """Trajectories that were first assigned before a time of the clock, and have not finished."""
+        return sum(at < before for at in self._assigned.values())
+
     @property
     def trajectories(self) -> int:
         """Finished trajectories of the whole run."""

@@ -34,7 +34,7 @@ class PredictedReplica:
         linger_s: float,
     ) -> None:
         self.replica, self.engine, self.weights, self.alive = replica, engine, weights, True
-        self._scheduler, self._publish, self._beat, self._linger_s = scheduler, publish, beat, linger_s
+        self._scheduler, self.publish, self._beat, self._linger_s = scheduler, publish, beat, linger_s
         self._wake_at = float("inf")
         self._changes = 0
         self.wake(START_S)
@@ -43,7 +43,7 @@ class PredictedReplica:
         """Carry out orders for this incarnation."""
         if self.alive:
             for order in orders:
-                self._publish(self.replica.carry_out(order))
+                self.publish(self.replica.carry_out(order))
             self._step()
 
     def announce(self, version: Any) -> None:
@@ -84,7 +84,7 @@ class PredictedReplica:
             return
         self._wake_at = float("inf")
         events = self.replica.step()
-        self._publish(events)
+        self.publish(events)
         if self.replica.changes != self._changes:
             self._changes = self.replica.changes
             self._beat(self)

@@ -30,7 +30,16 @@ from pipelines.simulate.prediction.measurement import Measurement
 from pipelines.simulate.prediction.replicas import PredictedReplica
 from pipelines.simulate.prediction.training import PredictedTraining, version_of
 from schemas.columns import token_ids
-from schemas.records import AssignmentRejected, Prompt, RepackPlan, Sampling, Settled, Trajectory, WeightVersion
+from schemas.records import (
+    AssignmentRejected,
+    Prompt,
+    RepackPlan,
+    ReplicaStatus,
+    Sampling,
+    Settled,
+    Trajectory,
+    WeightVersion,
+)
 from schemas.topics import INBOX, PLANS, PROGRESS, PROMPTS, RELAY, REPLICAS, SETTLED, TRAJECTORIES, Topic
 
 STOP = 1
@@ -230,7 +239,10 @@ class PredictedWorld:
             self.scheduler.after(self._cluster.config.rollout.heartbeat_s, lambda: self._keep_beating(replica))
 
     def _beat(self, replica: PredictedReplica) -> None:
-        status = replica.status(RUN)
+        self.send_status(replica.status(RUN))
+
+    def send_status(self, status: ReplicaStatus) -> None:
+        """Send the heartbeat of a replica to placement."""
         self.measurement.beat(status, self.scheduler.now)
         self._send(REPLICAS, [status])
 

@@ -10,7 +10,7 @@ import apache_beam as beam
 import pytest
 
 from infra.runners.run import run_pipeline
-from infra.runners.stopping import STOPPING, stopping_on_signals
+from infra.runners.stopping import NOTICE, STOPPING, stopping_on_signals
 
 DONE: list[int] = []
 
@@ -70,3 +70,30 @@ def test_stopping_is_set_by_both_signals(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
         assert STOPPING.wait(1)
     assert not STOPPING.is_set()
+
+
+def test_first_sigterm_gives_notice_to_a_step_that_accepts_it() -> None:
+    with stopping_on_signals():
+        NOTICE.accept()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert NOTICE.given_at is not None
+        assert not STOPPING.is_set()
+        NOTICE.end()
+        assert STOPPING.is_set()
+    assert NOTICE.given_at is None
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_second_signal_after_a_notice_stops_at_once(second: signal.Signals) -> None:
+    with stopping_on_signals():
+        NOTICE.accept()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), second)
+        assert STOPPING.is_set()
+
+
+def test_sigint_stops_at_once_even_if_notices_are_accepted() -> None:
+    with stopping_on_signals():
+        NOTICE.accept()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert STOPPING.is_set()

@@ -24,6 +24,7 @@ path = "/volume/model"
 engine = "vllm"
 processes = 4
 tensor_parallel = 2
+termination_notice_s = 120
 [relay]
 listen = "0.0.0.0"
 port = 7400
@@ -35,6 +36,9 @@ ranks = 16
 device = "cuda"
 [trainer.learner]
 precision = "bfloat16"
+[autoscaling]
+actuator = "kubernetes"
+minimum = 2
 [deploy]
 volume = "claimed"
 volume_path = "/volume"

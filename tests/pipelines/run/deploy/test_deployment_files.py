@@ -13,7 +13,7 @@ from deployments import CONFIG_TEXTS, ROOT, deployment, run_file
 from infra.deploy.plan import ALIVE, CONFIG
 from pipelines.cli.submit import app
 from pipelines.config import ConfigError, load_config
-from pipelines.roles import PIPELINES, relay_of, roles_of
+from pipelines.roles import ALL_PIPELINES, relay_of, roles_of
 from pipelines.run.deployment import EXAMPLE, files_of, plan_of
 
 FILES = files_of(plan_of(ROOT / EXAMPLE))
@@ -24,7 +24,7 @@ def submitted(command: list[str]) -> list[str]:
     assert command[:2] == ["laminar", "submit"], command
     parsed: dict[str, Any] = typer.main.get_command(app).make_context("submit", command[2:]).params
     assert str(parsed["config"]) == CONFIG
-    assert parsed["pipeline"] in PIPELINES
+    assert parsed["pipeline"] in ALL_PIPELINES
     size = parsed["group_size"]
     return [f"{parsed['pipeline']}-{index}" for index in range(parsed["index"] * size, (parsed["index"] + 1) * size)]
 

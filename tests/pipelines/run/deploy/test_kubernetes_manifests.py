@@ -14,6 +14,7 @@ import yaml
 from deployments import CONFIG_TEXTS, deployment, run_file
 
 from infra.kafka.properties import ClientProperties
+from pipelines.config import ConfigError
 from pipelines.run.deployment import files_of, plan_of, units_of
 from schemas.topics import CATALOGUE
 
@@ -50,7 +51,8 @@ def test_containers_have_no_rights_beyond_their_work(file: Path) -> None:
     for workload, pod in pods(deployment(file)):
         assert pod["securityContext"]["runAsNonRoot"], workload["metadata"]["name"]
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert not pod["automountServiceAccountToken"]
+        scales = workload["metadata"]["name"].endswith("-autoscaler")
+        assert pod["automountServiceAccountToken"] == scales == ("serviceAccountName" in pod)
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
         for container in pod["containers"]:
             rights = container["securityContext"]
@@ -222,3 +224,48 @@ def test_brokers_of_the_policies_are_those_of_the_run(tmp_path: Path) -> None:
     ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
     servers = ClientProperties.at("one:9093,two:9094").bootstrap_servers
     assert ports == {53, *(int(each.rpartition(":")[2]) for each in servers.split(","))}
+
+
+def test_autoscaler_may_change_the_number_of_rollouts_alone(tmp_path: Path) -> None:
+    documents = deployment(run_file(tmp_path, "secured"))
+    by_kind = {kind: [each for each in documents if each["kind"] == kind] for kind in ("Role", "RoleBinding")}
+    ((role,), (binding,)) = by_kind["Role"], by_kind["RoleBinding"]
+    assert role["rules"] == [
+        {
+            "apiGroups": ["apps"],
+            "resources": ["statefulsets/scale"],
+            "resourceNames": ["laminar-big-run-rollout"],
+            "verbs": ["patch"],
+        }
+    ]
+    name = "laminar-big-run-autoscaler"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": "rl"}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"] == name
+    (account,) = [each for each in documents if each["kind"] == "ServiceAccount"]
+    assert account["metadata"]["name"] == name
+    pod = next(spec for workload, spec in pods(documents) if workload["metadata"]["name"] == name)
+    assert pod["serviceAccountName"] == name
+    (policy,) = [each for each in documents if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == name]
+    assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {443, 6443}
+
+
+def test_rollouts_have_as_long_to_end_as_their_notice(tmp_path: Path) -> None:
+    seconds = {
+        workload["metadata"]["name"]: pod["terminationGracePeriodSeconds"]
+        for workload, pod in pods(deployment(run_file(tmp_path, "secured")))
+    }
+    assert seconds["laminar-big-run-rollout"] == 120
+    assert seconds["laminar-big-run-trainer"] == 60
+
+
+@pytest.mark.parametrize("name", ["example", "emulated"])
+def test_accounts_are_written_only_for_an_autoscaler(name: str, tmp_path: Path) -> None:
+    documents = deployment(run_file(tmp_path, name))
+    assert not {each["kind"] for each in documents} & {"Role", "RoleBinding", "ServiceAccount"}
+
+
+def test_deployment_rejects_the_local_autoscaler(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "emulated")
+    file.write_text(file.read_text() + "[autoscaling]\n")
+    with pytest.raises(ConfigError, match=r"autoscaling\.actuator is 'local': in a cluster set 'kubernetes'"):
+        plan_of(file)

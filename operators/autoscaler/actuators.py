@@ -1,0 +1,82 @@
+"""Actuators: who starts and ends rollout processes. `apply` asks for the number of processes that a decision names.
+
+An actuator gets the whole number, never a difference, and asking twice changes nothing. So a decision may be carried
+out again after a restart. Processes that end drain themselves, see `rollout.termination_notice_s`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from schemas.records import ScalingDecision
+
+MAX_OUTPUT = 500
+"""Characters of a failed command's output in its error."""
+
+
+class ActuatorFailed(RuntimeError):
+    """A decision could not be carried out. The message says why, and what to do."""
+
+
+class Actuator(Protocol):
+    """Carries out decisions. Part of the graph, so it is a plain value."""
+
+    @property
+    def name(self) -> str: ...
+
+    def apply(self, decision: ScalingDecision, timeout_s: float) -> None:
+        """Ask for `decision.target` processes. Raises ActuatorFailed."""
+
+
+@dataclass(frozen=True)
+class LocalFleet:
+    """`laminar run` on this machine reads the decisions itself, so there is nobody to ask."""
+
+    name: str = "local"
+
+    def apply(self, decision: ScalingDecision, timeout_s: float) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A user's program, which gets the decision of run `run` in its environment."""
+
+    run: str
+    command: Sequence[str]
+    name: str = "command"
+
+    def apply(self, decision: ScalingDecision, timeout_s: float) -> None:
+        """Run the program and wait for its end. Raises ActuatorFailed if it fails, or takes too long."""
+        environment = {
+            **os.environ,
+            "LAMINAR_RUN": self.run,
+            "LAMINAR_DECISION": str(decision.number),
+            "LAMINAR_BEFORE": str(decision.before),
+            "LAMINAR_TARGET": str(decision.target),
+            "LAMINAR_REASON": decision.reason,
+        }
+        try:
+            done = subprocess.run(
+                [*self.command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ActuatorFailed(
+                f"{self.command[0]} did not end in {timeout_s:g} s (autoscaling.actuator_timeout_s)"
+            ) from error
+        except OSError as error:
+            raise ActuatorFailed(f"autoscaling.command {self.command[0]!r} cannot be run: {error.strerror}") from error
+        if done.returncode:
+            output = (done.stderr or done.stdout).strip()[-MAX_OUTPUT:] or "without output"
+            raise ActuatorFailed(f"{self.command[0]} exited with code {done.returncode}: {output}")

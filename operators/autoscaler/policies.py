@@ -1,0 +1,148 @@
+"""Policies: how many rollout processes one observation asks for, and why. Pure functions of the observation."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from infra.name_lookup import import_user_module
+from operators.autoscaler.config import AutoscalingConfig
+from operators.autoscaler.observation import Observation
+
+MIN_BUSY = 0.1
+"""A trainer counts as busy for at least this share of its time: one decision multiplies processes by ten at most."""
+
+
+class Wish(NamedTuple):
+    """What an observation asks for, and the reason as a text for people.
+
+    `exactly` so many `processes`; or `more` than now, up to `processes`; or `fewer`, down to `processes`; or `keep` the
+    present target. A number computed from the processes that generate now is `more` or `fewer`: others may be starting.
+    """
+
+    kind: Literal["exactly", "more", "fewer", "keep"]
+    processes: int
+    reason: str
+
+    def target(self, present: int) -> int:
+        """The target that is asked for, if the target is `present` now."""
+        match self.kind:
+            case "exactly":
+                return self.processes
+            case "more":
+                return max(present, self.processes)
+            case "fewer":
+                return min(present, self.processes)
+            case "keep":
+                return present
+
+
+class Policy(ABC):
+    """The base class of policies. A user's class gets `autoscaling.options` as keyword arguments."""
+
+    @abstractmethod
+    def wish(self, seen: Observation) -> Wish | None:
+        """What `seen` asks for; None if a measurement is missing, so that nothing is decided."""
+
+
+class _BuiltInPolicy(Policy):
+    def __init__(self, function: _PolicyFunction, config: AutoscalingConfig) -> None:
+        self._function, self._config = function, config
+
+    def wish(self, seen: Observation) -> Wish | None:
+        return self._function(self._config, seen)
+
+
+def make_policy(config: AutoscalingConfig) -> Policy:
+    """The policy that `config` names. Raises ValueError for a class that cannot be loaded."""
+    if config.policy in _BUILT_IN:
+        return _BuiltInPolicy(_BUILT_IN[config.policy], config)
+    module, _, name = config.policy.rpartition(":")
+    try:
+        kind = getattr(import_user_module(module), name, None)
+    except (ImportError, OSError, ValueError) as error:
+        raise ValueError(f"autoscaling.policy: {config.policy!r} cannot be loaded: {error}") from error
+    if not isinstance(kind, type) or not issubclass(kind, Policy):
+        raise ValueError(f"autoscaling.policy: {config.policy!r} must be a class that derives from {__name__}.Policy")
+    try:
+        return kind(**config.options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"autoscaling.policy: {config.policy}: {error}") from error
+
+
+def by_trainer_idle(config: AutoscalingConfig, seen: Observation) -> Wish | None:
+    """More processes if the trainer waits: it is busy in proportion to what they generate. A trainer that never waits
+    does not show how much is too much, so then as many processes leave as there are idle replicas.
+    """
+    idle, (low, high) = seen.trainer_idle, config.band
+    if idle is None:
+        return None
+    waits = f"the trainer waits {_percent(idle)} of its time"
+    if idle > high:
+        wanted = math.ceil(seen.running * (1 - (low + high) / 2) / max(1 - idle, MIN_BUSY))
+        return Wish("more", wanted, f"{waits}, above {_percent(high)}")
+    if idle < low and seen.rollout_idle is not None:
+        text = f"{waits}, below {_percent(low)}, and {_percent(seen.rollout_idle)} of the replicas are idle"
+        return Wish("fewer", seen.running - int(seen.running * seen.rollout_idle), text)
+    return Wish("keep", 0, waits)
+
+
+def by_staleness(config: AutoscalingConfig, seen: Observation) -> Wish | None:
+    """Fewer processes if trained trajectories are too stale: what is under way grows with the processes."""
+    value, (low, high) = seen.staleness, config.band
+    if value is None:
+        return None
+    text, middle = f"the mean staleness is {value:.2f}", (low + high) / 2
+    if value > high:
+        return Wish("fewer", int(seen.running * middle / value), f"{text}, above {high:g}")
+    if value < low:
+        wanted = seen.running * 2 if value <= middle / 2 else math.ceil(seen.running * middle / value)
+        return Wish("more", wanted, f"{text}, below {low:g}")
+    return Wish("keep", 0, text)
+
+
+def by_queue(config: AutoscalingConfig, seen: Observation) -> Wish | None:
+    """As many processes as have slots for the requests that run or wait."""
+    if not seen.slots:
+        return None
+    (low, high), load = config.band, seen.requests / seen.slots
+    text, wanted = f"{load:.2f} requests a slot", math.ceil(seen.running * load / ((low + high) / 2))
+    if load > high:
+        return Wish("more", wanted, f"{text}, above {high:g}")
+    if load < low:
+        return Wish("fewer", wanted, f"{text}, below {low:g}")
+    return Wish("keep", 0, text)
+
+
+def by_price(config: AutoscalingConfig, seen: Observation) -> Wish | None:
+    """The processes of the lowest limit that the price does not exceed."""
+    if seen.price is None:
+        return None
+    for limit in sorted(config.prices, key=lambda limit: limit.price):
+        if seen.price <= limit.price:
+            return Wish("exactly", limit.processes, f"the price is {seen.price:g}, at most {limit.price:g}")
+    return Wish("exactly", config.minimum, f"the price is {seen.price:g}, above all limits")
+
+
+def by_schedule(config: AutoscalingConfig, seen: Observation) -> Wish | None:
+    """The processes of the last entry of the day, or of the day before."""
+    entries = sorted(config.schedule, key=lambda entry: entry.second)
+    begun = [entry for entry in entries if entry.second <= seen.time_of_day]
+    entry = (begun or entries)[-1]
+    return Wish("exactly", entry.processes, f"the schedule from {entry.at} UTC on")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+_PolicyFunction = Callable[[AutoscalingConfig, Observation], Wish | None]
+_BUILT_IN: Mapping[str, _PolicyFunction] = {
+    "trainer_idle": by_trainer_idle,
+    "staleness": by_staleness,
+    "queue": by_queue,
+    "price": by_price,
+    "schedule": by_schedule,
+}

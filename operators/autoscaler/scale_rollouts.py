@@ -1,0 +1,166 @@
+"""ScaleRollouts: observes the load, decides how many rollout processes there are, and carries the decisions out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infra.runners.step_metrics import phase
+from operators.autoscaler.actuators import Actuator
+from operators.autoscaler.config import AutoscalingConfig
+from operators.autoscaler.decide import Decision, History, Limits, decide
+from operators.autoscaler.execution import Execution
+from operators.autoscaler.load import Load
+from operators.autoscaler.observation import Observation
+from operators.autoscaler.policies import Policy, make_policy
+from operators.autoscaler.prices import Prices
+from operators.io.clocks import wall_ms
+from operators.io.elements import Checkpoint, PartitionKey, Polled, Restored
+from schemas.records import Metric, ScalingDecision, ScalingOutcome
+from schemas.topics import SCALING
+
+log = logging.getLogger(__name__)
+
+NAME = "autoscaler"
+"""The name of its metric."""
+DAY_MS = 24 * 3600 * 1000
+_PLACE = PartitionKey(SCALING.short_name, 0)
+
+ScalingOutput = ScalingDecision | ScalingOutcome | Metric
+
+
+@dataclass(frozen=True)
+class ScaleRollouts:
+    """`processes` is the number with which the run starts, `maximum` the upper bound of the target. A replica without
+    a heartbeat for `timeout_s` seconds is gone.
+    """
+
+    config: AutoscalingConfig
+    actuator: Actuator
+    processes: int
+    maximum: int
+    timeout_s: float
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of the decisions."""
+        config = self.config
+        return Limits(config.minimum, self.maximum, config.stable_s, config.cooldown_s, config.max_step)
+
+    def restore(
+        self,
+        restored: Restored,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], int] = wall_ms,
+    ) -> ScalingFold:
+        """The state of a start. Raises ValueError for a policy that cannot be loaded."""
+        return ScalingFold(self, restored.state, make_policy(self.config), clock, now)
+
+
+class ScalingFold:
+    """Observations are of this start alone. What is left of a cool-down when the process ends is waited for again, by
+    the clock of the next one: no time of another machine is compared.
+    """
+
+    def __init__(
+        self,
+        step: ScaleRollouts,
+        state: Mapping[str, Any],
+        policy: Policy,
+        clock: Callable[[], float],
+        now: Callable[[], int],
+    ) -> None:
+        config = step.config
+        self._step, self._policy, self._clock, self._now = step, policy, clock, now
+        self._load = Load(step.timeout_s, config.stable_s)
+        self._execution = Execution(step.actuator, config.actuator_timeout_s, config.retry_s, now)
+        self._prices = Prices(config.price_file, float(state.get("elapsed", 0.0)), clock)
+        self._number: int = state.get("number", 0)
+        self._target: int = state.get("target", step.processes)
+        self._changeable_at = clock() + float(state.get("cooldown", 0.0))
+        self._observations: deque[Observation] = deque()
+        self._observe_at = clock()
+
+    def fold(self, polled: Polled) -> list[ScalingOutput]:
+        clock, outputs = self._clock(), list[ScalingOutput]()
+        with phase("observe load"):
+            for received in polled.records:
+                if isinstance(received.record, ScalingDecision):
+                    self._execution.take(received.record, received.offset, clock)
+                else:
+                    self._load.record(received.record, clock)
+        with phase("decide target"):
+            if polled.caught_up and not polled.last and clock >= self._observe_at:
+                self._observe_at = clock + self._step.config.observe_s
+                outputs += self._decide(self._observe(clock))
+        with phase("carry out decisions"):
+            if polled.caught_up and not polled.last:
+                running = self._observations[-1].running if self._observations else 0
+                outputs += self._execution.advance(running, clock)
+        return outputs
+
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
+        left = max(0, math.ceil(self._changeable_at - self._clock()))
+        state = {"number": self._number, "target": self._target, "cooldown": left, "elapsed": self._prices.elapsed}
+        needed = self._execution.needed_offset
+        low_water = positions if needed is None else {**positions, _PLACE: needed}
+        return Checkpoint(low_water, state=state)
+
+    def busy(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._execution.close()
+
+    def _observe(self, clock: float) -> Observation:
+        price = self._prices.read()
+        seen = self._load.observe(clock, self._now() % DAY_MS // 1000, price)
+        self._observations.append(seen)
+        while len(self._observations) > 1 and self._observations[1].at <= clock - self._step.config.stable_s:
+            self._observations.popleft()
+        return seen
+
+    def _decide(self, seen: Observation) -> list[ScalingOutput]:
+        history = History(tuple(self._observations), self._target, self._changeable_at)
+        decision = self._decision(history)
+        if decision.target == self._target:
+            return [self._metric(seen)]
+        self._number += 1
+        record = ScalingDecision(
+            self._number,
+            self._step.config.policy,
+            seen.running,
+            self._target,
+            decision.target,
+            decision.reason,
+            self._step.config.dry_run,
+            self._now(),
+        )
+        log.info(
+            "decision %d: %d -> %d rollout processes: %s", self._number, self._target, record.target, record.reason
+        )
+        self._target, self._changeable_at = decision.target, seen.at + self._step.config.cooldown_s
+        return [record, self._metric(seen)]
+
+    def _decision(self, history: History) -> Decision:
+        try:
+            return decide(history, self._policy, self._step.limits)
+        except Exception as error:  # noqa: BLE001 - a user's policy must not end the run
+            log.warning("the policy %s failed: %r", self._step.config.policy, error)
+            return Decision(history.target, f"the policy failed: {error!r}")
+
+    def _metric(self, seen: Observation) -> Metric:
+        known = {
+            "trainer_idle": seen.trainer_idle,
+            "rollout_idle": seen.rollout_idle,
+            "staleness": seen.staleness,
+            "requests_per_slot": seen.requests / seen.slots if seen.slots else None,
+            "price": seen.price,
+        }
+        values = {name: value for name, value in known.items() if value is not None}
+        return Metric(NAME, self._number, {"running": seen.running, "target": self._target, **values}, self._now())

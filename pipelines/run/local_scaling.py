@@ -1,0 +1,106 @@
+"""The rollout processes of `laminar run` follow the autoscaler's decisions, which this reads from the topic `scaling`.
+
+A decision names the whole number of processes: the run has rollout-0 up to that number. So reading a decision twice, or
+only the newest of several, has the same effect.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from infra.kafka.properties import ClientProperties
+from infra.kafka.ranges import partition_ranges
+from infra.kafka.readiness import ClientError
+from infra.kafka.topic_reader import follow_topic, read_rows
+from pipelines.roles import Role, RoleProcess
+from pipelines.run.fleet import Fleet
+from schemas.records import ScalingDecision
+from schemas.topics import SCALING
+
+log = logging.getLogger(__name__)
+
+ROLLOUT = "rollout"
+RETRY_S = 5.0
+
+
+def newest_target(decisions: Iterable[ScalingDecision], present: int) -> int:
+    """The target of the last of `decisions` that is to be carried out; `present` without one."""
+    return next((each.target for each in reversed(list(decisions)) if not each.dry_run), present)
+
+
+class FollowedTarget:
+    """The number of rollout processes by the newest decision, which a thread follows; `processes` without one.
+
+    Raises UnknownTopic, and the errors of a Kafka that does not respond.
+    """
+
+    def __init__(self, client: ClientProperties, run: str, processes: int) -> None:
+        self._client, self._topic = client, SCALING.name(run)
+        self._positions = {number: held.end for number, held in partition_ranges(client, self._topic).items()}
+        self.target = newest_target(read_rows(client, self._topic, ScalingDecision), processes)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scaling decisions", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self._thread.join(RETRY_S)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._follow()
+            except ClientError as error:
+                log.debug("scaling decisions are not read for %g s: %s", RETRY_S, error)
+                self._ended.wait(RETRY_S)
+
+    def _follow(self) -> None:
+        for records in follow_topic(self._client, self._topic, self._positions):
+            for record in records:
+                self._positions[record.partition] = record.offset + 1
+                decisions = [row for row in record.rows if isinstance(row, ScalingDecision)]
+                self.target = newest_target(decisions, self.target)
+            if self._ended.is_set():
+                return
+
+
+def rollouts(count: int) -> list[RoleProcess]:
+    """The first `count` rollout processes."""
+    return [RoleProcess(role.name, (role,)) for role in (Role(ROLLOUT, index) for index in range(count))]
+
+
+def with_rollouts(processes: Iterable[RoleProcess], count: int) -> list[RoleProcess]:
+    """`processes` with the first `count` rollout processes in the place of theirs."""
+    return [*(process for process in processes if not _is_rollout(process.name)), *rollouts(count)]
+
+
+class LocalScaling:
+    """Starts and ends rollout processes of `fleet`. `note` receives one-line messages."""
+
+    def __init__(self, fleet: Fleet, note: Callable[[str], None]) -> None:
+        self._fleet, self._note = fleet, note
+
+    def follow(self, target: int) -> None:
+        """Have rollout processes 0 to `target` - 1: start those that are missing; the others drain and end.
+
+        A process that is still ending is started again after its end. Call it often.
+        """
+        members = self._fleet.members
+        wanted = rollouts(target)
+        for process in wanted:
+            member = members.get(process.name)
+            if member is None or (not member.wanted and member.pid is None):
+                self._fleet.add(process)
+                self._note(f"{process.name} starts, by the autoscaler's target of {target}")
+        names = {process.name for process in wanted}
+        leaving = [name for name, each in members.items() if each.wanted and _is_rollout(name) and name not in names]
+        for name in leaving:
+            self._note(f"{name} hands its work over and ends, by the autoscaler's target of {target}")
+        self._fleet.stop(leaving)
+
+
+def _is_rollout(name: str) -> bool:
+    return name.rpartition("-")[0] == ROLLOUT

@@ -1,0 +1,69 @@
+"""The rollout processes of a machine follow the newest decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pipelines.roles import Role, RoleProcess
+from pipelines.run.fleet import FleetMember
+from pipelines.run.local_scaling import LocalScaling, newest_target, rollouts, with_rollouts
+from schemas.records import ScalingDecision
+
+
+class RecordedFleet:
+    """A fleet without processes: a member runs once it was added, and drains until `end`."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, FleetMember] = {}
+        self.calls: list[str] = []
+
+    def add(self, process: RoleProcess) -> None:
+        self.calls.append(f"add {process.name}")
+        self.members[process.name] = FleetMember(process, pid=1)
+
+    def stop(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.calls.append(f"stop {name}")
+            self.members[name].wanted = False
+
+    def end(self, name: str) -> None:
+        self.members[name].pid = None
+
+
+def decision(number: int, target: int, dry_run: bool = False) -> ScalingDecision:
+    return ScalingDecision(number, "queue", 1, 1, target, "", dry_run, 0)
+
+
+def test_newest_decision_that_is_no_dry_run_counts() -> None:
+    assert newest_target([], 3) == 3
+    assert newest_target([decision(1, 2), decision(2, 5), decision(3, 9, dry_run=True)], 3) == 5
+
+
+def test_other_processes_stay_beside_the_rollouts_of_the_target() -> None:
+    processes = [RoleProcess("light", (Role("score"),)), *rollouts(3), RoleProcess("trainer", (Role("trainer"),))]
+    assert [each.name for each in with_rollouts(processes, 1)] == ["light", "trainer", "rollout-0"]
+
+
+def test_missing_processes_start_and_the_last_ones_leave() -> None:
+    fleet, notes = RecordedFleet(), list[str]()
+    scaling = LocalScaling(fleet, notes.append)  # type: ignore[arg-type]
+    fleet.add(RoleProcess("light", (Role("score"),)))
+    for _ in range(2):  # the second time changes nothing
+        scaling.follow(3)
+    assert fleet.calls == ["add light", "add rollout-0", "add rollout-1", "add rollout-2"]
+    for _ in range(2):
+        scaling.follow(1)
+    assert fleet.calls[4:] == ["stop rollout-1", "stop rollout-2"]
+    assert notes[-1] == "rollout-2 hands its work over and ends, by the autoscaler's target of 1"
+
+
+def test_process_that_drains_is_started_again_after_its_end() -> None:
+    fleet = RecordedFleet()
+    scaling = LocalScaling(fleet, lambda line: None)  # type: ignore[arg-type]
+    scaling.follow(2)
+    scaling.follow(1)
+    scaling.follow(2)
+    assert fleet.calls == ["add rollout-0", "add rollout-1", "stop rollout-1"]
+    fleet.end("rollout-1")
+    scaling.follow(2)
+    assert fleet.calls[3:] == ["add rollout-1"]
