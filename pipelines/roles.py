@@ -46,10 +46,20 @@ SHARDED = {
     "gateway": "process",
     "rollout": "process",
     "relay": "index",
+    "score": "shard",
     "experience": "shard",
     "trainer": "rank",
 }
 """Pipelines that may have several processes, and the parameter of `build` that takes the index."""
+
+ALL_SHARDS = -1
+"""The index of a role that is all shards of its pipeline together, as elements of one source."""
+
+SCALED = ("score", "experience")
+"""Pipelines whose shards are shares of a stream, so that one graph may have all of them."""
+
+DATA_PLANE = "data-plane"
+"""The name under which all roles that need no machine of their own are submitted as one graph."""
 
 
 LIGHT = "light"
@@ -77,9 +87,14 @@ class Role:
 
     @property
     def name(self) -> str:
-        if self.pipeline in ("experience", "trainer") and not self.index:
+        if self.pipeline in (*SCALED, "trainer") and self.index in (0, ALL_SHARDS):
             return self.pipeline  # most runs have only one
         return f"{self.pipeline}-{self.index}" if self.pipeline in SHARDED else self.pipeline
+
+    @property
+    def build_arguments(self) -> dict[str, int]:
+        """The arguments of `build` that choose the shard; none for all shards."""
+        return {SHARDED[self.pipeline]: self.index} if self.pipeline in SHARDED and self.index != ALL_SHARDS else {}
 
 
 def relay_of(machine: str) -> int:
@@ -124,6 +139,7 @@ def roles_of(config: Config) -> list[Role]:
         "agents": 0 if config.agents is None else config.agents.processes,
         "gateway": 0 if not config.has_gateway else 1 if config.gateway is None else config.gateway.processes,
         "rollout": config.rollout.processes,
+        "score": config.score.shards,
         "experience": config.experience.shards,
         "trainer": config.trainer.ranks,
     }
@@ -134,25 +150,55 @@ def roles_of(config: Config) -> list[Role]:
     return roles
 
 
+def submitted_process(config: Config, pipeline: str, index: int = 0) -> RoleProcess:
+    """What `laminar submit PIPELINE` runs in one graph: a role, all shards of a role, or the data plane of the run."""
+    if pipeline != DATA_PLANE:
+        role = Role(pipeline, index)
+        return RoleProcess(role.name, (role,))
+    apart = (*WITH_STORE, *AGENT_PIPELINES)
+    pipelines = dict.fromkeys(role.pipeline for role in roles_of(config) if role.pipeline not in apart)
+    return RoleProcess(DATA_PLANE, tuple(Role(each, ALL_SHARDS if each in SCALED else 0) for each in pipelines))
+
+
 def pipelines_of(config: Config) -> tuple[str, ...]:
     """The pipelines of a run, on all machines, in drain order."""
     return ALL_PIPELINES if config.has_gateway else PIPELINES
 
 
-def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_options: Sequence[str] = ()) -> None:
-    """Run `role` until it is stopped or fails. Raises ConfigError, and the exception that made the pipeline fail."""
-    _run(config, role.name, partial(build_role, config=config, role=role), runner, beam_options)
+def run_process(
+    config: Config, process: RoleProcess, runner: Runner = "embedded", beam_options: Sequence[str] = ()
+) -> None:
+    """Run the roles of `process` until they are stopped or fail.
+
+    Raises ConfigError, and the exception that made the pipeline fail.
+    """
+    from infra.runners.liveness import LIVENESS, alive_file
+    from infra.runners.run import run_pipeline
+    from operators.io.shards import close_shards
+
+    if runner == "flink" and (shards := most_shards(config, process)) > 1:
+        beam_options = [f"--parallelism={shards}", *beam_options]  # if an option is given twice, the last one is used
+    logging.getLogger(__name__).info("starting %s", process.name)
+    with LIVENESS.reporting(alive_file(liveness_file(config.run_folder, process.name))):
+        run_pipeline(graph_of(config, process, runner), runner, beam_options, close_shards)
 
 
-def run_process(config: Config, process: RoleProcess) -> None:
-    """Run the roles of `process` on the embedded runner, as `run_role`."""
-    if len(process.roles) == 1:
-        run_role(config, process.roles[0])
-        return
-    from pipelines.branches import build_branches
+def most_shards(config: Config, process: RoleProcess) -> int:
+    """The most shards of one role that the graph of `process` has."""
+    counts = {"score": config.score.shards, "experience": config.experience.shards}
+    return max(counts.get(role.pipeline, 1) if role.index == ALL_SHARDS else 1 for role in process.roles)
 
+
+def graph_of(config: Config, process: RoleProcess, runner: Runner) -> Callable[[Pipeline], None]:
+    """The function that adds the roles of `process` to a pipeline for `runner`."""
     builds = {role.name: partial(build_role, config=config, role=role) for role in process.roles}
-    _run(config, process.name, partial(build_branches, builds=builds), "embedded", ())
+    if len(builds) == 1:
+        (build,) = builds.values()
+        return build
+    from pipelines.branches import build_branches, build_side_by_side
+
+    # The embedded runner would never come to a second source.
+    return partial(build_branches if runner == "embedded" else build_side_by_side, builds=builds)
 
 
 def build_role(begin: Pipeline | PCollection, config: Config, role: Role) -> None:
@@ -162,25 +208,12 @@ def build_role(begin: Pipeline | PCollection, config: Config, role: Role) -> Non
 
     config = replace(config, kafka=config.kafka.for_role(role.pipeline))
     build: Callable[..., None] = importlib.import_module(f"pipelines.{role.pipeline}").build
-    index_argument = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
     try:
         if role.pipeline in WITH_STORE:
             config = with_relay_token(config, config.run_folder, create=True)
-        build(begin, config=config, **index_argument)
+        build(begin, config=config, **role.build_arguments)
     except (ValueError, OSError) as error:  # nothing runs yet, so the configuration is the cause
         raise ConfigError(f"{role.name} cannot be built: {error}") from error
-
-
-def _run(
-    config: Config, name: str, build: Callable[[Pipeline], None], runner: Runner, beam_options: Sequence[str]
-) -> None:
-    from infra.runners.liveness import LIVENESS, alive_file
-    from infra.runners.run import run_pipeline
-    from operators.io.shards import close_shards
-
-    logging.getLogger(__name__).info("starting %s", name)
-    with LIVENESS.reporting(alive_file(liveness_file(config.run_folder, name))):
-        run_pipeline(build, runner, beam_options, close_shards)
 
 
 def liveness_file(run_folder: Path, name: str) -> Path:
