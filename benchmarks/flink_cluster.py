@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from infra.http_client import get
-from infra.kafka.broker import free_port, java_command
+from infra.kafka.broker import HOST, free_port, java_command
 from infra.processes import is_running, spawn
 from infra.runners.flink import java_options, server_jars
 from infra.runners.loopback import loopback_command
@@ -46,7 +46,7 @@ class Place:
 
 def loopback(names: Sequence[str]) -> Place:
     """All of `names` on this machine's loopback interface."""
-    return Place(dict.fromkeys((MANAGER, *names), "127.0.0.1"), lambda _, command: loopback_command(command))
+    return Place(dict.fromkeys((MANAGER, *names), HOST), lambda _, command: command)
 
 
 @dataclass
@@ -90,6 +90,10 @@ class FlinkCluster:
             self.start_process(name)
         self.wait()
 
+    def log(self, name: str) -> Path:
+        """The log of a process."""
+        return self.folder / f"{name.replace(' ', '-')}.log"
+
     def start_process(self, name: str) -> None:
         """Start a manager or a pool, again after `kill`."""
         host = name.removeprefix("pool ")
@@ -102,10 +106,12 @@ class FlinkCluster:
             entry = _ENTRY if name == MANAGER else _TASKS
             java, *rest = java_command(_HEAP_MB.get(name, _TASK_HEAP_MB), server_jars(), entry, *arguments)
             command = [java, *java_options(folder), *rest]
+            if self.place.addresses[name] == HOST:
+                command = loopback_command(command)
         else:
             command = [sys.executable, "-m", "infra.runners.worker_pool", str(self.pool_port)]
         placed = self.place.command(host, ["/usr/bin/env", f"TMPDIR={folder}", *command])
-        self.processes[name] = spawn(placed, self.folder / f"{name.replace(' ', '-')}.log", die_with_parent=True)
+        self.processes[name] = spawn(placed, self.log(name), die_with_parent=True)
 
     def kill(self, name: str) -> None:
         """Kill a process and all that it has started."""
@@ -166,7 +172,9 @@ class FlinkCluster:
             "restart-strategy.type": "fixed-delay",
         }
         if name == MANAGER:
-            return {**shared, "jobmanager.bind-host": address, "rest.bind-address": address}
+            # Its parts call each other by `localhost`, which is in the host's namespace, too.
+            bound = address if address == HOST else "0.0.0.0"
+            return {**shared, "jobmanager.bind-host": bound, "rest.bind-address": address}
         sizes = {"task.heap": 512, "task.off-heap": 0, "framework.heap": 128, "framework.off-heap": 128, "managed": 32}
         ranges = {"network": 64, "jvm-overhead": 192}
         return {

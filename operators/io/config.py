@@ -49,7 +49,6 @@ class ShardConfig:
     run: str
     pipeline: str
     shard: int = 0
-    shards: int = 1
     inputs: tuple[TopicInput, ...] = ()
     ledger: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
@@ -62,6 +61,7 @@ class ShardConfig:
     budget: StepBudget = StepBudget()  # noqa: RUF009 - frozen
     counters_s: float | None = None
     unnoted: tuple[Topic, ...] = ()
+    shards: int = 1
 
     @property
     def group(self) -> str:
