@@ -97,6 +97,10 @@ class Role:
         return {SHARDED[self.pipeline]: self.index} if self.pipeline in SHARDED and self.index != ALL_SHARDS else {}
 
 
+RETRIES = 3
+"""How often Flink starts a shard again before the job fails."""
+
+
 def relay_of(machine: str) -> int:
     """The number of the relay of machine `machine`: 31 bits of a hash of its name, so no one has to assign numbers.
 
@@ -176,17 +180,24 @@ def run_process(
     from infra.runners.run import run_pipeline
     from operators.io.shards import close_shards
 
-    if runner == "flink" and (shards := most_shards(config, process)) > 1:
-        beam_options = [f"--parallelism={shards}", *beam_options]  # if an option is given twice, the last one is used
+    if runner == "flink":
+        beam_options = [*flink_options(config, process), *beam_options]  # if one is given twice, the last one is used
     logging.getLogger(__name__).info("starting %s", process.name)
     with LIVENESS.reporting(alive_file(liveness_file(config.run_folder, process.name))):
         run_pipeline(graph_of(config, process, runner), runner, beam_options, close_shards)
 
 
-def most_shards(config: Config, process: RoleProcess) -> int:
-    """The most shards of one role that the graph of `process` has."""
+def flink_options(config: Config, process: RoleProcess) -> list[str]:
+    """The options of Flink that depend on the shards in the graph of `process`: none for a single one.
+
+    There are as many subtasks as shards of a role. A lost task manager fails each of its shards, and Flink counts every
+    failure.
+    """
     counts = {"score": config.score.shards, "experience": config.experience.shards}
-    return max(counts.get(role.pipeline, 1) if role.index == ALL_SHARDS else 1 for role in process.roles)
+    shards = [counts.get(role.pipeline, 1) if role.index == ALL_SHARDS else 1 for role in process.roles]
+    if sum(shards) == 1:
+        return []
+    return [f"--parallelism={max(shards)}", f"--number_of_execution_retries={RETRIES * sum(shards)}"]
 
 
 def graph_of(config: Config, process: RoleProcess, runner: Runner) -> Callable[[Pipeline], None]:

@@ -13,7 +13,7 @@ from infra.runners.options import Runner
 from operators.io.read_branches import ReadBranches
 from operators.io.read_topics import flink_keys, sources_of
 from pipelines.config import Config, parse_config
-from pipelines.roles import ALL_SHARDS, DATA_PLANE, graph_of, most_shards, submitted_process
+from pipelines.roles import ALL_SHARDS, DATA_PLANE, flink_options, graph_of, submitted_process
 
 PARTITIONS = 4
 
@@ -73,8 +73,9 @@ def test_embedded_runner_reads_all_shards_by_one_source() -> None:
     assert len(source.shards) == 2
 
 
-def test_most_shards_is_the_default_parallelism() -> None:
+def test_flink_options_follow_the_number_of_shards() -> None:
     config = config_of(3)
-    assert most_shards(config, submitted_process(config, DATA_PLANE)) == 3
-    assert most_shards(config, submitted_process(config, "score", 1)) == 1
-    assert most_shards(config, submitted_process(config, "prompts")) == 1
+    options = flink_options(config, submitted_process(config, DATA_PLANE))
+    assert options == ["--parallelism=3", "--number_of_execution_retries=24"]
+    assert flink_options(config, submitted_process(config, "score", 1)) == []
+    assert flink_options(config, submitted_process(config, "prompts")) == []

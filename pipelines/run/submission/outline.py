@@ -11,7 +11,7 @@ from typing import Any
 from infra.runners.options import Runner, option_names, pipeline_options
 from pipelines.config import Config
 from pipelines.inspect.run_folders import laminar_command
-from pipelines.roles import Role, RoleProcess
+from pipelines.roles import Role, RoleProcess, flink_options
 from pipelines.run.preflight import missing_requirements
 from pipelines.shards import partitions_of
 from schemas.topics import CATALOGUE, Topic
@@ -66,7 +66,8 @@ def outline(
     existing: Mapping[str, int] | None = None,
 ) -> Outline:
     """What submitting `process` would run. `existing`: partition counts of existing topics, None: unknown."""
-    options = pipeline_options(runner, beam_options)
+    chosen = [*(flink_options(config, process) if runner == "flink" else ()), *beam_options]
+    options = pipeline_options(runner, chosen)
     steps: tuple[GraphStep, ...] = ()
     missing = [*_missing_settings(config), *_missing_for_runner(runner, options)]
     try:
