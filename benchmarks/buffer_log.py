@@ -231,7 +231,8 @@ class _Watch(threading.Thread):
         STOPPING.set()
 
 
-def _template(tokens: int) -> Block:
+def example_trajectories(tokens: int) -> list[r.Trajectory]:
+    """`MAX_ROWS` trajectories of the first prompts; `tokens`: prompt and response together."""
     rng = np.random.default_rng(0)
     prompt_tokens = tokens // 8
     response_tokens = tokens - prompt_tokens
@@ -247,9 +248,17 @@ def _template(tokens: int) -> Block:
             flags(np.ones(response_tokens, bool)),
         )
         spans = (r.VersionSpan(version, response_tokens),)
-        trajectory = r.Trajectory(
-            prompt, row % SAMPLES, 1, 1, 0, 1, response, "y" * 64, spans, version, "stop", None, 0, None, 0
+        rows.append(
+            r.Trajectory(
+                prompt, row % SAMPLES, 1, 1, 0, 1, response, "y" * 64, spans, version, "stop", None, 0, None, 0
+            )
         )
+    return rows
+
+
+def _template(tokens: int) -> Block:
+    rows = []
+    for row, trajectory in enumerate(example_trajectories(tokens)):
         components = (
             r.RewardComponent("exact", float(row % 2), 1.0),
             r.RewardComponent("accuracy", float(row % 2), 0.0),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pipelines.rollout
 from operators.rollout.backend import BackendSpec, EmulatedSpec
 from pipelines.config import Config, load_config
-from pipelines.roles import Role, configure_logging, run_role
+from pipelines.roles import configure_logging, run_process, submitted_process
 
 
 def _emulated(config: Config, process: int) -> BackendSpec:
@@ -22,4 +22,5 @@ def _emulated(config: Config, process: int) -> BackendSpec:
 if __name__ == "__main__":
     configure_logging()
     pipelines.rollout._backend = _emulated
-    run_role(load_config(Path(sys.argv[1])), Role(sys.argv[2]))
+    config = load_config(Path(sys.argv[1]))
+    run_process(config, submitted_process(config, sys.argv[2]))

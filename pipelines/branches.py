@@ -1,4 +1,4 @@
-"""Several roles as branches of one pipeline: one source reads the topics of all, see `operators.io.read_branches`."""
+"""Several roles in one pipeline: as branches after one source that reads the topics of all, or side by side."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import apache_beam as beam
 
 from operators.io.branch_polls import BranchShard
 from operators.io.config import ShardConfig
-from operators.io.read_branches import Branch, Build, ReadBranches
-from operators.io.read_topics import ReadTopics
+from operators.io.read_branches import Branch, Build, ReadBranches, Whole
+from operators.io.read_topics import sources_of
 
 
 def build_branches(pipeline: beam.Pipeline, builds: Mapping[str, Build]) -> None:
@@ -21,10 +21,15 @@ def build_branches(pipeline: beam.Pipeline, builds: Mapping[str, Build]) -> None
         polls[name] | name >> Branch(build)
 
 
+def build_side_by_side(pipeline: beam.Pipeline, builds: Mapping[str, Build]) -> None:
+    """As `build_branches`, with a source for each role: for runners that run several sources at a time."""
+    for name, build in builds.items():
+        pipeline | name >> Whole(build)
+
+
 def shards_of(build: Build) -> Sequence[ShardConfig]:
     """The shards that the graph of `build` reads. The graph is built, not run."""
     pipeline = beam.Pipeline(runner="FnApiRunner")
     shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam removes it in `run` only
     build(pipeline)
-    reading = [part.transform for part in pipeline.transforms_stack[0].parts if isinstance(part.transform, ReadTopics)]
-    return [shard for each in reading for shard in each.shards]
+    return [shard for each in sources_of(pipeline.transforms_stack[0]) for shard in each.shards]

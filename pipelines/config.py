@@ -175,11 +175,12 @@ class Config:
         self._check_agents([task.environment for task in mixture])
         if all(task.name or task.source == "reasoning_gym" for task in mixture):  # else rows name their tasks
             self.score.check_tasks([task.task_name for task in mixture])
-        if self.experience.shards > self.kafka.partitions:
-            raise ValueError(
-                f"experience.shards is {self.experience.shards}, but must be at most kafka.partitions, which is "
-                f"{self.kafka.partitions}: each shard needs a partition"
-            )
+        for role, shards in (("score", self.score.shards), ("experience", self.experience.shards)):
+            if shards > self.kafka.partitions:
+                raise ValueError(
+                    f"{role}.shards is {shards}, but must be at most kafka.partitions, which is "
+                    f"{self.kafka.partitions}: each shard needs a partition"
+                )
         if self.emulated and self.trainer.ranks > 1:
             raise ValueError(f"trainer.ranks must be 1 for an emulated trainer, not {self.trainer.ranks}")
         if self.rollout.dtype is None:

@@ -49,10 +49,20 @@ SHARDED = {
     "gateway": "process",
     "rollout": "process",
     "relay": "index",
+    "score": "shard",
     "experience": "shard",
     "trainer": "rank",
 }
 """Pipelines that may have several processes, and the parameter of `build` that takes the index."""
+
+ALL_SHARDS = -1
+"""The index of a role that is all shards of its pipeline together, as elements of one source."""
+
+SCALED = ("score", "experience")
+"""Pipelines whose shards are shares of a stream, so that one graph may have all of them."""
+
+DATA_PLANE = "data-plane"
+"""The name under which all roles that need no machine of their own are submitted as one graph."""
 
 
 LIGHT = "light"
@@ -80,9 +90,18 @@ class Role:
 
     @property
     def name(self) -> str:
-        if self.pipeline in ("experience", "trainer") and not self.index:
+        if self.pipeline in (*SCALED, "trainer") and self.index in (0, ALL_SHARDS):
             return self.pipeline  # most runs have only one
         return f"{self.pipeline}-{self.index}" if self.pipeline in SHARDED else self.pipeline
+
+    @property
+    def build_arguments(self) -> dict[str, int]:
+        """The arguments of `build` that choose the shard; none for all shards."""
+        return {SHARDED[self.pipeline]: self.index} if self.pipeline in SHARDED and self.index != ALL_SHARDS else {}
+
+
+RETRIES = 3
+"""How often Flink starts a shard again before the job fails."""
 
 
 def relay_of(machine: str) -> int:
@@ -128,6 +147,7 @@ def roles_of(config: Config) -> list[Role]:
         "agents": 0 if config.agents is None else config.agents.processes,
         "gateway": 0 if not config.has_gateway else 1 if config.gateway is None else config.gateway.processes,
         "rollout": config.rollout.processes,
+        "score": config.score.shards,
         "experience": config.experience.shards,
         "trainer": config.trainer.ranks,
     }
@@ -136,6 +156,16 @@ def roles_of(config: Config) -> list[Role]:
             continue
         roles += [Role(pipeline, index) for index in range(counts.get(pipeline, 1))]
     return roles
+
+
+def submitted_process(config: Config, pipeline: str, index: int = 0) -> RoleProcess:
+    """What `laminar submit PIPELINE` runs in one graph: a role, all shards of a role, or the data plane of the run."""
+    if pipeline != DATA_PLANE:
+        role = Role(pipeline, index)
+        return RoleProcess(role.name, (role,))
+    apart = (*WITH_STORE, *AGENT_PIPELINES)
+    pipelines = dict.fromkeys(role.pipeline for role in roles_of(config) if role.pipeline not in apart)
+    return RoleProcess(DATA_PLANE, tuple(Role(each, ALL_SHARDS if each in SCALED else 0) for each in pipelines))
 
 
 def pipelines_of(config: Config) -> tuple[str, ...]:
@@ -148,20 +178,47 @@ def pipelines_of(config: Config) -> tuple[str, ...]:
     return tuple(pipeline for pipeline in ALL_PIPELINES if pipeline in present)
 
 
-def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_options: Sequence[str] = ()) -> None:
-    """Run `role` until it is stopped or fails. Raises ConfigError, and the exception that made the pipeline fail."""
-    _run(config, role.name, partial(build_role, config=config, role=role), runner, beam_options)
+def run_process(
+    config: Config, process: RoleProcess, runner: Runner = "embedded", beam_options: Sequence[str] = ()
+) -> None:
+    """Run the roles of `process` until they are stopped or fail.
+
+    Raises ConfigError, and the exception that made the pipeline fail.
+    """
+    from infra.runners.liveness import LIVENESS, alive_file
+    from infra.runners.run import run_pipeline
+    from operators.io.shards import close_shards
+
+    if runner == "flink":
+        beam_options = [*flink_options(config, process), *beam_options]  # if one is given twice, the last one is used
+    logging.getLogger(__name__).info("starting %s", process.name)
+    with LIVENESS.reporting(alive_file(liveness_file(config.run_folder, process.name))):
+        run_pipeline(graph_of(config, process, runner), runner, beam_options, close_shards)
 
 
-def run_process(config: Config, process: RoleProcess) -> None:
-    """Run the roles of `process` on the embedded runner, as `run_role`."""
-    if len(process.roles) == 1:
-        run_role(config, process.roles[0])
-        return
-    from pipelines.branches import build_branches
+def flink_options(config: Config, process: RoleProcess) -> list[str]:
+    """The options of Flink that depend on the shards in the graph of `process`: none for a single one.
 
+    There are as many subtasks as shards of a role. A lost task manager fails each of its shards, and Flink counts every
+    failure.
+    """
+    counts = {"score": config.score.shards, "experience": config.experience.shards}
+    shards = [counts.get(role.pipeline, 1) if role.index == ALL_SHARDS else 1 for role in process.roles]
+    if sum(shards) == 1:
+        return []
+    return [f"--parallelism={max(shards)}", f"--number_of_execution_retries={RETRIES * sum(shards)}"]
+
+
+def graph_of(config: Config, process: RoleProcess, runner: Runner) -> Callable[[Pipeline], None]:
+    """The function that adds the roles of `process` to a pipeline for `runner`."""
     builds = {role.name: partial(build_role, config=config, role=role) for role in process.roles}
-    _run(config, process.name, partial(build_branches, builds=builds), "embedded", ())
+    if len(builds) == 1:
+        (build,) = builds.values()
+        return build
+    from pipelines.branches import build_branches, build_side_by_side
+
+    # The embedded runner would never come to a second source.
+    return partial(build_branches if runner == "embedded" else build_side_by_side, builds=builds)
 
 
 def build_role(begin: Pipeline | PCollection, config: Config, role: Role) -> None:
@@ -171,25 +228,12 @@ def build_role(begin: Pipeline | PCollection, config: Config, role: Role) -> Non
 
     config = replace(config, kafka=config.kafka.for_role(role.pipeline))
     build: Callable[..., None] = importlib.import_module(f"pipelines.{role.pipeline}").build
-    index_argument = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
     try:
         if role.pipeline in WITH_STORE:
             config = with_relay_token(config, config.run_folder, create=True)
-        build(begin, config=config, **index_argument)
+        build(begin, config=config, **role.build_arguments)
     except (ValueError, OSError) as error:  # nothing runs yet, so the configuration is the cause
         raise ConfigError(f"{role.name} cannot be built: {error}") from error
-
-
-def _run(
-    config: Config, name: str, build: Callable[[Pipeline], None], runner: Runner, beam_options: Sequence[str]
-) -> None:
-    from infra.runners.liveness import LIVENESS, alive_file
-    from infra.runners.run import run_pipeline
-    from operators.io.shards import close_shards
-
-    logging.getLogger(__name__).info("starting %s", name)
-    with LIVENESS.reporting(alive_file(liveness_file(config.run_folder, name))):
-        run_pipeline(build, runner, beam_options, close_shards)
 
 
 def liveness_file(run_folder: Path, name: str) -> Path:

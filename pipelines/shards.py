@@ -26,15 +26,18 @@ def shard_config(
     pipeline: str,
     *inputs: TopicInput,
     ledger: tuple[Topic, ...] = (),
+    ledger_partitions: tuple[int, ...] | None = None,
     index: int = 0,
+    shards: int = 1,
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = (),
     slow_poll: bool = False,
     fast_poll: bool = False,
     unnoted: tuple[Topic, ...] = (),
 ) -> ShardConfig:
-    """The configuration of shard `index` of `pipeline`.
+    """The configuration of shard `index` of `pipeline`. `shards`: their number, where it may change, see ShardConfig.
 
-    `ledger` topics are read back with all their partitions; `owned` partitions have no other writer.
+    `ledger` topics are read back with all their partitions, or with `ledger_partitions`; `owned` partitions have no
+    other writer.
 
     `slow_poll`: poll and commit less often, which reduces the load on the brokers; for pipelines that no other waits
     for. `fast_poll`: poll more often, for steps that follow a clock. `unnoted`: see ShardConfig.
@@ -45,7 +48,8 @@ def shard_config(
         pipeline=pipeline,
         shard=index,
         inputs=inputs,
-        ledger=tuple((topic, partitions_of(config, topic)) for topic in ledger),
+        shards=shards,
+        ledger=tuple((topic, ledger_partitions or partitions_of(config, topic)) for topic in ledger),
         owned=owned,
         poll_s=0.25 if slow_poll else 0.02 if fast_poll else 0.1,
         commit_s=5.0 if slow_poll else 1.0,
@@ -54,6 +58,15 @@ def shard_config(
         counters_s=COUNTERS_S,
         unnoted=unnoted,
     )
+
+
+def shard_numbers(pipeline: str, shards: int, shard: int | None) -> tuple[int, ...]:
+    """The shards of a graph of `pipeline`: all of `shards`, or only `shard`. Raises ValueError if it does not exist."""
+    if shard is None:
+        return tuple(range(shards))
+    if not 0 <= shard < shards:
+        raise ValueError(f"shard {shard} does not exist: {pipeline}.shards is {shards}")
+    return (shard,)
 
 
 def topic_input(config: Config, topic: Topic, **options: str | bool | int | tuple[str, ...]) -> TopicInput:

@@ -11,7 +11,7 @@ transactions, all complete once its producer has been initialised, decide which 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,8 @@ class Note:
 
     `ledger` is the first offset of the ledger in each output, `state` the operator's saved state. `offsets` are the
     next offsets of the committed inputs; `commit` counts the commits of the start; `written` are the last offsets of
-    its outputs in each partition, which the log must still contain at the next start.
+    its outputs in each partition, which the log must still contain at the next start. `shards` is the number of shards
+    that the role had; a `sealed` note is the last of its shard in that layout, see `resharding`.
     """
 
     start: int = 0
@@ -41,12 +42,14 @@ class Note:
     offsets: Mapping[str, int] = field(default_factory=dict)
     commit: int = 0
     written: Mapping[str, int] = field(default_factory=dict)
+    shards: int = 1
+    sealed: bool = False
 
     def encode(self) -> str:
         """The note as ASCII text. Raises ValueError if it is over MAX_NOTE_BYTES."""
-        text = json.dumps(
-            [self.start, self.ledger, self.state, self.offsets, self.commit, self.written], separators=(",", ":")
-        )
+        fields = [self.start, self.ledger, self.state, self.offsets, self.commit, self.written]
+        layout = [self.shards, self.sealed]
+        text = json.dumps(fields if layout == [1, False] else [*fields, *layout], separators=(",", ":"))
         if len(text) > MAX_NOTE_BYTES:
             raise ValueError(f"a commit note of {len(text)} bytes is over {MAX_NOTE_BYTES}: give the role more shards")
         return text
@@ -98,24 +101,40 @@ def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin:
     Raises KafkaTimeoutError if the group's last transaction is still open, or the partition cannot be read to its end;
     OldRelease if a note of any group was written by release 0.1.0.
     """
-    key, last = group.encode(), None
-    undecided: dict[int, tuple[bytes, Any]] = {}
-    for found in read_to_end(observer, place, begin):
-        if isinstance(found, Marker):
-            ended = undecided.pop(found.producer_id, None)
-            last = ended if ended is not None and found.committed else last
-            continue
-        for headers in set(found.headers):
-            reject_old_release(headers)
-        for each, value, headers in zip(found.keys, found.values, found.headers, strict=True):
-            if each == key and value is not None:
-                undecided[found.producer_id] = value, headers
+    notes, undecided = _committed_notes(observer, place, lambda key: key == group, begin)
     if undecided:
         raise KafkaTimeoutError(
             f"the last transaction of {group} is neither committed nor aborted in {place.topic}; "
             f"`laminar topics transactions list` shows open transactions"
         )
-    return None if last is None else Note.decode(decode(*last)[0].note)
+    return notes.get(group)
+
+
+def last_notes(observer: KafkaConsumer, place: TopicPartition, prefix: str) -> dict[str, Note]:
+    """The notes of the last commits of all groups with `prefix`, by group; what is undecided does not count.
+
+    Raises as `last_note`.
+    """
+    return _committed_notes(observer, place, lambda key: key.startswith(prefix), None)[0]
+
+
+def _committed_notes(
+    observer: KafkaConsumer, place: TopicPartition, is_wanted: Callable[[str], bool], begin: int | None
+) -> tuple[dict[str, Note], bool]:
+    """The last committed notes by group, and whether a transaction with further ones is undecided."""
+    last: dict[str, tuple[bytes, Any]] = {}
+    undecided: dict[int, dict[str, tuple[bytes, Any]]] = {}
+    for found in read_to_end(observer, place, begin):
+        if isinstance(found, Marker):
+            ended = undecided.pop(found.producer_id, {})
+            last |= ended if found.committed else {}
+            continue
+        for headers in set(found.headers):
+            reject_old_release(headers)
+        for each, value, headers in zip(found.keys, found.values, found.headers, strict=True):
+            if value is not None and is_wanted(key := (each or b"").decode(errors="replace")):
+                undecided.setdefault(found.producer_id, {})[key] = value, headers
+    return {group: Note.decode(decode(*found)[0].note) for group, found in last.items()}, bool(undecided)
 
 
 def read_to_end(observer: KafkaConsumer, place: TopicPartition, begin: int | None) -> Iterator[Any]:

@@ -35,6 +35,7 @@ from infra.kafka.ledger_reader import read_committed
 from infra.kafka.log_gaps import check_position, check_topics, log_truncated, note_missing
 from infra.kafka.note import Note, last_note, name_of, place_of
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
+from infra.kafka.shard_layout import check_layout
 from schemas.codec import encode
 from schemas.records import CommitNote
 
@@ -68,8 +69,8 @@ class Session:
     """An open session: one thread polls, one may commit.
 
     Raises SessionLost if Kafka is unavailable, LogTruncated if records that the shard still needs are gone, NoteMissing
-    if the shard has written records but its note is gone, OldRelease if the topics are of release 0.1.0. `start` rises
-    by one with every session of a group, in any process.
+    if only its note is gone, OtherLayout if the role had other shards, OldRelease if the topics are of release 0.1.0.
+    `start` rises by one with every session of a group, in any process.
     """
 
     start: int
@@ -193,7 +194,7 @@ class Session:
                 raise self.lost
             self._offsets |= {name_of(partition): offset for partition, offset in offsets.items()}
             self._group.move(offsets)
-            note = Note(self.start, ledger, state, self._offsets, self.commits + 1)
+            note = Note(self.start, ledger, state, self._offsets, self.commits + 1, {}, *self.config.layout)
             note.encode()  # raises for a note that is too long, before anything is written
             sent: list[Any] = []
             try:
@@ -303,6 +304,7 @@ class Session:
         ledger = [TopicPartition(*p) for p in config.ledger]
         with self._observer() as observer:
             note = last_note(observer, TopicPartition(*config.restore), config.group)
+            check_layout(observer, config, note)
             places = list(dict.fromkeys([*ledger, *assigned, *(TopicPartition(*p) for p in config.owned)]))
             check_topics(observer, places)
             begins = observer.beginning_offsets(places) if places else {}

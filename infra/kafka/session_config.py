@@ -39,7 +39,8 @@ class SessionConfig:
     Commit notes go to the partition `restore` of a compacted topic. Only this shard writes the partitions `owned`. A
     start without a note fails if it finds records there, a trimmed ledger, or committed offsets of its group. An open
     transaction of a dead process blocks read_committed readers for at most `transaction_timeout_s` seconds, and no
-    transaction may take longer.
+    transaction may take longer. `shards` is the number of the role's shards, where it may change; a session that
+    `retires` its shard seals the note, see `resharding`.
     """
 
     client: ClientProperties
@@ -49,3 +50,10 @@ class SessionConfig:
     ledger: tuple[Partition, ...] = ()
     owned: tuple[Partition, ...] = ()
     transaction_timeout_s: float = 60.0
+    shards: int = 1
+    retires: bool = False
+
+    @property
+    def layout(self) -> tuple[int, bool]:
+        """What its notes record of the layout: the number of shards, and whether the note is sealed."""
+        return self.shards, self.retires

@@ -45,18 +45,27 @@ def running_flink(progress: Progress = lambda message: None, master: str = "[loc
     """
     if master not in _EMBEDDED:
         check_cluster(master)
-    jars = [jar for jar in JARS.class_path(progress) if not jar.name.startswith(_BUNDLES_ANOTHER_BEAM)]
+    jars = server_jars(progress)
 
     def command(port: int, folder: Path) -> list[str]:
         ports = (f"--job-port={port}", "--artifact-port=0", "--expansion-port=0")
         arguments = (f"--flink-master={'[local]' if master == '[auto]' else master}", f"--job-host={HOST}", *ports)
         java, *rest = java_command(_HEAP_MB, jars, "org.apache.beam.runners.flink.FlinkJobServerDriver", *arguments)
-        add_opens = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED_PACKAGES]
-        properties = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", f"-Djava.io.tmpdir={folder}"]
-        whole = [java, *add_opens, *properties, *rest]
+        whole = [java, *java_options(folder), *rest]
         return whole if os.environ.get(ALLOW_VARIABLE) else loopback_command(whole)
 
     return running_server("Flink", command, _START_S)
+
+
+def server_jars(progress: Progress = lambda message: None) -> list[Path]:
+    """The class path of the job server, which also has the classes of a Flink cluster. Raises JarResolutionError."""
+    return [jar for jar in JARS.class_path(progress) if not jar.name.startswith(_BUNDLES_ANOTHER_BEAM)]
+
+
+def java_options(folder: Path) -> list[str]:
+    """The options of Java for a process with Flink's and Beam's classes, whose temporary files are in `folder`."""
+    add_opens = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED_PACKAGES]
+    return [*add_opens, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", f"-Djava.io.tmpdir={folder}"]
 
 
 def check_cluster(master: str) -> None:

@@ -15,6 +15,7 @@ from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOpt
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from infra.runners.exposure import reject_exposed_options
+from infra.runners.flink_options import FlinkJobOptions
 from infra.runners.garbage_collection import reduce_gc_frequency
 from infra.runners.local_server import wait_for_job_server
 from infra.runners.options import Runner, option_names, pipeline_options
@@ -41,7 +42,7 @@ def run_pipeline(
     with stopping_on_signals():
         try:
             with _options(runner, beam_options) as named:
-                options = PipelineOptions(named)
+                options = FlinkJobOptions(named)
                 if not wait_for_job_server(options):
                     return
                 pipeline = beam.Pipeline(options=options)

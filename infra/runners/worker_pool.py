@@ -1,20 +1,28 @@
-"""The worker pool of a portable job whose steps run in the process that submits it (Beam's LOOPBACK environment).
+"""Worker pools of portable jobs: one in the process that submits a job (Beam's LOOPBACK environment), and one beside a
+task manager (EXTERNAL): `python -m infra.runners.worker_pool PORT`.
 
 A runner requests workers from the pool, and a worker runs the code that it is sent. Beam's protocol has no
-authentication, so a client that reaches the pool can run code here. Beam's own pool listens on all interfaces; this
-one listens on loopback.
+authentication, so a client that reaches the pool can run code here. Beam's own pools listen on all interfaces; these
+listen on loopback.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.portability.api import beam_fn_api_pb2 as fn_api
 from apache_beam.portability.api import beam_fn_api_pb2_grpc
 from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
+
+from infra.processes import die_with_parent_command
+from infra.runners.stopping import STOPPING, stop_on_signals
 
 HOST = "127.0.0.1"
 _STOP_S = 1.0
@@ -30,16 +38,62 @@ def local_worker_pool(options: Sequence[str]) -> Iterator[list[str]]:
     if PipelineOptions(list(options)).view_as(PortableOptions).environment_type != "LOOPBACK":
         yield list(options)
         return
+    with _serving(BeamFnExternalWorkerPoolServicer(data_buffer_time_limit_ms=0), 0) as port:
+        # If an option is given twice, the last one is used.
+        yield [*options, "--environment_type=EXTERNAL", f"--environment_config={HOST}:{port}"]
+
+
+@contextmanager
+def _serving(pool: Any, port: int) -> Iterator[int]:
+    """Serve `pool` at `port` (0: a free one) of loopback; the context value is the port. Raises OSError."""
     server = grpc.server(ThreadPoolExecutor(4, "worker pool"), options=_CHANNEL)
-    beam_fn_api_pb2_grpc.add_BeamFnExternalWorkerPoolServicer_to_server(
-        BeamFnExternalWorkerPoolServicer(data_buffer_time_limit_ms=0), server
-    )
-    port = server.add_insecure_port(f"{HOST}:0")
-    if not port:
+    beam_fn_api_pb2_grpc.add_BeamFnExternalWorkerPoolServicer_to_server(pool, server)
+    try:
+        bound = server.add_insecure_port(f"{HOST}:{port}")
+    except RuntimeError as error:
+        raise OSError(f"Beam's worker pool cannot listen at {HOST}:{port}: {error}") from error
+    if not bound:
         raise OSError(f"there is no free port on {HOST} for Beam's worker pool")
     server.start()
     try:
-        # If an option is given twice, the last one is used.
-        yield [*options, "--environment_type=EXTERNAL", f"--environment_config={HOST}:{port}"]
+        yield bound
     finally:
         server.stop(_STOP_S).wait()
+
+
+class WorkerProcesses:
+    """Starts a process for each worker that a runner requests, see `worker`. All end with this process.
+
+    A worker ends when its task manager closes the connection. The request to stop it is not used: it has only the
+    worker's number, and several task managers that share a pool give the same numbers.
+    """
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def StartWorker(self, request: fn_api.StartWorkerRequest, _: object) -> fn_api.StartWorkerResponse:
+        """Start the worker, with the runner's address and its number."""
+        self._running = [each for each in self._running if each.poll() is None]
+        words = [request.control_endpoint.url, request.worker_id]
+        command = [sys.executable, "-m", "infra.runners.worker", *words]
+        try:
+            self._running.append(subprocess.Popen(die_with_parent_command(command)))
+        except OSError as error:
+            return fn_api.StartWorkerResponse(error=f"worker {request.worker_id} cannot be started: {error}")
+        return fn_api.StartWorkerResponse()
+
+    def StopWorker(self, request: fn_api.StopWorkerRequest, _: object) -> fn_api.StopWorkerResponse:
+        """Confirm the request."""
+        return fn_api.StopWorkerResponse()
+
+
+def main(port: int) -> None:
+    """Serve a pool of worker processes until SIGTERM."""
+    stop_on_signals()
+    with _serving(WorkerProcesses(), port) as bound:
+        print(f"--environment_type=EXTERNAL --environment_config=localhost:{bound}", flush=True)
+        STOPPING.wait()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

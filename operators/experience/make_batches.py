@@ -83,8 +83,8 @@ class MakeBatches:
     arrives (and is a dead letter if it is malformed), and its group completes without it. Staleness is measured here,
     at consumption: newest announced version minus the version that generated.
 
-    `partitions` is the partition count of the topics keyed by group; `shard` of `config.shards` has its own share of
-    them (see `shard_coordination`). `ranks` is that of the trainer; `levels` the number of curriculum levels by task;
+    `partitions` is the partition count of the topics keyed by group; each of `config.shards` has its own share of them
+    (see `shard_coordination`). `ranks` is that of the trainer; `levels` the number of curriculum levels by task;
     `vocabulary` the model's in tokens (None: only the trainer detects unknown tokens, at the cost of a batch).
     """
 
@@ -93,7 +93,6 @@ class MakeBatches:
     ranks: int = 1
     levels: Mapping[str, int] = field(default_factory=dict)
     vocabulary: int | None = None
-    shard: int = 0
 
     def restore(
         self,
@@ -102,10 +101,11 @@ class MakeBatches:
         clock: Callable[[], float] = time.monotonic,
     ) -> _Buffering:
         """The state at a start: from the commit note and the Settled records read back."""
-        settlements = SettlementLedger.restored(restored, self.partitions, self.shard, self.config.shards)
+        settlements = SettlementLedger.restored(restored, self.partitions, restored.shard, self.config.shards)
         window = self.config.make_sampler().success_window
         curricula = Curricula(self.levels, restored.state.get("curriculum"), window)
-        return _Buffering(self, settlements, curricula, restored.state, BufferMetrics(restored.group), now, clock)
+        metrics = BufferMetrics(restored.group)
+        return _Buffering(self, restored.shard, settlements, curricula, restored.state, metrics, now, clock)
 
 
 class _Buffering(ShardFold):
@@ -114,6 +114,7 @@ class _Buffering(ShardFold):
     def __init__(
         self,
         step: MakeBatches,
+        shard: int,
         settlements: SettlementLedger,
         curricula: Curricula,
         state: Mapping[str, Any],
@@ -131,7 +132,7 @@ class _Buffering(ShardFold):
         self._now, self._clock = now, GroupClock(clock)
         self._batch = state.get("batch", 0)
         self._coordinator = ShardCoordinator(
-            step.shard, step.config.shards, step.partitions, step.config.global_batch, bool(self._evictions), state
+            shard, step.config.shards, step.partitions, step.config.global_batch, bool(self._evictions), state
         )
         self._groups = Groups()
         self._pending = PendingOffsets()
@@ -327,7 +328,7 @@ class _Buffering(ShardFold):
         runs = list(runs_of(members))
         staleness = staleness_of(runs, newest)
         shard, shards = self._coordinator.shard, self._coordinator.shards
-        selected = SelectedBatch(self._batch, tuple(members), staleness)
+        selected = SelectedBatch(self._batch, tuple(members), staleness, shard)
         self._settle(runs, "batched", "", staleness, self._batch)
         over_age = float((staleness > self._config.max_staleness).sum())
         others = {**self._curricula.values(), **by_task(runs), **by_component(runs), "over_age": over_age}

@@ -27,7 +27,7 @@ from schemas.topics import BATCHES, batch_partitions
 
 @dataclass(frozen=True, slots=True)
 class SelectedBatch:
-    """The members of global batch `number` that a shard of the buffer has selected; `staleness` is aligned with them.
+    """The members of global batch `number` that `shard` of the buffer has selected; `staleness` is aligned with them.
 
     The fold has settled them, so the batch must be written in the same transaction.
     """
@@ -35,21 +35,22 @@ class SelectedBatch:
     number: int
     members: tuple[GroupMember, ...]
     staleness: np.ndarray
+    shard: int = 0
 
 
 class PackMicroBatches(MapOutputs):
     """Packs selected batches into micro-batches of at most `budget` tokens, equally many for each of `ranks` ranks.
 
-    `shard` of `shards` of the buffer has one partition of each rank.
+    Each of `shards` shards of the buffer has one partition of each rank.
     """
 
     writes = (BATCHES,)
 
-    def __init__(self, budget: int, ranks: int, shard: int = 0, shards: int = 1) -> None:
-        super().__init__(partial(pack_batches, budget=budget, ranks=ranks, shard=shard, shards=shards), count_batches)
+    def __init__(self, budget: int, ranks: int, shards: int = 1) -> None:
+        super().__init__(partial(pack_batches, budget=budget, ranks=ranks, shards=shards), count_batches)
 
 
-def pack_batches(outputs: Sequence[Any], budget: int, ranks: int, shard: int = 0, shards: int = 1) -> list[Any]:
+def pack_batches(outputs: Sequence[Any], budget: int, ranks: int, shards: int = 1) -> list[Any]:
     """The micro-batches of the selected batches in `outputs`; all other outputs stay, in their place."""
 
     def packed(output: Any) -> Iterator[Any]:
@@ -58,7 +59,7 @@ def pack_batches(outputs: Sequence[Any], budget: int, ranks: int, shard: int = 0
             return
         by_rank = pack(output.number, output.members, output.staleness, budget, ranks)
         for rank, parts in enumerate(by_rank):
-            partition = batch_partitions(rank, shards)[shard]
+            partition = batch_partitions(rank, shards)[output.shard]
             yield from (Output(BATCHES, str(output.number), part, partition) for part in parts)
 
     return [each for output in outputs for each in packed(output)]

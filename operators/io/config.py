@@ -41,7 +41,8 @@ class ShardConfig:
     reads what had been written when it started, and finishes once its step is idle. `budget` bounds one step. Every
     `counters_s` seconds its counters are written to the metrics of the run (None: never). A transaction with outputs
     to the `unnoted` topics alone may lack the commit note, if the last one is younger than `commit_s`: for a step whose
-    start does not continue from its inputs.
+    start does not continue from its inputs. `shards` is the number of the pipeline's shards where it may change during
+    a run (see `infra.kafka.resharding`), else 1.
     """
 
     client: ClientProperties
@@ -60,6 +61,7 @@ class ShardConfig:
     budget: StepBudget = StepBudget()  # noqa: RUF009 - frozen
     counters_s: float | None = None
     unnoted: tuple[Topic, ...] = ()
+    shards: int = 1
 
     @property
     def group(self) -> str:
@@ -75,6 +77,7 @@ class ShardConfig:
             ledger=self._partitions(self.ledger),
             owned=self._partitions(self.owned),
             transaction_timeout_s=self.transaction_timeout_s,
+            shards=self.shards,
         )
 
     def _partitions(self, topics: tuple[tuple[Topic, tuple[int, ...]], ...]) -> tuple[Partition, ...]:

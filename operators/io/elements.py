@@ -41,7 +41,7 @@ class Restored:
 
     `ledger` is the shard's own output, read back from the offsets in the last commit note; `state` is the step's part
     of that note; `offsets` are the next offsets to read. Emissions of a start are numbered from 1; the ledger is
-    emission 0.
+    emission 0. `shard` is the shard's number in its pipeline.
     """
 
     group: str
@@ -49,6 +49,7 @@ class Restored:
     ledger: tuple[ReceivedRecord, ...]
     state: Mapping[str, Any]
     offsets: Mapping[PartitionKey, int]
+    shard: int = 0
 
 
 @dataclass(frozen=True, slots=True)

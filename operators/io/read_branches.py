@@ -67,8 +67,8 @@ class ReadBranches(beam.PTransform):
         return pbegin | "branches" >> beam.Create([self.shards], reshuffle=False) | "poll" >> polls
 
 
-Build = Callable[[beam.Pipeline | beam.PCollection], None]
-"""Adds the graph of a role: to a pipeline, or to the polls of its shards."""
+Build = Callable[[beam.Pipeline | beam.pvalue.PBegin | beam.PCollection], None]
+"""Adds the graph of a role: to the begin of a pipeline, or to the polls of its shards."""
 
 
 class Branch(beam.PTransform):
@@ -81,6 +81,18 @@ class Branch(beam.PTransform):
     def expand(self, polls: beam.PCollection) -> beam.PCollection:
         self._build(polls)
         return polls
+
+
+class Whole(beam.PTransform):
+    """The graph of `build` with its source; its steps keep their names."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self._build = build
+
+    def expand(self, pbegin: beam.pvalue.PBegin) -> beam.pvalue.PDone:
+        self._build(pbegin)
+        return beam.pvalue.PDone(pbegin.pipeline)
 
 
 def close_branches() -> None:

@@ -182,7 +182,7 @@ class ShardSource:
         log.info("start %d of %s from %s; %d finished in its ledger", session.start, config.group, places, len(ledger))
         for letter in undecodable:
             log.warning("%s, partition %d, offset %d: %s", letter.topic, letter.partition, letter.offset, letter.reason)
-        return Restored(config.group, session.start, ledger, session.note.state, offsets)
+        return Restored(config.group, session.start, ledger, session.note.state, offsets, config.shard)
 
     def _session_after(self, before: Session | None) -> Session:
         """Open the session after `before`, or the first one; retry while Kafka is unavailable."""

@@ -139,10 +139,13 @@ class ScoreConfig(Rubric):
     """Verifier processes; none is started if all verifiers in use are fast and safe in this process."""
     allow_processes: bool = False
     """Whether verifiers may start processes, for instance to run generated code."""
+    shards: int = 1
+    """Number of shards of the role: shard k scores the partitions p of trajectories with p mod `shards` = k. A stopped
+    run may be resumed with another number, at most kafka.partitions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("time_limit_s", "memory_limit_mb", "workers"):
+        for name in ("time_limit_s", "memory_limit_mb", "workers", "shards"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
         limit = self.time_limit_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,7 +38,20 @@ class ScoreTrajectories:
         for trajectory in (received.record.trajectory for received in restored.ledger):
             if is_trajectory_id(trajectory.trajectory_id):
                 ledger.add(parse_trajectory_id(trajectory.trajectory_id), trajectory.prompt.samples, 0)
-        return _Scoring(Scorer(self.config), ledger, ErrorCounts(restored.group, restored.state.get("counts")), now)
+        counts = ErrorCounts(restored.group, restored.state.get("counts"), restored.shard, self.config.shards)
+        return _Scoring(Scorer(self.config), ledger, counts, now)
+
+
+def split_state(
+    states: Sequence[Mapping[str, Any]], own: Mapping[str, Any], shard: int, shards: int
+) -> Mapping[str, Any]:
+    """The state of `shard` of `shards` after a change of their number, from the `states` of all shards before it.
+
+    The marks of scored groups go with their partitions. Counts stay with the shard's number, whose metric has them.
+    """
+    marks = {name: below for state in states for name, below in state.get("scored", {}).items()}
+    kept = {name: below for name, below in marks.items() if int(name[1:]) % shards == shard}
+    return {"scored": kept, "counts": own.get("counts", {})}
 
 
 class _Scoring(ShardFold):
@@ -117,9 +131,10 @@ failed. Then those of evaluation, and those of them with any error: nothing is t
 
 
 class ErrorCounts:
-    """The counts of a run since its start; `state` of the commit note continues them after a restart of `group`."""
+    """The counts of `shard` since the start of the run; `state` of the commit note continues them after a restart."""
 
-    def __init__(self, group: str, state: Mapping[str, int] | None = None) -> None:
+    def __init__(self, group: str, state: Mapping[str, int] | None = None, shard: int = 0, shards: int = 1) -> None:
+        self._shard = {"shard": float(shard)} if shards > 1 else {}
         self._counters = StepCounters(group, {name: (state or {}).get(name, 0) for name in COUNTS})
         self._published = self._scored()
         self._published_at = 0
@@ -146,7 +161,8 @@ class ErrorCounts:
         if scored == self._published or 0 <= now - self._published_at < EVERY_MS:  # negative: the clock was set back
             return None
         self._published, self._published_at = scored, now
-        return Metric("score", scored, {name: float(count) for name, count in self.state().items()}, now)
+        counts = {name: float(count) for name, count in self.state().items()}
+        return Metric("score", scored, counts | self._shard, now)
 
     def state(self) -> dict[str, int]:
         """The counts, JSON-ready."""

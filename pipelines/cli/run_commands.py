@@ -131,16 +131,22 @@ def drain_command(
       laminar runs drain --run first --timeout 3600
     """
     from pipelines.config import load_config
+    from pipelines.inspect.log.pauses import is_paused
     from pipelines.inspect.run_folders import find_run
     from pipelines.inspect.submissions import submissions
+    from pipelines.roles import DATA_PLANE
     from pipelines.run.drain import drain
 
     found = find_run(folder, run)
     running = [each for each in submissions(found.folder) if each.respawner() is not None]
     if not running:
         raise typer.BadParameter(f"no pipeline submitted with --detach is running in run {found.run}")
-    deadline = time.monotonic() + timeout
-    left = drain(running, load_config(running[0].config), deadline, lambda line: print_escaped(line, err=True))
+    deadline, config = time.monotonic() + timeout, load_config(running[0].config)
+    if any(each.pipeline == DATA_PLANE for each in running) and not is_paused(config.kafka.client(), found.run):
+        raise typer.BadParameter(
+            f"the data plane of run {found.run} is one job, whose prompts cannot stop alone: `laminar runs pause` first"
+        )
+    left = drain(running, config, deadline, lambda line: print_escaped(line, err=True))
     data = {"run": found.run, "drained": not left, "running": left}
     text = f"run {found.run} is drained" if not left else f"still running after {timeout:g} s: {', '.join(left)}"
     return Report(data, lambda: text, as_json=json, exit_code=1 if left else 0)

@@ -13,11 +13,12 @@ from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.distribution import LAMINAR
 from pipelines.present.output import Report
-from pipelines.roles import ALL_PIPELINES, SHARDED, Role, relay_of
+from pipelines.roles import ALL_PIPELINES, ALL_SHARDS, DATA_PLANE, SCALED, SHARDED, relay_of
 
 if TYPE_CHECKING:
     from infra.runners.options import Runner
     from pipelines.config import Config
+    from pipelines.roles import RoleProcess
 
 app = Commands()
 
@@ -25,15 +26,19 @@ app = Commands()
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def submit(
     context: typer.Context,
-    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help=f"One of {', '.join(ALL_PIPELINES)}.")],
+    pipeline: Annotated[
+        str, typer.Argument(metavar="PIPELINE", help=f"One of {', '.join(ALL_PIPELINES)}, or {DATA_PLANE}.")
+    ],
     config: ConfigArgument,
     changes: SetOption = None,
     index: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--index", min=0, help="The index of the rollout process, relay, experience shard or trainer rank."
+            "--index",
+            min=0,
+            help="The index of the rollout process, relay, trainer rank or shard; by default 0, or all shards.",
         ),
-    ] = 0,
+    ] = None,
     replica: Annotated[
         int | None,
         typer.Option("--replica", min=0, help="Run the rollout process that hosts this replica (instead of --index)."),
@@ -60,7 +65,7 @@ def submit(
     ] = False,
     json: JsonOption = False,
 ) -> Report | None:
-    """Run one pipeline in the foreground until it is stopped; SIGTERM and Ctrl-C drain it.
+    """Run one pipeline, or the data plane, in the foreground until it is stopped; SIGTERM and Ctrl-C drain it.
 
     CONFIG must set the run's name, the brokers and the model, as runs/NAME/config.toml of a started run does. Pass
     Beam's own options after `--`. With --dry-run, exits with 1 if a requirement is missing. Manage detached pipelines
@@ -74,11 +79,15 @@ def submit(
       laminar submit score runs/latest/config.toml
       laminar submit rollout runs/latest/config.toml --replica 3
       laminar submit placement run.toml --runner flink -- --flink_master=localhost:8081
+      laminar submit data-plane run.toml --runner flink -- --flink_master=localhost:8081 --parallelism=2
       laminar submit placement run.toml --dry-run --svg placement.svg
       laminar submit score run.toml --detach
     """
-    if pipeline not in ALL_PIPELINES:
-        raise typer.BadParameter(f"{pipeline!r} is not a pipeline; choose one of {', '.join(ALL_PIPELINES)}")
+    if pipeline not in (*ALL_PIPELINES, DATA_PLANE):
+        known = ", ".join((*ALL_PIPELINES, DATA_PLANE))
+        raise typer.BadParameter(f"{pipeline!r} is not a pipeline; choose one of {known}")
+    if pipeline == DATA_PLANE and index is not None:
+        raise typer.BadParameter(f"{DATA_PLANE} has all shards of its roles", param_hint="--index")
     if replica is not None and (pipeline != "rollout" or index):
         raise typer.BadParameter("--replica is only for rollout, and excludes --index", param_hint="--replica")
     if group_size > 1 and pipeline not in SHARDED:
@@ -86,28 +95,32 @@ def submit(
     if machine is not None and (pipeline != "relay" or index):
         raise typer.BadParameter("--machine is only for relay, and excludes --index", param_hint="--machine")
     from pipelines.config import load_config
-    from pipelines.roles import CANNOT_RUN, configure_logging, run_role
+    from pipelines.roles import CANNOT_RUN, configure_logging, run_process, submitted_process
     from pipelines.run.run_guard import RunFailing
     from pipelines.run.submission.guard import claimed_store, guarded, prepare
 
     if group_size > 1:
-        raise typer.Exit(_group(context, pipeline, config, changes or [], index, group_size, runner))
+        raise typer.Exit(_group(context, pipeline, config, changes or [], index or 0, group_size, runner))
     from pipelines.run.local import with_run_name
 
     loaded = load_config(config, changes or [])
     loaded = with_run_name(loaded, config) if dry_run else loaded
     if machine is not None:
         index = relay_of(machine)
-    role = Role(pipeline, index if replica is None else replica // loaded.rollout.replicas)
+    if replica is not None:
+        index = replica // loaded.rollout.replicas
+    if index is None:
+        index = ALL_SHARDS if pipeline in SCALED else 0
+    process = submitted_process(loaded, pipeline, index)
     if dry_run:
-        return _outlined(loaded, role, runner, context.args, svg, json)
+        return _outlined(loaded, process, runner, context.args, svg, json)
     if detach:
-        return _detached(loaded, role, runner, context.args, json)
+        return _detached(loaded, pipeline, index, runner, context.args, json)
     configure_logging()
     try:
-        prepare(loaded, role, lambda line: print_escaped(line, err=True))
-        with claimed_store(loaded, role), guarded(loaded, role):
-            run_role(loaded, role, runner, context.args)
+        prepare(loaded, process, lambda line: print_escaped(line, err=True))
+        with claimed_store(loaded, process), guarded(loaded, process):
+            run_process(loaded, process, runner, context.args)
     except RunFailing as failure:  # another start would fail again
         lines = "".join(f"  {line}\n" for line in failure.detail_lines)
         print_escaped(f"laminar: {failure}\n{lines}", err=True, end="")
@@ -129,7 +142,7 @@ def _group(
 
 
 def _outlined(
-    config: Config, role: Role, runner: Runner, beam_options: list[str], svg: Path | None, json: bool
+    config: Config, process: RoleProcess, runner: Runner, beam_options: list[str], svg: Path | None, json: bool
 ) -> Report:
     from dataclasses import asdict, replace
 
@@ -138,7 +151,7 @@ def _outlined(
 
     named = config.kafka.bootstrap_servers or config.kafka.client_properties
     existing, problem = existing_topics(config) if named else ({}, None)
-    found = outline(config, role, runner, beam_options, existing)
+    found = outline(config, process, runner, beam_options, existing)
     if problem is not None and problem not in found.missing:
         found = replace(found, missing=(*found.missing, problem))
     if svg is not None:
@@ -146,13 +159,14 @@ def _outlined(
     return Report(asdict(found), lambda: drawing.text(found), as_json=json, exit_code=1 if found.missing else 0)
 
 
-def _detached(config: Config, role: Role, runner: str, beam_options: list[str], json: bool) -> Report:
+def _detached(config: Config, pipeline: str, index: int, runner: str, beam_options: list[str], json: bool) -> Report:
     from pipelines.config import ConfigError
     from pipelines.run.submission.detached import detach
 
     if not config.run.name:
         raise ConfigError("run.name is not set; it names the run whose topics the pipeline reads and writes")
-    submission = detach(config, role, runner, beam_options)
-    data = {"role": role.name, "run": config.run.name, "pid": submission.pid, "log": str(submission.log)}
-    text = f"submitted {role.name} of run {config.run.name}: process {submission.pid}, log {submission.log}"
+    submission = detach(config, pipeline, index, runner, beam_options)
+    name = submission.role.name
+    data = {"role": name, "run": config.run.name, "pid": submission.pid, "log": str(submission.log)}
+    text = f"submitted {name} of run {config.run.name}: process {submission.pid}, log {submission.log}"
     return Report(data, lambda: text, json)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from infra.files import write_atomically
 from pipelines.inspect.run_files import LOGS, SUBMITTED
 from pipelines.inspect.run_folders import process_of
-from pipelines.roles import ALL_PIPELINES, Role
+from pipelines.roles import ALL_PIPELINES, DATA_PLANE, Role
 
 if TYPE_CHECKING:
     import psutil
@@ -40,7 +40,7 @@ class Submission:
 
     @property
     def role(self) -> Role:
-        """The role."""
+        """The role; the data plane counts as one."""
         return Role(self.pipeline, self.index)
 
     @property
@@ -76,7 +76,8 @@ class Submission:
 def submissions(folder: Path) -> list[Submission]:
     """The detached submissions of the run in `folder`, in drain order."""
     found = [read_submission(file) for file in sorted((folder / SUBMITTED).glob("*.json"))]
-    return sorted(found, key=lambda each: (ALL_PIPELINES.index(each.pipeline), each.index))
+    order = (*ALL_PIPELINES, DATA_PLANE)
+    return sorted(found, key=lambda each: (order.index(each.pipeline), each.index))
 
 
 def read_submission(file: Path) -> Submission:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from infra.deploy.compose import compose_file
 from infra.deploy.kubernetes import kubernetes_files
-from infra.deploy.plan import SECRETS, DeploymentPlan, Unit
+from infra.deploy.plan import SECRETS, DeploymentPlan, Placement, Unit
 from infra.deploy.role_acls import role_acls
 from operators.trainer.memory_plan import GIB, offloaded_bytes, plan_rank, shape_of
 from pipelines.config import Config, ConfigError, load_config
@@ -76,7 +76,7 @@ def _unit(config: Config, name: str, count: int, memory: HostMemory) -> Unit:
     return Unit(
         name,
         count,
-        placement="machine" if name == "relay" else "indexed" if name in SHARDED else "single",
+        placement=_placement(name, count),
         cpus=_CPUS.get(name, 1.0),
         memory_gib=memory.of(name),
         gpus=0 if config.emulated else gpus.get(name, 0),
@@ -92,6 +92,12 @@ def _unit(config: Config, name: str, count: int, memory: HostMemory) -> Unit:
 def _scales_pods(config: Config) -> bool:
     """Whether the autoscaler changes the number of pods of the rollouts."""
     return config.autoscaling is not None and config.autoscaling.actuator == "kubernetes"
+
+
+def _placement(name: str, count: int) -> Placement:
+    if name == "relay":
+        return "machine"
+    return "indexed" if name in SHARDED and (name, count) != ("score", 1) else "single"
 
 
 def _grouped(config: Config, unit: Unit) -> Unit:

@@ -56,8 +56,12 @@ def is_idle(config: Config) -> bool:
     with admin_client(client) as admin:
         lags = group_lags(admin, list_groups(admin, prefix))
     wanted = {"score": TRAJECTORIES} if is_paused(client, run) else CONSUMED
-    consumed = {(f"{prefix}{pipeline}.", topic.name(run)) for pipeline, topic in wanted.items()}
-    if any(lag.lag and lag.group.startswith(group) and lag.topic == topic for lag in lags for group, topic in consumed):
-        return False
+    for pipeline, topic in wanted.items():
+        own = [lag for lag in lags if lag.group.startswith(f"{prefix}{pipeline}.") and lag.topic == topic.name(run)]
+        behind: dict[int, int] = {}
+        for lag in own:  # the least of a partition: a shard that had it before may have left an offset
+            behind[lag.partition] = min(lag.lag, behind.get(lag.partition, lag.lag))
+        if any(behind.values()):
+            return False
     last = {status.replica: status for status in read_rows(client, REPLICAS.name(run), ReplicaStatus)}
     return not any(status.running or status.waiting for status in last.values())

@@ -36,6 +36,7 @@ RESUMABLE = (
     "trainer.optimizer_steps",
     "trainer.checkpoint_every",
     "trainer.checkpoints_kept",
+    "score.shards",
     "run.layout",
     "run.audit_every_s",
     "run.stop_error_share",

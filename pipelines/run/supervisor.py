@@ -32,6 +32,7 @@ from pipelines.roles import ADMIN, EMULATED, processes_of
 from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
 from pipelines.run.local_scaling import FollowedTarget, LocalScaling, with_rollouts
+from pipelines.run.resharding import reshard_score
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import RunKafka
 from pipelines.run.state import RunStateFile
@@ -188,6 +189,8 @@ class Supervisor:
         with self._stops.interruptible():
             make_topics(self.config, self.view.note)
             self._kafka.topics = frozenset(topic.name(self.config.run.name) for topic in CATALOGUE.values())
+            if self._resumed:
+                self._kafka.retry(lambda: reshard_score(self.config, self.view.note))
         self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
         self.state.client_properties = self.config.kafka.for_role(ADMIN).client_properties
         self._write_config()

@@ -253,9 +253,10 @@ class Invariants:
             raise InvariantViolated(f"a batch has {smallest} trajectories, below the global batch")
 
 
-def audit_cluster(cluster: SimulatedCluster, run: str, shards: int) -> Audit:
-    """The audit of run `run`, whose buffer has `shards` shards."""
-    groups = {"score": 1, "experience": shards, "evaluation": 1}
+def audit_cluster(cluster: SimulatedCluster, config: Config) -> Audit:
+    """The audit of the run of `config`."""
+    run = config.run.name
+    groups = {"score": config.score.shards, "experience": config.experience.shards, "evaluation": 1}
     committed = {
         pipeline: {
             (place.topic, place.partition): offset

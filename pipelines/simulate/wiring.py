@@ -14,7 +14,7 @@ from operators.io.read_topics import ReadTopics
 from operators.prompts.rendering import render
 from operators.prompts.synthetic import SyntheticSource, SyntheticTokenizer
 from pipelines.config import Config
-from pipelines.roles import SHARDED, Role, roles_of
+from pipelines.roles import Role, roles_of
 from schemas.records import Prompt
 
 QUESTIONS = 2
@@ -74,8 +74,7 @@ class _Chain:
 
 def _wiring(config: Config, role: Role, questions: int) -> Wiring:
     chain: Any = _Chain()
-    index = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
-    importlib.import_module(f"pipelines.{role.pipeline}").build(chain, config=config, **index)
+    importlib.import_module(f"pipelines.{role.pipeline}").build(chain, config=config, **role.build_arguments)
     parts = chain.transforms
     (shard,) = next(part for part in parts if isinstance(part, ReadTopics)).shards
     step = next(part for part in parts if isinstance(part, FoldRecords)).step

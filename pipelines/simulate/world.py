@@ -160,7 +160,7 @@ class World:
                 f"({', '.join(left[:6])}); of {len(invariants.batches)} batches {len(invariants.covered)} are trained"
             )
         self.invariants.check_end()
-        audit = audit_cluster(self.cluster, self.config.run.name, self.config.experience.shards)
+        audit = audit_cluster(self.cluster, self.config)
         if not audit.passed:
             raise InvariantViolated(f"the audit failed: {audit}")
 

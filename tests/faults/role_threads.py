@@ -26,7 +26,7 @@ from operators.io.sink import SinkBroken, drop_sink
 from operators.io.source import ShardSource
 from operators.io.write_transactionally import _CommitFn
 from pipelines.config import Config
-from pipelines.roles import SHARDED, Role, roles_of
+from pipelines.roles import Role, roles_of
 from pipelines.shards import shard_config, topic_input
 from schemas.columns import token_ids
 from schemas.records import Prompt, Sampling
@@ -62,8 +62,7 @@ class RoleThread:
     def of(cls, config: Config, role: Role) -> RoleThread:
         """The role with the source and step of its pipeline."""
         graph = _Graph()
-        where = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
-        importlib.import_module(f"pipelines.{role.pipeline}").build(graph, config=config, **where)
+        importlib.import_module(f"pipelines.{role.pipeline}").build(graph, config=config, **role.build_arguments)
         read, fold, *maps, _ = graph.transforms
         assert isinstance(read, ReadTopics)
         assert isinstance(fold, FoldRecords)

@@ -178,7 +178,9 @@ class Shard:
             for place in ledger_places
             for received in log.received(place, group.ledger.get(f"{place.topic}:{place.partition}", 0), log.end(place))
         ]
-        self.restored = Restored(config.group, group.start, tuple(ledger), dict(group.state), dict(self._positions))
+        self.restored = Restored(
+            config.group, group.start, tuple(ledger), dict(group.state), dict(self._positions), config.shard
+        )
         self._manifests = ManifestOrder(group.state)
         self.fold = self._restore(drop_invalid(self.restored) if self.validates else self.restored)
         self._emissions = 0

@@ -32,8 +32,8 @@ def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: in
                 ledger=("settled",),
                 index=index,
             ),
-            MakeBatches(config, partitions, ranks, {"": levels}, shard=index).restore,
-            partial(pack_batches, budget=config.micro_batch_tokens, ranks=ranks, shard=index, shards=config.shards),
+            MakeBatches(config, partitions, ranks, {"": levels}).restore,
+            partial(pack_batches, budget=config.micro_batch_tokens, ranks=ranks, shards=config.shards),
         )
         for index in range(config.shards)
     ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from infra.kafka.admin import admin_client, beginning_offsets, list_topics, stable_ends
-from infra.kafka.lag import group_lags, list_groups
+from infra.kafka.lag import Lag, group_lags, list_groups
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import StoredRecord, read_partition
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
@@ -85,13 +85,11 @@ def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None
         existing = set(list_topics(admin, run_prefix(run)))
         if INBOX.name(run) not in existing:
             raise RuntimeError(f"run {run} has no topic {INBOX.name(run)}, so it cannot be audited")
-        committed = {
-            pipeline: {
-                (lag.topic, lag.partition): lag.committed
-                for lag in group_lags(admin, list_groups(admin, group_name(run, pipeline).removesuffix("0")))
-            }
+        groups = {
+            pipeline: list_groups(admin, group_name(run, pipeline).removesuffix("0"))
             for pipeline in ("score", "experience", "evaluation")
         }
+        committed = {pipeline: farthest(group_lags(admin, found)) for pipeline, found in groups.items()}
         ends: dict[str, dict[int, int]] = {}
         for topic in READ_ORDER:
             if (name := topic.name(run)) in existing:
@@ -103,6 +101,15 @@ def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None
             if first > (trim_point.first_offset(short_name, where.partition) if trim_point is not None else 0)
         }
     return Snapshot(ends, frozenset(trimmed), committed)
+
+
+def farthest(lags: Iterable[Lag]) -> CommittedOffsets:
+    """The committed offset of each partition: the highest, as a shard that had it before may have left one."""
+    found: dict[tuple[str, int], int] = {}
+    for lag in lags:
+        place = lag.topic, lag.partition
+        found[place] = max(lag.committed, found.get(place, 0))
+    return found
 
 
 def add_record(fold: AuditFold, record: StoredRecord, snapshot: Snapshot) -> None:

@@ -23,7 +23,7 @@ Values = Mapping[str, float]
 def merge_shards(shards: Sequence[Values]) -> dict[str, float]:
     """The merged values: means weighted by trajectories, equal values averaged, all others added."""
     if len(shards) == 1:
-        return dict(shards[0])
+        return {key: value for key, value in shards[0].items() if key != SHARD}
     merged: dict[str, float] = {}
     for key in dict.fromkeys(chain.from_iterable(shards)):
         name, labels = split_labels(key)

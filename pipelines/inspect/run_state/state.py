@@ -154,7 +154,8 @@ class RunState:
     buffers: Mapping[int, Values] = field(default_factory=dict)
     """By shard of the buffer."""
     prompts: Values = field(default_factory=dict)
-    score: Values = field(default_factory=dict)
+    scores: Mapping[int, Values] = field(default_factory=dict)
+    """By shard of score."""
     pause: Values = field(default_factory=dict)
     """The newest metric of placement about a pause, see `paused_since`; empty in a run that was never paused."""
     rollout: Mapping[int, Values] = field(default_factory=dict)
@@ -184,6 +185,11 @@ class RunState:
     def experience(self) -> Values:
         """The metrics of the experience buffer."""
         return merge_shards(list(self.buffers.values()) or [{}])
+
+    @property
+    def score(self) -> Values:
+        """The metrics of score."""
+        return merge_shards(list(self.scores.values()) or [{}])
 
     @property
     def trajectories_trained(self) -> int | None:
@@ -366,7 +372,9 @@ _SERIES: Mapping[str, Callable[[RunState, Metric], RunState]] = {
         state, PolicyVersion(int(metric.values.get("epoch", 0)), metric.step), metric.measured_at
     ),
     "prompts": _newest("prompts"),
-    "score": _newest("score"),
+    "score": lambda state, metric: replace(
+        state, scores={**state.scores, int(metric.values.get(SHARD, 0)): metric.values}
+    ),
     PAUSE: _pause,
     "warm_start": _newest("warm_start"),
     # Metrics with these two names, and versions, are only in metrics.jsonl; a watched run emits events instead.

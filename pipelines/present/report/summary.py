@@ -14,6 +14,7 @@ from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE, SUMMARY_FILE
 from pipelines.inspect.run_state.agents import agents_of
+from pipelines.inspect.run_state.buffers import SHARD, merge_shards
 from pipelines.inspect.run_state.errors import ErrorCounts, error_counts, refused_rows
 from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, learning_summary
 from pipelines.inspect.run_state.state import Evaluation, unmeasured_rounds
@@ -220,9 +221,10 @@ def refused_of(metrics: Sequence[Metric]) -> dict[str, int]:
 
 
 def errors_of(metrics: Sequence[Metric]) -> ErrorCounts | None:
-    """Return the error counts of the newest metric of score; None without one."""
-    found = [metric for metric in metrics if metric.name == "score"]
-    return error_counts(max(found, key=lambda metric: metric.step).values) if found else None
+    """Return the error counts of the newest metrics of all shards of score; None without one."""
+    found = sorted((metric for metric in metrics if metric.name == "score"), key=lambda metric: metric.step)
+    newest = {metric.values.get(SHARD, 0.0): metric.values for metric in found}
+    return error_counts(merge_shards(list(newest.values()))) if newest else None
 
 
 def careful_share(teaching: Mapping[str, Any] | None) -> float | None:

@@ -15,7 +15,6 @@ from infra.processes import spawn
 from pipelines.config import Config, save_config
 from pipelines.inspect.run_folders import has_ended
 from pipelines.inspect.submissions import Submission, submissions
-from pipelines.roles import Role
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.state import link_latest
 
@@ -24,14 +23,15 @@ class AlreadySubmitted(RuntimeError):
     """The role has a respawner already."""
 
 
-def detach(config: Config, role: Role, runner: str, options: Sequence[str]) -> Submission:
-    """Submit `role` of the run of `config` to `runner` with a respawner. Raises AlreadySubmitted."""
+def detach(config: Config, pipeline: str, index: int, runner: str, options: Sequence[str]) -> Submission:
+    """Submit shard `index` of `pipeline`, or all shards, to `runner` with a respawner. Raises AlreadySubmitted."""
     config = with_absolute_paths(config)
-    submission = Submission(config.run_folder, role.pipeline, role.index, runner, tuple(options))
+    submission = Submission(config.run_folder, pipeline, index, runner, tuple(options))
     for before in submissions(config.run_folder):
         if before.file == submission.file and before.respawner() is not None:
+            name = submission.role.name
             raise AlreadySubmitted(
-                f"{role.name} of run {config.run.name} is submitted already; its respawner is process {before.pid}"
+                f"{name} of run {config.run.name} is submitted already; its respawner is process {before.pid}"
             )
     is_new_run = not config.run_folder.exists()
     submission.file.parent.mkdir(parents=True, exist_ok=True)

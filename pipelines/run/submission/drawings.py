@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
-from pipelines.roles import ALL_PIPELINES, PIPELINES, Role
+from pipelines.roles import ALL_PIPELINES, PIPELINES, Role, submitted_process
 from pipelines.run.submission.cycle import cycle_svg
 from pipelines.run.submission.drawing import svg
 from pipelines.run.submission.outline import outline, steps_of
@@ -24,7 +24,7 @@ def drawings() -> Iterator[tuple[str, str]]:
     config = example_config()
     topics = {topic.name(config.run.name): len(partitions_of(config, topic)) for topic in CATALOGUE.values()}
     for pipeline in ALL_PIPELINES:
-        yield f"{pipeline}.svg", svg(outline(config, Role(pipeline), "embedded", existing=topics))
+        yield f"{pipeline}.svg", svg(outline(config, submitted_process(config, pipeline), "embedded", existing=topics))
     yield "cycle.svg", cycle_svg({pipeline: steps_of(config, Role(pipeline)) for pipeline in PIPELINES})
 
 

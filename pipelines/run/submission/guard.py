@@ -23,8 +23,9 @@ from operators.relay.config import AUTO
 from pipelines.config import Config, ConfigError
 from pipelines.inspect.log.chunks import rows_of
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
-from pipelines.roles import WITH_STORE, Role
+from pipelines.roles import ALL_SHARDS, WITH_STORE, Role, RoleProcess
 from pipelines.run.preflight import unknown_environments
+from pipelines.run.resharding import reshard_score
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import WAIT_S
 from pipelines.run.topics import make_topics
@@ -33,13 +34,24 @@ from schemas.records import Metric
 from schemas.topics import EXPERIENCES, INBOX, METRICS
 
 
-def prepare(config: Config, role: Role, note: Callable[[str], None]) -> None:
+def prepare(config: Config, process: RoleProcess, note: Callable[[str], None]) -> None:
     """Wait for Kafka and create the run's missing topics; `note` receives one-line messages.
 
-    Raises ConfigError if `config` is incomplete for `role`, BrokerUnreachable, TopicError.
+    Raises ConfigError if `config` is incomplete for a role, BrokerUnreachable, TopicError.
     """
     if not config.run.name:
         raise ConfigError("run.name is not set: it names the topics to read and write")
+    for role in process.roles:
+        _check(config, role)
+    own = replace(config, kafka=config.kafka.for_role(process.roles[0].pipeline))
+    wait_for_brokers(own.kafka.client(), WAIT_S, lambda _, line: note(line))
+    make_topics(own, note)
+    if Role("score", ALL_SHARDS) in process.roles:
+        retry_transient(lambda: reshard_score(config, note))
+
+
+def _check(config: Config, role: Role) -> None:
+    """Raise ConfigError if `config` is incomplete for `role`."""
     if role.pipeline in ("prompts", "rollout") and (unknown := list(unknown_environments(config))):
         raise ConfigError(unknown[0])
     if role.pipeline in ("prompts", "rollout", "trainer", "evaluation") and not config.emulated:
@@ -52,18 +64,16 @@ def prepare(config: Config, role: Role, note: Callable[[str], None]) -> None:
                 f"rollout process {role.index} would host replica {hosted[-1]}, but the inbox topic has {inboxes} "
                 "partitions: placement.max_replicas is fixed when a run starts"
             )
-    config = replace(config, kafka=config.kafka.for_role(role.pipeline))
-    wait_for_brokers(config.kafka.client(), WAIT_S, lambda _, line: note(line))
-    make_topics(config, note)
 
 
 @contextmanager
-def claimed_store(config: Config, role: Role) -> Iterator[None]:
-    """Hold this machine's weight store for the run while `role` runs, if the role has one.
+def claimed_store(config: Config, process: RoleProcess) -> Iterator[None]:
+    """Hold this machine's weight store for the run while `process` runs, if its role has one.
 
     Roles that are submitted one by one find the store by the run's name. Raises ConfigError if a run of that name in
     another Kafka cluster uses it.
     """
+    role = process.roles[0]  # one with a store is alone
     if role.pipeline not in WITH_STORE or config.relay.store != AUTO:
         yield
         return
@@ -89,22 +99,22 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def guarded(config: Config, role: Role) -> Iterator[None]:
-    """Stop `role`, which runs in this context, when its metrics show a run that cannot learn.
+def guarded(config: Config, process: RoleProcess) -> Iterator[None]:
+    """Stop `process`, which runs in this context, when the metrics of its roles show a run that cannot learn.
 
     Raises RunFailing at the end of the context if it was stopped for that reason.
     """
-    if role.pipeline not in SERIES:
-        yield
-        return
-    guard = _Guard(replace(config, kafka=config.kafka.for_role(role.pipeline)), SERIES[role.pipeline])
+    roles = [role.pipeline for role in process.roles if role.pipeline in SERIES]
+    guards = [_Guard(replace(config, kafka=config.kafka.for_role(role)), SERIES[role]) for role in roles]
     try:
         yield
     finally:
-        guard.ended.set()
-        guard.thread.join()
-    if guard.failure is not None:
-        raise guard.failure
+        for guard in guards:
+            guard.ended.set()
+            guard.thread.join()
+    for guard in guards:
+        if guard.failure is not None:
+            raise guard.failure
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 from infra.runners.options import Runner, option_names, pipeline_options
 from pipelines.config import Config
 from pipelines.inspect.run_folders import laminar_command
-from pipelines.roles import SHARDED, Role
+from pipelines.roles import Role, RoleProcess, flink_options
 from pipelines.run.preflight import missing_requirements
 from pipelines.shards import partitions_of
 from schemas.topics import CATALOGUE, Topic
@@ -60,26 +60,30 @@ class Outline:
 
 def outline(
     config: Config,
-    role: Role,
+    process: RoleProcess,
     runner: Runner,
     beam_options: Sequence[str] = (),
     existing: Mapping[str, int] | None = None,
 ) -> Outline:
-    """What submitting `role` would run. `existing`: partition counts of existing topics, None: unknown."""
-    options = pipeline_options(runner, beam_options)
+    """What submitting `process` would run. `existing`: partition counts of existing topics, None: unknown."""
+    chosen = [*(flink_options(config, process) if runner == "flink" else ()), *beam_options]
+    options = pipeline_options(runner, chosen)
     steps: tuple[GraphStep, ...] = ()
     missing = [*_missing_settings(config), *_missing_for_runner(runner, options)]
     try:
-        steps = steps_of(config, role) if config.run.name and _has_kafka(config) else ()
+        if config.run.name and _has_kafka(config):
+            steps = tuple(step for role in process.roles for step in steps_of(config, role))
     except (ValueError, OSError) as error:
         missing += [] if str(error) in missing else [str(error)]
 
+    users = {EVERY_PIPELINE, *(role.pipeline for role in process.roles)}
+
     def uses(chosen: Callable[[Topic], Sequence[str]]) -> tuple[TopicUse, ...]:
-        topics = [topic for topic in CATALOGUE.values() if {role.pipeline, EVERY_PIPELINE} & set(chosen(topic))]
+        topics = [topic for topic in CATALOGUE.values() if users & set(chosen(topic))]
         return tuple(_use(config, topic, existing or {}) for topic in topics) if config.run.name else ()
 
     reads, writes = uses(lambda topic: topic.consumers), uses(lambda topic: topic.producers)
-    return Outline(role.name, config.run.name, runner, reads, steps, writes, tuple(options), tuple(missing))
+    return Outline(process.name, config.run.name, runner, reads, steps, writes, tuple(options), tuple(missing))
 
 
 def steps_of(config: Config, role: Role) -> tuple[GraphStep, ...]:
@@ -88,8 +92,7 @@ def steps_of(config: Config, role: Role) -> tuple[GraphStep, ...]:
 
     pipeline = beam.Pipeline(runner="FnApiRunner")
     shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam removes it in `run` only
-    index_argument = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
-    importlib.import_module(f"pipelines.{role.pipeline}").build(pipeline, config=config, **index_argument)
+    importlib.import_module(f"pipelines.{role.pipeline}").build(pipeline, config=config, **role.build_arguments)
     return tuple(_graph_step(part) for part in pipeline.transforms_stack[0].parts)
 
 

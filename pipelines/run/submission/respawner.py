@@ -20,7 +20,7 @@ from types import FrameType
 from infra.escaping import print_escaped
 from pipelines.distribution import LAMINAR
 from pipelines.inspect.submissions import Submission, read_submission
-from pipelines.roles import CANNOT_RUN
+from pipelines.roles import ALL_SHARDS, CANNOT_RUN, SHARDED
 from pipelines.run.restarts import Restarts
 
 
@@ -54,15 +54,9 @@ class Respawner:
 
     def _submit(self) -> int:
         submission = self._submission
-        arguments = [
-            "submit",
-            submission.pipeline,
-            str(submission.config),
-            "--index",
-            str(submission.index),
-            "--runner",
-            submission.runner,
-        ]
+        arguments = ["submit", submission.pipeline, str(submission.config), "--runner", submission.runner]
+        if submission.pipeline in SHARDED and submission.index != ALL_SHARDS:
+            arguments += ["--index", str(submission.index)]
         with tempfile.TemporaryDirectory(prefix="laminar-submitted-", ignore_cleanup_errors=True) as temporary_folder:
             self._child = subprocess.Popen(
                 [*LAMINAR, *arguments, "--", *submission.options], env={**os.environ, "TMPDIR": temporary_folder}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions, PortableOptions, StandardOptions
 
+from infra.runners.flink_options import FlinkJobOptions
 from infra.runners.options import RUNNERS, option_names, pipeline_options
 from operators.io.poll_range import slice_seconds
 
@@ -27,6 +28,16 @@ def test_beam_parses_the_default_options(runner: str) -> None:
 def test_flink_options_set_checkpoints_and_small_bundles() -> None:
     options = pipeline_options("flink")
     assert {"--checkpointing_interval=1000", "--max_bundle_time_mills=20", "--max_bundle_size=100"} <= set(options)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_beam_knows_every_default_option(runner: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Beam warns of an option that it does not know as if the job server did not get it."""
+    options = pipeline_options(runner)  # type: ignore[arg-type]
+    FlinkJobOptions(options).get_all_options(display_warnings=True)
+    assert not caplog.messages
+    FlinkJobOptions([*options, "--unknown_to_all=1"]).get_all_options(display_warnings=True)
+    assert "--unknown_to_all=1" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 
+import grpc
 import psutil
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.portability.api import beam_fn_api_pb2 as fn_api
+from apache_beam.portability.api import beam_fn_api_pb2_grpc
 
 from infra.listening import exposed_addresses, listening_sockets
 from infra.runners.options import Runner, pipeline_options
@@ -32,6 +40,29 @@ def test_worker_pool_is_not_started_for_a_user_environment() -> None:
     with local_worker_pool(options) as unchanged:
         assert unchanged == options
         assert listening_sockets([psutil.Process()]) == before
+
+
+def test_worker_processes_end_with_their_pool() -> None:
+    """Two task managers give the same number to their workers: both run, and none outlives a killed pool."""
+    command = [sys.executable, "-W", "ignore", "-m", "infra.runners.worker_pool", "0"]
+    with socket.create_server(("127.0.0.1", 0)) as runner, subprocess.Popen(command, stdout=subprocess.PIPE) as pool:
+        assert pool.stdout is not None
+        found = re.search(rb"--environment_config=localhost:(\d+)", pool.stdout.readline())
+        assert found is not None
+        assert not exposed_addresses(listening_sockets([psutil.Process(pool.pid)]))
+        request = fn_api.StartWorkerRequest(worker_id="1-1")
+        request.control_endpoint.url = f"127.0.0.1:{runner.getsockname()[1]}"
+        with grpc.insecure_channel(f"127.0.0.1:{int(found[1])}") as channel:
+            stub = beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolStub(channel)
+            for _ in range(2):
+                stub.StartWorker(request)
+                runner.accept()[0].close()  # the worker has connected to its runner
+        workers = psutil.Process(pool.pid).children(recursive=True)
+        os.kill(pool.pid, signal.SIGKILL)
+        pool.wait()
+    assert len(workers) == 2
+    _, alive = psutil.wait_procs(workers, 30)
+    assert not alive
 
 
 def test_exposed_addresses_has_sockets_of_all_interfaces() -> None:

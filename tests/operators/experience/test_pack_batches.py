@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,8 @@ def rows(outputs: Sequence[Any]) -> list[tuple[int | None, int]]:
 def test_pack_batches_has_a_partition_for_each_rank_and_shard(
     ranks: int, shard: int, shards: int, budget: int, expected: list[tuple[int, int]]
 ) -> None:
-    outputs = [OTHER, selected(4), OTHER]
-    packed = pack_batches(outputs, budget, ranks, shard, shards)
+    outputs = [OTHER, replace(selected(4), shard=shard), OTHER]
+    packed = pack_batches(outputs, budget, ranks, shards)
     assert packed[0] == packed[-1] == OTHER
     assert rows(packed) == expected
     assert count_batches(outputs, packed) == {"batches": 1}

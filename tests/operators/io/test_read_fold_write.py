@@ -83,7 +83,8 @@ class ManualRunner:
 
     def __init__(self, config: ShardConfig, fold: _FoldFn | None = None) -> None:
         self.config = config
-        self._poll, self._fold, self._commit = _PollTopicsFn(5.0), fold or _FoldFn(Shuffle()), _CommitFn((config,))
+        self._poll, self._fold = _PollTopicsFn((config,), 5.0), fold or _FoldFn(Shuffle())
+        self._commit = _CommitFn((config,))
         self.starts: list[int] = []
         self.emissions: list[Emission] = []
         self.watermark = ManualWatermarkEstimator(None)
@@ -92,7 +93,7 @@ class ManualRunner:
         """Run a bundle of at most `elements` elements from poll `start`; return the poll to continue at."""
         tracker = ThreadsafeRestrictionTracker(PollTracker(OffsetRange(start, FOREVER)))
         seen = 0
-        for polled in self._poll.process(self.config, RestrictionTrackerView(tracker), self.watermark):
+        for polled in self._poll.process(self.config.group, RestrictionTrackerView(tracker), self.watermark):
             element = polled.value if isinstance(polled, TimestampedValue) else polled
             if isinstance(element, Restored):
                 self.starts.append(element.start)

@@ -14,7 +14,7 @@ from operators.score import score_trajectories
 from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
 from operators.score.pool import VerifierResult
-from operators.score.score_trajectories import ScoreTrajectories
+from operators.score.score_trajectories import ScoreTrajectories, split_state
 from schemas.records import Experience, Metric, Trajectory
 from schemas.topics import EXPERIENCES, METRICS, TRAJECTORIES, partition_of
 
@@ -130,3 +130,13 @@ def test_restarts_score_and_count_every_trajectory_once(
     metrics: list[Metric] = score.log.rows(METRICS)
     assert [metric.step for metric in metrics] == sorted({metric.step for metric in metrics})  # none is repeated
     assert metrics[-1].values == {**dict.fromkeys(score_trajectories.COUNTS, 0), "trajectories": 32}
+
+
+def test_split_state_gives_each_shard_the_marks_of_its_partitions() -> None:
+    one = {"scored": {"t0": 5, "t1": 4, "t2": 3, "e1": 2}, "counts": {"trajectories": 9}}
+    split = [split_state([one], one if shard == 0 else {}, shard, 2) for shard in range(2)]
+    assert split == [
+        {"scored": {"t0": 5, "t2": 3}, "counts": {"trajectories": 9}},
+        {"scored": {"t1": 4, "e1": 2}, "counts": {}},
+    ]
+    assert split_state(split, split[0], 0, 1) == one

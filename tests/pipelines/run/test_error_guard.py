@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.inspect.run_state.errors import ErrorCounts
+from pipelines.inspect.run_state.errors import ErrorCounts, error_counts
 from pipelines.inspect.run_state.state import RunState, fold, new_run
 from pipelines.run.run_guard import ErrorGuard, failing_message, first_error_lines
 from schemas.records import Metric
@@ -99,3 +99,11 @@ def test_first_error_has_the_traceback_of_its_place() -> None:
     ]
     assert first_error_lines(rows[:2], START) == []
     assert first_error_lines([row("e4.0", "generation failed"), *rows[:2]], START) == []
+
+
+def test_error_counts_are_those_of_all_shards_of_score() -> None:
+    state = new_run("r", None, START)
+    for shard, trajectories in ((0, 4), (1, 5), (0, 6)):
+        values = {"trajectories": float(trajectories), "reward_errors": 2.0, "shard": float(shard)}
+        state = fold(state, Metric("score", trajectories, values, START))
+    assert error_counts(state.score) == ErrorCounts(11, 4)

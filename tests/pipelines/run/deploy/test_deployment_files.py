@@ -26,7 +26,8 @@ def submitted(command: list[str]) -> list[str]:
     assert str(parsed["config"]) == CONFIG
     assert parsed["pipeline"] in ALL_PIPELINES
     size = parsed["group_size"]
-    return [f"{parsed['pipeline']}-{index}" for index in range(parsed["index"] * size, (parsed["index"] + 1) * size)]
+    first = parsed["index"] or 0
+    return [f"{parsed['pipeline']}-{index}" for index in range(first * size, (first + 1) * size)]
 
 
 def indexed(name: str) -> str:

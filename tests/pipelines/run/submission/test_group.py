@@ -59,7 +59,8 @@ def test_group_passes_signals_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["score", "--group-size", "2"], "score has one process only"),
+        (["evaluation", "--group-size", "2"], "evaluation has one process only"),
+        (["data-plane", "--index", "0"], "has all shards of its roles"),
         (["rollout", "--machine", "node-1"], "--machine is only for relay"),
         (["relay", "--machine", "node-1", "--index", "1"], "excludes --index"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from infra.kafka.broker import Broker
 from pipelines.cli.main import main
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
-from pipelines.roles import Role
+from pipelines.roles import submitted_process
 from pipelines.run.submission.drawing import svg, text
 from pipelines.run.submission.outline import GraphStep, Outline, TopicUse, outline
 from pipelines.run.topics import make_topics
@@ -32,7 +32,7 @@ def config(servers: str = "localhost:1", run: str = "first") -> Config:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_outline_lists_topics_and_steps(role: str) -> None:
-    found = outline(config(), Role(role), "embedded", ["--streaming"])
+    found = outline(config(), submitted_process(config(), role), "embedded", ["--streaming"])
     assert found.missing == ()
     assert [use.name for use in found.reads] == [t.name("first") for t in CATALOGUE.values() if role in t.consumers]
     for topic in CATALOGUE.values():
@@ -61,7 +61,7 @@ def test_outline_lists_what_is_missing(changes: dict, runner: str, options: tupl
         changed = replace(changed, model=replace(changed.model, path=changes["model"]))
     else:
         changed = replace(changed, **changes)
-    found = outline(changed, Role("score"), runner, options)  # type: ignore[arg-type]
+    found = outline(changed, submitted_process(changed, "score"), runner, options)  # type: ignore[arg-type]
     assert [reason in each for each in found.missing] == ([True] if reason else [])
 
 

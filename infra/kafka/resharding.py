@@ -1,0 +1,120 @@
+"""Changes the number of shards of a role between two of its starts, with exactly one owner of each partition.
+
+1. Every old shard is retired: a session of it, which fences its process, seals its note. From then on the shard cannot
+   start, so the sealed notes are final.
+2. One transaction writes the notes of all new shards: each partition's offset and floor from the note of the old shard
+   that had it, and the step's state, divided by `split`.
+
+What was written before is read under the old layout: retiring a shard recovers it as any start does. After an interrupt
+the change is repeated. Two processes that change a role at once fence each other, and the second finds it changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kafka import TopicPartition
+from kafka.errors import KafkaError
+
+from infra.kafka.clients import SessionClients
+from infra.kafka.note import Note, last_notes, name_of
+from infra.kafka.session import Session, SessionLost
+from infra.kafka.session_config import SessionConfig
+from infra.kafka.shard_layout import is_shard, layout_of, role_prefix, shard_of
+from schemas.codec import encode
+from schemas.records import CommitNote
+
+State = Mapping[str, Any]
+Split = Callable[[Sequence[State], State, int, int], State]
+"""The state of a new shard, from the states of all old shards, its own state of before, its number, and the count."""
+
+
+def reshard(
+    sessions: Callable[[int, int], SessionConfig], shards: int, split: Split, clients: SessionClients
+) -> int | None:
+    """Give a role `shards` shards; return the number that it had, None if nothing had to be changed.
+
+    `sessions(shard, shards)` configures a shard's session in a layout. Raises as Session, and SessionLost if another
+    process changes the layout at the same time.
+    """
+    first = sessions(0, shards)
+    coordinator = clients.producer(f"{role_prefix(first.group)}layout", first.transaction_timeout_s)
+    try:
+        coordinator.init_transactions()
+        notes = _notes(clients, first)
+        if not notes:
+            return None
+        before = layout_of(notes)
+        if before == shards and not any(note.sealed for shard, note in notes.items() if shard < before):
+            return None
+        for shard in range(before):
+            Session(replace(sessions(shard, before), retires=True), clients).close()
+        notes = _notes(clients, first)
+        _write(coordinator, clients, _new_notes(sessions, notes, before, shards, split))
+    except KafkaError as error:
+        raise SessionLost(
+            f"{role_prefix(first.group)[:-1]}: its number of shards was not changed: {error!r}"
+        ) from error
+    finally:
+        with contextlib.suppress(KafkaError):
+            coordinator.close(timeout=1)
+    return before
+
+
+def _notes(clients: SessionClients, config: SessionConfig) -> dict[int, Note]:
+    """The last notes of the role by shard."""
+    observer = clients.observer()
+    try:
+        found = last_notes(observer, TopicPartition(*config.restore), role_prefix(config.group))
+    finally:
+        observer.close(autocommit=False)
+    return {shard_of(group): note for group, note in found.items() if is_shard(group)}
+
+
+def _new_notes(
+    sessions: Callable[[int, int], SessionConfig], notes: Mapping[int, Note], before: int, shards: int, split: Split
+) -> Iterator[tuple[SessionConfig, Note]]:
+    old = [notes[shard] for shard in range(before)]
+    for shard in range(shards):
+        config, own = sessions(shard, shards), notes.get(shard, Note())
+        inputs = {name_of((each.topic, partition)) for each in config.inputs for partition in each.partitions}
+        yield (
+            config,
+            Note(
+                own.start,
+                _chosen((note.ledger for note in old), {name_of(place) for place in config.ledger}),
+                split([note.state for note in old], own.state, shard, shards),
+                _chosen((note.offsets for note in old), inputs),
+                own.commit,
+                _highest([own.written, *(note.written for note in old)]),
+                shards,
+            ),
+        )
+
+
+def _chosen(offsets: Iterable[Mapping[str, int]], places: set[str]) -> dict[str, int]:
+    """The offsets of `places`, each of which only one of the old shards had."""
+    return {place: offset for each in offsets for place, offset in each.items() if place in places}
+
+
+def _highest(offsets: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    merged: dict[str, int] = {}
+    for each in offsets:
+        for place, offset in each.items():
+            merged[place] = max(offset, merged.get(place, offset))
+    return merged
+
+
+def _write(coordinator: Any, clients: SessionClients, notes: Iterable[tuple[SessionConfig, Note]]) -> None:
+    """Write the notes of all new shards in one transaction. Raises KafkaError."""
+    made = list(notes)
+    restore = made[0][0].restore
+    coordinator.begin([TopicPartition(*restore)])
+    for config, note in made:
+        value, headers = encode(CommitNote(config.group, note.encode(), clients.unix_ms()))
+        coordinator.send(restore.topic, value, config.group.encode(), list(headers), restore.partition)
+    coordinator.flush()
+    coordinator.commit_transaction()

@@ -1,0 +1,41 @@
+"""A worker of a portable runner as a process: `python -m infra.runners.worker CONTROL_ADDRESS WORKER_ID`.
+
+It runs the steps that the runner sends it until the runner closes the connection or is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import grpc
+from apache_beam.runners.worker.sdk_worker import SdkHarness
+
+from infra.escaping import EscapingFormatter
+from infra.runners.garbage_collection import reduce_gc_frequency
+
+log = logging.getLogger(__name__)
+
+
+def main(control_address: str, worker_id: str) -> None:
+    """Run until the runner ends the connection; then end the process, whatever its other threads do."""
+    to_stderr = logging.StreamHandler()
+    to_stderr.setFormatter(EscapingFormatter(f"%(asctime)s %(levelname).1s {worker_id} %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[to_stderr], force=True)
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    logging.getLogger("apache_beam").setLevel(logging.ERROR)
+    reduce_gc_frequency()
+    code = 0
+    try:
+        SdkHarness(control_address, worker_id=worker_id, state_cache_size=0, data_buffer_time_limit_ms=0).run()
+    except grpc.RpcError as error:
+        log.warning("the runner is gone: %s", error)
+        code = 1
+    finally:
+        logging.shutdown()
+        os._exit(code)  # a source that still polls would keep the process, and its shard, alive
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

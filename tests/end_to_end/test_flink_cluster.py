@@ -1,0 +1,220 @@
+"""The data plane of a run as one job of a Flink cluster, whose processes are killed one after the other.
+
+A job manager and two task managers, with a pool of workers beside each of these; as root each on a host of its own, a
+network namespace, otherwise on loopback. The tests are in order, on one run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tomli_w
+from faults.cluster import Cluster
+from faults.network import Network, NoNetwork, within
+from kafka import TopicPartition
+from small_runs import EMULATED
+
+from benchmarks.flink_cluster import MANAGER, FlinkCluster, Place, loopback
+from infra.kafka.broker import BrokerConfig, start_broker
+from infra.kafka.note import last_notes, uncommitted_consumer
+from infra.kafka.properties import ClientProperties
+from infra.kafka.readiness import wait_for_brokers
+from infra.kafka.topic_reader import read_rows
+from infra.processes import spawn
+from pipelines.config import Config, load_config
+from pipelines.distribution import LAMINAR
+from pipelines.inspect.audit.audit_run import audit
+from pipelines.inspect.submissions import Submission, submissions
+from pipelines.run.topics import make_topics
+from schemas.records import Metric
+from schemas.topics import METRICS, RESTORE, run_prefix
+
+pytestmark = [
+    pytest.mark.skipif("LAMINAR_TEST_FLINK" not in os.environ, reason="make flink-test has it"),
+    pytest.mark.usefixtures("killed_programs"),
+]
+RUN = "flink-cluster"
+TASKS = ("task1", "task2")
+KAFKA, MODELS = "kafka", "models"
+"""The hosts of the broker, and of rollouts and trainer."""
+STEPS = 2
+"""Optimizer steps after which the run has evidently continued."""
+PATIENCE_S = 300.0
+
+
+@dataclass
+class ClusterRun:
+    """The run, and how the test's process reaches its broker."""
+
+    config: Config
+    flink: FlinkCluster
+    reach: Callable[[Callable[[], Any]], Any]
+
+    @property
+    def client(self) -> ClientProperties:
+        return self.config.kafka.client()
+
+    @property
+    def submission(self) -> Submission:
+        (found,) = submissions(self.config.run_folder)
+        return found
+
+    def step(self) -> int:
+        """The optimizer steps so far."""
+        rows = self.reach(lambda: list(read_rows(self.client, METRICS.name(RUN), Metric)))
+        return max((row.step for row in rows if row.name == "trainer"), default=0)
+
+    def starts(self) -> dict[str, int]:
+        """The start number of each shard of the data plane, by its group without the run's prefix."""
+
+        def read() -> dict[str, int]:
+            observer = uncommitted_consumer(self.client)
+            try:
+                found = last_notes(observer, TopicPartition(RESTORE.name(RUN), 0), run_prefix(RUN))
+            finally:
+                observer.close(autocommit=False)
+            return {group.removeprefix(run_prefix(RUN)): note.start for group, note in found.items()}
+
+        found = self.reach(read)
+        return {group: start for group, start in found.items() if not group.startswith(("rollout", "trainer"))}
+
+    def until(self, condition: Callable[[], Any], what: str) -> None:
+        """Wait until `condition` holds. Raises AssertionError with the end of the log."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            log = self.submission.log
+            text = log.read_text()[-3000:] if log.exists() else ""
+            assert time.monotonic() < deadline, f"{what}: not in {PATIENCE_S:g} s; step {self.step()}\n{text}"
+            time.sleep(0.5)
+
+    def until_it_continues(self, starts: dict[str, int]) -> None:
+        """Wait until every shard has a later start than in `starts`, and the run makes more steps."""
+        self.until(lambda: all(start > starts.get(group, 0) for group, start in self.starts().items()), "new starts")
+        before = self.step()
+        self.until(lambda: self.step() >= before + STEPS, "more steps")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRun]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with ExitStack() as stack:
+        place, reach, servers = hosts(stack, folder)
+        flink = FlinkCluster(folder / "flink", TASKS, place)
+        stack.callback(flink.stop)
+        flink.start()
+        file = folder / "run.toml"
+        shards = {"shards": 2}
+        settings = {
+            "run": {**EMULATED["run"], "name": RUN, "folder": str(folder / "runs"), "time_scale": 20.0},
+            "kafka": {"bootstrap_servers": servers, "partitions": 4},
+            "score": {**EMULATED["score"], **shards},
+            "experience": {**EMULATED["experience"], **shards},
+            "trainer": {**EMULATED["trainer"], "optimizer_steps": 100_000},
+        }
+        file.write_text(tomli_w.dumps({**EMULATED, **settings}))
+        config = load_config(file)
+        reach(lambda: wait_for_brokers(config.kafka.client(), 120.0, lambda *_: None))
+        reach(lambda: make_topics(config))
+        made = ClusterRun(config, flink, reach)
+        stack.callback(lambda: [end(each.respawner()) for each in submissions(config.run_folder)])
+        flags = ["--runner", "flink", "--detach", "--", *flink.options]
+        submitting = submit(place, MANAGER, folder, "data-plane", str(file), *flags)
+        assert submitting.wait(120) == 0, (folder / "data-plane.log").read_text()
+        for role in ("rollout", "trainer"):
+            stack.callback(end, submit(place, MODELS, folder, role, str(file)))
+        yield made
+
+
+def hosts(stack: ExitStack, folder: Path) -> tuple[Place, Callable[[Callable[[], Any]], Any], str]:
+    """The hosts, how to reach the broker from here, and its address; the broker is started."""
+    names = (MANAGER, *TASKS, KAFKA, MODELS)
+    try:
+        network = stack.enter_context(Network(names, net="198.18.79"))
+    except NoNetwork:
+        broker = stack.enter_context(start_broker(BrokerConfig(folder / "kafka")))
+        return loopback((*TASKS, MODELS)), lambda work: work(), broker.bootstrap_servers
+    cluster = Cluster(network, (KAFKA,), folder / "kafka")
+    stack.callback(cluster.stop)
+    cluster.start()
+    place = Place(
+        {name: network.hosts[name].address for name in names},
+        lambda name, command: network.command(name, *command),
+        lambda work: within(network.hosts[MANAGER], work),
+    )
+    return place, lambda work: within(network.hosts[KAFKA], work), cluster.client.bootstrap_servers
+
+
+def submit(place: Place, host: str, folder: Path, role: str, *arguments: str) -> psutil.Process:
+    whole = place.command(host, [*LAMINAR, "submit", role, *arguments])
+    return spawn(whole, folder / f"{role}.log", die_with_parent="--detach" not in arguments)
+
+
+def end(process: psutil.Process | None) -> None:
+    """Kill `process` and what it has started."""
+    if process is not None:
+        for each in [process, *process.children(recursive=True)]:
+            each.kill()
+        process.wait(30)
+
+
+def test_flink_cluster_runs_the_data_plane_as_one_job(run: ClusterRun) -> None:
+    run.until(lambda: run.step() >= STEPS, "first steps")
+    assert len(run.flink.jobs()) == 1
+    roles = {"prompts.0", "placement.0", "score.0", "score.1", "experience.0", "experience.1"}
+    assert set(run.starts()) == roles
+
+
+def test_flink_distributes_the_shards_over_its_task_managers(run: ClusterRun) -> None:
+    logs = [run.flink.log(pool).read_text() for pool in run.flink.pools]
+    if len(logs) == 1:
+        pytest.skip("on loopback both task managers share a pool")
+    for role in ("score", "experience"):
+        found = [{shard for shard in "01" if f"start 1 of {run_prefix(RUN)}{role}.{shard} " in log} for log in logs]
+        assert sorted(map(sorted, found)) == [["0"], ["1"]], role
+
+
+def test_flink_gets_the_options_of_which_beam_warned(run: ClusterRun) -> None:
+    (job,) = run.flink.jobs()
+    given = run.flink.rest(f"/jobs/{job}/config")["execution-config"]
+    assert given["user-config"]["maxBundleSize"] == "100"
+    assert given["user-config"]["maxBundleTimeMills"] == "20"
+    assert "#18 restart attempts" in given["restart-strategy"]
+    assert run.flink.rest(f"/jobs/{job}/checkpoints/config")["interval"] == 1000
+    assert "Unparseable" not in run.submission.log.read_text()
+
+
+def test_run_continues_after_a_flink_task_manager_is_killed(run: ClusterRun) -> None:
+    before = run.starts()
+    run.flink.kill(TASKS[0])
+    run.flink.start_process(TASKS[0])
+    run.until_it_continues(before)
+    assert not run.submission.restarts, "Flink restores the job by itself"
+
+
+def test_run_continues_after_the_flink_job_manager_is_killed(run: ClusterRun) -> None:
+    before = run.starts()
+    run.flink.kill(MANAGER)
+    run.flink.start_process(MANAGER)
+    run.until_it_continues(before)
+    assert run.submission.restarts, "the job is submitted again: the new job manager does not know it"
+
+
+def test_run_continues_after_a_flink_worker_pool_is_killed(run: ClusterRun) -> None:
+    before, pool = run.starts(), run.flink.pools[0]
+    run.flink.kill(pool)
+    run.flink.start_process(pool)
+    run.until_it_continues(before)
+
+
+def test_run_on_a_killed_flink_cluster_passes_the_audit(run: ClusterRun) -> None:
+    found = run.reach(lambda: audit(run.client, RUN))
+    assert found.passed, found
+    assert found.trained >= run.config.experience.global_batch * STEPS

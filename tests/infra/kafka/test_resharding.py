@@ -1,0 +1,164 @@
+"""A new number of shards on a real broker: every partition continues where the shard that had it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from kafka import KafkaProducer
+from shard_sessions import Open
+
+import infra.kafka.resharding
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker
+from infra.kafka.clients import KafkaClients
+from infra.kafka.properties import ClientProperties
+from infra.kafka.resharding import reshard
+from infra.kafka.session import Outgoing, Partition, Session, SessionLost
+from infra.kafka.session_config import Input, SessionConfig
+from infra.kafka.shard_layout import OtherLayout
+
+PARTITIONS = 4
+
+
+class Role:
+    """Copies its input partitions to the same ones of its output; its state is the counts by partition."""
+
+    def __init__(self, broker: Broker, run: str, opened: Open) -> None:
+        self.client = ClientProperties.at(broker.bootstrap_servers)
+        self._run, self._opened = run, opened
+        topics = [TopicSpec(f"{run}-{name}", PARTITIONS) for name in ("in", "out")]
+        with admin_client(self.client) as admin:
+            create_topics(admin, [*topics, TopicSpec(f"{run}-restore", 1)])
+
+    def config(self, shard: int, shards: int) -> SessionConfig:
+        own = tuple(range(PARTITIONS))[shard::shards]
+        return SessionConfig(
+            self.client,
+            f"{self._run}.copy.{shard}",
+            (Input(f"{self._run}-in", own),),
+            Partition(f"{self._run}-restore", 0),
+            ledger=tuple(Partition(f"{self._run}-out", each) for each in own),
+            shards=shards,
+        )
+
+    def feed(self, *values: str) -> None:
+        producer = KafkaProducer(**self.client.producer())
+        for partition in range(PARTITIONS):
+            for value in values:
+                producer.send(f"{self._run}-in", f"{partition}{value}".encode(), partition=partition)
+        producer.flush()
+        producer.close()
+
+    def start(self, shard: int, shards: int) -> Session:
+        return self._opened(self.config(shard, shards))
+
+    def copy(self, session: Session, count: int) -> list[str]:
+        """Copy the next `count` records in one transaction; what they were."""
+        records: list[Any] = []
+        while len(records) < count:
+            records += session.poll(1.0)
+        outputs = [Outgoing(f"{self._run}-out", each.partition, None, each.value, ()) for each in records]
+        counts = dict(session.note.state)
+        for each in records:
+            counts[str(each.partition)] = counts.get(str(each.partition), 0) + 1
+        session.commit(outputs, session.positions(), dict.fromkeys(session.ledger_ends, 0), counts)
+        return sorted(each.value.decode() for each in records)
+
+    def reshard(self, shards: int) -> int | None:
+        return reshard(self.config, shards, split, KafkaClients(self.client))
+
+
+def split(states: Sequence[Mapping[str, Any]], own: Mapping[str, Any], shard: int, shards: int) -> Mapping[str, Any]:
+    counts = {name: count for state in states for name, count in state.items()}
+    return {name: count for name, count in counts.items() if int(name) % shards == shard}
+
+
+@pytest.fixture
+def role(broker: Broker, run_id: str, opened: Open) -> Role:
+    return Role(broker, run_id, opened)
+
+
+def test_new_shards_continue_where_the_old_ones_stopped(role: Role) -> None:
+    role.feed("a")
+    assert role.copy(role.start(0, 1), 4) == ["0a", "1a", "2a", "3a"]
+    assert role.reshard(3) == 1
+    role.feed("b")
+    three = [role.start(shard, 3) for shard in range(3)]
+    assert [session.note.state for session in three] == [{"0": 1, "3": 1}, {"1": 1}, {"2": 1}]
+    assert [sorted(record.value for record in session.ledger) for session in three] == [
+        [b"0a", b"3a"],
+        [b"1a"],
+        [b"2a"],
+    ]
+    assert [role.copy(each, count) for each, count in zip(three, (2, 1, 1), strict=True)] == [
+        ["0b", "3b"],
+        ["1b"],
+        ["2b"],
+    ]
+    assert role.reshard(2) == 3
+    role.feed("c")
+    two = [role.start(shard, 2) for shard in range(2)]
+    assert [role.copy(each, 2) for each in two] == [["0c", "2c"], ["1c", "3c"]]
+    assert role.reshard(3) == 2
+    again = [role.start(shard, 3) for shard in range(3)]
+    assert [session.note.state for session in again] == [{"0": 3, "3": 3}, {"1": 3}, {"2": 3}]
+    assert again[2].start > three[2].start, "a start number is never used twice"
+
+
+def test_reshard_changes_nothing_in_the_same_layout_or_a_new_run(role: Role) -> None:
+    assert role.reshard(2) is None
+    session = role.start(0, 2)
+    assert role.reshard(2) is None
+    role.feed("a")
+    assert role.copy(session, 2) == ["0a", "2a"], "it was not fenced"
+
+
+def test_start_with_another_number_of_shards_is_rejected(role: Role) -> None:
+    role.start(0, 2)
+    with pytest.raises(OtherLayout, match=r"number of shards is 2, .* but 1 here"):
+        role.start(0, 1)
+    with pytest.raises(OtherLayout, match=r"number of shards is 2, .* but 3 here"):
+        role.start(2, 3)
+    assert role.start(1, 2).start == 1, "a shard that has not started yet has the layout of the others"
+
+
+def test_old_shard_cannot_commit_or_start_after_the_change(role: Role) -> None:
+    role.feed("a")
+    old = role.start(0, 1)
+    role.reshard(2)
+    with pytest.raises(SessionLost):
+        role.copy(old, 4)
+    with pytest.raises(OtherLayout):
+        role.start(0, 1)
+    assert role.copy(role.start(0, 2), 2) == ["0a", "2a"]
+
+
+def test_interrupted_change_is_repeated(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    role.feed("a")
+    role.copy(role.start(0, 1), 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(infra.kafka.resharding, "_write", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            role.reshard(2)
+    for shards in (1, 2):
+        with pytest.raises(OtherLayout, match="is being changed"):
+            role.start(0, shards)
+    assert role.reshard(1) == 1, "back to the number of before"
+    assert role.start(0, 1).note.state == {"0": 1, "1": 1, "2": 1, "3": 1}
+    assert role.reshard(2) == 1
+    assert role.start(1, 2).note.state == {"1": 1, "3": 1}
+
+
+def test_shard_without_a_commit_is_resharded_too(role: Role) -> None:
+    role.feed("a")
+    role.copy(role.start(1, 2), 2)
+    assert role.reshard(1) == 2
+    session = role.start(0, 1)
+    assert role.copy(session, 2) == ["0a", "2a"]
+    assert session.positions() == {Partition(f"{role._run}-in", each): 1 for each in range(PARTITIONS)}
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,81 @@
+"""Several shards of a role, and several roles, as one graph for a runner that places them."""
+
+from __future__ import annotations
+
+import shutil
+
+import apache_beam as beam
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from infra.runners.flink_slots import default_key_groups, subtask_of
+from infra.runners.options import Runner
+from operators.io.read_branches import ReadBranches
+from operators.io.read_topics import flink_keys, sources_of
+from pipelines.config import Config, parse_config
+from pipelines.roles import ALL_SHARDS, DATA_PLANE, flink_options, graph_of, submitted_process
+
+PARTITIONS = 4
+
+
+def config_of(shards: int, emulated: bool = True) -> Config:
+    table: dict[str, object] = {
+        "run": {"name": "first"},
+        "kafka": {"bootstrap_servers": "localhost:1", "partitions": PARTITIONS},
+        "score": {"shards": shards},
+        "experience": {"shards": shards},
+        "prompts": {"source": "synthetic"},
+        "rollout": {"engine": "emulated" if emulated else "transformers"},
+    }
+    return parse_config(table, "a test")
+
+
+def built(config: Config, name: str, runner: Runner, *options: str) -> beam.Pipeline:
+    """The graph of what `laminar submit` runs, not run."""
+    pipeline = beam.Pipeline(options=PipelineOptions([f"--runner={runner}", *options]))
+    shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)
+    process = submitted_process(config, name, 0 if name == DATA_PLANE else ALL_SHARDS)
+    graph_of(config, process, "embedded" if runner == "FnApiRunner" else "flink")(pipeline)  # type: ignore[comparison-overlap]
+    return pipeline
+
+
+def test_data_plane_has_every_role_that_needs_no_machine() -> None:
+    roles = {role.pipeline: role.index for role in submitted_process(config_of(2, emulated=False), DATA_PLANE).roles}
+    expected = {"prompts": 0, "placement": 0, "score": ALL_SHARDS, "experience": ALL_SHARDS, "evaluation": 0}
+    assert roles == expected
+    assert "evaluation" not in {role.pipeline for role in submitted_process(config_of(2), DATA_PLANE).roles}
+
+
+@pytest.mark.parametrize("role", ["score", "experience"])
+def test_shards_of_a_role_share_its_partitions(role: str) -> None:
+    (source,) = sources_of(built(config_of(3), role, "FlinkRunner").transforms_stack[0])  # type: ignore[arg-type]
+    owned = [shard.inputs[0].partitions for shard in source.shards]
+    assert owned == [(0, 3), (1,), (2,)]
+    assert [shard.shard for shard in source.shards] == [0, 1, 2]
+
+
+def test_data_plane_spreads_its_shards_over_all_subtasks() -> None:
+    graph = built(config_of(2), DATA_PLANE, "FlinkRunner", "--parallelism=3")  # type: ignore[arg-type]
+    sources = list(sources_of(graph.transforms_stack[0]))
+    assert [len(source.shards) for source in sources] == [1, 1, 2, 2]
+    keys, first = [], 0
+    for source in sources:
+        keys += flink_keys([shard.group for shard in source.shards], first, 3, -1)
+        first += len(source.shards)
+    assert [subtask_of(key, 3, default_key_groups(3)) for key in keys] == [0, 1, 2, 0, 1, 2]
+
+
+def test_embedded_runner_reads_all_shards_by_one_source() -> None:
+    graph = built(config_of(2), "score", "FnApiRunner")  # type: ignore[arg-type]
+    (source,) = sources_of(graph.transforms_stack[0])
+    reading = [part.transform for part in graph.transforms_stack[0].parts[0].parts]
+    assert [type(each) for each in reading][:1] == [ReadBranches]
+    assert len(source.shards) == 2
+
+
+def test_flink_options_follow_the_number_of_shards() -> None:
+    config = config_of(3)
+    options = flink_options(config, submitted_process(config, DATA_PLANE))
+    assert options == ["--parallelism=3", "--number_of_execution_retries=24"]
+    assert flink_options(config, submitted_process(config, "score", 1)) == []
+    assert flink_options(config, submitted_process(config, "prompts")) == []
