@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,6 @@ class SimulatedClients:
     cluster: SimulatedCluster
     connection: Connection
     signals: CommitSignals
-    draws: random.Random
 
     def problem(self) -> str | None:
         process = self.connection.process
@@ -40,10 +38,10 @@ class SimulatedClients:
         return SimulatedPlainProducer(self.cluster, self.connection)
 
     def consumer(self) -> SimulatedConsumer:
-        return SimulatedConsumer(self.cluster, self.connection, self.signals, self.draws)
+        return SimulatedConsumer(self.cluster, self.connection, self.signals)
 
     def observer(self) -> SimulatedObserver:
-        return SimulatedObserver(self.cluster, self.connection, self.signals, self.draws)
+        return SimulatedObserver(self.cluster, self.connection, self.signals)
 
     def committed(self, group: str) -> Mapping[TopicPartition, int]:
         return {TopicPartition(*place): offset for place, offset in self.cluster.committed_offsets(group).items()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from infra.json_text import decode_json
+from infra.simulation.streams import Streams
 from pipelines.simulate.configurations import SHAPES, configuration, wiring
 from pipelines.simulate.faults import Fault, draw_faults
 from pipelines.simulate.world import FAULTS_UNTIL_S, History, World
@@ -19,10 +19,9 @@ MAX_PLAYS = 120
 
 def draw_history(seed: int, shapes: Sequence[str] = ()) -> History:
     """The history of a seed, with a shape of `shapes` (default: any). The same seed gives the same history."""
-    draws = random.Random(f"{seed} history")
-    shape = draws.choice(tuple(shapes or SHAPES))
+    shape = Streams(seed).choose("shape", dict.fromkeys(shapes or SHAPES, 1.0))
     roles = [each.role.name for each in wiring(shape)]
-    return History(seed, shape, draw_faults(draws, roles, FAULTS_UNTIL_S))
+    return History(seed, shape, draw_faults(seed, roles, FAULTS_UNTIL_S))
 
 
 def play(history: History, *, record_events: bool = False) -> History:

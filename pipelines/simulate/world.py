@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.network import REQUEST_FAULTS, Connection, Network, RequestFaults
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import Scheduler
+from infra.simulation.streams import Streams
 from pipelines.config import Config
 from pipelines.shards import partitions_of
 from pipelines.simulate.faults import Fault
@@ -64,23 +64,21 @@ class World:
         self.cluster = SimulatedCluster(
             {topic.name(config.run.name): len(partitions_of(config, topic)) for topic in CATALOGUE.values()}
         )
-        draws = random.Random(f"{history.seed} network")
-        self.network = Network(self.scheduler, draws)
+        self.streams = Streams(history.seed)
+        self.network = Network(self.scheduler, self.streams)
         self._signals = CommitSignals(self.cluster, self.scheduler)
         self.invariants = Invariants(config)
         self._records = record_events
         self._requests = 0
         self._digest = hashlib.blake2b(digest_size=16)
         LogObserver(self.cluster, config.run.name, self._committed, self._digest_message)
-        self.draws = random.Random(f"{history.seed} processes")
         self.roles = {each.role.name: SimulatedRole(self, each) for each in roles}
         self.network.trace = lambda name, request, fault: self.event(name, f"request {request} {fault}")
 
     def run(self) -> History:
         """Play the history."""
         history, scheduler = self.history, self.scheduler
-        for role in self.roles.values():
-            scheduler.after(0.5 * self.draws.random(), role.start)
+        self.start_roles()
         for fault in history.faults:
             scheduler.at(fault.at, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
         self._tick()
@@ -97,6 +95,11 @@ class World:
             scheduler.close()
         return history
 
+    def start_roles(self) -> None:
+        """Start every role within half a second."""
+        for name, role in self.roles.items():
+            self.scheduler.after(0.5 * self.streams.of(name, "first start").random(), role.start)
+
     def fail(self, reason: str) -> None:
         """End the history with its first failure."""
         if self.history.failure is None:
@@ -111,7 +114,7 @@ class World:
 
     def connect(self, process: SimulatedProcess) -> SimulatedClients:
         """The clients of a process."""
-        return SimulatedClients(self.cluster, Connection(self.network, process), self._signals, self.network.draws)
+        return SimulatedClients(self.cluster, Connection(self.network, process), self._signals)
 
     def _digest_message(self, place: Place, offset: int, message: Message) -> None:
         self._digest.update(f"{self.scheduler.now:.6f} {place} {offset} {message}\n".encode())
@@ -175,13 +178,13 @@ class World:
             case "replace":
                 role.replace(fault.seconds)
             case "requests":
-                draws = random.Random(f"{self.history.seed} {fault.number}")
+                draws = self.streams.of("fault", str(fault.number))
                 kinds = tuple(draws.sample(REQUEST_FAULTS, draws.randint(1, 3)))
                 share = draws.choice((0.05, 0.2, 0.6))
                 end = self.scheduler.now + fault.seconds
                 self.network.faults.append(RequestFaults(fault.role, self.scheduler.now, end, kinds, share, draws))
             case "cut":
-                draws = random.Random(fault.number)
+                draws = self.streams.of("fault", str(fault.number))
                 end = self.scheduler.now + fault.seconds
                 self.network.faults.append(RequestFaults(fault.role, self.scheduler.now, end, ("lost",), 1.0, draws))
             case "drain":
@@ -192,9 +195,8 @@ class World:
             case "slow":
                 role.slow_until = self.scheduler.now + fault.seconds
             case "restart_run":
-                draws = random.Random(f"{self.history.seed} {fault.number} restart_run")
-                for each in self.roles.values():
-                    each.kill(fault.seconds * (1.0 if each is role else draws.random()))
+                for name, each in self.roles.items():
+                    each.kill(fault.seconds * (1.0 if each is role else self.streams.of(name, "restart").random()))
 
     def _pause_run(self, paused: bool) -> None:
         """As `laminar runs pause` and `unpause`. Of pauses that overlap, the first end counts."""
@@ -225,9 +227,8 @@ class SimulatedRole:
         self.slow_until = 0.0
         self._process: SimulatedProcess | None = None
         self._shard: ShardProcess | None = None
-        seed = world.history.seed
-        wrong = random.Random(f"{seed} clocks").random() < SKEWED_SHARE
-        skew_s = random.Random(f"{seed} clock of {self.name}").uniform(-MAX_SKEW_S, MAX_SKEW_S)
+        wrong = world.streams.of("clocks").random() < SKEWED_SHARE
+        skew_s = world.streams.of(self.name, "host's clock").uniform(-MAX_SKEW_S, MAX_SKEW_S)
         self._skew_s = skew_s if wrong else 0.0
         """By how much the clock of its host is wrong."""
 
@@ -245,7 +246,7 @@ class SimulatedRole:
         def ended(error: Exception | None) -> None:
             self._ended(process, error)
 
-        skew_s = self._skew_s + world.draws.uniform(-2, 2)
+        skew_s = self._skew_s + world.streams.of(self.name, "clock").uniform(-2, 2)
         process = SimulatedProcess(world.scheduler, self.name, ended, skew_s)
         self._process = process
         self._shard = ShardProcess(self.wiring, process, world.connect(process), self._turn_s)
