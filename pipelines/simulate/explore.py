@@ -9,7 +9,7 @@ from typing import Any
 
 from infra.json_text import decode_json
 from infra.simulation.streams import Streams
-from pipelines.simulate.configurations import SHAPES, configuration, wiring
+from pipelines.simulate.configurations import RELAYS, SHAPES, configuration, wiring
 from pipelines.simulate.faults import Fault, draw_faults
 from pipelines.simulate.world import FAULTS_UNTIL_S, History, World
 
@@ -27,7 +27,8 @@ def draw_history(seed: int, shapes: Sequence[str] = ()) -> History:
 def play(history: History, *, record_events: bool = False) -> History:
     """Play a history that has been drawn, or read from a file."""
     fresh = History(history.seed, history.shape, history.faults)
-    return World(configuration(history.shape), wiring(history.shape), fresh, record_events=record_events).run()
+    config, roles, relays = configuration(history.shape), wiring(history.shape), RELAYS.get(history.shape, 0)
+    return World(config, roles, fresh, record_events=record_events, relays=relays).run()
 
 
 def explore(seeds: Sequence[int], shapes: Sequence[str] = ()) -> Iterator[History]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from infra.kafka.session import SessionLost
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
-from infra.kafka.simulated_producer import Message
+from infra.kafka.simulated_producer import Message, Release, as_it_is
 from infra.simulation.cluster import Place, SimulatedCluster
+from infra.simulation.data_network import LINK_FAULTS, LinkFault
 from infra.simulation.network import REQUEST_FAULTS, Connection, Network, RequestFaults
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import Scheduler
@@ -18,9 +20,13 @@ from infra.simulation.streams import Streams
 from pipelines.config import Config
 from pipelines.shards import partitions_of
 from pipelines.simulate.faults import Fault
+from pipelines.simulate.hosts import SimulatedHosts
 from pipelines.simulate.invariants import Invariants, InvariantViolated, audit_cluster
 from pipelines.simulate.observer import Committed, LogObserver, event_text
+from pipelines.simulate.releases import EarlierRelease
 from pipelines.simulate.shard_process import ShardProcess
+from pipelines.simulate.transfers import Transfers
+from pipelines.simulate.trims import start_trim
 from pipelines.simulate.wiring import Wiring
 from schemas.codec import encode
 from schemas.identity import parse_trajectory_id
@@ -57,7 +63,13 @@ class World:
     """A run with `faults`. `run` plays it to its end, or to the first violation."""
 
     def __init__(
-        self, config: Config, roles: Sequence[Wiring], history: History, *, record_events: bool = False
+        self,
+        config: Config,
+        roles: Sequence[Wiring],
+        history: History,
+        *,
+        record_events: bool = False,
+        relays: int = 0,
     ) -> None:
         self.config, self.history = config, history
         self.scheduler = Scheduler()
@@ -68,10 +80,14 @@ class World:
         self.network = Network(self.scheduler, self.streams)
         self._signals = CommitSignals(self.cluster, self.scheduler)
         self.invariants = Invariants(config)
+        upgraded = any(fault.kind == "upgrade_run" for fault in history.faults)
+        self._release: Release = EarlierRelease(self.streams) if upgraded else as_it_is
         self._records = record_events
         self._requests = 0
         self._digest = hashlib.blake2b(digest_size=16)
         LogObserver(self.cluster, config.run.name, self._committed, self._digest_message)
+        self.hosts = SimulatedHosts(relays, self.scheduler, self.streams) if relays else None
+        self.transfers = None if self.hosts is None else Transfers(config, self.hosts, self.fail)
         self.roles = {each.role.name: SimulatedRole(self, each) for each in roles}
         self.network.trace = lambda name, request, fault: self.event(name, f"request {request} {fault}")
 
@@ -92,7 +108,11 @@ class World:
         finally:
             history.ended_s, history.requests = scheduler.now, self.network.requests
             history.digest = self._digest.hexdigest()
+            for each in self.roles.values():
+                each.end()
             scheduler.close()
+            if self.hosts is not None:
+                self.hosts.close()
         return history
 
     def start_roles(self) -> None:
@@ -114,7 +134,7 @@ class World:
 
     def connect(self, process: SimulatedProcess) -> SimulatedClients:
         """The clients of a process."""
-        return SimulatedClients(self.cluster, Connection(self.network, process), self._signals)
+        return SimulatedClients(self.cluster, Connection(self.network, process), self._signals, self._release)
 
     def _digest_message(self, place: Place, offset: int, message: Message) -> None:
         self._digest.update(f"{self.scheduler.now:.6f} {place} {offset} {message}\n".encode())
@@ -134,6 +154,8 @@ class World:
         """Each second: the cluster's clock, its time-outs, and whether all is done."""
         self.cluster.now = self.scheduler.now
         self.cluster.expire()
+        if self.hosts is not None and (invalid := self.hosts.invalid_versions()):
+            self.fail(f"visible with other bytes than the trainer's: {', '.join(invalid)}")
         last_fault = max((fault.at + fault.seconds for fault in self.history.faults), default=0.0)
         if self.scheduler.now > last_fault and self._is_done():
             self.scheduler.stop()
@@ -146,6 +168,8 @@ class World:
         """
         invariants, (task,) = self.invariants, self.config.prompts.mixture
         left = invariants.open
+        if self.hosts is not None and self.hosts.lacking(max(invariants.manifests, default=None)):
+            return False
         if any(parse_trajectory_id(name).purpose == "evaluation" for name in left):
             return False
         if invariants.final:
@@ -158,12 +182,15 @@ class World:
         if not self._is_done():
             invariants = self.invariants
             left = sorted(invariants.open)
+            newest = max(invariants.manifests, default=None)
+            lacking = [] if self.hosts is None else self.hosts.lacking(newest)
             raise InvariantViolated(
                 f"{CALM_S:g} s after the last fault the run has not finished: {len(left)} trajectories are not settled "
                 f"({', '.join(left[:6])}); of {len(invariants.batches)} batches {len(invariants.covered)} are trained"
+                + (f"; version {newest} is not at {', '.join(lacking)}" if lacking else "")
             )
         self.invariants.check_end()
-        audit = audit_cluster(self.cluster, self.config.run.name, self.config.experience.shards)
+        audit = audit_cluster(self.cluster, self.config.run.name)
         if not audit.passed:
             raise InvariantViolated(f"the audit failed: {audit}")
 
@@ -194,9 +221,47 @@ class World:
                 self.scheduler.after(fault.seconds, lambda: self._pause_run(False))
             case "slow":
                 role.slow_until = self.scheduler.now + fault.seconds
+            case "links":
+                self._disturb_link(role, fault)
+            case "restart_host":
+                self._restart_host(role, fault.seconds)
+            case "trim":
+                process = SimulatedProcess(self.scheduler, "trim", self._trim_ended)
+                start_trim(process, self.cluster, self.config.run.name, partial(self.event, "trim"))
+                self.scheduler.after(fault.seconds, process.kill)
+            case "upgrade_run":
+                self._release = as_it_is
+                for name, each in self.roles.items():
+                    each.end()
+                    each.start_in(fault.seconds * (1.0 if each is role else self.streams.of(name, "upgrade").random()))
             case "restart_run":
                 for name, each in self.roles.items():
                     each.kill(fault.seconds * (1.0 if each is role else self.streams.of(name, "restart").random()))
+
+    def _disturb_link(self, role: SimulatedRole, fault: Fault) -> None:
+        host = None if self.hosts is None else self.hosts.host_of(role.name)
+        if self.hosts is None or host is None:
+            return
+        draws, now = self.streams.of("fault", str(fault.number)), self.scheduler.now
+        for kind in draws.sample(LINK_FAULTS, draws.randint(1, 2)):
+            self.event(role.name, f"the link of {host} is {kind}")
+            self.hosts.network.faults.append(LinkFault(host, now, now + fault.seconds, kind))
+
+    def _restart_host(self, role: SimulatedRole, seconds: float) -> None:
+        hosts = self.hosts
+        host = None if hosts is None else hosts.host_of(role.name)
+        if hosts is None or host is None:
+            return
+        on_it = [each for name, each in self.roles.items() if hosts.host_of(name) == host]
+        for each in on_it:
+            each.end()
+        hosts.lose_store(host)
+        for each in on_it:
+            each.start_in(min(seconds, 5.0))
+
+    def _trim_ended(self, error: Exception | None) -> None:
+        if error is not None:
+            self.fail(f"the trim ended with {type(error).__name__}: {error}")
 
     def _pause_run(self, paused: bool) -> None:
         """As `laminar runs pause` and `unpause`. Of pauses that overlap, the first end counts."""
@@ -227,6 +292,8 @@ class SimulatedRole:
         self.slow_until = 0.0
         self._process: SimulatedProcess | None = None
         self._shard: ShardProcess | None = None
+        self._processes: list[SimulatedProcess] = []
+        """The present process, and earlier ones that are paused."""
         wrong = world.streams.of("clocks").random() < SKEWED_SHARE
         skew_s = world.streams.of(self.name, "host's clock").uniform(-MAX_SKEW_S, MAX_SKEW_S)
         self._skew_s = skew_s if wrong else 0.0
@@ -249,7 +316,10 @@ class SimulatedRole:
         skew_s = self._skew_s + world.streams.of(self.name, "clock").uniform(-2, 2)
         process = SimulatedProcess(world.scheduler, self.name, ended, skew_s)
         self._process = process
-        self._shard = ShardProcess(self.wiring, process, world.connect(process), self._turn_s)
+        self._processes = [*(each for each in self._processes if each.alive), process]
+        if world.hosts is not None:
+            process.end = partial(world.hosts.end_process, process)
+        self._shard = ShardProcess(self.wiring, process, world.connect(process), self._turn_s, world.transfers)
 
     def kill(self, seconds: float) -> None:
         """Kill the process; start another after `seconds`."""
@@ -258,6 +328,16 @@ class SimulatedRole:
             return
         process.kill()
         self._restart(process, seconds)
+
+    def end(self) -> None:
+        """End all its processes, paused ones too."""
+        for process in self._processes:
+            process.kill()
+
+    def start_in(self, seconds: float) -> None:
+        """Start a process in `seconds`, after `end`."""
+        if self._process is not None:
+            self._restart(self._process, seconds)
 
     def pause(self, seconds: float) -> None:
         """Pause the process."""
