@@ -63,6 +63,10 @@ class SimulatedCluster:
         """The log of a partition. Raises KeyError for an unknown one."""
         return self._logs[place]
 
+    def places(self) -> list[Place]:
+        """All partitions, sorted."""
+        return sorted(self._logs)
+
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
         return sorted({place.topic for place in self._logs})

@@ -85,10 +85,12 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "relays and moves": {
         **_RELAYED,
         "rollout.slots": 6,
-        "rollout.processes": 3,
+        "rollout.replicas": 2,
+        "rollout.kv_capacity": 96,
         "placement.repack_s": 1.0,
         "experience.max_staleness": 2,
-        "prompts.size": 14,
+        "prompts.samples_per_prompt": 4,
+        "prompts.size": 8,
         **_LONG,
     },
 }

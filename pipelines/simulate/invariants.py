@@ -19,6 +19,7 @@ from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.decode import DecodedRecord
 from pipelines.inspect.audit.result import Audit
 from pipelines.simulate.observer import Committed
+from schemas.codec import UndecodableRecord
 from schemas.identity import parse_trajectory_id, trajectory_id
 from schemas.records import (
     Assignment,
@@ -78,6 +79,7 @@ class Invariants:
             MicroBatch: self._batch,
             WeightVersion: self._manifest,
             DeadLetter: self._dead_letter,
+            UndecodableRecord: self._undecodable,
             CommitNote: self._note,
             Pause: self._pause,
         }
@@ -97,6 +99,11 @@ class Invariants:
             for member in range(samples)
             if f"{prompt}.{member}" not in self.settled
         }
+
+    @property
+    def assigned(self) -> int:
+        """The number of trajectories that were assigned."""
+        return len(self._owners)
 
     @property
     def placement_started(self) -> bool:
@@ -224,6 +231,9 @@ class Invariants:
 
     def _dead_letter(self, where: Committed, letter: DeadLetter) -> None:
         raise InvariantViolated(f"a dead letter of {letter.topic}: {letter.step}: {letter.reason}")
+
+    def _undecodable(self, where: Committed, error: UndecodableRecord) -> None:
+        raise InvariantViolated(f"{where.topic}-{where.partition} offset {where.offset} cannot be decoded: {error}")
 
     def _note(self, where: Committed, record: CommitNote) -> None:
         note = Note.decode(record.note)

@@ -193,6 +193,8 @@ class World:
         audit = audit_cluster(self.cluster, self.config.run.name)
         if not audit.passed:
             raise InvariantViolated(f"the audit failed: {audit}")
+        if audit.expired or audit.dispatched != self.invariants.assigned:  # trims change no count
+            raise InvariantViolated(f"{self.invariants.assigned} trajectories were assigned; the audit: {audit}")
 
     def _inject(self, fault: Fault) -> None:
         self.event(fault.role, f"fault {fault.kind} for {fault.seconds:.1f} s")
