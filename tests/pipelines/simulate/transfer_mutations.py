@@ -13,7 +13,6 @@ from infra.transport.fetch import Fetch
 from infra.transport.peer import Peer
 from infra.transport.relay_node import RelayNode
 from infra.transport.weight_pusher import WeightPusher
-from operators.placement.relay_chain import RelayChainManager
 from operators.relay.relay import RelayFold
 from operators.rollout.engine import KV
 from operators.rollout.waiting_assignments import IncomingKV
@@ -69,12 +68,6 @@ def later_chains_are_ignored(patch: pytest.MonkeyPatch) -> None:
             set_chain(self, chain)
 
     patch.setattr(RelayNode, "set_chain", first)
-
-
-def dead_master_stays(patch: pytest.MonkeyPatch) -> None:
-    """Placement never takes a relay out of the chain."""
-    init = RelayChainManager.__init__
-    patch.setattr(RelayChainManager, "__init__", lambda self, timeout_s, *args: init(self, 1e9, *args))
 
 
 def version_is_offered_once(patch: pytest.MonkeyPatch) -> None:
@@ -137,7 +130,6 @@ TRANSFER_MUTATIONS = (
     incomplete_version_is_sealed,
     kv_of_an_older_lease_is_kept,
     later_chains_are_ignored,
-    dead_master_stays,
     version_is_offered_once,
     relay_forgets_awaited_manifests,
     trim_writes_no_trim_point,
