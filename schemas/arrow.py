@@ -85,6 +85,21 @@ def add_empty_columns(kind: type, data: bytes, names: Collection[str]) -> bytes:
     return complete.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
+def remove_empty_columns(kind: type, data: bytes, names: Collection[str]) -> bytes | None:
+    """`data` without the columns of fields `names`, as an earlier version of `kind`; None if one is not empty.
+
+    Raises ValueError if the bytes are not a valid batch.
+    """
+    batch = _read(kind, data)
+    removed = [column for column in batch.schema.names if any(f"{column}.".startswith(f"{name}.") for name in names)]
+    if not all(_is_empty(batch.column(name)) for name in removed):
+        return None
+    kept = [column for column in _layout(kind).columns if column[0] not in removed]
+    arrays = [batch.column(name) for name, _, _ in kept]
+    shorter = pa.RecordBatch.from_arrays(arrays, schema=_layout_of(kept).schema)
+    return shorter.serialize().to_pybytes()  # type: ignore[no-any-return]
+
+
 def flatten_records(rows: Sequence[Any]) -> pa.RecordBatch:
     """`rows`, one or more records of one class, as columns. Raises TypeError or ValueError as `encode_arrow` does."""
     kind: Any = type(rows[0])
@@ -123,6 +138,10 @@ def arrow_schema(kind: type) -> pa.Schema:
 
 def _empty(of: pa.DataType, count: int) -> pa.Array:
     return pa.array([[]] * count, of) if pa.types.is_list(of) else pa.nulls(count, of)
+
+
+def _is_empty(column: pa.Array) -> bool:
+    return not len(column.flatten()) if pa.types.is_list(column.type) else column.null_count == len(column)
 
 
 @cache

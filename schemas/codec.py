@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Literal
 
 from schemas import records
-from schemas.plain import add_empty_list, decode_json, encode_json
+from schemas.plain import add_empty_list, decode_json, encode_json, remove_empty_list
 from schemas.release import OldRelease
 
 MAX_VALUE_BYTES = 8 * 1024 * 1024
@@ -97,6 +97,30 @@ _EARLIER = {
 } | {b"EpisodeEnd/2": (_BY_KIND[records.EpisodeEnd], ())}
 """Earlier versions that are still read, with what they lack: `identify` adds it, empty. EpisodeEnd/2 lacks optional
 fields only."""
+
+
+def as_version(value: bytes, headers: Headers, version: int) -> tuple[bytes, Headers]:
+    """A record of the present version as a release with its `version` wrote it.
+
+    Unchanged if there was no such version, or if a field that it lacked is not empty. Raises ValueError for bytes that
+    are not a record of the present version.
+    """
+    entry = _BY_SCHEMA.get(next((header for name, header in headers if name == "laminar-schema"), b""))
+    lacking = () if entry is None or version < 2 else _ADDED.get(entry.kind, ())[version - 2 :]
+    if entry is None or not lacking:
+        return value, headers
+    json = entry.encoding == "json"
+    shorter = remove_empty_list(value, *lacking) if json else _arrow().remove_empty_columns(entry.kind, value, lacking)
+    if shorter is None:
+        return value, headers
+    schema = f"{entry.kind.__name__}/{version}".encode()
+    return shorter, tuple((name, schema if name == "laminar-schema" else header) for name, header in headers)
+
+
+def versions_of(schema: str) -> range:
+    """The versions of the record with `schema`, "Trajectory/4", that can be written; empty for an unknown one."""
+    entry = _BY_SCHEMA.get(schema.encode())
+    return range(0) if entry is None else range(entry.version - len(_ADDED.get(entry.kind, ())), entry.version + 1)
 
 
 def record_type(kind: type) -> RecordType:

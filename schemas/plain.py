@@ -56,6 +56,12 @@ def add_empty_list(kind: type, data: bytes, field: str) -> bytes:
     return orjson.dumps({**value, field: []})
 
 
+def remove_empty_list(data: bytes, field: str) -> bytes | None:
+    """The JSON object `data` without `field`; None if the list in it is not empty."""
+    value = orjson.loads(data)
+    return None if value[field] else orjson.dumps({name: each for name, each in value.items() if name != field})
+
+
 def from_plain(kind: type, value: Any) -> Any:
     """The record of class `kind` from `value`, the output of `to_plain`. Raises TypeError or ValueError."""
     if hasattr(kind, "parse") and isinstance(value, str):

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 LAYERS = ("schemas", "infra", "operators", "pipelines")
-WITHIN_PIPELINES = ("inspect", "simulate", "present", "run", "cli")
+WITHIN_PIPELINES = ("inspect", "trim", "simulate", "present", "run", "cli")
 """Folders of pipelines. Each may import those before it and the modules of `pipelines` itself."""
 EVERYWHERE = (*LAYERS, "tests", "benchmarks")
 MAX_LINES = 400

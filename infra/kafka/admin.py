@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -45,6 +45,8 @@ def admin_client(properties: ClientProperties, **arguments: Any) -> KafkaAdminCl
 
     `arguments` are kafka-python's. Raises KafkaTimeoutError if no broker responds.
     """
+    if properties.clients is not None:
+        return cast("KafkaAdminClient", properties.clients.admin())
     if properties.log is not None:
         return cast("KafkaAdminClient", StoredAdmin(properties.log))
     return KafkaAdminClient(**properties.admin(**arguments))
@@ -195,11 +197,17 @@ def _offsets(
     return {partition: entry.offset for partition, entry in found.items()}
 
 
+STABLE_PAUSE_S = 0.05
 STABLE_TIMEOUT_S = 20.0
 """Brokers abort the transaction of a dead process soon after its time-out, 10 s."""
 
 
-def stable_ends(client: KafkaAdminClient, topic: str, timeout_s: float = STABLE_TIMEOUT_S) -> dict[int, int]:
+def stable_ends(
+    client: KafkaAdminClient,
+    topic: str,
+    timeout_s: float = STABLE_TIMEOUT_S,
+    pause: Callable[[float], None] = time.sleep,
+) -> dict[int, int]:
     """The committed end of each partition, once every record written before the call is committed or aborted.
 
     The markers of a transaction reach its partitions one by one, and another open transaction hides the records after
@@ -207,9 +215,10 @@ def stable_ends(client: KafkaAdminClient, topic: str, timeout_s: float = STABLE_
     transaction is still open after `timeout_s`.
     """
     written = end_offsets(client, [topic], committed=False)
-    deadline = time.monotonic() + timeout_s
+    left = timeout_s
     while any((ends := end_offsets(client, [topic]))[where] < end for where, end in written.items()):
-        if time.monotonic() > deadline:
+        if left <= 0:
             raise RuntimeError(f"{topic}: a transaction has been open for {timeout_s:g} s; try again later")
-        time.sleep(0.05)
+        pause(STABLE_PAUSE_S)
+        left -= STABLE_PAUSE_S
     return {where.partition: end for where, end in ends.items()}

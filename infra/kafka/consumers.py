@@ -66,6 +66,8 @@ def _take_idle(client: ClientProperties) -> KafkaConsumer | None:
 
 def new_consumer(client: ClientProperties, max_poll_batches: int = MAX_POLL_BATCHES) -> Any:
     """A consumer of committed records by batches, without partitions; of a stopped broker's log one of its files."""
+    if client.clients is not None:
+        return client.clients.consumer()
     if client.log is not None:
         return StoredConsumer(client.log, max_poll_batches)
     consumer = KafkaConsumer(

@@ -7,12 +7,11 @@ in the same partition until the transaction ends. Nor may a heartbeat wait for t
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
-from infra.runners.liveness import LIVENESS
+from infra.system import SYSTEM, System
 from schemas.codec import encode
 
 log = logging.getLogger(__name__)
@@ -41,11 +40,12 @@ class HeartbeatThread:
         heartbeats: Callable[[], Iterable[Heartbeat]],
         period_s: float,
         check: Callable[[], None] = lambda: None,
+        system: System = SYSTEM,
     ) -> None:
         self._producer, self._heartbeats, self._period_s, self._check = producer, heartbeats, period_s, check
         self._failing = False
-        self._wake, self._ended = threading.Event(), threading.Event()
-        self._thread = LIVENESS.start_thread(name, self._beat)
+        self._wake, self._stopped = system.event(), False
+        self._thread = system.start_thread(name, self._beat, vital=True)
 
     def send_now(self) -> None:
         """Publish now, because something has changed for which others wait."""
@@ -53,7 +53,7 @@ class HeartbeatThread:
 
     def stop(self) -> None:
         """Stop the thread."""
-        self._ended.set()
+        self._stopped = True
         self._wake.set()
         self._thread.join(timeout=5)
 
@@ -68,7 +68,7 @@ class HeartbeatThread:
     def _beat(self) -> None:
         while True:
             self._wake.clear()
-            if self._ended.is_set():
+            if self._stopped:
                 return
             self._send()
             self._check()
@@ -85,5 +85,5 @@ class HeartbeatThread:
                 log.warning("heartbeats are not delivered: %s", error)
             self._failing = True
         except ValueError:
-            if not self._ended.is_set():  # otherwise the producer was closed during the wait for a broker
+            if not self._stopped:  # otherwise the producer was closed during the wait for a broker
                 raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from typing import cast
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
@@ -151,6 +152,11 @@ class BoundedProducer:
         failure, self._failure = self._failure, None
         failed, self._failed = self._failed, 0
         raise DeliveryFailed(f"{failed} record(s) were not delivered: {failure!r}") from failure
+
+
+def open_producer(client: ClientProperties) -> BoundedProducer:
+    """A producer for `client`, which may be that of a log in memory."""
+    return BoundedProducer(client) if client.clients is None else cast(BoundedProducer, client.clients.producer())
 
 
 def _open(client: ClientProperties, deadline_s: float) -> KafkaProducer:

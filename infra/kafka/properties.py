@@ -7,10 +7,11 @@ ignored: a misspelt security setting must not lead to an insecure connection.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from infra.kafka.client_patches import patch_clients
 from infra.kafka.java_properties import expand_references, is_reference, parse_properties
@@ -116,6 +117,22 @@ def redact(properties: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+class LogClients(Protocol):
+    """Clients of a log, with the methods of kafka-python's that commands use."""
+
+    def admin(self) -> Any:
+        """A KafkaAdminClient."""
+
+    def consumer(self) -> Any:
+        """A consumer of committed records by batches, see `infra.kafka.consumers.new_consumer`."""
+
+    def producer(self) -> Any:
+        """A BoundedProducer."""
+
+    def pause(self, seconds: float, /) -> None:
+        """Wait."""
+
+
 @dataclass(frozen=True, repr=False)
 class ClientProperties:
     """Address of and login to Kafka, by Java's names.
@@ -128,11 +145,13 @@ class ClientProperties:
     entries: Mapping[str, str] = field(hash=False)
     log: Path | None = None
     """The log folder of a stopped broker, whose files readers read; there is no broker to connect to."""
+    clients: LogClients | None = field(default=None, compare=False)
+    """The clients of a log in memory; there is no broker to connect to."""
 
     def __post_init__(self) -> None:
         for name in self.entries:
             _check_name(name)
-        if self.log is None and "bootstrap.servers" not in self.entries:
+        if self.log is None and self.clients is None and "bootstrap.servers" not in self.entries:
             raise ValueError("bootstrap.servers is missing: give the addresses of the brokers, as host:port,host:port")
 
     @classmethod
@@ -156,6 +175,15 @@ class ClientProperties:
     def of_log(cls, log: Path) -> ClientProperties:
         """Return the properties for reading the log of a stopped broker in the folder `log`."""
         return cls({}, log)
+
+    @classmethod
+    def of_clients(cls, clients: LogClients) -> ClientProperties:
+        """Return the properties for the log of `clients`."""
+        return cls({}, clients=clients)
+
+    def pause(self, seconds: float) -> None:
+        """Wait before a request is repeated."""
+        (time.sleep if self.clients is None else self.clients.pause)(seconds)
 
     def updated(self, entries: Mapping[str, str]) -> ClientProperties:
         """Return these properties, updated with `entries`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from infra.kafka.fencing import CannotFence
 from infra.kafka.log_ends import EndsUnknown
 from infra.kafka.session_config import Partition
 from infra.kafka.simulated_consumer import CommitSignals, SimulatedConsumer, SimulatedObserver
-from infra.kafka.simulated_producer import SimulatedPlainProducer, SimulatedProducer, resend
+from infra.kafka.simulated_producer import Release, SimulatedPlainProducer, SimulatedProducer, as_it_is, resend
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.network import Connection
 
@@ -26,24 +25,25 @@ class SimulatedClients:
     cluster: SimulatedCluster
     connection: Connection
     signals: CommitSignals
-    draws: random.Random
+    release: Release = as_it_is
+    """How the release of this process writes records."""
 
     def problem(self) -> str | None:
         process = self.connection.process
         return "no broker responds" if self.connection.network.is_cut(process.name) else None
 
     def producer(self, transactional_id: str, transaction_timeout_s: float) -> SimulatedProducer:
-        return SimulatedProducer(self.cluster, self.connection, transactional_id, transaction_timeout_s)
+        return SimulatedProducer(self.cluster, self.connection, transactional_id, transaction_timeout_s, self.release)
 
     def plain_producer(self) -> SimulatedPlainProducer:
         """A producer without transactions."""
-        return SimulatedPlainProducer(self.cluster, self.connection)
+        return SimulatedPlainProducer(self.cluster, self.connection, self.release)
 
     def consumer(self) -> SimulatedConsumer:
-        return SimulatedConsumer(self.cluster, self.connection, self.signals, self.draws)
+        return SimulatedConsumer(self.cluster, self.connection, self.signals)
 
     def observer(self) -> SimulatedObserver:
-        return SimulatedObserver(self.cluster, self.connection, self.signals, self.draws)
+        return SimulatedObserver(self.cluster, self.connection, self.signals)
 
     def committed(self, group: str) -> Mapping[TopicPartition, int]:
         return {TopicPartition(*place): offset for place, offset in self.cluster.committed_offsets(group).items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -50,10 +49,9 @@ class SimulatedConsumer:
 
     committed = True
 
-    def __init__(
-        self, cluster: SimulatedCluster, connection: Connection, signals: CommitSignals, draws: random.Random
-    ) -> None:
-        self._cluster, self._connection, self._signals, self._draws = cluster, connection, signals, draws
+    def __init__(self, cluster: SimulatedCluster, connection: Connection, signals: CommitSignals) -> None:
+        self._cluster, self._connection, self._signals = cluster, connection, signals
+        self._draws = connection.draws("partial polls")
         self._positions: dict[Place, int] = {}
         self._highwater: dict[Place, int] = {}
 
@@ -93,7 +91,7 @@ class SimulatedConsumer:
         deadline = scheduler.now + timeout_ms / 1000
         while True:
             if not self._connection.network.is_cut(process.name) and (found := self._fetch()):
-                process.sleep(self._connection.latency())
+                process.sleep(self._connection.latency("Fetch"))
                 return found
             if (left := deadline - scheduler.now) <= 0:
                 return {}

@@ -22,6 +22,7 @@ from kafka.errors import (
 from kafka.partitioner import DefaultPartitioner
 
 from infra.kafka.producer import DeliveryFailed
+from infra.kafka.record_batches import Headers
 from infra.kafka.transactions import TransactionInDoubt
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.errors import (
@@ -47,6 +48,15 @@ _ERRORS: Mapping[type[BrokerError], type[KafkaError]] = {
     OutOfOrderSequence: OutOfOrderSequenceNumberError,
 }
 _Result = TypeVar("_Result")
+
+
+Release = Callable[[bytes, Headers], tuple[bytes, Headers]]
+"""Value and headers as the release of a process writes them."""
+
+
+def as_it_is(value: bytes, headers: Headers) -> tuple[bytes, Headers]:
+    """The present release."""
+    return value, headers
 
 
 class Message(NamedTuple):
@@ -113,9 +123,14 @@ class SimulatedProducer:
     """A transactional producer; the methods are those of `TransactionalProducer`."""
 
     def __init__(
-        self, cluster: SimulatedCluster, connection: Connection, transactional_id: str, transaction_timeout_s: float
+        self,
+        cluster: SimulatedCluster,
+        connection: Connection,
+        transactional_id: str,
+        transaction_timeout_s: float,
+        release: Release | None = None,
     ) -> None:
-        self._cluster, self._connection = cluster, connection
+        self._cluster, self._connection, self._release = cluster, connection, release or as_it_is
         self._id, self._timeout_s = transactional_id, transaction_timeout_s
         self._producer = ProducerKey(-1, -1)
         self.failure: Exception | None = None
@@ -153,7 +168,8 @@ class SimulatedProducer:
     ) -> _Sent:
         place = place_of(self._cluster, topic, key, partition)
         self._places[place] = None
-        sent = _Sent(place, Message(key, value, tuple(headers), self._connection.process.unix_ms()))
+        value, written = self._release(value, tuple(headers))
+        sent = _Sent(place, Message(key, value, written, self._connection.process.unix_ms()))
         self._unsent.append(sent)
         return sent
 
@@ -236,8 +252,8 @@ class SimulatedProducer:
 class SimulatedPlainProducer:
     """A producer without transactions; the methods are those of `BoundedProducer`."""
 
-    def __init__(self, cluster: SimulatedCluster, connection: Connection) -> None:
-        self._cluster, self._connection = cluster, connection
+    def __init__(self, cluster: SimulatedCluster, connection: Connection, release: Release | None = None) -> None:
+        self._cluster, self._connection, self._release = cluster, connection, release or as_it_is
 
     def send(
         self,
@@ -250,7 +266,8 @@ class SimulatedPlainProducer:
     ) -> None:
         """Write a record. Raises DeliveryFailed; it may have been written, or be written later."""
         place = place_of(self._cluster, topic, key, partition)
-        message = Message(key, value, tuple(headers), self._connection.process.unix_ms())
+        value, written = self._release(value, tuple(headers))
+        message = Message(key, value, written, self._connection.process.unix_ms())
         done: list[int] = []
 
         def execute() -> int:  # the broker recognises the repetition of a batch

@@ -63,6 +63,18 @@ class SimulatedCluster:
         """The log of a partition. Raises KeyError for an unknown one."""
         return self._logs[place]
 
+    def places(self) -> list[Place]:
+        """All partitions, sorted."""
+        return sorted(self._logs)
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return sorted({place.topic for place in self._logs})
+
+    def groups(self) -> list[str]:
+        """The groups that have committed offsets, sorted."""
+        return sorted(self._offsets)
+
     def partitions_of(self, topic: str) -> list[int]:
         """The partitions of a topic; empty for an unknown one."""
         return sorted(place.partition for place in self._logs if place.topic == topic)

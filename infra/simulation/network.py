@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, cast
 from infra.simulation.errors import BrokerError, ConnectionLost
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import Scheduler, Signal
+from infra.simulation.streams import Streams
 
 RequestFault = Literal["lost", "unanswered", "late", "slow", "repeated"]
 REQUEST_FAULTS: tuple[RequestFault, ...] = ("lost", "unanswered", "late", "slow", "repeated")
@@ -41,10 +42,10 @@ class RequestFaults:
 
 
 class Network:
-    """All connections of a simulation."""
+    """All connections of a simulation. Each process has its own streams of latencies, one for each kind of request."""
 
-    def __init__(self, scheduler: Scheduler, draws: random.Random) -> None:
-        self.scheduler, self.draws = scheduler, draws
+    def __init__(self, scheduler: Scheduler, streams: Streams) -> None:
+        self.scheduler, self.streams = scheduler, streams
         self.faults: list[RequestFaults] = []
         self.requests = 0
         """Requests sent so far."""
@@ -73,10 +74,13 @@ class Connection:
         self.network, self.process = network, process
         self.breaks = 0
 
-    def latency(self) -> float:
+    def draws(self, request: str) -> random.Random:
+        """The stream of the requests of a kind."""
+        return self.network.streams.of(self.process.name, request)
+
+    def latency(self, request: str) -> float:
         """Seconds for one way."""
-        draws = self.network.draws
-        return 0.0005 + 0.004 * draws.random() ** 3
+        return 0.0005 + 0.004 * self.draws(request).random() ** 3
 
     def call(self, request: str, execute: Callable[[], _Result], *, idempotent: bool = False) -> _Result:
         """Send a request and wait for the response. Raises ConnectionLost, and the BrokerError of the response."""
@@ -87,7 +91,7 @@ class Connection:
             fault = "unanswered"
         if fault is not None and network.trace is not None:
             network.trace(self.process.name, request, fault)
-        arrived, outcome = Signal(), list[Any]()
+        arrived, outcome, draws = Signal(), list[Any](), self.draws(request)
 
         def deliver(answered: bool) -> None:
             try:
@@ -96,13 +100,13 @@ class Connection:
                 found = error
             if answered:
                 outcome.append(found)
-                scheduler.notify(arrived, self.latency())
+                scheduler.notify(arrived, self.latency(request))
 
-        there = self.latency()
+        there = self.latency(request)
         if fault == "slow":
-            there += 3.0 * network.draws.random()
+            there += 3.0 * draws.random()
         if fault in ("late", "repeated"):
-            scheduler.after(there + LATEST_S * network.draws.random() ** 2, lambda: deliver(False))
+            scheduler.after(there + LATEST_S * draws.random() ** 2, lambda: deliver(False))
         if fault in (None, "slow", "repeated"):
             scheduler.after(there, lambda: deliver(True))
             scheduler.wait([arrived])
@@ -112,6 +116,6 @@ class Connection:
             return cast(_Result, found)
         if fault == "unanswered":
             scheduler.after(there, lambda: deliver(False))
-        scheduler.sleep(there + 0.2 * network.draws.random())
+        scheduler.sleep(there + 0.2 * draws.random())
         self.breaks += 1
         raise ConnectionLost(f"{request} of {self.process.name}: the connection broke")

@@ -22,21 +22,23 @@ class SimulatedProcess:
     ) -> None:
         self.name, self.scheduler, self.skew_s = name, scheduler, skew_s
         self.alive = True
+        self.end: Callable[[Callable[[], None]], None] = lambda end_fibers: end_fibers()
+        """Ends the fibers by calling its argument, and frees what a kernel frees then."""
         self._ended = ended
         self._fibers: list[Fiber] = []
         self._paused_until = 0.0
 
     def start(self, name: str, body: Callable[[], None], *, vital: bool = True) -> None:
-        """Start a thread of this process. The process ends with a vital one."""
-        fiber = self.scheduler.start(f"{self.name} {name}", body, self._fiber_ended if vital else _ignore)
+        """Start a thread of this process. The process ends with a vital one, and with an error of any other."""
+        fiber = self.scheduler.start(f"{self.name} {name}", body, self._fiber_ended if vital else self._worker_ended)
         fiber.paused_until = self._paused_until
-        self._fibers.append(fiber)
+        self._fibers = [*(each for each in self._fibers if each.alive), fiber]
 
     def kill(self) -> None:
         """End the process at once, without a call to `ended`."""
-        self.alive = False
-        for fiber in self._fibers:
-            fiber.kill()
+        if self.alive:
+            self.alive = False
+            self.end(self._kill_fibers)
 
     def pause(self, seconds: float) -> None:
         """Stop the process for `seconds`; then it continues where it was."""
@@ -70,6 +72,14 @@ class SimulatedProcess:
         """A lock between the fibers of this process."""
         return SimulatedLock(self.scheduler)
 
+    def _kill_fibers(self) -> None:
+        for fiber in self._fibers:
+            fiber.kill()
+
+    def _worker_ended(self, error: Exception | None) -> None:
+        if error is not None:
+            self._fiber_ended(error)
+
     def _fiber_ended(self, error: Exception | None) -> None:
         if self.alive:
             self.kill()
@@ -102,8 +112,3 @@ class SimulatedLock:
 
     def __exit__(self, *error: Any) -> None:
         self.release()
-
-
-def _ignore(error: Exception | None) -> None:
-    if error is not None:
-        raise error

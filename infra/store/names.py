@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from schemas.records import PolicyVersion
@@ -49,6 +50,7 @@ def weight_file(version: PolicyVersion) -> str:
     return f"{version}{WEIGHTS}"
 
 
+@lru_cache(maxsize=1024)
 def version_of(name: str) -> PolicyVersion | None:
     """The version whose weight file is called `name`; None for other files."""
     match = _WEIGHTS.fullmatch(name)

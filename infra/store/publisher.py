@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from infra.store.incoming_version import IncomingVersion
 from infra.store.layout import Layout
 from infra.store.names import weight_file
 from infra.store.weight_store import WeightStore
+from infra.system import SYSTEM, System
 from schemas.records import PolicyVersion, TensorSpec, WeightDelta, WeightVersion
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,9 @@ class Publisher:
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         deltas: Callable[[], bool] = lambda: False,
+        system: System = SYSTEM,
     ) -> None:
+        self._system = system
         self._store = store
         self._announce = announce
         self._layout = Layout(specs)
@@ -102,7 +105,7 @@ class Publisher:
         self._chunk_bytes = chunk_size(self._layout.size, chunk_bytes)
         self._deltas = deltas
         self._since_full = 0
-        self._executor = ThreadPoolExecutor(1, "publish weights")
+        self._executor = system.pool(1, "publish weights")
         self._prepared = self._executor.submit(self._prepare)
         self._pending: Future[WeightVersion] | None = None
         self._attempted = parent
@@ -208,11 +211,11 @@ class Publisher:
 
     def _finish_pending(self, timeout_s: float | None) -> None:
         """Wait for the pending version and record its result."""
-        if not wait([self._prepared], timeout_s).done:
+        if not self._executor.wait(self._prepared, timeout_s):
             raise TimeoutError(f"the memory for the first version was not ready after {timeout_s} s")
         if self._pending is None:
             return
-        if not wait([self._pending], timeout_s).done:
+        if not self._executor.wait(self._pending, timeout_s):
             raise TimeoutError(f"version {self._attempted} was not published after {timeout_s} s")
         pending, self._pending = self._pending, None
         if (error := pending.exception()) is not None:
@@ -288,12 +291,12 @@ class Publisher:
 
     def _prepare(self) -> None:
         """Become the store's writer and reserve memory. The machine's relay releases the store between fetches."""
-        deadline = time.monotonic() + WRITER_WAIT_S
-        while time.monotonic() < deadline:
+        deadline = self._system.monotonic() + WRITER_WAIT_S
+        while self._system.monotonic() < deadline:
             try:
                 self._store.reserve(self._layout.size)
             except StoreBusy:
-                time.sleep(0.01)
+                self._system.sleep(0.01)
                 continue
             except StoreError:  # the first publish reports the lack of memory
                 pass

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from infra.store.errors import VersionGone
 from infra.store.weight_store import WeightStore, open_mapped
+from infra.system import SYSTEM, System
 from infra.transport.chunked_blob import ChunkedBlob, missing_chunks
 from schemas.records import PolicyVersion
 
@@ -18,19 +17,20 @@ BlobKey = tuple[str, str, str]
 class BlobBuffer:
     """The bytes of a blob in `data`, of which some chunks have arrived. Without `blob` all of `data` is present."""
 
-    def __init__(self, data: memoryview, blob: ChunkedBlob | None = None) -> None:
+    def __init__(self, data: memoryview, blob: ChunkedBlob | None = None, system: System = SYSTEM) -> None:
         self.data = data
+        self._clock = system.monotonic
         self._blob = blob
         self._present = [] if blob is None else [False] * blob.chunks
         self._missing = len(self._present)
-        self._changed = threading.Condition()
+        self._changed = system.condition()
         self._abandoned = False
-        self._progress_at = time.monotonic()
+        self._progress_at = self._clock()
 
     @property
     def idle_s(self) -> float:
         """Seconds since the last chunk arrived."""
-        return time.monotonic() - self._progress_at
+        return self._clock() - self._progress_at
 
     @property
     def complete(self) -> bool:
@@ -55,7 +55,7 @@ class BlobBuffer:
             if not self._present[chunk]:
                 self._present[chunk] = True
                 self._missing -= 1
-                self._progress_at = time.monotonic()
+                self._progress_at = self._clock()
                 self._changed.notify_all()
 
     def abandon(self) -> None:
@@ -78,10 +78,11 @@ class BlobBuffer:
 class ChunkRegistry:
     """Buffers by key. `find_complete` returns the bytes of a complete version in the store, or None."""
 
-    def __init__(self, find_complete: Callable[[BlobKey], memoryview | None]) -> None:
+    def __init__(self, find_complete: Callable[[BlobKey], memoryview | None], system: System = SYSTEM) -> None:
+        self._system = system
         self._find_complete = find_complete
         self._buffers: dict[BlobKey, BlobBuffer] = {}
-        self._changed = threading.Condition()
+        self._changed = system.condition()
 
     def add(self, key: BlobKey, buffer: BlobBuffer) -> None:
         """Serve `buffer` from now on."""
@@ -113,12 +114,12 @@ class ChunkRegistry:
         if data is None:
             return None
         with self._changed:
-            return self._buffers.setdefault(key, BlobBuffer(data))
+            return self._buffers.setdefault(key, BlobBuffer(data, system=self._system))
 
     def wait(self, key: BlobKey, timeout_s: float) -> BlobBuffer | None:
         """Wait for the buffer of `key` and return it; None after `timeout_s` seconds."""
-        deadline = time.monotonic() + timeout_s
-        while (found := self.find(key)) is None and (left := deadline - time.monotonic()) > 0:
+        deadline = self._system.monotonic() + timeout_s
+        while (found := self.find(key)) is None and (left := deadline - self._system.monotonic()) > 0:
             with self._changed:
                 self._changed.wait(min(left, 0.05))
         return found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from infra.system import SYSTEM, System
 from infra.transport.chunked_blob import ChunkedBlob
 from infra.transport.frames import PeerUnreachable
 from infra.transport.peer import Peer, dial
@@ -27,9 +27,16 @@ class Dialer:
     """Connects relay `relay` of `run`, at `endpoint`, to other relays; receives through `link`. Thread-safe."""
 
     def __init__(
-        self, run: str, relay: int, endpoint: Endpoint, link: Link, clock: Callable[[], float] = time.monotonic
+        self,
+        run: str,
+        relay: int,
+        endpoint: Endpoint,
+        link: Link,
+        clock: Callable[[], float] | None = None,
+        system: System = SYSTEM,
     ) -> None:
-        self._run, self._relay, self._endpoint, self._link, self._clock = run, relay, endpoint, link, clock
+        self._run, self._relay, self._endpoint, self._link = run, relay, endpoint, link
+        self._clock, self._system = clock or system.monotonic, system
         self._failed: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -37,7 +44,9 @@ class Dialer:
         """Open a connection that fills `memory` with chunks of `blob`. Raises TransportError."""
         token, tls = self._endpoint.token, self._endpoint.tls
         try:
-            peer = dial(to.address, self._run, token, self._relay, blob, memory, self._link, may_wait, tls)
+            peer = dial(
+                to.address, self._run, token, self._relay, blob, memory, self._link, may_wait, tls, self._system
+            )
         except PeerUnreachable as error:
             if self._record_failure(to.address):
                 log.warning(

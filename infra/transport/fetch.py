@@ -7,14 +7,14 @@ remaining chunks of a lost source are pulled from the next available one; a corr
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from blake3 import blake3
 
+from infra.system import SYSTEM, System, Thread
 from infra.transport.chunk_registry import BlobBuffer
 from infra.transport.chunked_blob import ChunkedBlob, full_blob
 from infra.transport.frames import ProtocolError, TransportError
@@ -60,8 +60,9 @@ class Fetch:
         fallbacks: Sequence[int],
         connect: Connect,
         counts: TransferCounts,
+        system: System = SYSTEM,
     ) -> None:
-        self._buffer, self._connect, self._counts = buffer, connect, counts
+        self._buffer, self._connect, self._counts, self._system = buffer, connect, counts, system
         missing = set(buffer.missing())
         wanted = [pull for pull in plan if pull.block in missing]
         self._order = [pull.block for pull in wanted]
@@ -76,11 +77,11 @@ class Fetch:
         self._fallbacks = list(fallbacks)
         self._backoff_until: dict[int, float] = {}
         self._peers: dict[Peer, int] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Thread] = []
         self._running = 0
         self._failures = 0
         self._ended = False
-        self._changed = threading.Condition()
+        self._changed = system.condition()
 
     def run(self, stop: Callable[[], bool], on_progress: Callable[[], None], max_attempts: int = 3) -> bool:
         """Fetch and return whether the blob is complete.
@@ -106,7 +107,7 @@ class Fetch:
 
     def _reassign_orphans(self) -> None:
         """Assign chunks without a source to the first fallback that is not backing off."""
-        now = time.monotonic()
+        now = self._system.monotonic()
         with self._changed:
             if not self._orphans:
                 return
@@ -122,11 +123,9 @@ class Fetch:
         self._start_source(source, queue)
 
     def _start_source(self, source: int, queue: deque[int]) -> None:
-        thread = threading.Thread(target=self._pull, args=(source, queue), name=f"pull from {source}", daemon=True)
         with self._changed:
             self._running += 1
-            self._threads.append(thread)
-        thread.start()
+        self._threads.append(self._system.start_thread(f"pull from {source}", partial(self._pull, source, queue)))
 
     def _pull(self, source: int, queue: deque[int]) -> None:
         peer: Peer | None = None
@@ -149,7 +148,7 @@ class Fetch:
                 self._orphans.extend(sorted([*pending, *queue]))
                 if lost and not self._ended:
                     self._failures += 1
-                    self._backoff_until[source] = time.monotonic() + BACKOFF_S
+                    self._backoff_until[source] = self._system.monotonic() + BACKOFF_S
                     if not absent:
                         self._counts.lost += 1
                         self._counts.requested_again += len(pending)

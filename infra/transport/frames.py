@@ -9,6 +9,7 @@ import json
 import socket
 import struct
 import time
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -102,13 +103,15 @@ def send_chunk(
         raise PeerGone(f"{error}") from error
 
 
-def receive(connection: Connection, deadline: float | None = None) -> Frame:
+def receive(
+    connection: Connection, deadline: float | None = None, clock: Callable[[], float] = time.monotonic
+) -> Frame:
     """Read the next frame. Raises ProtocolError for an invalid frame, PeerGone for a closed or silent connection.
 
-    With `deadline` (of `time.monotonic`) the whole frame must have arrived by then, however slowly its bytes come.
+    With `deadline` (of `clock`) the whole frame must have arrived by then, however slowly its bytes come.
     """
     header = bytearray(_HEADER.size)
-    _fill(connection, memoryview(header), deadline)
+    _fill(connection, memoryview(header), deadline, clock)
     magic, number, length, payload = _HEADER.unpack(header)
     if magic != _MAGIC:
         raise ProtocolError(f"not a relay's frame: {bytes(header[:8])!r}")
@@ -116,7 +119,7 @@ def receive(connection: Connection, deadline: float | None = None) -> Frame:
     if length > MAX_BODY or payload > most:
         raise ProtocolError(f"a frame of {length} + {payload} bytes; the limits are {MAX_BODY} + {most}")
     encoded = bytearray(length)
-    _fill(connection, memoryview(encoded), deadline)
+    _fill(connection, memoryview(encoded), deadline, clock)
     try:
         kind, body = FrameKind(number), json.loads(encoded)
     except (ValueError, RecursionError) as error:
@@ -139,11 +142,16 @@ def receive_payload(connection: Connection, memory: memoryview, link: Link, turn
         link.acquire(len(part), turn)
 
 
-def _fill(connection: Connection, memory: memoryview, deadline: float | None = None) -> None:
+def _fill(
+    connection: Connection,
+    memory: memoryview,
+    deadline: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     while memory:
         try:
             if deadline is not None:
-                if (left := deadline - time.monotonic()) <= 0:
+                if (left := deadline - clock()) <= 0:
                     raise PeerGone("the peer did not send a complete frame in time")
                 connection.settimeout(left)
             count = connection.recv_into(memory)

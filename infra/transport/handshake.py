@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from infra.files import MIN_SECRET_CHARACTERS
+from infra.system import SYSTEM, System
 from infra.transport.connection import Connection
 from infra.transport.frames import Frame, FrameKind, PeerUnreachable, ProtocolError, TransportError, receive, send
 from infra.transport.tls import Tls, end_tls, tls_handshake
@@ -32,19 +33,24 @@ class HandshakeRejected(TransportError):
 
 
 def accept_peer(
-    connection: socket.socket, run: str, token: str, *, admit: Callable[[], bool] = lambda: True
+    connection: Connection,
+    run: str,
+    token: str,
+    *,
+    admit: Callable[[], bool] = lambda: True,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Connection:
     """Authenticate a peer and return the connection to use from now on.
 
     `admit` is called once the peer has proved the token, and returns whether another connection is accepted. Raises
     HandshakeRejected, ProtocolError, PeerGone.
     """
-    deadline = time.monotonic() + HANDSHAKE_S
+    deadline = clock() + HANDSHAKE_S
     tls_handshake(connection, HANDSHAKE_S)
     nonce = os.urandom(_NONCE // 2).hex()
-    connection.settimeout(max(0.001, deadline - time.monotonic()))
+    connection.settimeout(max(0.001, deadline - clock()))
     send(connection, FrameKind.CHALLENGE, protocol=PROTOCOL, nonce=nonce)
-    hello = expect(receive(connection, deadline), FrameKind.HELLO).body
+    hello = expect(receive(connection, deadline, clock), FrameKind.HELLO).body
     nonces = (nonce, str(hello.get("nonce"))[:_NONCE])
     reason = ""
     if hello.get("protocol") != PROTOCOL:
@@ -59,32 +65,34 @@ def accept_peer(
         send(connection, FrameKind.REFUSED, reason=reason)
         raise HandshakeRejected(reason)
     send(connection, FrameKind.WELCOME, proof=_proof(SERVER, token, nonces, run))
-    protected = _protect(connection, SERVER, token, nonces, run, deadline)
+    protected = _protect(connection, SERVER, token, nonces, run, deadline, clock)
     protected.settimeout(None)
     return protected
 
 
-def authenticate(connection: socket.socket, run: str, token: str, relay: int) -> Connection:
+def authenticate(
+    connection: Connection, run: str, token: str, relay: int, clock: Callable[[], float] = time.monotonic
+) -> Connection:
     """Authenticate to the other end, which proves the token, too, and return the connection to use from now on.
 
     Raises HandshakeRejected, ProtocolError, PeerGone.
     """
     if problem := token_problem(token):  # a relay without a token would be a stranger's
         raise HandshakeRejected(problem)
-    deadline = time.monotonic() + HANDSHAKE_S
+    deadline = clock() + HANDSHAKE_S
     tls_handshake(connection, HANDSHAKE_S)
-    challenge = expect(receive(connection, deadline), FrameKind.CHALLENGE).body
+    challenge = expect(receive(connection, deadline, clock), FrameKind.CHALLENGE).body
     if challenge.get("protocol") != PROTOCOL:
         raise HandshakeRejected(f"the relay uses protocol {str(challenge.get('protocol'))[:20]}, not {PROTOCOL}")
     nonces = (str(challenge.get("nonce"))[:_NONCE], os.urandom(_NONCE // 2).hex())
     proof = _proof(CLIENT, token, nonces, run)
     send(connection, FrameKind.HELLO, protocol=PROTOCOL, run=run, relay=relay, nonce=nonces[1], proof=proof)
-    reply = receive(connection, deadline)
+    reply = receive(connection, deadline, clock)
     if reply.kind is FrameKind.REFUSED:
         raise HandshakeRejected(str(reply.body.get("reason"))[:300])
     if not _proves(expect(reply, FrameKind.WELCOME).body.get("proof"), SERVER, token, nonces, run):
         raise ProtocolError("the peer does not know the token of this run: it is not a relay of this run")
-    return _protect(connection, CLIENT, token, nonces, run, deadline)
+    return _protect(connection, CLIENT, token, nonces, run, deadline, clock)
 
 
 def token_problem(token: str) -> str | None:
@@ -104,27 +112,37 @@ def expect(frame: Frame, kind: FrameKind) -> Frame:
     return frame
 
 
-def set_socket_options(connection: socket.socket) -> None:
-    """Disable Nagle's algorithm, and enable keep-alive to detect a machine that is gone."""
+def set_socket_options(connection: Connection) -> None:
+    """Disable Nagle's algorithm of a socket, and enable keep-alive to detect a machine that is gone."""
+    if not isinstance(connection, socket.socket):
+        return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-def connect(address: str, run: str, token: str, relay: int, timeout_s: float, tls: Tls | None = None) -> Connection:
+def connect(
+    address: str,
+    run: str,
+    token: str,
+    relay: int,
+    timeout_s: float,
+    tls: Tls | None = None,
+    system: System = SYSTEM,
+) -> Connection:
     """Open an authenticated connection to the relay at `address`, "host:port"; encrypted if `tls` is given.
 
     Raises TransportError.
     """
     host, _, port = address.rpartition(":")
     try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+        connection = system.connect(host.strip("[]"), int(port), timeout_s)
     except (OSError, ValueError, OverflowError) as error:
         raise PeerUnreachable(f"{address}: {error}") from error
     try:
         set_socket_options(connection)
         if tls is not None:
             connection = tls.wrap_client(connection)
-        authenticated = authenticate(connection, run, token, relay)
+        authenticated = authenticate(connection, run, token, relay, system.monotonic)
         authenticated.settimeout(timeout_s)
     except BaseException:
         connection.close()
@@ -133,14 +151,20 @@ def connect(address: str, run: str, token: str, relay: int, timeout_s: float, tl
 
 
 def _protect(
-    connection: socket.socket, end: str, token: str, nonces: tuple[str, str], run: str, deadline: float
+    connection: Connection,
+    end: str,
+    token: str,
+    nonces: tuple[str, str],
+    run: str,
+    deadline: float,
+    clock: Callable[[], float],
 ) -> Connection:
     """Replace TLS, if there is TLS, by an EncryptedConnection with keys of this handshake."""
     if not isinstance(connection, ssl.SSLSocket):
         return connection
     from infra.transport.encrypted_connection import EncryptedConnection, derive_secrets
 
-    connection.settimeout(max(0.001, deadline - time.monotonic()))
+    connection.settimeout(max(0.001, deadline - clock()))
     end_tls(connection)
     of_client, of_server = derive_secrets(token, nonces, run)
     keys = (of_client, of_server) if end == CLIENT else (of_server, of_client)

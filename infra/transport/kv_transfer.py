@@ -8,18 +8,15 @@ names a list of manifests, one for each part, in the order of the layers.
 from __future__ import annotations
 
 import json
-import secrets
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from crc32c import crc32c
-
-from infra.store.chunks import MAX_CHUNK_BYTES
+from infra.store.chunks import MAX_CHUNK_BYTES, chunk_checksums
+from infra.system import SYSTEM, System
 from infra.transport.chunk_registry import BlobBuffer, BlobKey, ChunkRegistry
 from infra.transport.chunked_blob import ChunkedBlob
 from infra.transport.frames import FrameKind, TransportError
@@ -60,10 +57,13 @@ class KVTransfers:
         endpoint: Endpoint,
         max_bytes: int,
         offer_s: float = OFFER_S,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
         sending: Link | None = None,
         receiving: Link | None = None,
+        chunk_bytes: int = _CHUNK_BYTES,
+        system: System = SYSTEM,
     ) -> None:
+        self._chunk_bytes, self._system = chunk_bytes, system
         self.run, self.endpoint, self.max_bytes = run, endpoint, max_bytes
         self.sending, self.receiving = sending or Link(), receiving or Link()
         self.handlers: dict[FrameKind, Handler] = {}
@@ -72,13 +72,13 @@ class KVTransfers:
             endpoint.token,
             max_bytes,
             offer_s,
-            clock,
+            clock or system.monotonic,
         )
         self._tls = endpoint.tls
         self._offered: OrderedDict[str, _OfferedKV] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
-        self._registry = ChunkRegistry(lambda key: None)
+        self._registry = ChunkRegistry(lambda key: None, system)
         self._server = Server(
             self._registry,
             run,
@@ -88,9 +88,10 @@ class KVTransfers:
             host=endpoint.host,
             port=endpoint.port,
             tls=endpoint.tls,
+            system=system,
         )
         self.address = endpoint.address_at(self._server.port)
-        self._pool = ThreadPoolExecutor(_MAX_FETCHES, "kv transfers")
+        self._pool = system.pool(_MAX_FETCHES, "kv transfers")
 
     def offer(self, version: PolicyVersion, tokens: int, data: memoryview, *, parts: bool = False) -> KVManifest | None:
         """Offer `data`, the KV of `tokens` tokens under `version`, to its next owner; None above `max_bytes`.
@@ -98,7 +99,7 @@ class KVTransfers:
         With `parts`, `data` is a list of manifests, see `encode_parts`.
         """
         self.expire()
-        name = (_PARTS if parts else "") + secrets.token_hex(16)
+        name = (_PARTS if parts else "") + self._system.secret_name()
         if len(data):
             with self._lock:
                 if self._bytes + len(data) > self._max_bytes:
@@ -106,9 +107,9 @@ class KVTransfers:
                 key = (str(version), "kv", name)
                 self._offered[name] = _OfferedKV(key, data, self._clock() + self._offer_s)
                 self._bytes += len(data)
-            self._registry.add(key, BlobBuffer(data))
-        checks = tuple(crc32c(data[at : at + _CHUNK_BYTES]) for at in range(0, len(data), _CHUNK_BYTES))
-        return KVManifest(self.address, name, version, tokens, len(data), _CHUNK_BYTES, checks)
+            self._registry.add(key, BlobBuffer(data, system=self._system))
+        size = self._chunk_bytes
+        return KVManifest(self.address, name, version, tokens, len(data), size, chunk_checksums(data, size))
 
     def fetch(self, manifest: KVManifest) -> Future[memoryview]:
         """Fetch the bytes of `manifest`; the future raises TransportError if they cannot be fetched."""
@@ -188,7 +189,9 @@ class KVTransfers:
         except ValueError as error:
             raise TransportError(str(error)) from error
         memory = memoryview(bytearray(manifest.bytes))
-        peer = dial(manifest.address, self._run, self._token, -1, blob, memory, self.receiving, False, self._tls)
+        peer = dial(
+            manifest.address, self._run, self._token, -1, blob, memory, self.receiving, False, self._tls, self._system
+        )
         try:
             for chunk in range(min(_AHEAD, blob.chunks)):
                 peer.request(chunk)

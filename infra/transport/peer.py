@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from crc32c import crc32c
 
+from infra.system import SYSTEM, System
 from infra.transport.chunked_blob import ChunkedBlob
 from infra.transport.connection import Connection, interrupt
 from infra.transport.frames import FrameKind, ProtocolError, TransportError, receive, receive_payload, send
@@ -112,6 +113,8 @@ def dial(
     link: Link,
     may_wait: bool,
     tls: Tls | None = None,
+    system: System = SYSTEM,
 ) -> Peer:
     """Connect to the relay at `address`, from which `blob` is pulled. Raises TransportError."""
-    return Peer(connect(address, run, token, relay, CONNECT_S, tls), blob, memory, link, may_wait=may_wait)
+    connection = connect(address, run, token, relay, CONNECT_S, tls, system)
+    return Peer(connection, blob, memory, link, may_wait=may_wait)

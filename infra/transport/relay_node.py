@@ -8,19 +8,17 @@ lost or the chain changes: only the missing chunks are pulled again.
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from infra.runners.liveness import LIVENESS
 from infra.store.deltas import apply_delta
 from infra.store.errors import CorruptVersion, StoreBusy, StoreError, VersionExists
 from infra.store.incoming_version import IncomingVersion
 from infra.store.layout import Layout
 from infra.store.model_parts import runs_of, transfer_order
 from infra.store.weight_store import WeightStore, is_wanted
+from infra.system import SYSTEM, System
 from infra.transport.chunk_registry import BlobBuffer, ChunkRegistry, store_lookup
 from infra.transport.chunked_blob import ChunkedBlob, delta_blob, full_blob
 from infra.transport.dialer import Dialer
@@ -95,22 +93,24 @@ class RelayNode:
         endpoint: Endpoint,
         sending: Link | None = None,
         receiving: Link | None = None,
+        system: System = SYSTEM,
     ) -> None:
         self.relay = relay
+        self._system, self._clock = system, system.monotonic
         self.counts = TransferCounts()
         self.sending, self.receiving = sending or Link(), receiving or Link()
         self._store, self._run, self._endpoint = store, run, endpoint
-        self._registry = ChunkRegistry(store_lookup(store))
-        self._pushes = IncomingPushes(self._is_stored)
+        self._registry = ChunkRegistry(store_lookup(store), system)
+        self._pushes = IncomingPushes(self._is_stored, system)
         self._chain: RelayChain | None = None
         self._manifests: dict[PolicyVersion, WeightVersion] = {}
         self._invalid_manifests: list[tuple[WeightVersion, str]] = []
         self._corrupt_arrivals: dict[str, int] = {}
         self._retry_at: dict[PolicyVersion, float] = {}
-        self._dialer = Dialer(run, relay, endpoint, self.receiving)
+        self._dialer = Dialer(run, relay, endpoint, self.receiving, system=system)
         self._arriving: tuple[ChunkedBlob, BlobBuffer] | None = None
         self._closed = False
-        self._changed = threading.Condition()
+        self._changed = system.condition()
         server = Server(
             self._registry,
             run,
@@ -120,10 +120,11 @@ class RelayNode:
             endpoint.host,
             endpoint.port,
             tls=endpoint.tls,
+            system=system,
         )
         self._server = server
         self.address = endpoint.relay_address(self._server.port)
-        self._thread = LIVENESS.start_thread("relay", self._fetch_loop)
+        self._thread = system.start_thread("relay", self._fetch_loop, vital=True)
 
     @property
     def chain(self) -> RelayChain | None:
@@ -198,7 +199,7 @@ class RelayNode:
             except (StoreError, OSError, BufferError) as error:
                 level = logging.DEBUG if isinstance(error, StoreBusy) else logging.WARNING
                 log.log(level, "version %s could not be fetched, it will be tried again: %s", manifest.version, error)
-                self._retry_at[manifest.version] = time.monotonic() + RETRY_S
+                self._retry_at[manifest.version] = self._clock() + RETRY_S
             finally:
                 self._arriving = None
                 self._store.release_writer()
@@ -218,7 +219,7 @@ class RelayNode:
 
     def _fetchable(self) -> list[PolicyVersion]:
         """The versions with a manifest that are not waiting for a retry."""
-        now = time.monotonic()
+        now = self._clock()
         return [version for version in self._manifests if self._retry_at.get(version, 0.0) <= now]
 
     def _fetch_version(self, manifest: WeightVersion) -> None:
@@ -229,7 +230,7 @@ class RelayNode:
         delta = self._fetch_delta(manifest)
         self._store.evict(max(1, self._store.keep - 1))  # the incoming version counts too
         with self._store.begin(manifest.version, blob.bytes) as arriving:
-            buffer = BlobBuffer(arriving.read_only_view(), blob)
+            buffer = BlobBuffer(arriving.read_only_view(), blob, self._system)
             self._registry.add(blob.key, buffer)
             try:
                 rebuilt = delta is not None and self._rebuild(manifest, delta, arriving)
@@ -237,7 +238,7 @@ class RelayNode:
                     for chunk in range(blob.chunks):
                         buffer.mark_present(chunk)
                 elif not self._fetch(blob, buffer, arriving, order=transfer_order(manifest)):
-                    self._retry_at[manifest.version] = time.monotonic() + RETRY_S
+                    self._retry_at[manifest.version] = self._clock() + RETRY_S
                     return
                 if layout is not None and not layout.matches(arriving.view):
                     raise ValueError("its tensors do not match the header of its bytes")
@@ -283,9 +284,9 @@ class RelayNode:
                 changed = self._sources_changed(chain, upstream, blob, order)
                 return self._closed or changed or self._superseded(blob, buffer)
 
-            progress = IncrementalHasher(blob, buffer, arriving) if arriving is not None else lambda: None
-            fetch = Fetch(blob, buffer, upstream.plan, upstream.fallbacks, connect, self.counts)
-            if fetch.run(stop, progress, max_attempts):
+            hasher = None if arriving is None else IncrementalHasher(blob, buffer, arriving, self._clock)
+            fetch = Fetch(blob, buffer, upstream.plan, upstream.fallbacks, connect, self.counts, self._system)
+            if fetch.run(stop, hasher or (lambda: None), max_attempts):
                 return True
             if not self._sources_changed(chain, upstream, blob, order):
                 if arriving is None or buffer.empty or buffer.idle_s > KEEP_PARTIAL_S or self._superseded(blob, buffer):
@@ -326,7 +327,7 @@ class RelayNode:
         with suppress(StoreError):
             if self._store.seal(manifest.delta.parent).blake3 == manifest.delta.parent_blake3:
                 memory = memoryview(bytearray(blob.bytes))
-                buffer = BlobBuffer(memory, blob)
+                buffer = BlobBuffer(memory, blob, self._system)
                 self._registry.add(blob.key, buffer)
                 if self._fetch(blob, buffer, None, max_attempts=1):
                     return memory
@@ -363,7 +364,7 @@ class RelayNode:
             )
             if self._manifests.get(manifest.version) == manifest:
                 del self._manifests[manifest.version]
-        self._retry_at[manifest.version] = time.monotonic() + RETRY_S
+        self._retry_at[manifest.version] = self._clock() + RETRY_S
 
 
 class IncrementalHasher:
@@ -372,19 +373,21 @@ class IncrementalHasher:
     Otherwise hashing would take processor time from the transfer; the seal then hashes the rest with all processors.
     """
 
-    def __init__(self, blob: ChunkedBlob, buffer: BlobBuffer, arriving: IncomingVersion) -> None:
-        self._blob, self._buffer, self._arriving = blob, buffer, arriving
+    def __init__(
+        self, blob: ChunkedBlob, buffer: BlobBuffer, arriving: IncomingVersion, clock: Callable[[], float]
+    ) -> None:
+        self._blob, self._buffer, self._arriving, self._clock = blob, buffer, arriving, clock
         self._hash_s = 0.0
         self._last_end = 0.0
 
     def __call__(self) -> None:
-        began = time.monotonic()
+        began = self._clock()
         if began - self._last_end >= self._hash_s:
             end = min(complete_prefix(self._blob, self._buffer), self._arriving.hashed + self._blob.chunk_bytes)
             if end > self._arriving.hashed:
                 self._arriving.hash_to(end)
-                self._hash_s = time.monotonic() - began
-        self._last_end = time.monotonic()
+                self._hash_s = self._clock() - began
+        self._last_end = self._clock()
 
 
 def complete_prefix(blob: ChunkedBlob, buffer: BlobBuffer) -> int:

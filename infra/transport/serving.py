@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from infra.runners.liveness import LIVENESS
 from infra.store.chunks import MAX_CHUNK_BYTES
+from infra.system import SYSTEM, System
 from infra.transport.chunk_registry import BlobBuffer, BlobKey, ChunkRegistry
 from infra.transport.chunked_blob import FORMS
 from infra.transport.connection import Connection, interrupt
@@ -43,7 +41,7 @@ Handler = Callable[[Connection, Mapping[str, Any]], None]
 class _Client:
     """A connection and the address of its client."""
 
-    connection: socket.socket
+    connection: Connection
     address: str
 
 
@@ -67,10 +65,11 @@ class Server:
         port: int = 0,
         stall_s: float = 5.0,
         tls: Tls | None = None,
+        system: System = SYSTEM,
     ) -> None:
         if problem := token_problem(token):
             raise ValueError(problem)
-        self._tls = tls
+        self._tls, self._system = tls, system
         self._registry, self._run, self._token, self._link = registry, run, token, link
         self._handlers = {} if handlers is None else handlers
         self._stall_s = stall_s
@@ -78,18 +77,16 @@ class Server:
         self._unauthenticated: list[_Client] = []  # oldest first
         self._peers: set[_Client] = set()
         self._closed = False
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listening = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
-        self.port: int = self._listening.getsockname()[1]
-        self._thread = LIVENESS.start_thread("relay server", self._accept)
+        self._listening = system.listen(host, port, MAX_CONNECTIONS)
+        self.port: int = self._listening.port
+        self._connections = 0
+        self._thread = system.start_thread("relay server", self._accept, vital=True)
 
     def close(self) -> None:
         """Stop listening and close every connection."""
         with self._lock:
             self._closed = True
             clients = [*self._unauthenticated, *self._peers]
-        with suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         for client in clients:
             interrupt(client.connection)
@@ -104,9 +101,9 @@ class Server:
                     if self._closed:
                         return
                 log.warning("a connection was not accepted: %s", error)  # the client left, or too many files are open
-                time.sleep(ACCEPT_AGAIN_S)
+                self._system.sleep(ACCEPT_AGAIN_S)
                 continue
-            client = _Client(connection, str(address[0]))
+            client = _Client(connection, address)
             with self._lock:
                 if self._closed:
                     connection.close()
@@ -114,8 +111,8 @@ class Server:
                 if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
                     interrupt(self._drop_oldest().connection)
                 self._unauthenticated.append(client)
-            name = f"relay peer {connection.fileno()}"
-            threading.Thread(target=self._serve, args=(client,), name=name, daemon=True).start()
+            self._connections += 1
+            self._system.start_thread(f"relay peer {self._connections}", partial(self._serve, client))
 
     def _drop_oldest(self) -> _Client:
         """Remove and return the oldest connection of the busiest address, so that one client cannot block others."""
@@ -130,7 +127,13 @@ class Server:
             if self._tls is not None:
                 with self._lock:  # `close` must find the connection that is in use
                     client.connection = self._tls.wrap_server(client.connection)
-            connection = accept_peer(client.connection, self._run, self._token, admit=lambda: self._admit(client))
+            connection = accept_peer(
+                client.connection,
+                self._run,
+                self._token,
+                admit=lambda: self._admit(client),
+                clock=self._system.monotonic,
+            )
             frame = receive(connection)
             handler = self._handlers.get(frame.kind)
             if handler is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from infra.certificates import RELAY_NAME as NAME
+from infra.transport.connection import Connection
 from infra.transport.frames import PeerGone, ProtocolError
 
 
@@ -27,17 +28,18 @@ class Tls:
         """Raise ValueError if a file is missing or the files do not match."""
         _context(self, server_side=True)
 
-    def wrap_server(self, connection: socket.socket) -> ssl.SSLSocket:
+    def wrap_server(self, connection: Connection) -> ssl.SSLSocket:
         """Wrap `connection` as the server's end; the handshake has not started yet."""
-        return _context(self, server_side=True).wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        context = _context(self, server_side=True)
+        return context.wrap_socket(_socket(connection), server_side=True, do_handshake_on_connect=False)
 
-    def wrap_client(self, connection: socket.socket) -> ssl.SSLSocket:
+    def wrap_client(self, connection: Connection) -> ssl.SSLSocket:
         """Wrap `connection` as the client's end; the handshake has not started yet."""
         context = _context(self, server_side=False)
-        return context.wrap_socket(connection, server_hostname=NAME, do_handshake_on_connect=False)
+        return context.wrap_socket(_socket(connection), server_hostname=NAME, do_handshake_on_connect=False)
 
 
-def tls_handshake(connection: socket.socket, timeout_s: float) -> None:
+def tls_handshake(connection: Connection, timeout_s: float) -> None:
     """If `connection` is TLS, complete the TLS handshake and verify the peer's certificate within `timeout_s` seconds.
 
     Raises PeerGone, and ProtocolError for a certificate that this authority did not issue for a relay.
@@ -67,6 +69,12 @@ def end_tls(connection: ssl.SSLSocket) -> None:
         raise ProtocolError(f"the end of the TLS handshake failed: {error.reason or error}") from error
     except OSError as error:
         raise PeerGone(f"{error}") from error
+
+
+def _socket(connection: Connection) -> socket.socket:
+    if not isinstance(connection, socket.socket):
+        raise TypeError(f"TLS needs a socket, not a {type(connection).__name__}")
+    return connection
 
 
 @lru_cache(maxsize=8)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from infra.machine import machine_name
-from infra.runners.liveness import LIVENESS
 from infra.store.weight_store import WeightStore
+from infra.system import SYSTEM, Event, System
 from infra.transport.chunk_registry import ChunkRegistry, store_lookup
 from infra.transport.chunked_blob import ChunkedBlob
 from infra.transport.connection import Connection, interrupt
@@ -43,18 +43,20 @@ class WeightPusher:
         link: Link | None = None,
         host: str | None = None,
         tls: Tls | None = None,
+        system: System = SYSTEM,
     ) -> None:
+        self._system = system
         self._store, self._run, self._token, self._tls = store, run, token, tls
         self._host = machine_name() if host is None else host
         self._link = link or Link()
-        self._registry = ChunkRegistry(store_lookup(store))
+        self._registry = ChunkRegistry(store_lookup(store), system)
         self._chain: RelayChain | None = None
         self._newest: WeightVersion | None = None
         self._delivered: tuple[str, PolicyVersion] | None = None
         self._last_error = ""
         self._closed = False
-        self._changed = threading.Condition()
-        self._thread = LIVENESS.start_thread("weight pusher", self._run_pushes)
+        self._changed = system.condition()
+        self._thread = system.start_thread("weight pusher", self._run_pushes, vital=True)
 
     @property
     def relays(self) -> int:
@@ -124,7 +126,7 @@ class WeightPusher:
 
     def _push(self, address: str, manifest: WeightVersion) -> None:
         """Offer a version and serve requests until the master has it. Raises TransportError."""
-        with connect(address, self._run, self._token, -1, CONNECT_S, self._tls) as connection:
+        with connect(address, self._run, self._token, -1, CONNECT_S, self._tls, self._system) as connection:
             connection.settimeout(OFFER_TIMEOUT_S + CONNECT_S)
             send(connection, FrameKind.OFFER, version=str(manifest.version))
             while True:
@@ -144,9 +146,9 @@ OFFER_TIMEOUT_S = 10.0
 class IncomingPushes:
     """Offered connections by version, the newest of each. `is_stored` returns whether this machine has a version."""
 
-    def __init__(self, is_stored: Callable[[PolicyVersion], bool]) -> None:
-        self._is_stored = is_stored
-        self._offers: dict[str, tuple[Connection, threading.Event]] = {}
+    def __init__(self, is_stored: Callable[[PolicyVersion], bool], system: System = SYSTEM) -> None:
+        self._is_stored, self._system = is_stored, system
+        self._offers: dict[str, tuple[Connection, Event]] = {}
         self._lock = threading.Lock()
 
     def accept(self, connection: Connection, body: Mapping[str, Any]) -> None:
@@ -158,7 +160,7 @@ class IncomingPushes:
         if self._is_stored(version):
             send(connection, FrameKind.REFUSED, reason="already stored")
             return
-        done = threading.Event()
+        done = self._system.event()
         with self._lock:
             before = self._offers.pop(str(version), None)
             self._offers[str(version)] = (connection, done)

@@ -22,7 +22,8 @@ from infra.store.errors import VersionGone
 from infra.store.incoming_version import Seal
 from infra.store.names import weight_file
 from infra.store.weight_store import WeightStore, versions_to_evict
-from infra.transport.relay_node import RelayNode
+from infra.system import SYSTEM, System
+from infra.transport.relay_node import Endpoint, RelayNode
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.relay.config import AUTO, RelayConfig
@@ -86,17 +87,32 @@ class RelayStep:
 
     def restore(self, restored: Restored) -> RelayFold:
         """Return a relay without manifests; reading resumes at the oldest manifest that it needs."""
+        store = WeightStore(Path(self.config.store), self.config.keep_versions)
+        endpoint = self.config.endpoint(self.client.bootstrap_servers)
+        return self.open(restored, store, endpoint, lambda: BoundedProducer(self.client))
+
+    def open(
+        self,
+        restored: Restored,
+        store: WeightStore,
+        endpoint: Endpoint,
+        open_producer: Callable[[], BoundedProducer],
+        host: str | None = None,
+        wall_s: Callable[[], float] = time.time,
+        system: System = SYSTEM,
+    ) -> RelayFold:
+        """As `restore`, over `store`, which it closes, on `host` (default: this machine)."""
         config = self.config
-        store = WeightStore(Path(config.store), config.keep_versions)
-        endpoint = config.endpoint(self.client.bootstrap_servers)
-        node = RelayNode(store, self.run, config.relay, endpoint, config.link(), config.link())
-        fold = RelayFold(config, store, node, restored.state)
+        node = RelayNode(store, self.run, config.relay, endpoint, config.link(), config.link(), system)
+        fold = RelayFold(config, store, node, restored.state, system.monotonic, wall_s, host)
         try:
-            producer = BoundedProducer(self.client)
+            producer = open_producer()
         except BaseException:
             fold.close()
             raise
-        fold.heartbeats = HeartbeatThread("heartbeats", producer, lambda: self._heartbeats(fold), config.heartbeat_s)
+        fold.heartbeats = HeartbeatThread(
+            "heartbeats", producer, lambda: self._heartbeats(fold), config.heartbeat_s, system=system
+        )
         return fold
 
     def _heartbeats(self, fold: RelayFold) -> list[Heartbeat]:
@@ -124,11 +140,12 @@ class RelayFold:
         state: Mapping[str, object],
         clock: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
+        host: str | None = None,
     ) -> None:
         self._config, self._clock, self._wall_s = config, clock, wall_s
         self._store = store
         self._node = node
-        self._status = StatusMaker(node, str(store.root), clock())
+        self._status = StatusMaker(node, str(store.root), clock(), machine_name() if host is None else host)
         self._live: dict[int, PolicyVersion] = {}
         """The version under which each replica generates."""
         self._needed: tuple[PolicyVersion, ...] = ()
@@ -260,8 +277,8 @@ class RelayFold:
 class StatusMaker:
     """Builds the heartbeats of one relay; rates are averages since the previous heartbeat."""
 
-    def __init__(self, node: RelayNode, store: str, now: float) -> None:
-        self._node, self._store = node, store
+    def __init__(self, node: RelayNode, store: str, now: float, host: str) -> None:
+        self._node, self._store, self._host = node, store, host
         self._before = (now, 0, 0)
         self._reported = False
 
@@ -277,7 +294,7 @@ class StatusMaker:
             relay=node.relay,
             versions=tuple(map(str, held)),
             bytes=size,
-            host=machine_name(),
+            host=self._host,
             pid=os.getpid(),
             sent_at=wall_ms,
             address=node.address,

@@ -52,10 +52,14 @@ class EmulateTraining:
         producer: BoundedProducer | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = wall_ms,
+        announce: Callable[[WeightVersion], None] | None = None,
     ) -> _EmulatedTraining:
+        """`announce` publishes a version; by default its manifest is written with `producer`."""
+        if announce is not None:
+            return _EmulatedTraining(self, restored, announce, clock=clock, now=now)
         manifests = producer or BoundedProducer(self.shard.client)
-        announce = ManifestLog(manifests, self.shard.run)
-        return _EmulatedTraining(self, restored, announce, lambda: _close_manifest_producer(manifests), clock, now)
+        record = ManifestLog(manifests, self.shard.run)
+        return _EmulatedTraining(self, restored, record, lambda: _close_manifest_producer(manifests), clock, now)
 
 
 @dataclass(frozen=True, slots=True)

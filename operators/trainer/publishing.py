@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
-from infra.kafka.properties import ClientProperties
 from infra.store.announce import ManifestLog
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
-from infra.store.publisher import Publisher, PublishFailed, TensorWriter
+from infra.store.publisher import Copy, Publisher, PublishFailed, TensorWriter, copy_array
 from infra.store.weight_store import WeightStore
+from infra.system import SYSTEM, System
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 from infra.transport.weight_pusher import WeightPusher
@@ -41,33 +40,41 @@ class PublishSettings:
 
 
 class Publishing:
-    """Weight store, manifest log, weight pusher, and the `publisher` that uses them. Raises as they do."""
+    """Manifest log, weight pusher, and the `publisher` that uses them, on `host` (default: this machine).
+
+    It closes `store` and the producer that `open_producer` returns. `copy` is the publisher's. Raises as they do.
+    """
 
     def __init__(
         self,
-        store: Path,
-        keep: int,
-        client: ClientProperties,
+        store: WeightStore,
+        open_producer: Callable[[], BoundedProducer],
         run: str,
         specs: Sequence[TensorSpec],
         parent: PolicyVersion | None,
         settings: PublishSettings,
+        *,
+        host: str | None = None,
+        copy: Copy = copy_array,
+        system: System = SYSTEM,
     ) -> None:
         self._last: PolicyVersion | None = None
         with ExitStack() as resources:
-            weight_store = resources.enter_context(WeightStore(store, keep))
-            producer = BoundedProducer(client)
+            resources.enter_context(store)
+            producer = open_producer()
             resources.callback(_close_producer, producer)
             self._log = ManifestLog(producer, run)
-            self._pusher = WeightPusher(weight_store, run, settings.token, settings.link(), tls=settings.tls)
+            self._pusher = WeightPusher(store, run, settings.token, settings.link(), host, settings.tls, system)
             resources.callback(self._close_pusher)
             self.publisher = Publisher(
-                weight_store,
+                store,
                 self._announce,
                 specs,
                 parent,
+                copy,
                 chunk_bytes=settings.chunk_bytes,
                 deltas=lambda: settings.deltas and self._pusher.relays > 1,
+                system=system,
             )
             resources.callback(self._close_publisher)
             self._closing = resources.pop_all()

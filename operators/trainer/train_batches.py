@@ -16,11 +16,13 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from infra.kafka.producer import BoundedProducer
 from infra.models.checkpoint_folder import load_tokenizer, write_model
 from infra.models.dtypes import tensor_specs
 from infra.runners.step_metrics import phase
 from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
+from infra.store.weight_store import WeightStore
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.trainer.assembly import RejectedMicroBatch, WholeBatch, dead_letters
@@ -97,8 +99,9 @@ class _Training:
         self._manifests = ManifestOffsets(self._checkpoints.kept())
         shard, parent = step.shard, self._training.resumed_from
         specs = tensor_specs(self._training.weights.specs())
+        store = WeightStore(step.store, step.keep_versions)
         self._publishing = Publishing(
-            step.store, step.keep_versions, shard.client, shard.run, specs, parent, step.publish
+            store, lambda: BoundedProducer(shard.client), shard.run, specs, parent, step.publish
         )
         self._versions = VersionPublisher(self._publishing, self._training)
         self._started = False

@@ -13,7 +13,7 @@ from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
-    from pipelines.run.trim.plan import TrimPlan
+    from pipelines.trim.plan import TrimPlan
     from schemas.records import PolicyVersion
 
 COLUMNS = ("partition", "from", "to", "records", "bytes", "limited_by")
@@ -45,9 +45,9 @@ def trim_command(
     from infra.models.checkpoint_list import list_checkpoints
     from pipelines.config import load_config
     from pipelines.inspect.run_folders import find_run
-    from pipelines.run.trim.plan import TrimRefused, plan_trim
-    from pipelines.run.trim.plan import execute as execute_trim
     from pipelines.training_step import checkpoints_of
+    from pipelines.trim.plan import TrimRefused, plan_trim
+    from pipelines.trim.plan import execute as execute_trim
     from schemas.records import PolicyVersion
 
     connection = connect(run, kafka.brokers, kafka.command_config, folder, read_only=not execute)

@@ -52,6 +52,13 @@ BASE: Mapping[str, Mapping[str, Any]] = {
 """A run of ten prompts with two samples, in batches of four. One emulated token takes a tenth of a second."""
 
 LONG_EVALUATION = "long evaluation"
+_RELAYED = {
+    "relay.store": "simulated",
+    "relay.chunk_bytes": 4096,
+    "relay.deltas": False,
+    "rollout.kv_megabytes": 1,
+    "evaluation.every": 0,
+}
 _LONG = {"rollout.emulation.lengths": {"p50": 40, "p99": 60}}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
@@ -71,10 +78,35 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "drop by age": {"experience.over_age": "drop", "experience.max_staleness": 0, **_LONG},
     "little memory": {"rollout.kv_capacity": 96, "rollout.slots": 6, **_LONG},
     "two partitions": {"kafka.partitions": 2, "prompts.samples_per_prompt": 3},
+    "relays": _RELAYED,
+    "relays with deltas": {**_RELAYED, "relay.deltas": True, "relay.keep_versions": 2, "evaluation.every": 2},
+    "relays in a tree": {**_RELAYED, "relay.schedule": "tree", "rollout.processes": 1},
+    "relays by a binomial pipeline": {**_RELAYED, "relay.schedule": "binomial", "rollout.processes": 1},
+    "relays and moves": {
+        **_RELAYED,
+        "rollout.slots": 6,
+        "rollout.replicas": 2,
+        "rollout.kv_capacity": 96,
+        "placement.repack_s": 1.0,
+        "experience.max_staleness": 2,
+        "prompts.samples_per_prompt": 4,
+        "prompts.size": 8,
+        **_LONG,
+    },
 }
 """Changes to BASE, by the name of the shape."""
 LONG_QUESTIONS = 24
 """Held-out questions of the shape whose first evaluation takes longer than several optimizer steps."""
+
+
+RELAYS: Mapping[str, int] = {
+    "relays": 3,
+    "relays with deltas": 3,
+    "relays in a tree": 5,
+    "relays by a binomial pipeline": 4,
+    "relays and moves": 3,
+}
+"""The relays of the shapes that have some, each on a host of its own; in other shapes versions and KV have no bytes."""
 
 
 @cache
@@ -95,7 +127,8 @@ def configuration(shape: str) -> Config:
 @cache
 def wiring(shape: str) -> tuple[Wiring, ...]:
     """The roles of a shape."""
-    return tuple(wire(configuration(shape), LONG_QUESTIONS if shape == LONG_EVALUATION else QUESTIONS))
+    questions = LONG_QUESTIONS if shape == LONG_EVALUATION else QUESTIONS
+    return tuple(wire(configuration(shape), questions, RELAYS.get(shape, 0)))
 
 
 def _copy(table: Any) -> Any:

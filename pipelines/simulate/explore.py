@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from infra.json_text import decode_json
-from pipelines.simulate.configurations import SHAPES, configuration, wiring
+from infra.simulation.streams import Streams
+from pipelines.simulate.configurations import RELAYS, SHAPES, configuration, wiring
 from pipelines.simulate.faults import Fault, draw_faults
 from pipelines.simulate.world import FAULTS_UNTIL_S, History, World
 
@@ -19,16 +19,16 @@ MAX_PLAYS = 120
 
 def draw_history(seed: int, shapes: Sequence[str] = ()) -> History:
     """The history of a seed, with a shape of `shapes` (default: any). The same seed gives the same history."""
-    draws = random.Random(f"{seed} history")
-    shape = draws.choice(tuple(shapes or SHAPES))
+    shape = Streams(seed).choose("shape", dict.fromkeys(shapes or SHAPES, 1.0))
     roles = [each.role.name for each in wiring(shape)]
-    return History(seed, shape, draw_faults(draws, roles, FAULTS_UNTIL_S))
+    return History(seed, shape, draw_faults(seed, roles, FAULTS_UNTIL_S))
 
 
 def play(history: History, *, record_events: bool = False) -> History:
     """Play a history that has been drawn, or read from a file."""
     fresh = History(history.seed, history.shape, history.faults)
-    return World(configuration(history.shape), wiring(history.shape), fresh, record_events=record_events).run()
+    config, roles, relays = configuration(history.shape), wiring(history.shape), RELAYS.get(history.shape, 0)
+    return World(config, roles, fresh, record_events=record_events, relays=relays).run()
 
 
 def explore(seeds: Sequence[int], shapes: Sequence[str] = ()) -> Iterator[History]:

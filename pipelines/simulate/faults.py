@@ -3,27 +3,56 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
-FaultKind = Literal["kill", "pause", "replace", "requests", "cut", "drain", "slow", "pause_run", "restart_run"]
+from infra.simulation.streams import Streams
+
+FaultKind = Literal[
+    "kill",
+    "pause",
+    "replace",
+    "requests",
+    "cut",
+    "drain",
+    "slow",
+    "links",
+    "restart_host",
+    "pause_run",
+    "restart_run",
+    "upgrade_run",
+    "trim",
+]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 """`kill`: a process dies and is started again. `pause`: it stops for a while. `replace`: it stops, its successor
 starts, and it comes back. `requests`: some of its requests are lost, late or repeated. `cut`: none reaches the cluster.
 `drain`: a person drains a replica. `slow`: its steps take longer. `pause_run`: a person pauses the run. `restart_run`:
-all processes of the run end at once and are started again; this one is the last."""
+all processes of the run end at once and are started again; this one is the last. `upgrade_run`: the same, and the
+processes before it are of an earlier release, which wrote earlier versions of records. `links`: the link of its host is
+slow, lossy, cut, or damages data. `restart_host`: all processes on its host end, and the weights stored there are lost.
+`trim`: a person trims the log of the run; the command is killed after these seconds."""
 PLACEMENT = "placement"
 """The role that a pause of the run is about."""
 PAUSED_SHARE = 0.25
 """Share of the histories in which a person pauses the run."""
 RESTARTED_SHARE = 0.15
 """Share of the histories in which the whole run ends and is started again."""
+OF_THE_RUN = 100
+"""The numbers of events of the whole run begin here."""
 MAX_VALUE = 10**6
 """Maximum of a fault's numbers."""
+UPGRADED_SHARE = 0.12
+"""Share of the histories in which a run of an earlier release is upgraded."""
+TRIMMED_SHARE = 0.2
+"""Share of the histories in which the log is trimmed."""
 _SHARES: Mapping[FaultKind, int] = {
     "kill": 8, "pause": 4, "replace": 3, "requests": 8, "cut": 3, "drain": 1, "slow": 2,
 }  # fmt: skip
+_SHARES_OF_HOSTS: Mapping[FaultKind, int] = {"links": 8, "restart_host": 2}
+"""With relays."""
+TRAINERS_RELAY = "relay-0"
+"""The weights on its host are only lost with the trainer's checkpoints, which an emulated run does not have."""
 
 
 @dataclass(frozen=True)
@@ -58,26 +87,55 @@ class Fault:
         return fault
 
 
-def draw_faults(draws: random.Random, roles: Sequence[str], until_s: float) -> tuple[Fault, ...]:
-    """Faults within `until_s` seconds, in order of their times; some histories have few, some have many."""
-    kinds = list(_SHARES)
-    if draws.random() < 0.4:  # some defects need several faults of one kind, without others between them
-        kinds = draws.sample(kinds, draws.randint(1, 3))
-    count = draws.choice((1, 2, 4, 8, 14))
-    favourite = draws.choice(roles)
+def draw_faults(seed: int, roles: Sequence[str], until_s: float) -> tuple[Fault, ...]:
+    """Faults of roles within `until_s` seconds, in order of their times; some histories have few, some have many.
+
+    Each fault, and each kind of event of the whole run, has its own stream: another kind changes few of the others.
+    """
+    streams = Streams(f"{seed} faults")
+    hosted = {name: 1.0 for name in roles if name.startswith(("relay", "rollout", "trainer"))}
+    relays = {name: 1.0 for name in hosted if name.startswith("relay") and name != TRAINERS_RELAY}
+    weights: Mapping[str, float] = {**_SHARES, **(_SHARES_OF_HOSTS if relays else {})}  # type: ignore[dict-item]
+    mix, names = streams.of("mix"), dict.fromkeys(roles, 1.0)
+    if mix.random() < 0.4:  # some defects need several faults of one kind, without others between them
+        by_draw = sorted(weights, key=lambda kind: streams.of("mix", kind).random())
+        weights = {kind: weights[kind] for kind in by_draw[: mix.randint(1, 3)]}
+    favourite = streams.choose("favourite", names)
+    rollouts = {name: 1.0 for name in roles if name.startswith("rollout")}
+    choices = {"drain": rollouts, "links": hosted, "restart_host": relays}
     found = []
-    for number in range(count):
-        kind = draws.choices(kinds, [_SHARES[each] for each in kinds])[0]
-        role = favourite if draws.random() < 0.3 else draws.choice(roles)
-        if kind == "drain":
-            role = draws.choice([each for each in roles if each.startswith("rollout")])
+    for number in range(mix.choice((1, 2, 4, 8, 14))):
+        draws, purpose = streams.of("fault", str(number)), f"fault {number}"
+        kind = cast(FaultKind, streams.choose(f"{purpose} kind", weights))
+        role = streams.choose(f"{purpose} role", choices.get(kind, names))
+        if draws.random() < 0.3 and kind not in choices:
+            role = favourite
         seconds = draws.choice((0.2, 2.0, 6.0, 15.0)) * draws.uniform(0.5, 1.5)
         found.append(Fault(round(draws.uniform(0.0, until_s), 3), kind, role, round(seconds, 3), number))
-    if draws.random() < PAUSED_SHARE:  # drawn last: the other faults of a seed are those without pauses
-        for number in range(count, count + draws.choice((1, 1, 2))):
-            at, seconds = draws.uniform(0.0, until_s), draws.choice((0.5, 4.0, 12.0)) * draws.uniform(0.5, 1.5)
-            found.append(Fault(round(at, 3), "pause_run", PLACEMENT, round(seconds, 3), number))
-    if draws.random() < RESTARTED_SHARE:
-        at, seconds = draws.uniform(1.0, until_s), draws.uniform(0.5, 10.0)
-        found.append(Fault(round(at, 3), "restart_run", draws.choice(roles), round(seconds, 3), len(found)))
+    found += _pauses(streams.of("pause_run"), until_s)
+    found += _restarts(streams, names, until_s)
+    found += _trims(streams.of("trim"), until_s)
     return tuple(sorted(found, key=lambda fault: (fault.at, fault.number)))
+
+
+def _pauses(draws: random.Random, until_s: float) -> Iterator[Fault]:
+    if draws.random() < PAUSED_SHARE:
+        for number in range(draws.choice((1, 1, 2))):
+            at, seconds = draws.uniform(0.0, until_s), draws.choice((0.5, 4.0, 12.0)) * draws.uniform(0.5, 1.5)
+            yield Fault(round(at, 3), "pause_run", PLACEMENT, round(seconds, 3), OF_THE_RUN + number)
+
+
+def _restarts(streams: Streams, names: Mapping[str, float], until_s: float) -> Iterator[Fault]:
+    shares: Mapping[FaultKind, float] = {"restart_run": RESTARTED_SHARE, "upgrade_run": UPGRADED_SHARE}
+    for number, (kind, share) in enumerate(shares.items(), OF_THE_RUN + 10):
+        draws = streams.of(kind)
+        if draws.random() < share:
+            at, seconds = draws.uniform(1.0, until_s), draws.uniform(0.5, 10.0)
+            yield Fault(round(at, 3), kind, streams.choose(f"last of {kind}", names), round(seconds, 3), number)
+
+
+def _trims(draws: random.Random, until_s: float) -> Iterator[Fault]:
+    if draws.random() < TRIMMED_SHARE:
+        for number in range(draws.choice((1, 2))):
+            at, seconds = draws.uniform(5.0, until_s), draws.choice((0.5, 1.0, 30.0, 30.0)) * draws.uniform(0.2, 1.0)
+            yield Fault(round(at, 3), "trim", PLACEMENT, round(seconds, 3), OF_THE_RUN + 20 + number)

@@ -9,16 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from infra.kafka.note import Note
-from infra.kafka.topic_reader import StoredRecord
-from infra.simulation.cluster import Place, SimulatedCluster
+from infra.kafka.properties import ClientProperties
+from infra.kafka.simulated_inspection import InspectionClients
+from infra.simulation.cluster import SimulatedCluster
 from operators.rollout.emulated_rows import synthetic_response
 from operators.rollout.engine import Request
 from pipelines.config import Config
-from pipelines.inspect.audit.audit_run import READ_ORDER, Snapshot, add_record
-from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
-from pipelines.inspect.audit.fold import AuditFold
+from pipelines.inspect.audit.audit_run import audit
+from pipelines.inspect.audit.decode import DecodedRecord
 from pipelines.inspect.audit.result import Audit
 from pipelines.simulate.observer import Committed
+from schemas.codec import UndecodableRecord
 from schemas.identity import parse_trajectory_id, trajectory_id
 from schemas.records import (
     Assignment,
@@ -78,6 +79,7 @@ class Invariants:
             MicroBatch: self._batch,
             WeightVersion: self._manifest,
             DeadLetter: self._dead_letter,
+            UndecodableRecord: self._undecodable,
             CommitNote: self._note,
             Pause: self._pause,
         }
@@ -97,6 +99,11 @@ class Invariants:
             for member in range(samples)
             if f"{prompt}.{member}" not in self.settled
         }
+
+    @property
+    def assigned(self) -> int:
+        """The number of trajectories that were assigned."""
+        return len(self._owners)
 
     @property
     def placement_started(self) -> bool:
@@ -225,6 +232,9 @@ class Invariants:
     def _dead_letter(self, where: Committed, letter: DeadLetter) -> None:
         raise InvariantViolated(f"a dead letter of {letter.topic}: {letter.step}: {letter.reason}")
 
+    def _undecodable(self, where: Committed, error: UndecodableRecord) -> None:
+        raise InvariantViolated(f"{where.topic}-{where.partition} offset {where.offset} cannot be decoded: {error}")
+
     def _note(self, where: Committed, record: CommitNote) -> None:
         note = Note.decode(record.note)
         before = self._notes.get(record.group, (0, 0))
@@ -253,24 +263,6 @@ class Invariants:
             raise InvariantViolated(f"a batch has {smallest} trajectories, below the global batch")
 
 
-def audit_cluster(cluster: SimulatedCluster, config: Config) -> Audit:
-    """The audit of the run of `config`."""
-    run = config.run.name
-    groups = {"score": config.score.shards, "experience": config.experience.shards, "evaluation": 1}
-    committed = {
-        pipeline: {
-            (place.topic, place.partition): offset
-            for shard in range(count)
-            for place, offset in cluster.committed_offsets(group_name(run, pipeline, shard)).items()
-        }
-        for pipeline, count in groups.items()
-    }
-    fold, snapshot = AuditFold(), Snapshot({}, frozenset(), committed)
-    for topic in READ_ORDER:
-        name = topic.name(run)
-        for partition in cluster.partitions_of(name):
-            for offset, message in cluster.log(Place(name, partition)).fetch(0, committed=True):
-                rows = tuple(decode_for_audit(message.value, message.headers))
-                columns = message.timestamp, message.key, message.headers, 0, rows, None
-                add_record(fold, StoredRecord(name, partition, offset, *columns), snapshot)
-    return fold.audit()
+def audit_cluster(cluster: SimulatedCluster, run: str) -> Audit:
+    """The audit of run `run`."""
+    return audit(ClientProperties.of_clients(InspectionClients(cluster)), run)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from infra.kafka.simulated_producer import Message
 from infra.simulation.cluster import Place, SimulatedCluster
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
-from schemas.codec import decode
+from schemas.codec import UndecodableRecord, decode
 from schemas.identity import trajectory_id
 from schemas.records import Assignment, CommitNote, MicroBatch, Pause, Prompt, Settled, Trajectory, WeightVersion
 from schemas.topics import (
@@ -42,7 +42,8 @@ OBSERVED = (
 
 
 class Committed(NamedTuple):
-    """A decoded record that has become visible. `topic` is the topic's noun; an experience is only decoded as a key."""
+    """A decoded record that has become visible, or why it cannot be decoded. `topic` is the topic's noun; an experience
+    is only decoded as a key."""
 
     topic: str
     partition: int
@@ -86,7 +87,11 @@ class LogObserver:
         for offset, message in self._cluster.log(place).fetch(position, committed=True):
             decoder = decode_for_audit if topic is EXPERIENCES else decode
             self._digest(place, offset, message)
-            for row in decoder(message.value, message.headers):
+            try:
+                rows = list(decoder(message.value, message.headers))
+            except UndecodableRecord as error:
+                rows = [error]
+            for row in rows:
                 yield Committed(topic.short_name, place.partition, offset, row)
 
 

@@ -19,6 +19,7 @@ from operators.io.fold_records import FoldRunner, idle_seconds_of
 from operators.io.map_outputs import map_emission
 from operators.io.source import ShardSource
 from pipelines.simulate.steps import SimulatedStep
+from pipelines.simulate.transfers import Transfers
 from pipelines.simulate.wiring import Wiring
 
 MAX_EMISSIONS = 64
@@ -29,7 +30,12 @@ class ShardProcess:
     """One process of a role. `turn_s` is the time of one poll of a busy step."""
 
     def __init__(
-        self, wiring: Wiring, process: SimulatedProcess, clients: SimulatedClients, turn_s: Callable[[], float]
+        self,
+        wiring: Wiring,
+        process: SimulatedProcess,
+        clients: SimulatedClients,
+        turn_s: Callable[[], float],
+        transfers: Transfers | None = None,
     ) -> None:
         self.wiring, self.process, self._turn_s = wiring, process, turn_s
         self._sessions = Sessions(lambda config: clients)
@@ -40,7 +46,7 @@ class ShardProcess:
             sessions=self._sessions,
             wait=process.wait,
         )
-        self._runner = FoldRunner(SimulatedStep(wiring.step, process, clients), now=process.unix_ms)
+        self._runner = FoldRunner(SimulatedStep(wiring.step, process, clients, transfers), now=process.unix_ms)
         self._commits = ShardCommits(wiring.shard, self._sessions, process.monotonic)
         self._waiting: list[Emission] = []
         self._changed = Signal()

@@ -13,6 +13,7 @@ from operators.io.elements import Restored, ShardFold
 from operators.io.fold_records import FoldStep
 from operators.placement.place_trajectories import PlaceTrajectories
 from operators.prompts.draw_prompts import DrawPrompts
+from operators.relay.relay import RelayStep
 from operators.rollout.backend import EmulatedSpec
 from operators.rollout.emulated_backend import EmulatedBackend
 from operators.rollout.episodes import EpisodeEngine
@@ -21,14 +22,17 @@ from operators.rollout.replica import Replica
 from operators.score.score_trajectories import ScoreTrajectories
 from operators.trainer.emulate_training import EmulateTraining
 from pipelines.simulate.heartbeats import SimulatedHeartbeats
+from pipelines.simulate.transfers import Transfers
 from schemas.topics import PROMPTS, group_name
 
 
 class SimulatedStep:
-    """`step` as a process of a simulation runs it."""
+    """`step` as a process of a simulation runs it. With `transfers` weights and KV have bytes."""
 
-    def __init__(self, step: FoldStep, process: SimulatedProcess, clients: SimulatedClients) -> None:
-        self._step, self._process, self._clients = step, process, clients
+    def __init__(
+        self, step: FoldStep, process: SimulatedProcess, clients: SimulatedClients, transfers: Transfers | None = None
+    ) -> None:
+        self._step, self._process, self._clients, self._transfers = step, process, clients, transfers
 
     def restore(self, restored: Restored) -> ShardFold:
         """The fold of a start. Raises TypeError for a step that cannot be simulated."""
@@ -46,6 +50,10 @@ class SimulatedStep:
                 return step.restore(restored, now)
             case MakeBatches():
                 return step.restore(restored, now, clock)
+            case EmulateTraining() if self._transfers is not None:
+                return self._transfers.training(step, restored, process, clients)
+            case RelayStep() if self._transfers is not None:
+                return self._transfers.relay(step, restored, process, clients)
             case EmulateTraining():
                 producer: Any = clients.plain_producer()
                 return step.restore(restored, producer, clock, now)
@@ -67,22 +75,31 @@ class SimulatedStep:
             step.config.heartbeat_s,
         )
         backend = EmulatedBackend(spec.config, spec.time_scale, spec.keep_versions, process.monotonic)
+        transfers = self._transfers
+        kv = None if transfers is None else transfers.kv(process)
         replica = partial(
             Replica,
-            weights=backend.weights,
+            weights=backend.weights if transfers is None else transfers.weights(process),
             decode=backend.decode,
             now=process.unix_ms,
             config=step.config,
             interrupts=step.interrupts,
             check=backend.check,
             clock=process.monotonic,
+            kv_transfers=kv,
         )
-        replicas = [
-            replica(index, restored.start, EpisodeEngine(backend.engine(), {}, backend.encode, backend.decode, {}))
+        engines = {
+            index: backend.engine() if transfers is None else transfers.engine(backend.engine(), index)
             for index in hosted
+        }
+        replicas = [
+            replica(index, restored.start, EpisodeEngine(engine, {}, backend.encode, backend.decode, {}))
+            for index, engine in engines.items()
         ]
         heartbeats.set_replicas(replicas)
-        return RolloutFold(step.config, replicas, heartbeats, backend, process.monotonic, state=restored.state)
+        return RolloutFold(
+            step.config, replicas, heartbeats, backend, process.monotonic, state=restored.state, kv_transfers=kv
+        )
 
 
 class _Backlog:

@@ -15,7 +15,9 @@ from operators.prompts.rendering import render
 from operators.prompts.synthetic import SyntheticSource, SyntheticTokenizer
 from pipelines.config import Config
 from pipelines.roles import Role, roles_of
+from pipelines.shards import topic_input
 from schemas.records import Prompt
+from schemas.topics import RELAY_CHAIN
 
 QUESTIONS = 2
 """Held-out questions of a simulated run."""
@@ -50,15 +52,24 @@ class SyntheticQuestions:
         ]
 
 
-def wire(config: Config, questions: int = QUESTIONS) -> list[Wiring]:
-    """The roles of an emulated run, and its evaluation with as many `questions`.
+def wire(config: Config, questions: int = QUESTIONS, relays: int = 0) -> list[Wiring]:
+    """The roles of an emulated run, its evaluation with as many `questions`, and `relays` of its weights.
 
     Raises ValueError for a run that is not emulated.
     """
     if not config.emulated:
         raise ValueError(f"rollout.engine is {config.rollout.engine!r}: only emulated runs are simulated")
     roles = [*roles_of(config), *([Role("evaluation")] if config.evaluation.every else [])]
-    return [_wiring(config, role, questions) for role in roles]
+    roles += [Role("relay", index) for index in range(relays)]
+    found = [_wiring(config, role, questions) for role in roles]
+    return [_with_chain(config, each) if relays and each.role.pipeline == "trainer" else each for each in found]
+
+
+def _with_chain(config: Config, trainer: Wiring) -> Wiring:
+    """An emulated trainer with the input by which a real one learns to whom it sends its versions."""
+    shard = trainer.shard
+    chain = topic_input(config, RELAY_CHAIN, start="earliest")
+    return replace(trainer, shard=replace(shard, inputs=(*shard.inputs, chain)))
 
 
 class _Chain:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from infra.kafka.session import SessionLost
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
-from infra.kafka.simulated_producer import Message
+from infra.kafka.simulated_producer import Message, Release, as_it_is
 from infra.simulation.cluster import Place, SimulatedCluster
+from infra.simulation.data_network import LINK_FAULTS, LinkFault
 from infra.simulation.network import REQUEST_FAULTS, Connection, Network, RequestFaults
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import Scheduler
+from infra.simulation.streams import Streams
 from pipelines.config import Config
 from pipelines.shards import partitions_of
 from pipelines.simulate.faults import Fault
+from pipelines.simulate.hosts import SimulatedHosts
 from pipelines.simulate.invariants import Invariants, InvariantViolated, audit_cluster
 from pipelines.simulate.observer import Committed, LogObserver, event_text
-from pipelines.simulate.shard_process import ShardProcess
+from pipelines.simulate.releases import EarlierRelease
+from pipelines.simulate.simulated_role import SimulatedRole
+from pipelines.simulate.transfers import Transfers
+from pipelines.simulate.trims import start_trim
 from pipelines.simulate.wiring import Wiring
 from schemas.codec import encode
 from schemas.identity import parse_trajectory_id
@@ -29,9 +34,6 @@ from schemas.topics import CATALOGUE, CONTROL, INBOX, PAUSE, PROMPTS
 
 FAULTS_UNTIL_S = 25.0
 """No fault begins after this time."""
-SKEWED_SHARE = 0.25
-"""Share of the histories in which the clocks of hosts are wrong by minutes."""
-MAX_SKEW_S = 600.0
 CALM_S = 240.0
 """How long after the last fault a run may take to finish: the bound of the liveness check."""
 
@@ -57,30 +59,38 @@ class World:
     """A run with `faults`. `run` plays it to its end, or to the first violation."""
 
     def __init__(
-        self, config: Config, roles: Sequence[Wiring], history: History, *, record_events: bool = False
+        self,
+        config: Config,
+        roles: Sequence[Wiring],
+        history: History,
+        *,
+        record_events: bool = False,
+        relays: int = 0,
     ) -> None:
         self.config, self.history = config, history
         self.scheduler = Scheduler()
         self.cluster = SimulatedCluster(
             {topic.name(config.run.name): len(partitions_of(config, topic)) for topic in CATALOGUE.values()}
         )
-        draws = random.Random(f"{history.seed} network")
-        self.network = Network(self.scheduler, draws)
+        self.streams = Streams(history.seed)
+        self.network = Network(self.scheduler, self.streams)
         self._signals = CommitSignals(self.cluster, self.scheduler)
         self.invariants = Invariants(config)
+        upgraded = any(fault.kind == "upgrade_run" for fault in history.faults)
+        self._release: Release = EarlierRelease(self.streams) if upgraded else as_it_is
         self._records = record_events
         self._requests = 0
         self._digest = hashlib.blake2b(digest_size=16)
         LogObserver(self.cluster, config.run.name, self._committed, self._digest_message)
-        self.draws = random.Random(f"{history.seed} processes")
+        self.hosts = SimulatedHosts(relays, self.scheduler, self.streams) if relays else None
+        self.transfers = None if self.hosts is None else Transfers(config, self.hosts, self.fail)
         self.roles = {each.role.name: SimulatedRole(self, each) for each in roles}
         self.network.trace = lambda name, request, fault: self.event(name, f"request {request} {fault}")
 
     def run(self) -> History:
         """Play the history."""
         history, scheduler = self.history, self.scheduler
-        for role in self.roles.values():
-            scheduler.after(0.5 * self.draws.random(), role.start)
+        self.start_roles()
         for fault in history.faults:
             scheduler.at(fault.at, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
         self._tick()
@@ -94,8 +104,17 @@ class World:
         finally:
             history.ended_s, history.requests = scheduler.now, self.network.requests
             history.digest = self._digest.hexdigest()
+            for each in self.roles.values():
+                each.end()
             scheduler.close()
+            if self.hosts is not None:
+                self.hosts.close()
         return history
+
+    def start_roles(self) -> None:
+        """Start every role within half a second."""
+        for name, role in self.roles.items():
+            self.scheduler.after(0.5 * self.streams.of(name, "first start").random(), role.start)
 
     def fail(self, reason: str) -> None:
         """End the history with its first failure."""
@@ -111,7 +130,7 @@ class World:
 
     def connect(self, process: SimulatedProcess) -> SimulatedClients:
         """The clients of a process."""
-        return SimulatedClients(self.cluster, Connection(self.network, process), self._signals, self.network.draws)
+        return SimulatedClients(self.cluster, Connection(self.network, process), self._signals, self._release)
 
     def _digest_message(self, place: Place, offset: int, message: Message) -> None:
         self._digest.update(f"{self.scheduler.now:.6f} {place} {offset} {message}\n".encode())
@@ -131,6 +150,8 @@ class World:
         """Each second: the cluster's clock, its time-outs, and whether all is done."""
         self.cluster.now = self.scheduler.now
         self.cluster.expire()
+        if self.hosts is not None and (invalid := self.hosts.invalid_versions()):
+            self.fail(f"visible with other bytes than the trainer's: {', '.join(invalid)}")
         last_fault = max((fault.at + fault.seconds for fault in self.history.faults), default=0.0)
         if self.scheduler.now > last_fault and self._is_done():
             self.scheduler.stop()
@@ -143,6 +164,8 @@ class World:
         """
         invariants, (task,) = self.invariants, self.config.prompts.mixture
         left = invariants.open
+        if self.hosts is not None and self.hosts.lacking(max(invariants.manifests, default=None)):
+            return False
         if any(parse_trajectory_id(name).purpose == "evaluation" for name in left):
             return False
         if invariants.final:
@@ -155,14 +178,19 @@ class World:
         if not self._is_done():
             invariants = self.invariants
             left = sorted(invariants.open)
+            newest = max(invariants.manifests, default=None)
+            lacking = [] if self.hosts is None else self.hosts.lacking(newest)
             raise InvariantViolated(
                 f"{CALM_S:g} s after the last fault the run has not finished: {len(left)} trajectories are not settled "
                 f"({', '.join(left[:6])}); of {len(invariants.batches)} batches {len(invariants.covered)} are trained"
+                + (f"; version {newest} is not at {', '.join(lacking)}" if lacking else "")
             )
         self.invariants.check_end()
-        audit = audit_cluster(self.cluster, self.config)
+        audit = audit_cluster(self.cluster, self.config.run.name)
         if not audit.passed:
             raise InvariantViolated(f"the audit failed: {audit}")
+        if audit.expired or audit.dispatched != self.invariants.assigned:  # trims change no count
+            raise InvariantViolated(f"{self.invariants.assigned} trajectories were assigned; the audit: {audit}")
 
     def _inject(self, fault: Fault) -> None:
         self.event(fault.role, f"fault {fault.kind} for {fault.seconds:.1f} s")
@@ -175,13 +203,13 @@ class World:
             case "replace":
                 role.replace(fault.seconds)
             case "requests":
-                draws = random.Random(f"{self.history.seed} {fault.number}")
+                draws = self.streams.of("fault", str(fault.number))
                 kinds = tuple(draws.sample(REQUEST_FAULTS, draws.randint(1, 3)))
                 share = draws.choice((0.05, 0.2, 0.6))
                 end = self.scheduler.now + fault.seconds
                 self.network.faults.append(RequestFaults(fault.role, self.scheduler.now, end, kinds, share, draws))
             case "cut":
-                draws = random.Random(fault.number)
+                draws = self.streams.of("fault", str(fault.number))
                 end = self.scheduler.now + fault.seconds
                 self.network.faults.append(RequestFaults(fault.role, self.scheduler.now, end, ("lost",), 1.0, draws))
             case "drain":
@@ -191,10 +219,47 @@ class World:
                 self.scheduler.after(fault.seconds, lambda: self._pause_run(False))
             case "slow":
                 role.slow_until = self.scheduler.now + fault.seconds
+            case "links":
+                self._disturb_link(role, fault)
+            case "restart_host":
+                self._restart_host(role, fault.seconds)
+            case "trim":
+                process = SimulatedProcess(self.scheduler, "trim", self._trim_ended)
+                start_trim(process, self.cluster, self.config.run.name, partial(self.event, "trim"))
+                self.scheduler.after(fault.seconds, process.kill)
+            case "upgrade_run":
+                self._release = as_it_is
+                for name, each in self.roles.items():
+                    each.end()
+                    each.start_in(fault.seconds * (1.0 if each is role else self.streams.of(name, "upgrade").random()))
             case "restart_run":
-                draws = random.Random(f"{self.history.seed} {fault.number} restart_run")
-                for each in self.roles.values():
-                    each.kill(fault.seconds * (1.0 if each is role else draws.random()))
+                for name, each in self.roles.items():
+                    each.kill(fault.seconds * (1.0 if each is role else self.streams.of(name, "restart").random()))
+
+    def _disturb_link(self, role: SimulatedRole, fault: Fault) -> None:
+        host = None if self.hosts is None else self.hosts.host_of(role.name)
+        if self.hosts is None or host is None:
+            return
+        draws, now = self.streams.of("fault", str(fault.number)), self.scheduler.now
+        for kind in draws.sample(LINK_FAULTS, draws.randint(1, 2)):
+            self.event(role.name, f"the link of {host} is {kind}")
+            self.hosts.network.faults.append(LinkFault(host, now, now + fault.seconds, kind))
+
+    def _restart_host(self, role: SimulatedRole, seconds: float) -> None:
+        hosts = self.hosts
+        host = None if hosts is None else hosts.host_of(role.name)
+        if hosts is None or host is None:
+            return
+        on_it = [each for name, each in self.roles.items() if hosts.host_of(name) == host]
+        for each in on_it:
+            each.end()
+        hosts.lose_store(host)
+        for each in on_it:
+            each.start_in(min(seconds, 5.0))
+
+    def _trim_ended(self, error: Exception | None) -> None:
+        if error is not None:
+            self.fail(f"the trim ended with {type(error).__name__}: {error}")
 
     def _pause_run(self, paused: bool) -> None:
         """As `laminar runs pause` and `unpause`. Of pauses that overlap, the first end counts."""
@@ -214,75 +279,3 @@ class World:
         message = Message(b"", value, tuple(headers), 0)
         self.cluster.send(Place(INBOX.name(self.config.run.name), replica), [message])
         self.scheduler.after(20.0, lambda: role.kill(1.0))
-
-
-class SimulatedRole:
-    """One process of a run and its supervisor, which starts it again when it ends."""
-
-    def __init__(self, world: World, wiring: Wiring) -> None:
-        self._world, self.wiring = world, wiring
-        self.name = wiring.role.name
-        self.slow_until = 0.0
-        self._process: SimulatedProcess | None = None
-        self._shard: ShardProcess | None = None
-        seed = world.history.seed
-        wrong = random.Random(f"{seed} clocks").random() < SKEWED_SHARE
-        skew_s = random.Random(f"{seed} clock of {self.name}").uniform(-MAX_SKEW_S, MAX_SKEW_S)
-        self._skew_s = skew_s if wrong else 0.0
-        """By how much the clock of its host is wrong."""
-
-    @property
-    def start_number(self) -> int:
-        """The present start number; 0 before the first."""
-        return 0 if self._shard is None else self._shard.start
-
-    def start(self) -> None:
-        """Start a process."""
-        world = self._world
-        world.event(self.name, "starts")
-        process: SimulatedProcess
-
-        def ended(error: Exception | None) -> None:
-            self._ended(process, error)
-
-        skew_s = self._skew_s + world.draws.uniform(-2, 2)
-        process = SimulatedProcess(world.scheduler, self.name, ended, skew_s)
-        self._process = process
-        self._shard = ShardProcess(self.wiring, process, world.connect(process), self._turn_s)
-
-    def kill(self, seconds: float) -> None:
-        """Kill the process; start another after `seconds`."""
-        process = self._process
-        if process is None or not process.alive:
-            return
-        process.kill()
-        self._restart(process, seconds)
-
-    def pause(self, seconds: float) -> None:
-        """Pause the process."""
-        if self._process is not None:
-            self._process.pause(seconds)
-
-    def replace(self, seconds: float) -> None:
-        """Pause the process, and start another at once. The first comes back as a zombie."""
-        if self._process is not None and self._process.alive:
-            self._process.pause(seconds)
-            self.start()
-
-    def _turn_s(self) -> float:
-        return 2.0 if self._world.scheduler.now < self.slow_until else 0.4
-
-    def _ended(self, process: SimulatedProcess, error: Exception | None) -> None:
-        world = self._world
-        world.event(self.name, f"ends: {error!r}")
-        if error is not None and not isinstance(error, SessionLost):
-            world.fail(f"{self.name} ended with {type(error).__name__}: {error}")
-            return
-        self._restart(process, 1.0)
-
-    def _restart(self, process: SimulatedProcess, seconds: float) -> None:
-        def start() -> None:
-            if self._process is process:  # else a successor was started before
-                self.start()
-
-        self._world.scheduler.after(seconds, start)

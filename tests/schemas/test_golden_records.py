@@ -12,7 +12,16 @@ from golden_files import FOLDER, field_lines, path_of
 from record_samples import SAMPLES
 
 from schemas.block_codec import decode_all
-from schemas.codec import RECORD_TYPES, Headers, RecordType, UndecodableRecord, decode, encode
+from schemas.codec import (
+    RECORD_TYPES,
+    Headers,
+    RecordType,
+    UndecodableRecord,
+    as_version,
+    decode,
+    encode,
+    versions_of,
+)
 from schemas.plain import to_plain
 from schemas.records import RankAddress, RelayChain
 
@@ -118,3 +127,30 @@ def test_every_golden_file_has_a_record() -> None:
     for path in FOLDER.iterdir():
         name, _, version = path.stem.partition("-")
         assert 1 <= int(version) <= known.get(name, 0), f"{path.name}: no such record, or its version was lowered"
+
+
+@pytest.mark.parametrize("name", [name for name in EARLIER if name != "EpisodeEnd-2"])
+def test_as_version_writes_what_an_earlier_release_wrote(name: str) -> None:
+    value, headers = earlier(name)
+    (record,) = decode(value, headers)
+    written, its = as_version(*encode(record), int(name.partition("-")[2]))
+    assert dict(its) == dict(headers)
+    assert decode(written, its) == [record]
+    assert len(written) < len(encode(record)[0])
+
+
+def test_as_version_writes_json_without_the_field() -> None:
+    chain = replace(SAMPLES[RelayChain], needed=())
+    written, headers = as_version(*encode(chain), 2)
+    assert dict(headers)["laminar-schema"] == b"RelayChain/2"
+    assert "needed" not in json.loads(written)
+    assert decode(written, headers) == [chain]
+
+
+@EACH_TYPE
+def test_as_version_changes_no_record_with_a_newer_field(entry: RecordType) -> None:
+    value, headers = encode(SAMPLES[entry.kind])
+    versions = versions_of(entry.schema)
+    assert versions[-1] == entry.version
+    assert as_version(value, headers, entry.version) == (value, headers)
+    assert {as_version(value, headers, version)[0] for version in versions} == {value}

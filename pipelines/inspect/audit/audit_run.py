@@ -93,7 +93,8 @@ def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None
         ends: dict[str, dict[int, int]] = {}
         for topic in READ_ORDER:
             if (name := topic.name(run)) in existing:
-                ends[name] = {partition: end for partition, end in stable_ends(admin, name).items() if end > 0}
+                stable = stable_ends(admin, name, pause=client.pause)
+                ends[name] = {partition: end for partition, end in stable.items() if end > 0}
         trimmed = {
             short_name
             for where, first in beginning_offsets(admin, sorted(ends)).items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 from infra.kafka.properties import ClientProperties
@@ -14,6 +13,7 @@ from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.network import Connection, Network
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import Scheduler
+from infra.simulation.streams import Streams
 
 OUT, RESTORE, IN = Partition("out", 0), Partition("restore", 0), Partition("in", 0)
 OUT_PLACE, IN_PLACE = Place(*OUT), Place(*IN)
@@ -25,13 +25,12 @@ class World:
     def __init__(self, seed: int = 0) -> None:
         self.scheduler = Scheduler()
         self.cluster = SimulatedCluster({"in": 1, "out": 1, "restore": 1})
-        self.draws = random.Random(seed)
-        self.network = Network(self.scheduler, self.draws)
+        self.network = Network(self.scheduler, Streams(seed))
         self.signals = CommitSignals(self.cluster, self.scheduler)
         self.errors: dict[str, Exception | None] = {}
 
     def clients(self, process: SimulatedProcess) -> SimulatedClients:
-        return SimulatedClients(self.cluster, Connection(self.network, process), self.signals, self.draws)
+        return SimulatedClients(self.cluster, Connection(self.network, process), self.signals)
 
     def process(self, name: str, body: Callable[[SimulatedClients], None]) -> SimulatedProcess:
         """Start a process with `body`; `errors` has how it ended."""

@@ -17,6 +17,8 @@ from operators.io.commits import LedgerFloors
 from operators.io.fold_records import FoldRunner
 from operators.io.ledger import TrajectoryLedger
 from operators.io.pending import PendingOffsets
+from operators.io.validation import ManifestOrder
+from operators.placement.ended_owners import EndedOwners
 from operators.placement.leases import Leases
 from operators.placement.pauses import RunPause
 from operators.placement.place_trajectories import PlacementFold
@@ -222,7 +224,20 @@ def pause_is_lost_at_a_start(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PlacementFold, "_handle", changed)
 
 
+def start_forgets_the_newest_manifest(patch: pytest.MonkeyPatch) -> None:
+    """Each start compares manifests anew: after the late one of a paused trainer it rejects all later ones."""
+    init = ManifestOrder.__init__
+    patch.setattr(ManifestOrder, "__init__", lambda self, state=None: init(self))
+
+
+def ended_replica_is_lost_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Placement assigns the work of an ended replica again before it has read the replica's last records."""
+    patch.setattr(EndedOwners, "fully_read", lambda self, ended, positions: set(ended))
+
+
 STEP_MUTATIONS = (
+    start_forgets_the_newest_manifest,
+    ended_replica_is_lost_at_once,
     placement_ignores_pauses,
     pause_is_lost_at_a_start,
     placement_does_not_fence,

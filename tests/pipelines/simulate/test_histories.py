@@ -11,18 +11,26 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mutations import MUTATIONS
 
 from infra.kafka.note import Note
+from infra.kafka.topic_reader import schema_of
+from infra.simulation.cluster import Place
 from operators.io.ledger import TrajectoryLedger
+from operators.rollout.engine import KV
+from operators.rollout.waiting_assignments import IncomingKV
 from pipelines.cli.simulate import simulate
-from pipelines.simulate.configurations import LONG_EVALUATION, LONG_QUESTIONS, SHAPES
+from pipelines.simulate.configurations import LONG_EVALUATION, LONG_QUESTIONS, SHAPES, configuration, wiring
 from pipelines.simulate.explore import draw_history, play, read_history, shrink, to_json
 from pipelines.simulate.faults import Fault
 from pipelines.simulate.timeline import lines, trace
-from pipelines.simulate.world import History
+from pipelines.simulate.world import History, World
+from schemas.codec import record_type
+from schemas.records import Trajectory
+from schemas.topics import RESTORE, SETTLED, TRAJECTORIES
 
 ROOT = Path(__file__).parents[3]
 
@@ -112,20 +120,71 @@ def test_restart_of_the_run_starts_every_role_again() -> None:
     assert again[-1] == ("score", 10.0)
 
 
-def test_history_is_the_same_in_every_process() -> None:
-    code = "from pipelines.simulate.explore import *; print(play(draw_history(3, ['repack'])).digest)"
+@pytest.mark.parametrize("shape", ["repack", "relays and moves"])
+def test_history_is_the_same_in_every_process(shape: str) -> None:
+    code = f"from pipelines.simulate.explore import *; print(play(draw_history(3, [{shape!r}])).digest)"
     environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
     other = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
-    assert other.stdout.strip() == play(draw_history(3, ["repack"])).digest
+    assert other.stdout.strip() == play(draw_history(3, [shape])).digest
 
 
 @pytest.mark.parametrize(
     "name",
-    ["note_is_lost", "outputs_are_committed_before_the_note", "lease_counter_is_lost", "prompt_number_is_lost"],
+    ["note_is_lost", "lease_counter_is_lost", "prompt_number_is_lost"],
 )
 def test_planted_defect_is_found_within_six_histories(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     MUTATIONS[name](monkeypatch)  # tests/soak/simulated_mutations.py has all of them
     assert any(play(draw_history(seed)).failure for seed in range(6))
+
+
+def test_defects_of_weights_trims_and_upgrades_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims = History(0, "plain", (Fault(14.0, "trim", "placement", 30.0, 0),))
+    upgrade = History(0, "plain", (Fault(8.0, "upgrade_run", "score", 2.0, 0),))
+    cases = {
+        "incomplete_version_is_sealed": (History(0, "relays", ()), "with other bytes than"),
+        "trim_writes_no_trim_point": (trims, "trajectories were assigned; the audit"),
+        "trim_ignores_what_roles_need": (trims, ""),
+        "earlier_versions_of_records_are_not_read": (upgrade, "cannot be decoded: unknown schema"),
+    }
+    for name, (history, reason) in cases.items():
+        assert play(history).failure is None
+        with monkeypatch.context() as patch:
+            MUTATIONS[name](patch)
+            assert reason in (play(history).failure or "nothing was found"), name
+
+
+def test_trajectories_move_with_their_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, take = list[KV | None](), IncomingKV.take
+
+    def record(self: IncomingKV, *args: Any) -> KV | None:
+        taken.append(take(self, *args))
+        return taken[-1]
+
+    monkeypatch.setattr(IncomingKV, "take", record)
+    assert play(History(0, "relays and moves", ())).failure is None
+    assert len([kv for kv in taken if kv is not None and len(kv.data)]) > 3
+
+
+def test_trim_deletes_records_and_a_killed_trim_is_repeated() -> None:
+    killed, whole = Fault(14.0, "trim", "placement", 0.15, 0), Fault(15.0, "trim", "placement", 30.0, 1)
+    world = World(configuration("plain"), wiring("plain"), History(0, "plain", (killed, whole)), record_events=True)
+    history = world.run()
+    assert history.failure is None
+    texts = [text for _, role, text in history.events if role == "trim"]
+    assert [text for text in texts if text.endswith("records are deleted")]
+    begins = {place.topic: world.cluster.log(place).begin for place in world.cluster.places()}
+    assert begins[SETTLED.name("simulated")] > 0
+    assert not begins[RESTORE.name("simulated")]
+
+
+def test_upgraded_run_has_read_records_of_the_earlier_release() -> None:
+    upgrade = Fault(8.0, "upgrade_run", "score", 2.0, 0)
+    world = World(configuration("plain"), wiring("plain"), History(0, "plain", (upgrade,)))
+    assert world.run().failure is None
+    log = world.cluster.log(Place(TRAJECTORIES.name("simulated"), 0))
+    versions = [schema_of(message.headers) for _, message in log.fetch(0, committed=True)]
+    newest = record_type(Trajectory).schema
+    assert (versions[0] != newest, versions[-1]) == (True, newest)
 
 
 PAUSED = History(0, "plain", (Fault(4.0, "pause_run", "placement", 12.0, 0), Fault(7.0, "kill", "placement", 1.0, 1)))

@@ -37,8 +37,7 @@ def new_world() -> World:
 def disturbed() -> World:
     """A run that was interrupted."""
     world = new_world()
-    for role in world.roles.values():
-        world.scheduler.after(0.5 * world.draws.random(), role.start)
+    world.start_roles()
     world._tick()
     world.scheduler.run(until=BACKED_UP_AT_S)
     world.scheduler.close()

@@ -15,8 +15,8 @@ from infra.kafka.broker import Broker
 from infra.kafka.note import Note
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.trim_points import newest_trim_point
-from pipelines.run.trim.needs import LogPartition
-from pipelines.run.trim.plan import TrimRefused, execute, plan_trim
+from pipelines.trim.needs import LogPartition
+from pipelines.trim.plan import TrimRefused, execute, plan_trim
 from schemas.records import CommitNote, PolicyVersion
 from schemas.topics import (
     BATCHES,

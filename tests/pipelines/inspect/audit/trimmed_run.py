@@ -13,7 +13,7 @@ from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailable
 from infra.kafka.admin import TopicSpec, admin_client, beginning_offsets, create_topics, end_offsets
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
-from pipelines.run.trim.plan import TrimPlan, execute, plan_trim
+from pipelines.trim.plan import TrimPlan, execute, plan_trim
 from schemas.codec import encode
 from schemas.records import PolicyVersion
 from schemas.topics import (

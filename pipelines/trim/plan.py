@@ -21,7 +21,7 @@ from infra.kafka.admin import (
     end_offsets,
     list_topics,
 )
-from infra.kafka.producer import BoundedProducer
+from infra.kafka.producer import open_producer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from infra.kafka.topic_reader import read_rows
@@ -31,8 +31,8 @@ from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import COUNTERS, Audit
 from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point
 from pipelines.inspect.log.manifests import Manifests
-from pipelines.run.trim.cuts import Cut, RetainReason, find_cut, retain_manifests, retain_trajectories
-from pipelines.run.trim.needs import LogPartition, Needs, needs_of
+from pipelines.trim.cuts import Cut, RetainReason, find_cut, retain_manifests, retain_trajectories
+from pipelines.trim.needs import LogPartition, Needs, needs_of
 from schemas.codec import encode
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, Prompt, TrimPoint
@@ -225,7 +225,7 @@ def execute(client: ClientProperties, plan: TrimPlan, folder: Path) -> None:
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(name, 1, config={"cleanup.policy": "delete", "retention.ms": "-1"})])
         value, headers = encode(plan.trim_point)
-        with BoundedProducer(client) as producer:
+        with open_producer(client) as producer:
             producer.send(name, value, key=str(plan.trim_point.number).encode(), headers=headers)
             producer.flush(_DELIVER_S)
         offsets = {

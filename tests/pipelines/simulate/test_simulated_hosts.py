@@ -1,0 +1,78 @@
+"""A killed simulated process leaves its host's store as a killed process of the operating system leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from infra.simulation.process import SimulatedProcess
+from infra.simulation.scheduler import Scheduler
+from infra.simulation.streams import Streams
+from infra.store.weight_store import WeightStore
+from pipelines.simulate.hosts import SimulatedHosts
+from pipelines.simulate.transferred_bytes import file_of
+from schemas.records import PolicyVersion
+
+VERSION = PolicyVersion(1, 0)
+BYTES = file_of(VERSION)
+
+
+@pytest.fixture
+def hosts() -> Iterator[SimulatedHosts]:
+    made = SimulatedHosts(2, Scheduler(), Streams(0))
+    yield made
+    made.close()
+
+
+def writer(hosts: SimulatedHosts, seconds: float) -> SimulatedProcess:
+    """A trainer that writes the version, and pauses before the seal."""
+    scheduler = hosts.network.scheduler
+    process = SimulatedProcess(scheduler, "trainer", lambda error: None)
+    process.end = partial(hosts.end_process, process)
+
+    def write() -> None:
+        with hosts.open_store(process, 2).begin(VERSION, len(BYTES)) as arriving:
+            arriving.view[:] = BYTES
+            process.sleep(seconds)
+            arriving.seal()
+
+    process.start("write", write)
+    return process
+
+
+def test_killed_writer_leaves_its_partial_file_and_no_lock(hosts: SimulatedHosts) -> None:
+    process = writer(hosts, 5.0)
+    hosts.network.scheduler.run(until=1.0)
+    process.kill()
+    partial_file = hosts.root("host-0") / f"{VERSION}.partial"
+    assert partial_file.read_bytes() == BYTES
+    with WeightStore(hosts.root("host-0"), 2) as store:
+        assert store.versions() == []
+        with store.begin(VERSION, len(BYTES)) as arriving:  # it is the writer, and has removed the partial file
+            arriving.view[:] = BYTES
+            arriving.seal()
+        assert store.versions() == [VERSION]
+
+
+def test_invalid_and_lacking_versions_are_named(hosts: SimulatedHosts) -> None:
+    hosts.loaded[3] = None
+    writer(hosts, 0.1)
+    hosts.network.scheduler.run(until=1.0)
+    assert hosts.invalid_versions() == []
+    assert hosts.lacking(VERSION) == ["host-1", "replica 3"]
+    with WeightStore(hosts.root("host-1"), 2) as store, store.begin(VERSION, len(BYTES)) as arriving:
+        arriving.view[:] = b"x" + BYTES[1:]
+        arriving.seal()
+    assert hosts.invalid_versions() == [f"version {VERSION} of host-1"]
+    assert hosts.lacking(VERSION) == ["replica 3"]
+
+
+def test_lost_store_is_empty(hosts: SimulatedHosts) -> None:
+    process = writer(hosts, 0.1)
+    hosts.network.scheduler.run(until=1.0)
+    assert hosts.lacking(VERSION) == ["host-1"]
+    process.kill()
+    hosts.lose_store("host-0")
+    assert hosts.lacking(VERSION) == ["host-0", "host-1"]
