@@ -53,7 +53,8 @@ def prepare(config: Config, role: Role, note: Callable[[str], None]) -> None:
                 "partitions: placement.max_replicas is fixed when a run starts"
             )
     config = replace(config, kafka=config.kafka.for_role(role.pipeline))
-    wait_for_brokers(config.kafka.client(), WAIT_S, lambda _, line: note(line))
+    kafka = config.kafka
+    wait_for_brokers(kafka.client(), WAIT_S, lambda _, line: note(line), setting=kafka.address_setting)
     make_topics(config, note)
 
 
