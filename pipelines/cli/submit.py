@@ -13,7 +13,17 @@ from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.distribution import LAMINAR
 from pipelines.present.output import Report
-from pipelines.roles import ALL_PIPELINES, SHARDED, Role, relay_of
+from pipelines.present.progress import Progress
+from pipelines.roles import (
+    ALL_PIPELINES,
+    CANNOT_RUN,
+    SHARDED,
+    Role,
+    configure_logging,
+    import_pipeline,
+    relay_of,
+    run_role,
+)
 
 if TYPE_CHECKING:
     from infra.runners.options import Runner
@@ -85,27 +95,26 @@ def submit(
         raise typer.BadParameter(f"{pipeline} has one process only", param_hint="--group-size")
     if machine is not None and (pipeline != "relay" or index):
         raise typer.BadParameter("--machine is only for relay, and excludes --index", param_hint="--machine")
-    from pipelines.config import load_config
-    from pipelines.roles import CANNOT_RUN, configure_logging, run_role
-    from pipelines.run.run_guard import RunFailing
-    from pipelines.run.submission.guard import claimed_store, guarded, prepare
-
     if group_size > 1:
         raise typer.Exit(_group(context, pipeline, config, changes or [], index, group_size, runner))
-    from pipelines.run.local import with_run_name
-
-    loaded = load_config(config, changes or [])
-    loaded = with_run_name(loaded, config) if dry_run else loaded
     if machine is not None:
         index = relay_of(machine)
-    role = Role(pipeline, index if replica is None else replica // loaded.rollout.replicas)
-    if dry_run:
-        return _outlined(loaded, role, runner, context.args, svg, json)
-    if detach:
-        return _detached(loaded, role, runner, context.args, json)
+    with Progress(f"{pipeline}: loads the libraries", only_slow=True):
+        from pipelines.config import load_config
+
+        loaded = load_config(config, changes or [])
+        role = Role(pipeline, index if replica is None else replica // loaded.rollout.replicas)
+        if detach:  # before the larger imports: the role may be submitted already
+            return _detached(loaded, role, runner, context.args, json)
+        if dry_run:
+            return _outlined(loaded, config, role, runner, context.args, svg, json)
+        from pipelines.run.run_guard import RunFailing
+        from pipelines.run.submission.guard import claimed_store, guarded, prepare
     configure_logging()
     try:
         prepare(loaded, role, lambda line: print_escaped(line, err=True))
+        with Progress(f"{pipeline}: loads the pipeline", only_slow=True):
+            import_pipeline(role)
         with claimed_store(loaded, role), guarded(loaded, role):
             run_role(loaded, role, runner, context.args)
     except RunFailing as failure:  # another start would fail again
@@ -129,13 +138,15 @@ def _group(
 
 
 def _outlined(
-    config: Config, role: Role, runner: Runner, beam_options: list[str], svg: Path | None, json: bool
+    config: Config, file: Path, role: Role, runner: Runner, beam_options: list[str], svg: Path | None, json: bool
 ) -> Report:
     from dataclasses import asdict, replace
 
+    from pipelines.run.local import with_run_name
     from pipelines.run.submission import drawing
     from pipelines.run.submission.outline import existing_topics, outline
 
+    config = with_run_name(config, file)
     named = config.kafka.bootstrap_servers or config.kafka.client_properties
     existing, problem = existing_topics(config) if named else ({}, None)
     found = outline(config, role, runner, beam_options, existing)
