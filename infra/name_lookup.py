@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+_MAX_LISTED = 8
+"""Members of a user's module that an error lists."""
 
 
 def import_user_module(name: str) -> Any:
@@ -28,6 +31,24 @@ def import_user_module(name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def member_of(module_name: str, name: str, kind: str, is_kind: Callable[[Any], bool]) -> Any:
+    """Member `name` of a user's module, which must be a `kind` ("class", "function"): `is_kind` returns True.
+
+    Raises ValueError, which suggests the module's own member with the nearest name, and what its import raises.
+    """
+    module = import_user_module(module_name)
+    found = getattr(module, name, None)
+    if is_kind(found):
+        return found
+    own = [
+        each
+        for each, value in vars(module).items()
+        if is_kind(value) and getattr(value, "__module__", None) == module.__name__
+    ]
+    hint = suggest_name(name, own, _MAX_LISTED) if own else ""
+    raise ValueError(f"{module_name} has no {kind} {name!r}{hint}")
 
 
 def suggest_name(name: str, valid: Iterable[str], max_listed: int | None = None) -> str:

@@ -130,6 +130,12 @@ class KafkaConfig:
         """The section with `{role}` replaced by `role`."""
         return dataclasses.replace(self, client_properties=self.client_properties.replace(ROLE, role))
 
+    @property
+    def address_setting(self) -> str:
+        """The setting that has the brokers' addresses, for errors."""
+        in_file = f"bootstrap.servers in {self.client_properties} (kafka.client_properties)"
+        return "kafka.bootstrap_servers" if self.bootstrap_servers or not self.client_properties else in_file
+
     def client(self) -> ClientProperties:
         """Client properties for the brokers. Raises ConfigError if no address is configured."""
         entries = {"bootstrap.servers": self.bootstrap_servers} if self.bootstrap_servers else {}

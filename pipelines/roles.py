@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from infra.escaping import EscapingFormatter
@@ -221,13 +222,18 @@ def graph_of(config: Config, process: RoleProcess, runner: Runner) -> Callable[[
     return partial(build_branches if runner == "embedded" else build_side_by_side, builds=builds)
 
 
+def import_pipeline(role: Role) -> ModuleType:
+    """The module of the pipeline of `role`, which imports Beam and, for some, torch."""
+    return importlib.import_module(f"pipelines.{role.pipeline}")
+
+
 def build_role(begin: Pipeline | PCollection, config: Config, role: Role) -> None:
     """Add the graph of `role` to a pipeline, or to polls that it has read. Raises ConfigError."""
     from pipelines.config import ConfigError
     from pipelines.shards import with_relay_token
 
     config = replace(config, kafka=config.kafka.for_role(role.pipeline))
-    build: Callable[..., None] = importlib.import_module(f"pipelines.{role.pipeline}").build
+    build: Callable[..., None] = import_pipeline(role).build
     try:
         if role.pipeline in WITH_STORE:
             config = with_relay_token(config, config.run_folder, create=True)

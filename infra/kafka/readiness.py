@@ -19,6 +19,8 @@ ClientError = KafkaError
 """Any error of the Kafka client, also a lasting one, such as a missing permission."""
 RETRY_S = 60.0
 """How long a request is retried at a start."""
+WAIT_LINE_S = 10.0
+"""How often a wait for brokers is reported."""
 
 
 class BrokerUnreachable(RuntimeError):
@@ -66,25 +68,29 @@ def wait_for_brokers(
     deadline_s: float,
     on_wait: Callable[[float, str], None] = lambda elapsed_s, message: None,
     *,
+    setting: str = "bootstrap.servers",
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Return as soon as Kafka responds; retry at growing intervals (0.1 s to 2 s) for `deadline_s` seconds.
 
-    Before each pause `on_wait` gets the seconds waited so far and a line with the address and the reason. Raises
-    BrokerUnreachable with the addresses, the seconds and the last reason; ValueError for an invalid property.
+    At the first pause, and then every WAIT_LINE_S seconds, `on_wait` gets the seconds waited so far and a line with the
+    address and the reason. Raises BrokerUnreachable with the addresses, their `setting`, the seconds and the last
+    reason; ValueError for an invalid property.
     """
     arguments = properties.admin()
     addresses = ",".join(arguments["bootstrap_servers"])
-    started, pause = clock(), 0.1
+    started, pause, next_line = clock(), 0.1, 0.0
     while (reason := connection_problem(arguments, timeout_s=max(0.5, min(5.0, deadline_s)))) is not None:
         elapsed = clock() - started
         if elapsed >= deadline_s:
             raise BrokerUnreachable(
                 f"no Kafka broker responded at {addresses} in {elapsed:.1f} s: {reason}. "
-                "Is it running, and is bootstrap.servers correct?"
+                f"Is it running, and is {setting} correct?"
             )
-        on_wait(elapsed, f"waiting for Kafka at {addresses} ({elapsed:.1f} of {deadline_s:g} s): {reason}")
+        if elapsed >= next_line:
+            next_line = elapsed + WAIT_LINE_S
+            on_wait(elapsed, f"waiting for Kafka at {addresses} ({elapsed:.1f} of {deadline_s:g} s): {reason}")
         sleep(min(pause, deadline_s - elapsed))
         pause = min(2.0, pause * 1.6)
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from infra.name_lookup import import_user_module
+from infra.name_lookup import member_of
 from infra.processes import die_with_parent_command
 
 MAX_RETRIES = 10
@@ -127,9 +127,7 @@ def _close_input(server: subprocess.Popen[bytes]) -> None:
 def load_function(target: str) -> Callable[..., Any]:
     """The function `module:function`. Raises ValueError if there is none, and what the import of its module raises."""
     module, _, name = target.rpartition(":")
-    function = getattr(import_user_module(module), name, None)
-    if not callable(function):
-        raise ValueError(f"{module} has no function {name!r}")
+    function: Callable[..., Any] = member_of(module, name, "function", callable)
     return function
 
 

@@ -150,7 +150,8 @@ def _columns(path: Path, names: Sequence[str], config: TaskConfig) -> list[str]:
         needed.append(("extra_columns" if name in config.extra_columns else "where", (name,)))
     for option, wanted in needed:
         if not any(name in names or name.partition(".")[0] in names for name in wanted):
-            raise SourceError(f"{path} has no column {' or '.join(wanted)}, only {', '.join(names)}; set {option}")
+            missing = f"no column {' or '.join(wanted)}, only {', '.join(names)}; set prompts.{option}"
+            raise SourceError(f"{path} has {missing}", missing)
     return [name for name in names if name in top_columns(config)]
 
 

@@ -40,7 +40,7 @@ def question_of(row: Any, index: int, config: TaskConfig, task: str) -> Question
         answer = _find(row, config.answer_column, ANSWER_COLUMNS, "answer_column", "no answer")
         reference["answer"] = _answer(answer, config)
     for name in config.reference_columns:
-        reference[name] = _find(row, name, (), "extra_columns")
+        reference[name] = _find(row, name, (), "extra_columns" if name in config.extra_columns else "where")
     own_task = next((row[name] for name in TASK_COLUMNS if isinstance(row.get(name), str) and row[name]), task)
     _check_encodable(text, reference)
     return Question(index, text, messages, reference, own_task)
@@ -59,7 +59,9 @@ def _find(
         if value is not None:
             return value
     columns = ", ".join(sorted(map(str, row))[:12])
-    hint = "" if name else f"; name it with {option}"
+    hint = "" if name else f"; name it with prompts.{option}"
+    if name and name.partition(".")[0] not in row and name not in row:
+        hint = f"; prompts.{option} names it"
     raise UnusableRow(f"no value in column {' or '.join(names)} (the row has {columns or 'no columns'}){hint}", kind)
 
 

@@ -49,7 +49,14 @@ class UnusableRow(ValueError):
 
 
 class SourceError(ValueError):
-    """A source cannot be used; the message names the path or task and what to do."""
+    """A source cannot be used; the message names the path or task and what to do.
+
+    `reason` is why no row is usable, without the name of the file; empty if some are, or for another error.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class RowReader(Protocol):

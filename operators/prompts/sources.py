@@ -163,7 +163,10 @@ def _read_heldout_path(config: TaskConfig) -> tuple[Question, ...]:
     if len(found) < max(1, config.heldout):
         wanted = f", fewer than heldout = {config.heldout}" if config.heldout else ""
         where = f" where {config.where}" if config.where else ""
-        raise SourceError(f"heldout_path: {rows.name} has {len(found)} usable rows{where}{wanted}{_first(bad)}")
+        raise SourceError(
+            f"heldout_path: {rows.name} has {len(found)} usable rows{where}{wanted}{_first(bad)}",
+            bad[0].reason if bad and not found else "",
+        )
     return found
 
 
@@ -232,7 +235,10 @@ class TableSource:
         self.row_count = len(numbers) + refused.total()
         if not numbers:
             where = f" where {self._config.where}" if self._config.where else ""
-            raise SourceError(f"{self._rows.name} has no usable row{where} ({refused.total()} bad ones{_first(bad)})")
+            raise SourceError(
+                f"{self._rows.name} has no usable row{where} ({refused.total()} bad ones{_first(bad)})",
+                bad[0].reason if bad else "",
+            )
         return numbers, keys
 
     def _draw_heldout(self, numbers: array[int], keys: array[int], excluded_keys: set[int]) -> tuple[Question, ...]:
@@ -242,7 +248,10 @@ class TableSource:
         distinct = set(keys)
         if len(distinct) <= wanted:
             name = self._rows.name
-            raise SourceError(f"heldout = {wanted} leaves none of the {len(distinct)} distinct questions in {name}")
+            raise SourceError(
+                f"heldout = {wanted} leaves none of the {len(distinct)} distinct questions in {name}. Questions with "
+                "the same text are one, whatever their answers: make the texts differ, or lower heldout"
+            )
         excluded_keys.update(heapq.nsmallest(wanted, distinct))
         first_rows: dict[int, int] = {}
         for number, key in zip(numbers, keys, strict=True):

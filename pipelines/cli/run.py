@@ -32,8 +32,8 @@ def run(
     """Train a model with all pipelines on this machine: broker, warm start, roles, evaluation, audit and report.
 
     All results are in runs/NAME. Exits with 0 if the goal was reached and the audit passed: no trajectory lost or
-    trained twice. Before anything is started the settings, this machine, the model's files, and one prompt with its
-    rewards and environments are checked, and all problems are reported at once; --check does only that.
+    trained twice. Before anything is started the settings, this machine, the model's files, and the first prompts
+    with their rewards and environments are checked, and all problems are reported at once; --check does only that.
 
     \b
     Examples:
@@ -51,4 +51,4 @@ def run(
     if check:
         return check_locally(loaded, config, as_json=json)
     stops = context.with_resource(StopRequests(final=bool(context.obj)))  # installed before the run starts
-    return run_locally(loaded, config, stops, as_json=json)
+    return run_locally(loaded, config, stops, changes=changes or [], as_json=json)

@@ -13,12 +13,24 @@ from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.distribution import LAMINAR
 from pipelines.present.output import Report
-from pipelines.roles import ALL_PIPELINES, ALL_SHARDS, DATA_PLANE, SCALED, SHARDED, relay_of
+from pipelines.present.progress import Progress
+from pipelines.roles import (
+    ALL_PIPELINES,
+    ALL_SHARDS,
+    CANNOT_RUN,
+    DATA_PLANE,
+    SCALED,
+    SHARDED,
+    configure_logging,
+    import_pipeline,
+    relay_of,
+    run_process,
+    submitted_process,
+)
 
 if TYPE_CHECKING:
     from infra.runners.options import Runner
     from pipelines.config import Config
-    from pipelines.roles import RoleProcess
 
 app = Commands()
 
@@ -94,31 +106,31 @@ def submit(
         raise typer.BadParameter(f"{pipeline} has one process only", param_hint="--group-size")
     if machine is not None and (pipeline != "relay" or index):
         raise typer.BadParameter("--machine is only for relay, and excludes --index", param_hint="--machine")
-    from pipelines.config import load_config
-    from pipelines.roles import CANNOT_RUN, configure_logging, run_process, submitted_process
-    from pipelines.run.run_guard import RunFailing
-    from pipelines.run.submission.guard import claimed_store, guarded, prepare
-
     if group_size > 1:
         raise typer.Exit(_group(context, pipeline, config, changes or [], index or 0, group_size, runner))
-    from pipelines.run.local import with_run_name
+    with Progress(f"{pipeline}: loads the libraries", only_slow=True):
+        from pipelines.config import load_config
 
-    loaded = load_config(config, changes or [])
-    loaded = with_run_name(loaded, config) if dry_run else loaded
-    if machine is not None:
-        index = relay_of(machine)
-    if replica is not None:
-        index = replica // loaded.rollout.replicas
-    if index is None:
-        index = ALL_SHARDS if pipeline in SCALED else 0
+        loaded = load_config(config, changes or [])
+        if machine is not None:
+            index = relay_of(machine)
+        if replica is not None:
+            index = replica // loaded.rollout.replicas
+        if index is None:
+            index = ALL_SHARDS if pipeline in SCALED else 0
+        if detach:  # before the larger imports: the role may be submitted already
+            return _detached(loaded, pipeline, index, runner, context.args, json)
+        if dry_run:
+            return _outlined(loaded, config, pipeline, index, runner, context.args, svg, json)
+        from pipelines.run.run_guard import RunFailing
+        from pipelines.run.submission.guard import claimed_store, guarded, prepare
     process = submitted_process(loaded, pipeline, index)
-    if dry_run:
-        return _outlined(loaded, process, runner, context.args, svg, json)
-    if detach:
-        return _detached(loaded, pipeline, index, runner, context.args, json)
     configure_logging()
     try:
         prepare(loaded, process, lambda line: print_escaped(line, err=True))
+        with Progress(f"{pipeline}: loads the pipeline", only_slow=True):
+            for role in process.roles:
+                import_pipeline(role)
         with claimed_store(loaded, process), guarded(loaded, process):
             run_process(loaded, process, runner, context.args)
     except RunFailing as failure:  # another start would fail again
@@ -142,15 +154,25 @@ def _group(
 
 
 def _outlined(
-    config: Config, process: RoleProcess, runner: Runner, beam_options: list[str], svg: Path | None, json: bool
+    config: Config,
+    file: Path,
+    pipeline: str,
+    index: int,
+    runner: Runner,
+    beam_options: list[str],
+    svg: Path | None,
+    json: bool,
 ) -> Report:
     from dataclasses import asdict, replace
 
+    from pipelines.run.local import with_run_name
     from pipelines.run.submission import drawing
     from pipelines.run.submission.outline import existing_topics, outline
 
+    config = with_run_name(config, file)
     named = config.kafka.bootstrap_servers or config.kafka.client_properties
     existing, problem = existing_topics(config) if named else ({}, None)
+    process = submitted_process(config, pipeline, index)
     found = outline(config, process, runner, beam_options, existing)
     if problem is not None and problem not in found.missing:
         found = replace(found, missing=(*found.missing, problem))

@@ -145,7 +145,10 @@ def create_command(config: ConfigArgument, json: JsonOption = False) -> Report:
     loaded = load_config(config)
     if not loaded.run.name:
         raise ConfigError(f"{config}: run.name is not set; it names the run whose topics are created")
-    wait_for_brokers(loaded.kafka.client(), WAIT_S, lambda _, line: print_escaped(line, err=True))
+    kafka = loaded.kafka
+    wait_for_brokers(
+        kafka.client(), WAIT_S, lambda _, line: print_escaped(line, err=True), setting=kafka.address_setting
+    )
     make_topics(loaded, lambda line: print_escaped(line, err=True))
     names = [topic.name(loaded.run.name) for topic in CATALOGUE.values()]
     data = {"run": loaded.run.name, "topics": names}

@@ -11,13 +11,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from infra.escaping import print_escaped
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
 from infra.machine import visible_gpus
 from pipelines.config import Config, ConfigError, ConfigProblems, flattened, load_config
 from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, LOGS, REPORT_FILE, STATE_FILE, SUMMARY_FILE
 from pipelines.inspect.run_folders import RunFolder, run_command
 from pipelines.present.output import Report
+from pipelines.present.progress import Progress
 from pipelines.present.report.closing import closing_lines
 from pipelines.present.report.html import render_report
 from pipelines.present.report.summary import summarise
@@ -30,6 +30,7 @@ from pipelines.run.run_guard import RunFailing
 from pipelines.run.state import RunStateFile, link_latest, remove_run
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import Supervisor
+from pipelines.run.trial_result import check_text
 from schemas.topics import run_prefix
 
 RESUMABLE = (
@@ -51,8 +52,10 @@ MAX_DETAILS = 8
 """Lines of an error's details in state.json."""
 
 
-def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: bool = False) -> Report:
-    """Run `config`, read from `file`, on this machine, until its goal or a stop request in `stops`.
+def run_locally(
+    config: Config, file: Path, stops: StopRequests, *, changes: Sequence[str] = (), as_json: bool = False
+) -> Report:
+    """Run `config`, read from `file` with `changes`, on this machine, until its goal or a stop request in `stops`.
 
     The report's exit code is 0 if the goal was reached, the audit passed and not all
     trajectories have errors. Stop requests after the audit have no
@@ -68,7 +71,7 @@ def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: boo
     steps, warn_steps = config.trainer.optimizer_steps, config.run.warn_steps
     state = RunStateFile(folder, config.run.name, steps, warn_steps=warn_steps)
     try:
-        return _supervised(config, state, stops, as_json, file=file)
+        return _supervised(config, state, stops, as_json, file=file, changes=changes)
     except ConfigError:
         if not (folder / CONFIG_FILE).exists():  # no topic was written: there is nothing to look at or to resume
             remove_run(folder, before)
@@ -78,22 +81,14 @@ def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: boo
 def check_locally(config: Config, file: Path, *, as_json: bool = False) -> Report:
     """Check `config`, read from `file`, as a start does, and start nothing. The exit code is 1 if it has problems."""
     config = with_absolute_paths(with_run_name(config, file))
-    from pipelines.run.trial import all_problems  # imports torch
-
     check_new(config)
-    found = all_problems(config, problems_of(config), _say_check)
-    tasks = ", ".join(task.task_name for task in config.prompts.mixture)
-    lines = [*(f"problem: {each}" for each in found.problems), *(f"warning: {each}" for each in found.warnings)]
-    lines.append(
-        f"{file} cannot start: {len(found.problems)} problem{'s' * (len(found.problems) > 1)}"
-        if found.problems
-        else f"{file} can start: its model, prompts ({tasks}), rewards and environments work on the first prompt"
-    )
-    return Report(asdict(found), lambda: "\n".join(lines), as_json, 1 if found.problems else 0)
+    with Progress("checks the settings and this machine") as progress:
+        known = problems_of(config)
+        progress.begin("loads the libraries")
+        from pipelines.run.trial import all_problems  # imports torch
 
-
-def _say_check(subject: str) -> None:
-    print_escaped(f"checks {subject}", err=True)
+        found = all_problems(config, known, lambda subject: progress.begin(f"checks {subject}"))
+    return Report(asdict(found), lambda: check_text(config, file, found), as_json, 1 if found.problems else 0)
 
 
 def resume_locally(
@@ -135,6 +130,7 @@ def _supervised(
     as_json: bool,
     *,
     file: Path | None = None,
+    changes: Sequence[str] = (),
     resumed: bool = False,
 ) -> Report:
     folder = state.folder
@@ -161,7 +157,7 @@ def _supervised(
     write_atomically(folder / AUDIT_FILE, json.dumps(audit.to_json(), indent=1))
     summary = _write_report(state, {**audit.numbers(), "passed": audit.passed})
     code = 0 if audit.passed and not is_failing(summary) else 1
-    return Report(summary, lambda: closing_lines(_relative_to_cwd(folder), summary, file), as_json, code)
+    return Report(summary, lambda: closing_lines(_relative_to_cwd(folder), summary, file, changes), as_json, code)
 
 
 def _write_report(state: RunStateFile, audit: Mapping[str, Any] | None) -> dict[str, Any]:

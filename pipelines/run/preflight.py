@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import socket
+import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -122,11 +123,14 @@ GIB = 1 << 30
 def host_problems(config: Config, *, new: bool) -> Iterator[str]:
     """What this machine lacks for `config`; a run that is not `new` has written its checkpoints already."""
     folder = Path(config.model.path)
+    unwritable = _unwritable("run.folder", config.run_folder)
+    if unwritable is not None:
+        yield unwritable
     if config.model.path and not config.emulated and folder.is_dir():
         parameters = parameter_count(folder)
         kept = config.trainer.checkpoints_kept + 1 if new else 1
         checkpoints = config.trainer.checkpoint_folder or str(config.run_folder)
-        if "://" not in checkpoints:
+        if "://" not in checkpoints and not (unwritable and checkpoints == str(config.run_folder)):
             key = "trainer.checkpoint_folder" if config.trainer.checkpoint_folder else "run.folder"
             advice = "free some space, or lower trainer.checkpoints_kept"
             what = f"{kept} checkpoints of {parameters} parameters"
@@ -141,8 +145,24 @@ def host_problems(config: Config, *, new: bool) -> Iterator[str]:
         yield f"relay.port: {config.relay.listen}:{config.relay.port} cannot be used: {reason}"
 
 
+def _existing(folder: Path) -> Path:
+    """`folder`, or its nearest parent that exists."""
+    return next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+
+
+def _unwritable(key: str, folder: Path) -> str | None:
+    """Why no file can be written into `folder`, which need not exist yet; None if one can."""
+    place = _existing(folder)
+    try:
+        with tempfile.TemporaryFile(dir=place):  # access rights alone do not tell: root has them in /proc, too
+            return None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return f"{key}: {folder} cannot be written: no file can be created in {place} ({reason}): set another {key}"
+
+
 def _room(key: str, folder: Path, needed: int, what: str, advice: str) -> Iterator[str]:
-    place = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    place = _existing(folder)
     free = shutil.disk_usage(place).free
     if free < needed:
         yield f"{key}: {place} has {free / GIB:.2f} GiB free, but {what} need {needed / GIB:.2f} GiB: {advice}"

@@ -58,7 +58,8 @@ class RunKafka:
             self._own = Broker(BrokerConfig(self._folder, last_port(self._folder)))
             self._start_broker()
             self.config = replace(self.config, bootstrap_servers=self._own.bootstrap_servers)
-        wait_for_brokers(self.config.client(), WAIT_S, lambda _, line: self._note(line))
+        setting = self.config.address_setting
+        wait_for_brokers(self.config.client(), WAIT_S, lambda _, line: self._note(line), setting=setting)
 
     def refuse_existing(self, run: str) -> None:
         """Raise ConfigError if Kafka has topics of a run of this name: their records would be mixed with this run's."""

@@ -16,6 +16,7 @@ from infra.kafka.observer import Observer
 from infra.kafka.readiness import BrokerUnreachable
 from infra.store.errors import StoreBusy
 from infra.store.ownership import open_folder, remove_store
+from operators.relay.config import AUTO
 from pipelines.config import Config, ConfigError, ConfigProblems, save_config
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
@@ -126,10 +127,7 @@ class Supervisor:
         deadline = time.monotonic() + (CLEANUP_S if self._resumed else 0.0)
         while (busy := _in_use(store)) is not None:
             if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"run {self.config.run.name!r} is active on this machine: {busy}. "
-                    "Choose another name with --name, or stop that run"
-                )
+                raise ConfigError(store_in_use(self.config, busy))
             self._stops.check()
             time.sleep(TICK_S)
         stack.callback(open_folder(store, self.folder).release)
@@ -343,6 +341,14 @@ def _in_use(store: Path) -> StoreBusy | None:
     except StoreBusy as error:
         return error
     return None
+
+
+def store_in_use(config: Config, busy: StoreBusy) -> str:
+    """Why a run of `config` cannot start while another process has its weight store, and what to do."""
+    if config.relay.store != AUTO:
+        return f"relay.store: {busy}. Set another relay.store, or stop that run"
+    name = config.run.name
+    return f"run {name!r} is active on this machine: {busy}. Choose another name with --name, or stop that run"
 
 
 def is_trained(state: RunState, config: Config) -> bool:

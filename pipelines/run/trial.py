@@ -10,11 +10,10 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from infra.files import write_atomically
 from infra.models.chat import ChatTokenizer
@@ -27,15 +26,10 @@ from operators.prompts.refused_rows import estimate_refused, refusal_kind
 from operators.prompts.rendering import render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
-from operators.rollout.environments.config import EnvironmentSpec
-from operators.rollout.environments.pool import EnvironmentFailed, EnvironmentPool, EnvironmentUnavailable
-from operators.score.attempt import AnswerContext
-from operators.score.config import Rubric, ScoreConfig
-from operators.score.pool import VerifierUnavailable
-from operators.score.scorer import Scorer
 from pipelines.config import Config
 from pipelines.run.learnability import doubtful_settings
 from pipelines.run.paths import files_read
+from pipelines.run.trial_calls import TRIED_PROMPTS, Started, TaskPrompts, check_environments, check_rewards
 from pipelines.run.trial_result import CHECK_FILE, TrialResult, write_check
 from schemas.records import Prompt
 
@@ -43,9 +37,6 @@ GENERATED = 256
 """Questions of a task without a table that are rendered, to estimate how many have no room."""
 SAMPLING_S = 5.0
 """How long the rows of a table are rendered; the share of the rest is extrapolated."""
-
-
-Started = Callable[[str], None]
 
 
 def _quiet(subject: str) -> None:
@@ -72,7 +63,7 @@ def all_problems(config: Config, known: Sequence[str] = (), started: Started = _
         for problem in found.problems
         if not any(path in problem for path in missing) and problem.partition(":")[0] not in keys
     ]
-    return TrialResult([*known, *new], found.warnings)
+    return TrialResult([*known, *new], found.warnings, found.tried)
 
 
 def try_config(config: Config, started: Started = _quiet) -> TrialResult:
@@ -80,8 +71,8 @@ def try_config(config: Config, started: Started = _quiet) -> TrialResult:
     found = TrialResult(warnings=list(doubtful_settings(config)))
     prompts = _check_prompts(config, found, started)
     if config.run.check_timeout_s:
-        _check_rewards(config, prompts, found, started)
-        _check_environments(config, prompts, found, started)
+        check_rewards(config, prompts, found, started)
+        check_environments(config, prompts, found, started)
         started("the buffer's sampler, writers and evictions")
         buffer, limit = config.experience, config.run.check_timeout_s
         _load(found, "experience", limit, buffer.make_sampler, buffer.make_writers, buffer.make_evictions)
@@ -97,17 +88,20 @@ def try_config(config: Config, started: Started = _quiet) -> TrialResult:
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 
-def _check_prompts(config: Config, found: TrialResult, started: Started) -> list[tuple[TaskConfig, Prompt]]:
-    """Render the first questions of each task; returns a prompt of each task that has one."""
+def _check_prompts(config: Config, found: TrialResult, started: Started) -> list[TaskPrompts]:
+    """Render the first questions of each task; returns the first prompts of each task that has one."""
     started("the prompts' data")
     try:
         sources = open_tasks(config.prompts)
     except (ValueError, OSError) as error:
-        found.problems.append(f"prompts: {error}")
+        found.add_problem(f"prompts: {error}")
         try:
             sources = open_tasks(_without_heldout(config.prompts))  # rewards and environments need a prompt
         except (ValueError, OSError) as second:
-            _add(found.problems, f"prompts: {second}")
+            reason = getattr(error, "reason", "")
+            if reason and reason == getattr(second, "reason", ""):  # of held-out rows and of those to train
+                found.problems.remove(f"prompts: {error}")
+            found.add_problem(f"prompts: {second}")
             return []
     try:
         started("the tokenizer")
@@ -116,8 +110,8 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
         for task, levels in zip(config.prompts.mixture, sources, strict=True):
             started(f"the prompts of task {task.task_name!r}")
             tokenizer = shared or SyntheticTokenizer(task.prompt_tokens)
-            for prompt in _render_some(task, levels[0], tokenizer, context, vocabulary, found):
-                first.append((task, prompt))
+            if prompts := _render_some(task, levels[0], tokenizer, context, vocabulary, found):
+                first.append(TaskPrompts(task, prompts))
         return first
     except (ValueError, OSError) as error:
         found.problems.append(f"model.path: the tokenizer cannot be used: {error}")
@@ -158,8 +152,9 @@ def _render_some(
     context: int,
     vocabulary: int | None,
     found: TrialResult,
-) -> Iterator[Prompt]:
-    """Render questions of `task`, see `SAMPLING_S`; yields the first prompt. Too many refusals are a problem."""
+) -> list[Prompt]:
+    """Render questions of `task`, see `SAMPLING_S`; returns the first prompts. Too many refusals are a problem."""
+    first: list[Prompt] = []
     refused: Counter[str] = Counter()
     reasons: dict[str, str] = {}
     unknown: int | None = None
@@ -177,8 +172,8 @@ def _render_some(
         shortened += prompt.sampling.max_new_tokens < task.max_new_tokens
         highest = max(*prompt.token_ids.tolist(), *prompt.sampling.stop_token_ids, 0)
         unknown = highest if vocabulary is not None and highest >= vocabulary else unknown
-        if prompts == 1:
-            yield prompt
+        if prompts <= TRIED_PROMPTS:
+            first.append(prompt)
         if time.monotonic() > deadline:
             break
     name = f"prompts, task {task.task_name!r}"
@@ -187,10 +182,16 @@ def _render_some(
             f"{name}: the tokenizer gives token {unknown}, but the model's vocabulary has {vocabulary} tokens: "
             "model.path has the tokenizer of another model"
         )
-    if shortened:
+    if task.max_new_tokens > context:
+        found.add_problem(
+            f"{name}: max_new_tokens = {task.max_new_tokens} is more than the whole context of {context} "
+            "tokens, which prompt and response share: lower prompts.max_new_tokens, or raise rollout.context"
+        )
+    elif shortened:
+        held_out = f" (of {source.row_count} rows, {len(source.heldout)} held out)" if source.row_count else ""
         found.warnings.append(
-            f"{name}: {shortened} of {prompts} prompts leave less than max_new_tokens = {task.max_new_tokens} in a "
-            f"context of {context}: their responses are shorter (see rollout.context)"
+            f"{name}: {shortened} of {prompts} training prompts{held_out} leave less than max_new_tokens = "
+            f"{task.max_new_tokens} in a context of {context}: their responses are shorter (see rollout.context)"
         )
     rows = estimate_refused(source, refused, prompts + refused.total())
     for row in reversed(source.bad_rows):
@@ -203,114 +204,7 @@ def _render_some(
         )
     elif rows.share:
         found.warnings.append(f"{name}: {rows} are refused ({why})")
-
-
-# -- rewards and environments ------------------------------------------------------------------------------------------
-
-
-def _check_rewards(
-    config: Config, prompts: list[tuple[TaskConfig, Prompt]], found: TrialResult, started: Started
-) -> None:
-    """Call the rewards of each task on its first prompt and a response that ends with the reference's answer.
-
-    Without any prompt the rewards are loaded only.
-    """
-    limit = config.run.check_timeout_s
-    failing: set[str] = set()
-    if not prompts:
-        for rubric in config.score.tasks or (config.score,):
-            started(f"the import of {_names(rubric)}")
-            _load_rewards(_alone(rubric, config.score), limit, found)
-    for task, prompt in prompts:
-        rubric = next((each for each in config.score.tasks if each.name == prompt.task), config.score)
-        one = _alone(rubric, config.score)
-        started(f"{_names(rubric)} on the first prompt of task {prompt.task!r}")
-        text = trial_response(prompt, rubric)
-        environment = 0.0 if task.environment else None
-        answer = AnswerContext(text, len(text), prompt.text, prompt.task, prompt.reference, environment)
-        try:
-            with Scorer(one, start_limit_s=limit) as scorer:
-                (results,) = scorer.judge([answer])
-        except (VerifierUnavailable, ValueError, ImportError, OSError) as error:
-            _add(found.problems, _unavailable(error, limit))
-            continue
-        for spec, result in zip(one.rewards, results, strict=True):
-            if result.value is None and f"{spec.name} {result.error}" not in failing:  # of several tasks, the first
-                failing.add(f"{spec.name} {result.error}")
-                _add(
-                    found.problems,
-                    f"score.rewards: {spec.name} fails on the first prompt of task {prompt.task!r} with the response "
-                    f"{text[:60]!r}: {result.error}",
-                )
-
-
-def _names(rubric: Rubric) -> str:
-    """The rewards of `rubric`, for a person."""
-    return f"reward{'s' * (len(rubric.rewards) > 1)} {', '.join(spec.name for spec in rubric.rewards)}"
-
-
-def _load_rewards(score: ScoreConfig, limit_s: float, found: TrialResult) -> None:
-    try:
-        with Scorer(score, start_limit_s=limit_s):
-            pass
-    except (VerifierUnavailable, ValueError, ImportError, OSError) as error:
-        _add(found.problems, _unavailable(error, limit_s))
-
-
-def _unavailable(error: Exception, limit_s: float) -> str:
-    slow = "took longer than" in str(error)
-    hint = f". It may be slow, or the machine busy: raise run.check_timeout_s (now {limit_s:g})" if slow else ""
-    return f"score.rewards: {error}{hint}"
-
-
-def _alone(rubric: Rubric, score: ScoreConfig) -> ScoreConfig:
-    """`rubric` as a configuration of its own, with one verifier process and the limits of `score`."""
-    shared = {name: getattr(rubric, name) for name in Rubric.__dataclass_fields__}
-    limits = {name: getattr(score, name) for name in ("time_limit_s", "memory_limit_mb", "allow_processes")}
-    return ScoreConfig(**shared, **limits, workers=1)
-
-
-def trial_response(prompt: Prompt, rubric: Rubric) -> str:
-    """A response to `prompt` with an answer in the form that `rubric` extracts: the reference's if there is one."""
-    reference = json.loads(prompt.reference)
-    answer = reference.get("answer") if isinstance(reference, Mapping) else None
-    text = str(answer[0] if isinstance(answer, list) and answer else answer or 1)
-    forms: Mapping[str, Callable[[], str]] = {
-        "marker": lambda: f"{rubric.answer_marker} {text}",
-        "boxed": lambda: f"\\boxed{{{text}}}",
-        "fenced": lambda: f"```\n{text}\n```",
-    }
-    return forms.get(rubric.answer, lambda: text)()
-
-
-def _check_environments(
-    config: Config, prompts: list[tuple[TaskConfig, Prompt]], found: TrialResult, started: Started
-) -> None:
-    """Start each environment and reset it on the first prompt that uses it."""
-    used = {task.environment: prompt for task, prompt in reversed(prompts) if task.environment}
-    for spec in config.rollout.environments:
-        prompt = used.get(spec.resolved_name)
-        if prompt is None:
-            continue
-        started(f"environment {spec.resolved_name}")
-        if problem := _reset(spec, prompt, config.run.check_timeout_s):
-            _add(found.problems, problem)
-
-
-def _reset(spec: EnvironmentSpec, prompt: Prompt, limit_s: float) -> str | None:
-    fields: dict[str, Any] = {"text": prompt.text, "task": prompt.task, "number": prompt.number}
-    fields["reference"] = json.loads(prompt.reference)
-    try:
-        pool = EnvironmentPool(spec, start_limit_s=limit_s)
-    except EnvironmentUnavailable as error:
-        return f"rollout.environments: {spec.resolved_name} does not start within {limit_s:g} s: {error}"
-    try:
-        pool.play("trial", fields, (), last=True).result()
-    except EnvironmentFailed as error:
-        return f"rollout.environments: {spec.resolved_name} fails at its reset on the first prompt: {error}"
-    finally:
-        pool.close()
-    return None
+    return first
 
 
 def _load(found: TrialResult, key: str, limit_s: float, *loads: Callable[[], object]) -> None:
@@ -331,9 +225,3 @@ def _load(found: TrialResult, key: str, limit_s: float, *loads: Callable[[], obj
     found.problems.extend(problems)
     if thread.is_alive():
         found.problems.append(f"{key}: the import takes over {limit_s:g} s (run.check_timeout_s)")
-
-
-def _add(problems: list[str], problem: str) -> None:
-    """Several tasks may share a reward or an environment."""
-    if problem not in problems:
-        problems.append(problem)

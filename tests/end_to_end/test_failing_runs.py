@@ -166,7 +166,7 @@ def test_start_names_all_problems_before_a_topic_exists(
     assert "  prompts: heldout = 8 leaves none of the 4 distinct questions" in text
     assert "KeyError: 'answr' (mine.py:3)" in text
     assert f'File "{rewards}", line 3, in fails_later' in text
-    assert "rollout.environments: Broken fails at its reset on the first prompt: " in text
+    assert "rollout.environments: Broken fails at its reset on each of the first 4 prompts: KeyError" in text
     assert "KeyError: 'refrence'" in text
     with admin_client(ClientProperties.at(broker.bootstrap_servers)) as admin:
         assert list_topics(admin, run_prefix(run_id)) == []

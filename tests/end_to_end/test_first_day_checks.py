@@ -108,7 +108,7 @@ def test_start_names_each_reward_that_fails(shell: Shell) -> None:
     answer = run(shell, score={"rewards": [{"name": f"mine.py:{reward}"} for reward in reasons]})
     assert answer.code == 1
     for reward, reason in reasons.items():
-        on_prompt = f"mine.py:{reward} fails on the first prompt of task 'rows' with the response "
+        on_prompt = f"mine.py:{reward} fails on each of the first 8 prompts of task 'rows' with the response "
         assert re.search(f"{re.escape(on_prompt)}'# \\d+': {re.escape(reason)}", answer.text), answer.text
 
 
@@ -173,7 +173,7 @@ def test_tasks_of_reasoning_gym_work_with_the_model_of_a_user_by_name(task: str,
     changes = (f"prompts.task={task}", "prompts.max_refused_share=1", "run.check_timeout_s=200")
     answer = shell("run", "gym.toml", "--check", *(word for change in changes for word in ("--set", change)))
     assert answer.code == 0, answer.text
-    assert f"prompts ({task}), rewards and environments work on the first prompt" in answer.text
+    assert f"model and prompts ({task}) work, so do its rewards on the first prompts of each task" in answer.text
 
 
 def test_environments_are_found_by_module_and_class(shell: Shell) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from infra.name_lookup import import_user_module
+from infra.name_lookup import member_of
 
 
 class Environment(Protocol):
@@ -58,9 +59,7 @@ def load_environment(target: str, options: Mapping[str, Any]) -> EnvironmentKind
     Raises ValueError if it is not an environment, and what its module and its constructor raise.
     """
     module_name, _, class_name = target.rpartition(":")
-    kind = getattr(import_user_module(module_name), class_name, None)
-    if not inspect.isclass(kind):
-        raise ValueError(f"{module_name} has no class {class_name!r}")
+    kind = member_of(module_name, class_name, "class", inspect.isclass)
     for method in ("reset", "step"):
         if not callable(getattr(kind, method, None)):
             raise ValueError(f"{target} has no method {method!r}")
@@ -79,7 +78,8 @@ class LiveEpisode:
         self._kind, self._max_chars = kind, max_chars
         self._environment = kind.make()
         self.texts: list[str] = []
-        self.state = EpisodeState([self._observed(self._environment.reset(dict(prompt)))], [], False)
+        reset = self._environment.reset
+        self.state = EpisodeState([self._observed(reset(dict(prompt)), reset)], [], False)
 
     def is_prefix_of(self, texts: Sequence[str]) -> bool:
         """Whether its turns are the first ones of `texts`."""
@@ -98,27 +98,32 @@ class LiveEpisode:
         reward that is not finite, an observation that is too long, and a turn after the end."""
         if self.state.done:
             raise ValueError(f"on replay the episode is done after {len(self.texts)} turns, but was not before")
-        returned = self._environment.step(text)
+        step = self._environment.step
+        returned = step(text)
         if not isinstance(returned, tuple) or len(returned) != 4:
-            raise TypeError(f"step must return observation, reward, done and info, not {type(returned).__name__}")
+            what = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+            raise TypeError(f"step must return 4 values (observation, reward, done, info), not {what}{_place(step)}")
         observation, reward, done, info = returned
         if not isinstance(done, bool) or not isinstance(info, Mapping):
-            raise TypeError(f"done must be a bool and info a mapping, not {type(done).__name__}, {type(info).__name__}")
+            kinds = f"{type(done).__name__}, {type(info).__name__}"
+            raise TypeError(f"done must be a bool and info a mapping, not {kinds}{_place(step)}")
         if self._kind.independent and reward and not done:
             raise ValueError(f"only the last step of an independent environment may have a reward, not {reward}")
-        observations = [*self.state.observations, self._observed(observation)]
-        self.state = EpisodeState(observations, [*self.state.rewards, _checked_reward(reward)], done)
+        observations = [*self.state.observations, self._observed(observation, step)]
+        self.state = EpisodeState(observations, [*self.state.rewards, _checked_reward(reward, step)], done)
         self.texts.append(text)
 
     def close(self) -> None:
         """Close the environment; the episode does not continue here."""
         _close(self._environment)
 
-    def _observed(self, observation: Any) -> str:
+    def _observed(self, observation: Any, method: Callable[..., Any]) -> str:
         if not isinstance(observation, str):
-            raise TypeError(f"an observation must be text, not {type(observation).__name__}")
+            raise TypeError(f"an observation must be text, not {type(observation).__name__}{_place(method)}")
         if len(observation) > self._max_chars:
-            raise ValueError(f"an observation of {len(observation)} characters exceeds {self._max_chars}")
+            raise ValueError(
+                f"an observation of {len(observation)} characters exceeds {self._max_chars}{_place(method)}"
+            )
         observation.encode()  # raises ValueError for an unpaired surrogate
         return observation
 
@@ -129,9 +134,15 @@ def _close(environment: Any) -> None:
         close()
 
 
-def _checked_reward(reward: Any) -> float:
+def _checked_reward(reward: Any, step: Callable[..., Any]) -> float:
     if not isinstance(reward, int | float):
-        raise TypeError(f"a reward must be a number, not {type(reward).__name__}")
+        raise TypeError(f"a reward must be a number, not {type(reward).__name__}{_place(step)}")
     if not math.isfinite(reward):
-        raise ValueError(f"a reward must be finite, not {reward}")
+        raise ValueError(f"a reward must be finite, not {reward}{_place(step)}")
     return float(reward)
+
+
+def _place(method: Callable[..., Any]) -> str:
+    """The file and line of a user's method that returned a wrong value, as ` (game.py:7)`, if it is Python code."""
+    code = getattr(method, "__code__", None)
+    return f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code is not None else ""

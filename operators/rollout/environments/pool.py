@@ -21,6 +21,7 @@ from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.contract import EpisodeState
 
 _START_S = 120.0
+_RAISED = "the environment failed: "
 _BYTES_PER_CHAR = 12  # the longest JSON escape: a surrogate pair
 
 
@@ -30,6 +31,11 @@ class EnvironmentUnavailable(RuntimeError):
 
 class EnvironmentFailed(RuntimeError):
     """An episode failed; the message has the reason."""
+
+    @property
+    def reason(self) -> str:
+        """The message without the words that the environment failed."""
+        return str(self).removeprefix(_RAISED)
 
 
 class _Closed(Exception):
@@ -123,10 +129,8 @@ class EnvironmentPool:
                 try:
                     process = self._start()
                     started.set_result(None)
-                except (EnvironmentUnavailable, TimeoutError, ProcessEnded) as error:
-                    started.set_exception(
-                        EnvironmentUnavailable(str(error) or f"{self.spec.resolved_name} does not start")
-                    )
+                except EnvironmentUnavailable as error:
+                    started.set_exception(error)
                     return
             calls = 0
             while (job := self._next(worker)) is not None:
@@ -177,8 +181,8 @@ class EnvironmentPool:
         for _ in range(2):
             try:
                 process = process or self._start()
-            except (EnvironmentUnavailable, TimeoutError, ProcessEnded) as error:
-                return None, f"the environment does not start: {error}"
+            except EnvironmentUnavailable as error:
+                return None, str(error)
             process.begin(0, call, request, 0.0)
             try:
                 while "step" in (reply := self._wait(process, time.monotonic() + self.spec.seconds)):
@@ -200,22 +204,29 @@ class EnvironmentPool:
             try:
                 state = EpisodeState(list(reply["observations"]), list(reply["rewards"]), bool(reply["done"]))
             except KeyError:
-                return process, f"the environment failed: {reply.get('error')}"
+                return process, f"{_RAISED}{reply.get('error')}"
             return process, state
         return None, ending
 
     def _start(self) -> WorkerProcess:
-        """Start a process and wait until it is ready. Raises EnvironmentUnavailable, TimeoutError, ProcessEnded."""
+        """Start a process and wait until it is ready. Raises EnvironmentUnavailable, _Closed."""
         process = WorkerProcess(
             "operators.rollout.environments.worker", self._setup, 0.0, self._reply_bytes, "environment"
         )
         try:
             reply = self._wait(process, time.monotonic() + self._start_limit_s)
-            if "ready" not in reply:
-                raise EnvironmentUnavailable(f"{self.spec.resolved_name} cannot be loaded: {reply.get('error')}")
-        except BaseException:
+        except BaseException as error:
             process.kill()
-            raise
+            if isinstance(error, TimeoutError):
+                reason = f"does not start within {self._start_limit_s:g} s"
+            elif isinstance(error, ProcessEnded):
+                reason = f"does not start: {str(error) or process.ending()}"
+            else:
+                raise
+            raise EnvironmentUnavailable(f"{self.spec.resolved_name} {reason}") from None
+        if "ready" not in reply:
+            process.kill()
+            raise EnvironmentUnavailable(f"{self.spec.resolved_name} cannot be loaded: {reply.get('error')}")
         self.stop = tuple(reply["stop"])
         return process
 

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from infra.name_lookup import import_user_module
+from infra.name_lookup import member_of
 
 ARGUMENTS = ("text", "answer", "reference", "prompt", "task", "tokens", "environment")
 
@@ -22,9 +22,7 @@ def load(target: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     Raises ValueError if it cannot be called with these and `options`, and whatever the import of the module raises.
     """
     module_name, _, function_name = target.rpartition(":")
-    function = getattr(import_user_module(module_name), function_name, None)
-    if not callable(function):
-        raise ValueError(f"{module_name} has no function {function_name!r}")
+    function: Any = member_of(module_name, function_name, "function", callable)
     if inspect.isclass(function):
         function, options = function(**options), {}
         if not callable(function):

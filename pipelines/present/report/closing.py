@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ MAX_LINE = 120
 """The longest line of the next commands that has a purpose beside its command."""
 
 
-def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = None) -> str:
+def closing_lines(
+    folder: Path, summary: Mapping[str, Any], file: Path | None = None, changes: Sequence[str] = ()
+) -> str:
     """Return the message as plain text. `folder` is the run's and `file` its configuration, as the user writes them.
 
-    Without `file` the message does not suggest another run.
+    `changes` are the options `--set` of the run. Without `file` the message does not suggest another run.
     """
     run = summary["run"]
     steps, goal = summary.get("optimizer_steps"), summary.get("optimizer_steps_goal")
@@ -57,8 +60,10 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = 
     lines += ["", *verdicts(summary, folder)]
     commands = next_commands(folder)
     if file is not None:
-        again = f"{laminar_command()} run {file} --set run.seed={(summary.get('seed') or 0) + 1}"
-        commands.append((again, "repeat the run with another seed"))
+        kept = [each for each in changes if each.partition("=")[0].strip() not in ("run.seed", "run.name")]
+        options = [*kept, f"run.seed={(summary.get('seed') or 0) + 1}"]
+        again = " ".join(f"--set {shlex.quote(each)}" for each in options)
+        commands.append((f"{laminar_command()} run {file} {again}", "repeat the run with another seed"))
     return "\n".join([*lines, "", "Next:", *_listed(commands), ""])
 
 

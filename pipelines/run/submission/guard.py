@@ -44,7 +44,7 @@ def prepare(config: Config, process: RoleProcess, note: Callable[[str], None]) -
     for role in process.roles:
         _check(config, role)
     own = replace(config, kafka=config.kafka.for_role(process.roles[0].pipeline))
-    wait_for_brokers(own.kafka.client(), WAIT_S, lambda _, line: note(line))
+    wait_for_brokers(own.kafka.client(), WAIT_S, lambda _, line: note(line), setting=own.kafka.address_setting)
     make_topics(own, note)
     if Role("score", ALL_SHARDS) in process.roles:
         retry_transient(lambda: reshard_score(config, note))

@@ -48,10 +48,18 @@ def test_wait_for_brokers_error_names_addresses_and_seconds() -> None:
         now[0] += seconds
 
     first, second = free_port(), free_port()
-    with pytest.raises(BrokerUnreachable, match=rf"127\.0\.0\.1:{first},127\.0\.0\.1:{second} in 10\.0 s: .*refused"):
+    lines: list[str] = []
+    addresses = rf"127\.0\.0\.1:{first},127\.0\.0\.1:{second}"
+    with pytest.raises(BrokerUnreachable, match=rf"{addresses} in 25\.0 s: .*refused.* is kafka\.addresses correct\?"):
         wait_for_brokers(
-            ClientProperties.at(f"127.0.0.1:{first},127.0.0.1:{second}"), 10, clock=lambda: now[0], sleep=sleep
+            ClientProperties.at(f"127.0.0.1:{first},127.0.0.1:{second}"),
+            25,
+            lambda elapsed, line: lines.append(line),
+            setting="kafka.addresses",
+            clock=lambda: now[0],
+            sleep=sleep,
         )
+    assert len(lines) == 3  # at 0 s, and every 10 s from then on
     assert pauses[0] == pytest.approx(0.1)
     assert pauses[:-1] == sorted(pauses[:-1])
     assert max(pauses) <= 2.0

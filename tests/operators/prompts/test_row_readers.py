@@ -71,10 +71,10 @@ def test_columns_can_be_configured_with_extra_columns(tmp_path: Path) -> None:
     question = only_question(PromptsConfig(source="parquet", path=path, **options))
     assert (question.text, question.reference) == ("How many?", {"answer": 3, "tests": ["a", "b"]})
     with pytest.raises(
-        SourceError, match=r"no column prompt or .*, only query, gold, tests, unused; set prompt_column"
+        SourceError, match=r"no column prompt or .*, only query, gold, tests, unused; set prompts.prompt_column"
     ):
         open_source(PromptsConfig(source="parquet", path=path))
-    with pytest.raises(SourceError, match="set answer_column"):
+    with pytest.raises(SourceError, match=r"set prompts\.answer_column"):
         open_source(PromptsConfig(source="parquet", path=path, prompt_column="query"))
     bare = PromptsConfig(source="parquet", path=path, prompt_column="query", answer_required=False)
     assert only_question(bare).reference == {}

@@ -61,7 +61,10 @@ FAULTS = [
     ("returns 100 MB", "ValueError: an observation of 100000000 characters exceeds 16384"),
     ("allocates 1 TB", "MemoryError"),
     ("starts a process", "PermissionError"),
-    ("returns too little", "TypeError: step must return observation, reward, done and info, not tuple"),
+    (
+        "returns too little",
+        "TypeError: step must return 4 values (observation, reward, done, info), not 2 values (fake_environments.py:",
+    ),
     ("returns no text", "TypeError: an observation must be text, not bytes"),
     ("returns an unpaired surrogate", "UnicodeEncodeError"),
     ("rewards with text", "TypeError: a reward must be a number, not str"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from infra.kafka.broker import Broker
 from pipelines.cli.main import main
-from pipelines.inspect.submissions import read_submission, submissions
+from pipelines.inspect.submissions import Submission, read_submission, submissions
 
 pytestmark = pytest.mark.usefixtures("killed_programs")
 
@@ -98,3 +99,23 @@ def test_read_submission_names_a_damaged_file(tmp_path: Path) -> None:
     (tmp_path / "score.json").write_text("{")
     with pytest.raises(ValueError, match=r"score\.json is damaged"):
         read_submission(tmp_path / "score.json")
+
+
+def test_submit_refuses_a_submitted_role_before_it_loads_kafka(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, me = tmp_path / "run.toml", psutil.Process()
+    file.write_text(
+        'rollout.engine = "emulated"\nprompts.source = "synthetic"\nkafka.bootstrap_servers = "127.0.0.1:1"\n'
+        f'[run]\nname = "twice"\nfolder = "{tmp_path}"\n'
+    )
+    folder = tmp_path / "twice"
+    (folder / "submitted").mkdir(parents=True)
+    Submission(folder, "score", 0, "embedded", pid=me.pid, pid_created=me.create_time()).write()
+    monkeypatch.setitem(sys.modules, "pipelines.run.submission.guard", None)  # its import would fail
+    with pytest.raises(SystemExit) as exit_info:
+        main(["submit", "score", str(file), "--detach"])
+    assert exit_info.value.code == 1
+    assert capsys.readouterr().err == (
+        f"laminar: score of run twice is submitted already; its respawner is process {me.pid}\n"
+    )

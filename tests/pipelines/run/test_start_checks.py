@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from infra.store.errors import StoreBusy
 from operators.trainer.advantages import generalised, whitened_returns
 from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import WITHOUT_GROUPS
 from pipelines.config import Config, ConfigProblems, parse_config
 from pipelines.run.learnability import unlearnable
 from pipelines.run.preflight import GIB, host_problems, missing_requirements, unknown_environments
+from pipelines.run.supervisor import store_in_use
 
 
 def config_of(**sections: Any) -> Config:
@@ -81,6 +83,30 @@ def test_host_checks_name_missing_room(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(host_problems(config, new=False)) == []
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=GIB))
     assert [each.partition(":")[0] for each in host_problems(config, new=True)] == ["run.folder", "relay.store"]
+
+
+def test_host_checks_name_a_folder_without_files(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"weights")
+    config = config_of(run={"name": "checked", "folder": "/proc/laminar"}, model={"path": str(model)})
+    (problem,) = host_problems(config, new=True)
+    assert problem.startswith("run.folder: /proc/laminar/checked cannot be written: no file can be created in /proc (")
+    assert problem.endswith("): set another run.folder")
+
+
+@pytest.mark.parametrize(
+    ("store", "advice"),
+    [
+        ("auto", "Choose another name with --name, or stop that run"),
+        ("/s", "Set another relay.store, or stop that run"),
+    ],
+)
+def test_store_in_use_names_the_setting_that_helps(store: str, advice: str) -> None:
+    text = store_in_use(config_of(relay={"store": store}), StoreBusy("/s is in use by process 5"))
+    assert "/s is in use by process 5" in text
+    assert text.endswith(advice)
+    assert text.startswith("relay.store: " if store == "/s" else "run 'checked' is active on this machine: ")
 
 
 def test_host_checks_name_a_used_port() -> None:

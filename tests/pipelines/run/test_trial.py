@@ -29,6 +29,7 @@ class Near:
 class Silent:
     pass
 def hangs(text): time.sleep(60)
+def sums(text, prompt): return float("3" not in prompt or int("many"))
 
 class Works:
     def reset(self, prompt): return f"{prompt['reference']['answer']}?"
@@ -42,6 +43,18 @@ class Hangs(Works):
 
 class Number(Works):
     def reset(self, prompt): return 7
+
+class Three(Works):
+    def step(self, text): return "", 1.0, True
+
+class Sleeps(Works):
+    def step(self, text): time.sleep(60)
+
+class Text(Works):
+    def step(self, text): return "", "1", True, {}
+
+class Odd(Works):
+    def reset(self, prompt): return "?" if int(prompt["reference"]["answer"]) % 2 else prompt["refrence"]
 """
 IMPORT_HANGS = "import time\ntime.sleep(60)\ndef mine(text): return 1.0\n"
 
@@ -75,7 +88,9 @@ def trial(config: Config, folder: Path) -> TrialResult:
 
 def test_trial_of_a_sound_run_has_no_problems(tmp_path: Path) -> None:
     rows(tmp_path)
-    assert trial(config_of(tmp_path, "right", "Works", heldout=2), tmp_path) == TrialResult()
+    found = trial(config_of(tmp_path, "right", "Works", shuffle=False), tmp_path)
+    first = {"task": "rows", "prompt": "What is 0 + 1?", "response": "# 1", "reward": 1.0}
+    assert found == TrialResult(tried=[first])
 
 
 def test_trial_names_each_check_before_it_begins(tmp_path: Path) -> None:
@@ -87,7 +102,7 @@ def test_trial_names_each_check_before_it_begins(tmp_path: Path) -> None:
         "the prompts' data",
         "the tokenizer",
         "the prompts of task 'rows'",
-        f"reward {tmp_path}/mine.py:right on the first prompt of task 'rows'",
+        f"reward {tmp_path}/mine.py:right on the first prompts of task 'rows'",
         "environment Works",
         "the buffer's sampler, writers and evictions",
     ]
@@ -106,11 +121,13 @@ def test_trial_reports_all_problems_at_once(tmp_path: Path) -> None:
     assert "27.3 % of 11 rows (no answer 1, malformed 1, no question 1) are refused" in refused
     assert "no answer: row 9: no value in column " in refused
     assert "accept them with prompts.max_refused_share = 0.28" in refused
-    assert reward.startswith(f"score.rewards: {tmp_path}/mine.py:raises fails on the first prompt of task 'rows'")
+    where = "on each of the first 8 prompts"
+    assert reward.startswith(f"score.rewards: {tmp_path}/mine.py:raises fails {where} of task 'rows' with the response")
     assert "KeyError: 'answr' (mine.py:4)\n" in reward
     assert f'File "{tmp_path}/mine.py", line 4, in raises' in reward
-    assert environment.startswith("rollout.environments: Raises fails at its reset on the first prompt: ")
-    assert "KeyError: 'refrence'" in environment
+    assert environment.startswith(
+        f"rollout.environments: Raises fails at its reset {where}: KeyError: 'refrence' (mine"
+    )
 
 
 def test_trial_accepts_a_reward_class_with_options(tmp_path: Path) -> None:
@@ -119,7 +136,38 @@ def test_trial_accepts_a_reward_class_with_options(tmp_path: Path) -> None:
     (spec,) = config.score.rewards
     with_options = replace(spec, options={"within": 100})
     config = replace(config, score=replace(config.score, rewards=(with_options,)))
-    assert trial(config, tmp_path) == TrialResult()
+    found = trial(config, tmp_path)
+    assert (found.problems, found.warnings) == ([], [])
+
+
+@pytest.mark.parametrize("heldout", [{"heldout": 4}, {"heldout_path": "rows.jsonl"}])
+def test_trial_names_a_misspelt_column_once(heldout: dict[str, Any], tmp_path: Path) -> None:
+    rows(tmp_path)
+    if "heldout_path" in heldout:
+        heldout = {"heldout_path": str(tmp_path / "rows.jsonl")}
+    (problem,) = trial(config_of(tmp_path, prompt_column="instrution", **heldout), tmp_path).problems
+    expected = "no value in column instrution (the row has answer, question); prompts.prompt_column names it"
+    assert expected in problem
+
+
+@pytest.mark.parametrize(("kind", "name"), [("reward", "right"), ("environment", "Works")])
+def test_trial_suggests_the_nearest_name(kind: str, name: str, tmp_path: Path) -> None:
+    rows(tmp_path)
+    (problem,) = trial(config_of(tmp_path, **{kind: f"{name}s"}), tmp_path).problems
+    what = "function" if kind == "reward" else "class"
+    assert f"mine.py has no {what} '{name}s'; did you mean '{name}'?" in problem
+    assert "within" not in problem
+
+
+def test_trial_warns_of_code_that_fails_on_some_prompts(tmp_path: Path) -> None:
+    rows(tmp_path)
+    found = trial(config_of(tmp_path, "sums", "Odd", shuffle=False), tmp_path)
+    assert found.problems == []
+    reward, environment = found.warnings
+    assert "mine.py:sums fails on 1 of the first 8 prompts of task 'rows' with the response '# 4': ValueError" in reward
+    assert "Such trajectories get score.on_error = 0\n" in reward
+    assert ", in sums" in reward
+    assert "Odd fails at its reset on 4 of the first 8 prompts: KeyError: 'refrence' (mine.py:" in environment
 
 
 def test_all_problems_adds_those_of_a_trial_to_known_ones(tmp_path: Path) -> None:
@@ -137,7 +185,7 @@ def test_trial_names_a_reward_of_two_tasks_once(tmp_path: Path) -> None:
     rows(tmp_path)
     config = config_of(tmp_path, "raises", tasks=[{"name": "one"}, {"name": "two"}])
     (problem,) = trial(config, tmp_path).problems
-    assert "mine.py:raises fails on the first prompt of task 'one'" in problem
+    assert "mine.py:raises fails on each of the first 8 prompts of task 'one'" in problem
 
 
 @pytest.mark.parametrize(
@@ -149,8 +197,15 @@ def test_trial_names_a_reward_of_two_tasks_once(tmp_path: Path) -> None:
         ("missing", "", "has no function 'missing'"),
         ("Silent", "", "Silent is a class without __call__(self, text, ...), which returns the reward"),
         ("Near", "", "missing 1 required positional argument: 'within'"),
-        ("right", "Number", "TypeError: an observation must be text, not int"),
-        ("right", "Hangs", "a step of the environment took longer than 1 s"),
+        ("right", "Number", "TypeError: an observation must be text, not int (mine.py:26)"),
+        ("right", "Hangs", "Hangs fails at its reset on the first prompt: a step of the environment took longer than"),
+        (
+            "right",
+            "Three",
+            "TypeError: step must return 4 values (observation, reward, done, info), not 3 values (mine",
+        ),
+        ("right", "Sleeps", "Sleeps fails at its step on the first prompt with the response '# "),
+        ("right", "Text", "TypeError: a reward must be a number, not str (mine.py:"),
         ("right", "Missing", "has no class 'Missing'"),
     ],
 )
@@ -187,8 +242,16 @@ def test_trial_counts_prompts_that_are_too_long(tmp_path: Path) -> None:
 
 def test_trial_warns_of_responses_that_the_context_shortens(tmp_path: Path) -> None:
     rows(tmp_path)
-    (warning,) = trial(config_of(tmp_path, max_new_tokens=505), tmp_path).warnings
-    assert "10 of 10 prompts leave less than max_new_tokens = 505 in a context of 512" in warning
+    (warning,) = trial(config_of(tmp_path, max_new_tokens=505, heldout=2), tmp_path).warnings
+    assert "8 of 8 training prompts (of 10 rows, 2 held out) leave less than max_new_tokens = 505 in a context" in (
+        warning
+    )
+
+
+def test_trial_refuses_responses_longer_than_the_context(tmp_path: Path) -> None:
+    rows(tmp_path)
+    (problem,) = trial(config_of(tmp_path, max_new_tokens=513), tmp_path).problems
+    assert "max_new_tokens = 513 is more than the whole context of 512 tokens" in problem
 
 
 def test_trial_names_the_tokenizer_of_another_model(tmp_path: Path) -> None:

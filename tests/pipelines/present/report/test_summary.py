@@ -297,6 +297,9 @@ def test_closing_lines_have_results_and_next_commands() -> None:
         f"{laminar_command()} run my.toml --set run.seed=4",
     ):
         assert expected in text, expected
+    changes = ("prompts.task=gcd", "prompts.stop=['a b']", "run.seed=3")
+    again = closing_lines(Path("runs/sums"), summary_of(list(history()), FACTS), Path("my.toml"), changes)
+    assert """run my.toml --set prompts.task=gcd --set 'prompts.stop=['"'"'a b'"'"']' --set run.seed=4""" in again
     stopped = summary_of([], RunFacts("sums", reached=False, error="the broker went away"))
     text = closing_lines(Path("runs/sums"), stopped, Path("my.toml"))
     assert "ended before its goal" in text

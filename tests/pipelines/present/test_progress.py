@@ -1,0 +1,25 @@
+"""What a command does before its first result: a line for each part, and one at intervals while it lasts."""
+
+from __future__ import annotations
+
+import queue
+
+from pipelines.present.progress import Progress
+
+
+def test_progress_prints_what_begins_and_that_it_lasts() -> None:
+    lines: queue.Queue[str] = queue.Queue()
+    with Progress("loads the libraries", lines.put, every_s=0.01) as progress:
+        assert lines.get(timeout=30) == "loads the libraries"
+        assert lines.get(timeout=30).startswith("loads the libraries (")
+        progress.begin("checks the prompts")
+        while (line := lines.get(timeout=30)) != "checks the prompts":
+            assert line.startswith("loads the libraries (")
+        assert lines.get(timeout=30).startswith("checks the prompts (")
+
+
+def test_progress_of_a_quick_command_is_silent() -> None:
+    lines: list[str] = []
+    with Progress("loads the libraries", lines.append, only_slow=True) as progress:
+        progress.begin("checks the prompts")
+    assert lines == []
