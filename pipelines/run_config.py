@@ -45,8 +45,8 @@ class RunConfig:
     """Accept settings with which nothing can be learned, such as a learning rate of 0: to measure speed."""
 
     check_timeout_s: float = 30.0
-    """Before the topics are written, rewards and environments are loaded and tried on a few prompts of each task: the time
-    limit of each load, and of the prompts after the first. A single call has the limit `score.time_limit_s`, or
+    """Before the topics are written, rewards and environments are loaded and tried on a few prompts of each task: the
+    time limit of each load, and of the prompts after the first. A single call has the limit `score.time_limit_s`, or
     `seconds` of the environment. 0: user code is not checked before the start."""
 
     def __post_init__(self) -> None:
