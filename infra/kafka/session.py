@@ -123,7 +123,7 @@ class Session:
     def poll(self, timeout_s: float) -> list[ConsumerRecord]:
         """The next records, in order within each partition; empty after `timeout_s` seconds.
 
-        Raises SessionLost, and LogTruncated if the log no longer has the next one.
+        Raises SessionLost, Fenced, and LogTruncated if the log no longer has the next one.
         """
         if not self._assigned:
             self._clients.sleep(timeout_s)
@@ -131,16 +131,15 @@ class Session:
         try:
             polled = self._consumer.poll(timeout_ms=math.ceil(timeout_s * 1000))
         except OffsetOutOfRangeError as error:
+            if (note := self._last_note()) is not None and note.start > self.start:  # a trim follows the owner alone
+                raise self._lose(Fenced, f"start {note.start} owns it, and the log was trimmed") from error
             raise log_truncated(self.config.group, str(error)) from error
         except KafkaError as error:
             raise self._give_up(error) from error
         return [record for records in polled.values() for record in records]
 
     def check_inputs(self) -> None:
-        """Raise SessionLost if the topic of an input was deleted: polls would return nothing for ever.
-
-        It asks Kafka only if the consumer's metadata lack a topic.
-        """
+        """Raise SessionLost if an input's topic was deleted: it asks Kafka only if the consumer's metadata lack it."""
         try:
             check_topics(self._consumer, self._assigned)
         except KafkaError as error:
@@ -253,26 +252,18 @@ class Session:
         return [TopicPartition(*place_of(name)) for name in self._outputs]
 
     def verify(self) -> None:
-        """Read the last note back every VERIFY_COMMITS commits. Raises SessionLost if it is not that of the last
-        commit.
+        """Read the last note back every VERIFY_COMMITS commits. Raises SessionLost if it is not that of the last one.
 
         This, and every start, detects a transaction that was ended from outside, or whose outcome was misjudged.
         """
         if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
             return
         self._verified = self.commits
-        try:
-            with self._observer() as observer:
-                note = last_note(observer, TopicPartition(*self.config.restore), self.config.group, self._note_at)
-        except KafkaError as error:
-            raise self._give_up(error) from error
+        note = self._last_note()
         if note is None or (note.start, note.commit) != (self.start, self.noted):
             found = "no note" if note is None else f"the note of start {note.start}, commit {note.commit}"
-            self.lost = SessionLost(
-                f"{self.config.group}: {found} is the last in {self.config.restore.topic}, where start {self.start}, "
-                f"commit {self.noted} was committed"
-            )
-            raise self.lost
+            where = f"where start {self.start}, commit {self.noted} was committed"
+            raise self._lose(SessionLost, f"{found} is the last in {self.config.restore.topic}, {where}")
 
     def close(self, patience_s: float = 1.0) -> None:
         """Close both connections after a commit in progress; a longer one is aborted by the successor's fence."""
@@ -285,6 +276,13 @@ class Session:
             with contextlib.suppress(KafkaError):  # some records were not sent
                 self._producer.close(timeout=1)
 
+    def _last_note(self) -> Note | None:
+        try:
+            with self._observer() as observer:
+                return last_note(observer, TopicPartition(*self.config.restore), self.config.group, self._note_at)
+        except KafkaError as error:
+            raise self._give_up(error) from error
+
     @contextlib.contextmanager
     def _observer(self) -> Iterator[Any]:
         observer = self._clients.observer()
@@ -296,7 +294,10 @@ class Session:
     def _give_up(self, error: KafkaError, *others: BaseException | None) -> SessionLost:
         causes = (error, *others, self._producer.failure if self._producer is not None else None)
         fenced = any(isinstance(e, ProducerFencedError | InvalidProducerEpochError) for e in causes)
-        self.lost = (Fenced if fenced else SessionLost)(f"{self.config.group}: {error!r}")
+        return self._lose(Fenced if fenced else SessionLost, repr(error))
+
+    def _lose(self, kind: type[SessionLost], reason: str) -> SessionLost:
+        self.lost = kind(f"{self.config.group}: {reason}")
         return self.lost
 
     def _restore(self) -> None:

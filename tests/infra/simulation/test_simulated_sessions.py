@@ -7,6 +7,7 @@ import random
 import pytest
 from simulated_sessions import IN, IN_PLACE, World, open_session
 
+from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.session import Fenced, Outgoing, Session, SessionLost
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_producer import Message
@@ -55,6 +56,29 @@ def test_paused_predecessor_is_fenced_when_it_returns() -> None:
     world.scheduler.run()
     assert isinstance(world.errors["a"], Fenced)
     assert world.values() == [b"a0", b"a1", b"a2", b"a3", *(b"b%d" % n for n in range(20))]
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_paused_process_reads_a_log_that_was_trimmed(replaced: bool) -> None:
+    world = World()
+    world.cluster.send(IN_PLACE, [Message(None, b"x", (), 0) for _ in range(4)])
+
+    def reads(clients: SimulatedClients) -> None:
+        session = open_session(clients)
+        clients.sleep(5)
+        session.poll(1.0)
+
+    def successor(clients: SimulatedClients) -> None:
+        open_session(clients).commit([], {IN: 4}, {"out:0": 0}, {})
+
+    world.process("a", reads)
+    world.scheduler.run(until=1)
+    if replaced:
+        world.process("b", successor)
+    world.scheduler.run(until=3)
+    world.cluster.log(IN_PLACE).delete_before(3)
+    world.scheduler.run()
+    assert isinstance(world.errors["a"], Fenced if replaced else LogTruncated)
 
 
 @pytest.mark.parametrize("fault", REQUEST_FAULTS)

@@ -94,8 +94,23 @@ def test_histories_violate_no_invariant(shape: str) -> None:
                 Fault(15.587, "replace", "trainer", 12.026, 0),
             ),
         ),
+        # A paused start of score reads on where its successor has read, and where the log was trimmed since.
+        History(
+            2026,
+            "two shards",
+            (
+                Fault(2.541, "replace", "score", 16.8, 0),
+                Fault(8.624, "trim", "placement", 7.9, 120),
+            ),
+        ),
     ],
-    ids=["progress-of-settled-answers", "note-of-a-successor", "answers-of-an-ended-replica", "late-manifest"],
+    ids=[
+        "progress-of-settled-answers",
+        "note-of-a-successor",
+        "answers-of-an-ended-replica",
+        "late-manifest",
+        "trim-behind-a-successor",
+    ],
 )
 def test_history_that_once_failed_violates_no_invariant(history: History) -> None:
     assert play(history).failure is None
