@@ -243,7 +243,8 @@ def main() -> None:
     batches = [
         last[i : i + config.experience.global_batch] for i in range(0, len(last), config.experience.global_batch)
     ]
-    emulated = [_emulated_gain(batches, options.tail, each.counts) for each in epochs]
+    measured = [SpeculationEmulation(each.counts.draft_share, each.counts.acceptance) for each in epochs]
+    emulated = [_emulated_gain(batches, options.tail, each) for each in measured]
     if options.json:
         found = [
             asdict(epoch) | {"emulated_32b": dict(zip(("batch", "tail"), gains, strict=True))}
@@ -253,15 +254,18 @@ def main() -> None:
         return
     console = Console(width=150)
     console.print(_table(epochs, emulated, options))
+    batch, tail = _emulated_gain(batches, options.tail, SpeculationEmulation())
+    console.print(f"32B by the defaults of rollout.emulation.speculation: batch {batch:.2f}, tail {tail:.2f}")
     console.print(f"{describe_machine()}; {len(training.lengths):,} responses")
 
 
-def _emulated_gain(batches: Sequence[Sequence[int]], tail: int, counts: Counts) -> tuple[float, float]:
-    """How much faster batches and their tails are with speculation, on average."""
-    measured = SpeculationEmulation(counts.draft_share, counts.acceptance)
+def _emulated_gain(
+    batches: Sequence[Sequence[int]], tail: int, speculation: SpeculationEmulation
+) -> tuple[float, float]:
+    """How much faster batches and their tails are with `speculation`, on average."""
     sums = []
-    for speculation in (None, measured):
-        found = [emulated_seconds(lengths, len(lengths), tail, speculation) for lengths in batches]
+    for each_speculation in (None, speculation):
+        found = [emulated_seconds(lengths, len(lengths), tail, each_speculation) for lengths in batches]
         sums.append((sum(each.seconds for each in found), sum(each.tail_seconds for each in found)))
     return sums[0][0] / sums[1][0], sums[0][1] / sums[1][1]
 
