@@ -48,6 +48,9 @@ class RolloutConfig:
     visible."""
     vllm: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Additional engine arguments of vLLM, by name."""
+    speculation: bool = False
+    """Whether steps of few trajectories draft several tokens from recent texts and verify them in one pass. Tokens and
+    logprobs do not change. Not with `vllm`."""
     emulation: EngineEmulation = field(default_factory=EngineEmulation)
     """The machine that the emulated engine emulates."""
     progress_tokens: int = 512
@@ -85,6 +88,11 @@ class RolloutConfig:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.engine != "vllm" and (self.vllm or self.tensor_parallel > 1):
             raise ValueError(f"tensor_parallel > 1 and vllm require engine 'vllm', not {self.engine!r}")
+        if self.engine == "vllm" and self.speculation:
+            raise ValueError(
+                "speculation requires engine 'transformers' or 'emulated', not 'vllm', which verifies drafts with "
+                "draws of its own: set rollout.speculation = false"
+            )
         if self.engine == "emulated" and self.environments:
             raise ValueError("environments require an engine that generates text, not 'emulated'")
         names = [spec.resolved_name for spec in self.environments]

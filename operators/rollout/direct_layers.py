@@ -6,7 +6,7 @@ A whole engine has one such stack with all layers; a stage of a group of replica
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,15 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from operators.rollout.attention_chunks import AttentionChunk, split_rows
-from operators.rollout.kv_slots import KVSlots
+from operators.rollout.kv_slots import CONTEXT_UNIT, KVSlots
 from operators.rollout.llama_layout import LlamaLayer, fuse_projections
-from operators.rollout.step_plan import Decode, Prefill
+from operators.rollout.step_plan import Decode, Prefill, Verify
+
+LEAST_TOKENS = 4
+"""Matrix products over fewer tokens sum in another order, so smaller passes are padded."""
+WIDTH_UNIT = CONTEXT_UNIT
+"""Attention over another multiple of so many positions sums in the same order, so that logits of a row do not depend
+on the lengths of others."""
 
 Writes = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]
 """Which tokens to store, and where: token indices (None for all, in order), KV rows and positions."""
@@ -89,22 +95,25 @@ class LlamaModules:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """The logits [rows, vocabulary] of the residual stream `x` after the last layer."""
-        return functional.linear(self.rms_norm(x, self.norm), self.head)
+        return functional.linear(self.rms_norm(_padded(x), self.norm), self.head)[: len(x)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """What one pass computes, as tensors: first `decoding` decode rows from KV row `first_row` on, then `blocks`.
+    """What one pass computes, as tensors: first `decoding` tokens of decode rows from KV row `first_row` on, then
+    `blocks`.
 
-    `positions` is int64[tokens]; each attention chunk comes with its mask.
+    `positions` is int64[tokens]; each attention chunk comes with the number of its first token and its mask.
     """
 
     positions: torch.Tensor
     writes: Writes
-    chunks: list[tuple[AttentionChunk, torch.Tensor | None]]
+    chunks: list[tuple[int, AttentionChunk, torch.Tensor | None]]
     blocks: Sequence[Prefill]
     decoding: int
     first_row: int = 0
+    alone: torch.Tensor | None = None
+    """The mask [rows, steps, 1, width] of a verification of few rows, whose KV heads are computed one by one."""
 
 
 class LayerStack:
@@ -130,15 +139,30 @@ class LayerStack:
             writes = self._writes(step.positions, first, blocks)
         else:
             writes = (None, self.columns_up_to(first + rows)[first:], at)
-        return Pass(at, writes, [(chunk, self.mask(chunk, at)) for chunk in chunks], blocks, rows, first)
+        return Pass(at, writes, [(c.start, c, self.mask(c, at)) for c in chunks], blocks, rows, first)
+
+    def plan_verify(self, steps: Verify) -> Pass:
+        """The pass that computes all of `steps`: the queries of each attend as if it were alone."""
+        count, rows = steps.positions.shape
+        at = torch.from_numpy(steps.positions).to(self._m.device)
+        writes = None, self.columns_up_to(rows).repeat(count), at.flatten()
+        if rows * self._m.kv_heads < count:
+            chunk = AttentionChunk(0, rows, int(steps.positions.max()) + 1, uniform=False)
+            alone = torch.where(self._columns[: self._width(chunk)] > at.t()[:, :, None], -torch.inf, self._m.zero)
+            return Pass(at.flatten(), writes, [], (), count * rows, alone=alone[:, :, None])
+        split = split_rows(steps.positions.max(0) + 1, self._m.heads * self._m.head_size)
+        split = [replace(chunk, uniform=False) for chunk in split]
+        chunks = [(n * rows + c.start, c, self.mask(c, at[n])) for n in range(count) for c in split]
+        return Pass(at.flatten(), writes, chunks, (), count * rows)
 
     def run(self, x: torch.Tensor, what: Pass, stored: Collection[int] | None = None) -> torch.Tensor:
         """The residual stream [tokens, hidden] after these layers; after the model's last one that of the decode rows.
 
         With `stored` only the KV of those layers is stored, and later layers are not computed.
         """
-        m, slots, blocks, decoding = self._m, self.slots, what.blocks, what.decoding
-        cos, sin = m.rotary.index_select(0, what.positions)[:, :, None].unbind(1)
+        m, slots, blocks, decoding, tokens = self._m, self.slots, what.blocks, what.decoding, len(x)
+        x, positions = (_padded(each) for each in (x, what.positions))
+        cos, sin = m.rotary.index_select(0, positions)[:, :, None].unbind(1)
         write_source, write_rows, write_positions = what.writes
         query_size, rotated_heads = m.heads * m.head_size, m.heads + m.kv_heads
         rotated_size = rotated_heads * m.head_size
@@ -157,25 +181,27 @@ class LayerStack:
             qk.mul_(cos).addcmul_(swapped, sin)
             if stored is None or number in stored:
                 kv = qkv[:, query_size:].view(-1, 2, m.kv_heads, m.head_size)
-                slots.write(i, write_rows, write_positions, kv if write_source is None else kv[write_source])
+                slots.write(i, write_rows, write_positions, kv[:tokens] if write_source is None else kv[write_source])
             if number == last:  # the rest of the last layer computes logits, which only decode rows need
-                blocks, x = (), x[:decoding]
                 if not decoding:
-                    return x
+                    return x[:0]
+                blocks, x, tokens = (), _padded(x[:decoding]), decoding
             attended = [
-                self._attend(i, qkv[chunk.start : chunk.stop], chunk, mask, what.first_row)
-                for chunk, mask in what.chunks
+                self._attend(i, qkv[start : start + chunk.stop - chunk.start], chunk, mask, what.first_row)
+                for start, chunk, mask in what.chunks
             ]
+            if what.alone is not None:
+                attended = [self._attend_alone(i, qkv[:tokens], what.alone)]
             first = decoding
             for block in blocks:
                 attended.append(self._attend_causally(i, qkv[first : first + block.token_ids.size], block))
                 first += block.token_ids.size
-            out = attended[0] if len(attended) == 1 else torch.cat(attended)
+            out = _padded(attended[0] if len(attended) == 1 else torch.cat(attended))
             x = torch.addmm(x, out, layer.output)
             gate, up = functional.linear(m.rms_norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
             gated = functional.silu(gate) if m.silu else m.activation(gate)
             x = torch.addmm(x, gated.mul_(up), layer.down)
-        return x
+        return x[:tokens]
 
     def _norm_heads(self, qk: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor) -> None:
         """Norm each head of `qk` [tokens, heads + KV heads, size] in place, as Qwen3 does before rotary embedding."""
@@ -190,26 +216,50 @@ class LayerStack:
         queries = qkv[:, : self._m.heads * self._m.head_size].reshape(-1, group, self._m.head_size)
         first = (first_row + chunk.start) * self._m.kv_heads
         heads = slice(first, first + (chunk.stop - chunk.start) * self._m.kv_heads)
-        keys = self._keys[layer][heads, :, : chunk.width]
+        width = self._width(chunk)
+        keys = self._keys[layer][heads, :, :width]
         if mask is None:
             scores = torch.baddbmm(self._no_mask, queries, keys, beta=0, alpha=self._m.scale)
+            if width > chunk.width:
+                scores[:, :, chunk.width :] = -torch.inf
         else:
             scores = torch.baddbmm(mask, queries, keys, alpha=self._m.scale)
         weights = torch.softmax(scores, -1, dtype=torch.float32)
         if self._m.dtype != torch.float32:
             weights = weights.to(self._m.dtype)
-        return torch.bmm(weights, self._values[layer][heads, : chunk.width]).view(chunk.stop - chunk.start, -1)
+        return torch.bmm(weights, self._values[layer][heads, :width]).view(chunk.stop - chunk.start, -1)
+
+    def _attend_alone(self, layer: int, qkv: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Attention of all steps of a verification, [steps × rows, heads × size], batched by step for each KV head.
+
+        Steps share the keys of a head, and every product has the size that it has in a decode step.
+        """
+        m, (rows, steps, _, width) = self._m, mask.shape
+        heads, group = rows * m.kv_heads, m.heads // m.kv_heads
+        queries = qkv[:, : m.heads * m.head_size].reshape(steps, heads, group, m.head_size).transpose(0, 1).contiguous()
+        scores = queries.new_empty((heads, steps, group, width))
+        for head in range(heads):
+            keys = self._keys[layer][head, :, :width].expand(steps, -1, -1)
+            torch.baddbmm(mask[head // m.kv_heads], queries[head], keys, alpha=m.scale, out=scores[head])
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(m.dtype)
+        out = torch.empty_like(queries)
+        for head in range(heads):
+            torch.bmm(weights[head], self._values[layer][head, :width].expand(steps, -1, -1), out=out[head])
+        return out.transpose(0, 1).reshape(steps * rows, -1)
 
     def _attend_causally(self, layer: int, qkv: torch.Tensor, block: Prefill) -> torch.Tensor:
         """Causal attention of each context of `block`, also over its row's earlier KV, [tokens, heads × size].
 
         Padding is behind the tokens, so they do not attend to it.
         """
-        heads = qkv.view(*block.token_ids.shape, -1, self._m.head_size).transpose(1, 2)
+        contexts, width = block.token_ids.shape
+        heads = qkv.view(contexts, width, -1, self._m.head_size).transpose(1, 2)
+        if not block.start:
+            heads = functional.pad(heads, (0, 0, 0, -width % WIDTH_UNIT))
         queries, keys, values = torch.split(heads, [self._m.heads, self._m.kv_heads, self._m.kv_heads], 1)
         mask = None
         if block.start:
-            end = block.start + block.token_ids.shape[1]
+            end = block.start + width
             keys, values = self.slots.layers[layer][:, int(block.row[0]), None, :, :end]
             seen = self._columns[:end] <= self._columns[block.start : end, None]
             mask = torch.where(seen, self._m.zero, -torch.inf)
@@ -222,15 +272,19 @@ class LayerStack:
             scale=self._m.scale,
             enable_gqa=self._m.heads != self._m.kv_heads,
         )
-        return out.transpose(1, 2).reshape(block.token_ids.size, -1)
+        return out[:, :, :width].transpose(1, 2).reshape(block.token_ids.size, -1)
 
     def mask(self, chunk: AttentionChunk, positions: torch.Tensor) -> torch.Tensor | None:
         """The additive mask [rows × KV heads, 1, width] of a chunk; None if all rows have the same length."""
         if chunk.uniform:
             return None
-        hidden = self._columns[: chunk.width] > positions[chunk.start : chunk.stop, None]
+        hidden = self._columns[: self._width(chunk)] > positions[chunk.start : chunk.stop, None]
         mask = torch.where(hidden, -torch.inf, self._m.zero)
         return mask.repeat_interleave(self._m.kv_heads, 0)[:, None]
+
+    def _width(self, chunk: AttentionChunk) -> int:
+        """The positions over which `chunk` attends, those that its mask hides included."""
+        return -(-chunk.width // WIDTH_UNIT) * WIDTH_UNIT
 
     def _writes(self, decoded: np.ndarray, first_row: int, blocks: Sequence[Prefill]) -> Writes:
         """Where to store each token of a pass: first the decode rows, at positions `decoded`, then the blocks."""
@@ -249,6 +303,12 @@ class LayerStack:
     def columns_up_to(self, rows: int) -> torch.Tensor:
         """0, 1, 2 and so on, int64[rows]."""
         return self._columns[:rows] if rows <= len(self._columns) else torch.arange(rows, device=self._m.device)
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """`x` [tokens, ...], followed by zeros if it has fewer than LEAST_TOKENS."""
+    missing = LEAST_TOKENS - len(x)
+    return torch.cat((x, x.new_zeros((missing, *x.shape[1:])))) if missing > 0 else x
 
 
 def all_positions(step: Decode | None, blocks: Sequence[Prefill]) -> np.ndarray:

@@ -18,7 +18,7 @@ from operators.rollout.attention_chunks import AttentionChunk, RowOrder
 from operators.rollout.cuda_graphs import CudaGraphs, FixedShapeSteps, without_recording
 from operators.rollout.direct_layers import LayerStack, LlamaModules, Pass, all_token_ids
 from operators.rollout.kv_slots import KVSlots
-from operators.rollout.step_plan import Decode, Prefill
+from operators.rollout.step_plan import Decode, Prefill, Verify
 
 
 class DirectRunner:
@@ -51,8 +51,15 @@ class DirectRunner:
             self.preferred_order = None  # on a GPU masking padding is faster than moving rows
             return self._fixed.decode(step)
         what = self._stack.plan(step, blocks)
-        self.preferred_order = self._order.order_if_due(step.positions + 1, [chunk for chunk, _ in what.chunks])
+        self.preferred_order = self._order.order_if_due(step.positions + 1, [chunk for _, chunk, _ in what.chunks])
         return self.modules.logits(self._stack.run(self._embed(step, blocks), what))
+
+    def verify(self, steps: Verify) -> torch.Tensor:
+        """Compute `steps` in one pass; returns logits [steps × rows, vocabulary], step by step."""
+        self.preferred_order = None
+        token_ids = torch.from_numpy(steps.token_ids.flatten()).to(self.modules.device)
+        x = self.modules.embedding.index_select(0, token_ids)
+        return self.modules.logits(self._stack.run(x, self._stack.plan_verify(steps)))
 
     def _embed(self, step: Decode | None, blocks: Sequence[Prefill]) -> torch.Tensor:
         token_ids = torch.from_numpy(all_token_ids(step, blocks)).to(self.modules.device)
@@ -63,5 +70,5 @@ class DirectRunner:
         rows, stack = len(token_ids), self._stack
         chunk = AttentionChunk(0, rows, width, uniform=False)
         writes = None, stack.columns_up_to(rows), positions
-        what = Pass(positions, writes, [(chunk, stack.mask(chunk, positions))], (), rows)
+        what = Pass(positions, writes, [(0, chunk, stack.mask(chunk, positions))], (), rows)
         return self.modules.logits(stack.run(self.modules.embedding.index_select(0, token_ids), what))

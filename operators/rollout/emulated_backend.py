@@ -61,7 +61,8 @@ class EmulatedBackend:
             config.kv_capacity,
             emulation,
         )
-        self._roofline = Roofline(emulation.roofline, emulation.stride)
+        speculation = emulation.speculation if config.speculation else None
+        self._roofline = Roofline(emulation.roofline, emulation.stride, speculation)
         self._lengths = open_lengths(emulation.lengths)
         self._pull_s, self._time_scale, self._clock = emulation.pull_s, time_scale, clock
         self.weights = AnnouncedWeights(keep_versions)

@@ -76,11 +76,27 @@ class LengthsConfig:
 
 
 @dataclass(frozen=True)
+class SpeculationEmulation:
+    """The drafts of an emulated engine with `rollout.speculation`. Raises ValueError naming the invalid field."""
+
+    draft_share: float = 0.5
+    """Share of steps in which a trajectory has a draft. It depends on the task: examples/gcd.toml has 0.8 to 1."""
+    acceptance: float = 0.7
+    """Probability that a draft token is accepted after those before it were; examples/gcd.toml has 0.89 to 0.96."""
+
+    def __post_init__(self) -> None:
+        for name in ("draft_share", "acceptance"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
 class EngineEmulation:
     """The engine that a replica emulates. Raises ValueError naming the field that is invalid."""
 
     roofline: RooflineConfig = field(default_factory=RooflineConfig)
     lengths: LengthsConfig = field(default_factory=LengthsConfig)
+    speculation: SpeculationEmulation = field(default_factory=SpeculationEmulation)
     stride: int = 1
     """Real tokens per emulated token."""
     block: int = 16

@@ -103,6 +103,7 @@ class EngineStatus:
     """The load of one engine (request counts, slots, KV use and capacity in tokens) and its totals so far.
 
     `model_seconds` is the CPU time of the stepping thread in model passes and draws; 0 if the engine does not count it.
+    `drafted` and `accepted` are the tokens of verified drafts, 0 without speculation.
     """
 
     running: int
@@ -112,6 +113,8 @@ class EngineStatus:
     kv_capacity: int
     tokens_generated: int
     model_seconds: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class Engine(Protocol):

@@ -14,15 +14,16 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from operators.rollout.kv_slots import KVSlots
-from operators.rollout.step_plan import Decode, Prefill
+from operators.rollout.step_plan import Decode, Prefill, Verify
 
 
 class SlotsCache(Cache):
     """A transformers Cache over `KVSlots`: stores the step's KV at `rows`, `positions`; returns the KV to attend to.
 
-    In decoding that is a view [rows, heads, width, head_size] of the slots, or of row `extended` alone in the prefill
-    of tokens that follow stored ones. In other prefill it is the KV of the step itself ([contexts, heads, tokens,
-    head_size]), and `source` selects which of its tokens to store.
+    In decoding that is a view [rows, heads, width, head_size] of the first `shown` rows of the slots (default: as many
+    as there are tokens), or of row `extended` alone in the prefill of tokens that follow stored ones. In other prefill
+    it is the KV of the step itself ([contexts, heads, tokens, head_size]), and `source` selects which of its tokens to
+    store.
     """
 
     def __init__(
@@ -34,12 +35,15 @@ class SlotsCache(Cache):
         width: int = 0,
         source: torch.Tensor | None = None,
         extended: int | None = None,
+        shown: int | None = None,
     ) -> None:
         super().__init__(layer_class_to_replicate=DynamicLayer)
         self._slots = slots
         self._rows, self._positions = rows, positions
         self._width, self._source = width, source
-        self._shown = slice(len(rows)) if extended is None else slice(extended, extended + 1)
+        self._shown = slice(len(rows) if shown is None else shown)
+        if extended is not None:
+            self._shown = slice(extended, extended + 1)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -97,20 +101,38 @@ class ForwardRunner:
         cache = SlotsCache(self._slots, self._rows[: len(positions)], positions, width=width)
         mask = self._mask(self._columns[None, :width] > positions[:, None])[:, None, None, :]
         token_ids = torch.from_numpy(step.token_ids).to(self._device)
-        return self._forward(token_ids[:, None], positions[:, None], mask, cache)
+        return self._forward(token_ids[:, None], positions[:, None], mask, cache)[:, -1]
+
+    def verify(self, steps: Verify) -> torch.Tensor:
+        """Compute `steps` in one pass; returns logits [steps × rows, vocabulary], step by step."""
+        token_ids, positions = (
+            torch.from_numpy(each.T.copy()).to(self._device) for each in (steps.token_ids, steps.positions)
+        )
+        rows, count = positions.shape
+        width = int(steps.positions.max()) + 1
+        stored = self._rows[:rows].repeat_interleave(count)
+        cache = SlotsCache(self._slots, stored, positions.flatten(), width=width, shown=rows)
+        mask = self._mask(self._columns[:width] > positions[:, :, None])[:, None]
+        return self._forward(token_ids, positions, mask, cache, count).transpose(0, 1).flatten(0, 1)
 
     def _forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: SlotsCache
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: SlotsCache,
+        keep: int = 1,
     ) -> torch.Tensor:
+        """The logits of the last `keep` tokens of each row, [rows, keep, vocabulary]."""
         logits: torch.Tensor = self._model(
             input_ids=token_ids,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=keep,
         ).logits
-        return logits[:, -1]
+        return logits[:, -keep:]
 
     def _mask(self, hidden: torch.Tensor) -> torch.Tensor:
         """The additive mask for `hidden` positions: the lowest number, not -inf, because some models add masks up."""

@@ -98,11 +98,15 @@ class Heartbeats(HeartbeatThread):
         yield Heartbeat(self._metrics_topic, "rollout", self.usage_metric())
 
     def usage_metric(self) -> Metric:
-        """Usage since the start of this process: its CPU seconds, those in model code, and the trajectories that reused
-        or recomputed transferred KV; and the share of its replicas that are idle now.
+        """Usage since the start of this process: its CPU seconds, those in model code, the tokens of drafts, and the
+        trajectories that reused or recomputed transferred KV; and the share of its replicas that are idle now.
         """
-        model_seconds = sum(replica.engine.status().model_seconds for replica in self._replicas)
+        loads = [replica.engine.status() for replica in self._replicas]
+        model_seconds = sum(load.model_seconds for load in loads)
         values = {"cpu/model_seconds": model_seconds, "cpu/process_seconds": time.process_time()}
+        if drafted := sum(load.drafted for load in loads):
+            values["speculation/drafted"] = drafted
+            values["speculation/accepted"] = sum(load.accepted for load in loads)
         if self._replicas:
             values["rollout/idle_ratio"] = sum(replica.idle for replica in self._replicas) / len(self._replicas)
             values["kv/reused"] = sum(replica.kv_reused for replica in self._replicas)

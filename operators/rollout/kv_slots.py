@@ -10,11 +10,14 @@ import torch
 from operators.rollout.engine import KV
 from operators.rollout.kv_rows import RowCopy
 
+CONTEXT_UNIT = 16
+
 
 class KVSlots:
     """Preallocated KV: `tensor[layer, 0|1 (keys, values), row, head, position, :]`, contiguous per row and head.
 
-    Position p of a row is its p-th token from the start of the prompt. The memory starts as zeros, which the system
+    Position p of a row is its p-th token from the start of the prompt; `context` is rounded up to a multiple of
+    `CONTEXT_UNIT`, so that attention may read on behind a row. The memory starts as zeros, which the system
     commits page by page on the first write. Values behind a row's length are stale but finite; readers mask them.
     """
 
@@ -29,6 +32,7 @@ class KVSlots:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        context = -(-context // CONTEXT_UNIT) * CONTEXT_UNIT
         self.tensor = torch.zeros(layers, 2, rows, heads, context, head_size, dtype=dtype, device=device)
         self.layers = list(self.tensor.unbind())
         self.heads, self.head_size, self.context = heads, head_size, context
@@ -89,6 +93,10 @@ class KVSlots:
         index = torch.from_numpy(order).to(self.tensor.device)
         for layer in self.layers:  # layer by layer, which bounds the temporary copy
             layer[:, : len(order), :, :width] = layer[:, index, :, :width]
+
+    def clear_from(self, row: int, position: int) -> None:
+        """Zero `row` from `position` on."""
+        self.tensor[:, :, row, :, position:] = 0
 
     def clear(self, rows: Sequence[int]) -> None:
         """Zero `rows`: values that are not finite would corrupt later requests through 0 × NaN behind the mask."""

@@ -11,7 +11,10 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from operators.rollout.emulation_config import RooflineConfig
+import numpy as np
+
+from operators.rollout.draft_lengths import LENGTHS, MOST_ROWS, expected_tokens
+from operators.rollout.emulation_config import RooflineConfig, SpeculationEmulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +50,36 @@ class StepPace:
 
 
 class Roofline:
-    """Round times in emulated seconds; token counts are of emulated tokens, each of `stride` real ones."""
+    """Round times in emulated seconds; token counts are of emulated tokens, each of `stride` real ones.
 
-    def __init__(self, config: RooflineConfig, stride: int = 1) -> None:
+    With `speculation` a round is the mean time of a token: that of a verification of the drafts that pay most, divided
+    by its expected tokens. It reads the KV once, and computes each draft token as a further request.
+    """
+
+    def __init__(
+        self, config: RooflineConfig, stride: int = 1, speculation: SpeculationEmulation | None = None
+    ) -> None:
         reading = config.kv_ns * 1e-9
         self._points = [(b, ms * 1e-3 - reading * config.decode_context * b) for b, ms in config.decode_ms]
         self._stride = stride
         self._per_token = reading * stride * stride  # a round is `stride` real rounds, each over `stride` times the KV
+        self._drafts: list[tuple[int, float]] = [(0, 1.0)]
+        if speculation is not None:
+            gained = 1 + speculation.draft_share * (expected_tokens(np.array(speculation.acceptance), LENGTHS) - 1)
+            self._drafts += zip(LENGTHS.tolist(), gained.tolist(), strict=True)
         self._prefill = config.prefill_us * 1e-6 * stride
         self.move_s = config.kv_move_us * 1e-6 * stride
         """Emulated seconds to transfer the KV of one token from another machine."""
 
     def pace(self, batch: int, kv_tokens: int, prefill_tokens: int) -> StepPace:
         """The rounds of `batch` ≥ 1 requests that hold `kv_tokens` of KV, after a prefill of `prefill_tokens`."""
-        first = self._stride * self._base(batch) + self._per_token * kv_tokens
-        return StepPace(self._prefill * prefill_tokens, first, self._per_token * batch)
+        reading = self._per_token * kv_tokens
+        drafts = self._drafts if batch <= MOST_ROWS else self._drafts[:1]
+        first, gained = min(
+            ((self._stride * self._base(batch * (1 + draft)) + reading, gained) for draft, gained in drafts),
+            key=lambda each: each[0] / each[1],
+        )
+        return StepPace(self._prefill * prefill_tokens, first / gained, self._per_token * batch / gained)
 
     def _base(self, batch: int) -> float:
         """Seconds of a real round without its KV reads: linear between the points, and beyond them."""

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from operators.rollout.engine import KV
 from operators.rollout.kv_rows import RowCopy
-from operators.rollout.step_plan import Decode, Prefill, plan_prefill
+from operators.rollout.step_plan import Decode, Prefill, Verify, plan_prefill
 
 
 class RunnerLost(RuntimeError):
@@ -30,6 +30,13 @@ class Runner(Protocol):
 
     def decode(self, step: Decode, blocks: Sequence[Prefill] = ()) -> torch.Tensor:
         """Compute `blocks` and `step`; returns the logits of its rows, [rows, vocabulary]."""
+
+
+class DraftRunner(Runner, Protocol):
+    """A runner that can also verify drafts."""
+
+    def verify(self, steps: Verify) -> torch.Tensor:
+        """Compute `steps` in one pass; returns logits [steps × rows, vocabulary], step by step."""
 
 
 class KVStorage(Protocol):

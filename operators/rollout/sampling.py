@@ -1,8 +1,8 @@
 """Draws the next token of every running request, with its behaviour logprob.
 
 The uniform of a draw comes from `random_streams`, so a trajectory gets the same tokens in any row, batch or process,
-also after a move. The draw inverts the cumulative distribution in float64 and in token order: another batch shape
-changes logits by ~1e-6, which changes a token only if the uniform is that close to a boundary of the distribution.
+also after a move. The draw inverts the cumulative distribution in float64 and in token order: where another batch
+shape changes logits, by ~1e-6, it changes a token only if the uniform is that close to a boundary of the distribution.
 """
 
 from __future__ import annotations

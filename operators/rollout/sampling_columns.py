@@ -22,6 +22,13 @@ class SamplingColumns:
     greedy: np.ndarray | None
     cut: tuple[np.ndarray, np.ndarray] | None
 
+    def repeated(self, times: int) -> SamplingColumns:
+        """The columns of the whole batch `times` times in a row."""
+        temperature = None if self.temperature is None else np.tile(self.temperature, times)
+        greedy = None if self.greedy is None else np.tile(self.greedy, times)
+        cut = None if self.cut is None else (np.tile(self.cut[0], times), np.tile(self.cut[1], times))
+        return SamplingColumns(temperature, greedy, cut)
+
     @classmethod
     def of(cls, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray) -> SamplingColumns:
         """The columns of a batch; temperature 0 is greedy."""

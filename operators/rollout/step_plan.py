@@ -23,6 +23,18 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Verify:
+    """Consecutive decode steps of the same rows, computed together: `token_ids` and `positions`, int64[steps, rows].
+
+    The first step is that of a `Decode`; the others have the tokens of a draft. Behind the end of a row's draft its
+    tokens mean nothing, and positions may repeat.
+    """
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Prefill:
     """A block of distinct contexts, right-padded with zeros: `token_ids` int64[contexts, width].
 

@@ -60,13 +60,50 @@ class TokenRows(KVRows):
         """Prompt and generated tokens of `row`, int64[length]."""
         return np.concatenate([self.requests[row].prompt, self._token_ids[row, : self.generated[row]]]).astype(np.int64)
 
+    def recent(self, row: int, count: int) -> np.ndarray:
+        """The last `count` tokens of `row`, or fewer if it has no more, those of its prompt included; int32[n]."""
+        end = int(self.generated[row])
+        own = self._token_ids[row, max(0, end - count) : end]
+        prompt = self.requests[row].prompt
+        before = prompt[max(0, len(prompt) - count + len(own)) :]
+        return np.concatenate([before, own]).astype(np.int32)
+
     def record(self, token_ids: np.ndarray, logprobs: np.ndarray) -> dict[int, Completion]:
         """Append the next token of every running row; returns the completions of finished rows, by row.
 
         `token_ids` is int64[count], `logprobs` float32[count]. A row with NO_TOKEN fails and keeps its tokens so far.
         """
         stopped, full = self._append(token_ids, logprobs)
-        broken = token_ids == NO_TOKEN
+        return self._completions(stopped, full, token_ids == NO_TOKEN)
+
+    def record_verified(
+        self, draft: np.ndarray, token_ids: np.ndarray, logprobs: np.ndarray
+    ) -> tuple[dict[int, Completion], np.ndarray]:
+        """Append the drawn tokens of every row up to the first that is not that of its draft, or a stop token.
+
+        `token_ids` int64[count, n] and `logprobs` float32[count, n] were drawn after each of `draft`, int64[count, n],
+        whose first column has the last tokens. A row with NO_TOKEN gains nothing. Returns the completions by row, and
+        the accepted tokens of each draft, int64[count].
+        """
+        count, width = token_ids.shape
+        every = np.arange(count)
+        agreed = np.cumprod(token_ids[:, :-1] == draft[:, 1:], 1).sum(1)
+        stops = (self._stops[:count, None] == token_ids[:, :, None]).any(2)
+        gained = np.minimum(agreed + 1, np.where(stops.any(1), stops.argmax(1) + 1, width))
+        gained[(token_ids == NO_TOKEN).any(1)] = 0
+        rows, steps = np.nonzero(np.arange(width) < gained[:, None])
+        self._token_ids[rows, self.generated[rows] + steps] = token_ids[rows, steps]
+        self._logprobs[rows, self.generated[rows] + steps] = logprobs[rows, steps]
+        gains, last = gained > 0, np.maximum(gained - 1, 0)
+        self.last_token[:count] = np.where(gains, token_ids[every, last], self.last_token[:count])
+        self.generated[:count] += gained
+        self.length[:count] += gained
+        full = gains & (self.generated[:count] >= self.limit[:count])
+        completions = self._completions(gains & stops[every, last], full, np.zeros(count, bool))
+        return completions, np.where(gains, agreed, 0)
+
+    def _completions(self, stopped: np.ndarray, full: np.ndarray, broken: np.ndarray) -> dict[int, Completion]:
+        """The completions of finished rows, by row; `broken` rows, whose last token is NO_TOKEN, have failed."""
         completions = {}
         for row in np.flatnonzero(stopped | full | broken).tolist():
             trajectory_id = self.requests[row].trajectory_id

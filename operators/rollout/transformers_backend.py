@@ -26,6 +26,7 @@ class TransformersBackend(ModelBackend):
             slots=self.config.slots,
             context=self.config.context,
             kv_capacity=self.config.kv_capacity,
+            speculation=self.config.speculation,
         )
 
     def staging(

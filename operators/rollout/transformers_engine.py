@@ -23,17 +23,20 @@ from infra.models.weights import load_weights
 from operators.rollout.direct_layers import LlamaModules
 from operators.rollout.direct_runner import DirectRunner
 from operators.rollout.engine import KV, Completion, EngineStatus, PartialResponse, Request
+from operators.rollout.forward_cost import measure_forward_cost
 from operators.rollout.forward_runner import ForwardRunner, kv_geometry
 from operators.rollout.kv_rows import RowCopy
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.llama_layout import unsupported_reason
+from operators.rollout.model_context import check_context
 from operators.rollout.random_streams import uniforms
 from operators.rollout.request_checks import check_loadable
-from operators.rollout.runner import KVStorage, Runner, RunnerLost, max_logit_difference, tolerance
+from operators.rollout.runner import DraftRunner, KVStorage, Runner, RunnerLost, max_logit_difference, tolerance
 from operators.rollout.sampling import sample
 from operators.rollout.sampling_columns import NO_TOKEN
 from operators.rollout.scheduler import Scheduler, SchedulerConfig
-from operators.rollout.step_plan import Decode, Prefill, plan_extension, plan_prefill
+from operators.rollout.speculation import NO_DRAFT, Counts, Speculator
+from operators.rollout.step_plan import Decode, Prefill, Verify, plan_extension, plan_prefill
 from operators.rollout.token_rows import TokenRows
 from schemas.records import PolicyVersion
 
@@ -49,8 +52,9 @@ class TransformersEngine:
     At most `slots` requests run at once, of at most `context` tokens each (default: the model's maximum position);
     `kv_capacity` bounds their tokens together (default: slots × context; at least one context). `version` is that of
     the model's initial weights, or None. With `direct` false every pass uses the model's own forward; `fixed` is
-    DirectRunner's. Raises ValueError for a model that cannot run over KV slots: sliding-window attention shorter than
-    the context, layers of different KV shapes, or logits that differ from its plain forward.
+    DirectRunner's. With `speculation` steps of few rows verify drafts, which changes no token. Raises ValueError for a
+    model that cannot run over KV slots: sliding-window attention shorter than the context, layers of different KV
+    shapes, or logits that differ from its plain forward.
     """
 
     def __init__(
@@ -63,9 +67,10 @@ class TransformersEngine:
         version: PolicyVersion | None = None,
         direct: bool = True,
         fixed: bool | None = None,
+        speculation: bool = False,
     ) -> None:
         self._model = model.eval()
-        context = _check_context(model, context)
+        context = check_context(model, context)
         vocabulary = model.get_input_embeddings().num_embeddings
         capacity = slots * context if kv_capacity is None else kv_capacity
         config = SchedulerConfig(slots, context, capacity, vocabulary)
@@ -82,7 +87,10 @@ class TransformersEngine:
             device=model.device,
         )
         self._own_runner = self._choose_runner(direct, fixed)
-        self._runner, self._kv = self._own_runner, cast(KVStorage, self._slots)
+        self._runner, self._kv = cast(Runner, self._own_runner), cast(KVStorage, self._slots)
+        self._speculator: Speculator | None = None
+        if speculation:
+            self._speculator = Speculator(measure_forward_cost(self._own_runner, slots, context))
         self._lost: RunnerLost | None = None
         self._confirmed = 0
         """The rows that had KV when the runner was lost."""
@@ -117,6 +125,11 @@ class TransformersEngine:
     def staged(self) -> bool:
         """Whether it computes with a runner in several processes."""
         return self._runner is not self._own_runner
+
+    @property
+    def speculation(self) -> Counts:
+        """What speculation has done so far."""
+        return Counts() if self._speculator is None else self._speculator.counts
 
     @property
     def lost(self) -> RunnerLost | None:
@@ -214,19 +227,58 @@ class TransformersEngine:
             count = rows.count
             if not count:
                 return []
-            step = Decode(rows.last_token[:count].copy(), rows.length[:count] - 1)
-            logits = self._runner.decode(step, blocks)
-            draws = uniforms(rows.keys, rows.generated[:count])
-            token_ids, logprobs = sample(logits, rows.sampling, draws)
+            generated = int(rows.generated[:count].sum())
+            draft = None if blocks else self._draft()
+            found = self._decode(blocks) if draft is None else self._verify(draft)
             self._model_seconds += time.thread_time() - before
-            if (failed := np.flatnonzero(token_ids == NO_TOKEN)).size:
-                self._kv.clear(failed.tolist())
-            self._tokens_generated += count - failed.size
-            ended = {row: self._with_kv(row, each) for row, each in rows.record(token_ids, logprobs).items()}
+            self._tokens_generated += int(rows.generated[:count].sum()) - generated
+            ended = {row: self._with_kv(row, each) for row, each in found.items()}
             self._started += self._scheduler.admitted
+            if self._speculator is not None:
+                for row, each in ended.items():
+                    self._speculator.finish(rows.requests[row], each.generated.token_ids)
             self._kv.copy(self._scheduler.remove_rows(ended))
             self._reorder(count)
         return list(ended.values())
+
+    def _decode(self, blocks: Sequence[Prefill]) -> dict[int, Completion]:
+        """Compute `blocks` and draw one token for every row; returns the completions by row."""
+        rows, count = self._scheduler.rows, self._scheduler.rows.count
+        step = Decode(rows.last_token[:count].copy(), rows.length[:count] - 1)
+        logits = self._runner.decode(step, blocks)
+        token_ids, logprobs = sample(logits, rows.sampling, uniforms(rows.keys, rows.generated[:count]))
+        if (failed := np.flatnonzero(token_ids == NO_TOKEN)).size:
+            self._kv.clear(failed.tolist())
+        return rows.record(token_ids, logprobs)
+
+    def _draft(self) -> np.ndarray | None:
+        """The drafts to verify in this step; None for a plain step."""
+        if self._speculator is None or self.staged:
+            return None
+        scheduler = self._scheduler
+        return self._speculator.propose(scheduler.rows, scheduler.config.kv_capacity - scheduler.kv_used)
+
+    def _verify(self, draft: np.ndarray) -> dict[int, Completion]:
+        """Draw after each token of `draft`, int64[count, n], as `Speculator.propose` returns it; accept what agrees.
+
+        A row whose logits are not finite gains nothing: the next step draws its token without a draft.
+        """
+        assert self._speculator is not None
+        rows, (count, steps) = self._scheduler.rows, draft.shape
+        at = rows.length[:count] - 1 + np.arange(steps)[:, None]
+        # Behind its limit a row has no tokens. Its last position is never read, so all that is left over goes there.
+        verify = Verify(np.where(draft == NO_DRAFT, 0, draft).T, np.minimum(at, self.context - 1))
+        logits = self._own_runner.verify(verify)
+        draws = uniforms(np.tile(rows.keys, steps), (rows.generated[:count] + np.arange(steps)[:, None]).ravel())
+        token_ids, logprobs = (
+            each.reshape(steps, count).T for each in sample(logits, rows.sampling.repeated(steps), draws)
+        )
+        broken = np.flatnonzero((token_ids == NO_TOKEN).any(1))
+        for row in broken.tolist():
+            self._slots.clear_from(row, int(rows.length[row]) - 1)
+        completions, agreed = rows.record_verified(draft, token_ids, logprobs)
+        self._speculator.observe(rows, draft, agreed, broken=broken.size > 0)
+        return completions
 
     def _with_kv(self, row: int, ended: Completion) -> Completion:
         """`ended`, with the KV of its row if the request has `keep_kv`."""
@@ -265,16 +317,18 @@ class TransformersEngine:
 
     def status(self) -> EngineStatus:
         """The present load."""
-        return replace(self._scheduler.status(self._tokens_generated), model_seconds=self._model_seconds)
+        status, counts = self._scheduler.status(self._tokens_generated), self.speculation
+        drafted, accepted = counts.drafted, counts.accepted
+        return replace(status, model_seconds=self._model_seconds, drafted=drafted, accepted=accepted)
 
     def close(self) -> None:
         """Free the engine's resources; afterwards it can only be closed again."""
         self.__dict__.clear()
 
-    def _choose_runner(self, direct: bool, fixed: bool | None) -> Runner:
+    def _choose_runner(self, direct: bool, fixed: bool | None) -> DraftRunner:
         reason = unsupported_reason(self._model) if direct else "requested"
         if reason is None:
-            runner: Runner = DirectRunner(self._model, self._slots, fixed=fixed)
+            runner: DraftRunner = DirectRunner(self._model, self._slots, fixed=fixed)
             difference = self._check(runner)
             if difference <= tolerance(self._model.dtype):
                 return runner
@@ -332,26 +386,3 @@ class TransformersEngine:
             return
         self._kv.permute(order, int(rows.length[:decoded].max()))
         rows.permute(order)
-
-
-def _check_context(model: PreTrainedModel, wanted: int | None) -> int:
-    """The context to run `model` with: `wanted`, or the model's maximum position.
-
-    Raises ValueError if the model has fewer positions, or if a layer attends over fewer tokens: KV slots keep every
-    token.
-    """
-    name, config = type(model).__name__, model.config
-    positions: int | None = getattr(config, "max_position_embeddings", None)
-    context = positions if wanted is None else wanted
-    if context is None:
-        raise ValueError(f"{name} has no max_position_embeddings: set the context")
-    if positions is not None and context > positions:
-        raise ValueError(f"a context of {context} tokens exceeds the {positions} positions of {name}")
-    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
-    if not kinds <= {"full_attention", "sliding_attention"}:
-        raise ValueError(f"{name} has layers of types {sorted(kinds)}: KV slots support only attention")
-    windows = [getattr(config, key, None) for key in ("sliding_window", "window_size", "attention_window")]
-    window = next((window for window in windows if isinstance(window, int)), None)
-    if "sliding_attention" in kinds and window is not None and window < context:
-        raise ValueError(f"{name} attends over {window} tokens: a context of {context} is too long for KV slots")
-    return context

@@ -58,7 +58,8 @@ class PredictedWorld:
         self.measurement = Measurement(cluster)
         emulation = config.rollout.emulation
         self._lengths = open_lengths(emulation.lengths)
-        self._roofline = Roofline(emulation.roofline, emulation.stride)
+        speculation = emulation.speculation if config.rollout.speculation else None
+        self._roofline = Roofline(emulation.roofline, emulation.stride, speculation)
         self._scheduling = emulated_scheduling(
             config.rollout.slots, config.context, config.rollout.kv_capacity, emulation
         )

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated_engines import emulated
-from tiny_engines import engine, mixed
+from tiny_engines import engine, mixed, speculating
 from vllm_engines import FAMILY, vllm_engine
 
 from operators.rollout.engine import Completion, Engine, Request
 
 MakeEngine = Callable[..., Engine]
-KINDS = ("transformers", "emulated", "vllm")
+KINDS = ("transformers", "speculating", "emulated", "vllm")
 WITH_MODEL = ("transformers", "vllm")
 """Engines that run a model: synthetic tokens have neither a distribution nor weights."""
 STOPS = (3, 7)
@@ -28,7 +28,9 @@ def maker(kind: str) -> MakeEngine:
         return vllm_engine
 
     def make(family: str = FAMILY, **options: Any) -> Engine:
-        return emulated(**options) if kind == "emulated" else engine(family, **options)
+        if kind == "emulated":
+            return emulated(**options)
+        return speculating(family, **options) if kind == "speculating" else engine(family, **options)
 
     return make
 

@@ -1,16 +1,20 @@
-"""The model backend rejects prompts of another tokenizer."""
+"""The model backend rejects prompts of another tokenizer, and opens engines as configured."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from record_factories import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
-from infra.models.demo import build_demo_tokenizer
-from infra.models.demo_config import PHRASES
+from infra.models.checkpoint_folder import save_folder
+from infra.models.demo import build_demo_model, build_demo_tokenizer
+from infra.models.demo_config import PHRASES, DemoModelConfig
 from operators.rollout.config import RolloutConfig
 from operators.rollout.model_backend import ModelBackend
 from operators.rollout.replica import Replica
+from operators.rollout.transformers_backend import TransformersBackend
 from schemas.columns import token_ids
 from schemas.records import Assignment, AssignmentRejected, Prompt, Trajectory
 
@@ -46,3 +50,11 @@ def test_prompts_of_another_tokenizer_are_rejected(backend: ModelBackend) -> Non
     for event in refused.values():
         assert not event.retry
         assert "prompt p1 was encoded with another tokenizer than that of" in event.reason
+
+
+@pytest.mark.parametrize("speculation", [True, False])
+def test_transformers_backend_opens_engines_with_speculation_if_set(speculation: bool, tmp_path: Path) -> None:
+    small = DemoModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=48)
+    save_folder(*build_demo_model(small), tmp_path)
+    backend = TransformersBackend(RolloutConfig(speculation=speculation, slots=2), tmp_path, tmp_path / "store")
+    assert (backend.engine()._speculator is not None) is speculation

@@ -10,15 +10,24 @@ import torch
 from tiny_models import CONTEXT, VOCABULARY, tiny_model
 from transformers import PreTrainedModel
 
+from operators.rollout.draft_lengths import ForwardCost
 from operators.rollout.engine import Completion, Engine, PartialResponse, Request
 from operators.rollout.forward_runner import kv_geometry
 from operators.rollout.kv_slots import KVSlots
+from operators.rollout.speculation import Speculator
 from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import Sampling
 
 
 def engine(family: str = "qwen2", slots: int = 8, dtype: str = "float32", **options: Any) -> TransformersEngine:
     return TransformersEngine(tiny_model(family).to(getattr(torch, dtype)), slots=slots, **options)
+
+
+def speculating(family: str = "qwen2", **options: Any) -> TransformersEngine:
+    """An engine for which every draft pays, whatever this machine's passes cost."""
+    it = engine(family, speculation=True, **options)
+    it._speculator = Speculator(ForwardCost(np.array([1, 512]), np.ones(2), np.ones(2)))
+    return it
 
 
 def kv_slots(model: PreTrainedModel, geometry: tuple[int, int, int] | None = None, rows: int = 8) -> KVSlots:
