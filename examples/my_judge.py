@@ -1,4 +1,4 @@
-"""A reward by a judge: a frozen second model. Configured as `examples/my_judge.py:likelihood`.
+"""A reward by a judge: a frozen second model. Configured as `my_judge.py:likelihood` in this folder.
 
 A verifier process loads the judge once. Give it memory (`score.memory_limit_mb`) and time (`score.time_limit_s`).
 """

@@ -1,4 +1,4 @@
-"""Your own reward, configured as `examples/my_rewards.py:shows_work`.
+"""Your own reward, configured as `my_rewards.py:shows_work` in this folder.
 
 A reward function may take any of these arguments: `text` (the response), `answer` (extracted from the response as
 configured, None if there is none), `reference` (a dictionary whose `answer` is the correct one), `prompt`, `task`,

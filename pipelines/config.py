@@ -31,6 +31,7 @@ from operators.rollout.environments.config import ENVIRONMENTS
 from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
+from pipelines.config_paths import beside
 from pipelines.roles import ADMIN, ROLE
 from pipelines.run_config import ProgressConfig, RunConfig
 from schemas.records.agents import AGENT
@@ -280,10 +281,11 @@ class Config:
 def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
     """Load the TOML file `file` and apply `changes` ("a.b=value", with TOML values or bare words).
 
-    Raises ConfigError.
+    Paths of what a run reads are relative to the folder of `file`, those in `changes` to the working directory. Raises
+    ConfigError.
     """
     try:
-        table = tomllib.loads(file.read_text())
+        table = beside(file.parent, tomllib.loads(file.read_text()))
     except FileNotFoundError as error:
         raise ConfigError(f"config file {file} does not exist") from error
     except OSError as error:

@@ -53,6 +53,9 @@ _HEAD = """# Configuration reference
 Every key of a run's TOML file. `laminar config --explain KEY` prints the same; `--set section.key=value` changes one
 key for a run. This page is generated: `python -m pipelines.config_reference > docs/configuration.md`.
 
+Relative paths in the file, of data, models, code and secrets, begin at the folder of the file; those of `--set`, and of
+the folders that a run writes (`run.folder`, `trainer.checkpoint_folder`), at the working directory.
+
 `unset` marks an optional key without a default. A section whose name ends in `[]` is an array of tables (`[[...]]`)."""
 
 

@@ -45,7 +45,7 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
         )
     yield from unknown_environments(config)
     missing = {key: path for key, path in files_read(config) if not path.exists()}
-    yield from (f"{key}: {path} does not exist" for key, path in missing.items())
+    yield from (missing_file(key, path) for key, path in missing.items())
     yield from _secrets(config, missing)
     if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         yield f"rollout.engine is 'vllm', which is not installed: {install_extra('vllm')}"
@@ -69,6 +69,14 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
             f"prompts.samples_per_prompt = {unit} is more than the limit of outstanding trajectories, "
             f"{config.admitted} (see placement.admitted_batches)"
         )
+
+
+def missing_file(key: str, path: Path) -> str:
+    """That the file `path` of `key` does not exist, and which one of the same name the working directory has."""
+    ends = (Path(*path.parts[at:]) for at in range(1, len(path.parts)))
+    here = next((end for end in ends if end.exists()), None) if path.is_absolute() else None
+    hint = "" if here is None else f"; {here} is in the working directory, but paths in a configuration file are "
+    return f"{key}: {path} does not exist{hint}{'relative to that file' if hint else ''}"
 
 
 def unknown_environments(config: Config) -> Iterator[str]:

@@ -247,9 +247,9 @@ def test_tasks_inherit_keys_of_their_section(tmp_path: Path) -> None:
     assert tasks == [("sums", 3.0, 40, 9, 7), ("gcd", 1.0, 200, 5, 7), ("mine", 1.0, 40, 5, 1)]
     rubrics = {rubric.name: (rubric.answer, rubric.rewards[0].name) for rubric in config.score.tasks}
     assert rubrics == {"gcd": ("whole", "numeric"), "mine": ("boxed", "exact")}
-    save_config(config, tmp_path / "saved.toml")
-    assert load_config(tmp_path / "saved.toml") == config
     absolute = with_absolute_paths(config)
+    save_config(absolute, tmp_path / "saved.toml")
+    assert load_config(tmp_path / "saved.toml") == absolute
     assert [task.path for task in absolute.prompts.mixture] == ["", "", str(Path("a.jsonl").absolute())]
     assert ("prompts.path", Path("a.jsonl")) in list(files_read(config))
 

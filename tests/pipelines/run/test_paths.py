@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
-from pipelines.config import parse_config
+from pipelines.config import load_config, parse_config
 from pipelines.run.paths import files_read, with_absolute_paths
+from pipelines.run.preflight import missing_file
 
 TABLE: dict[str, Any] = {
     "run": {"folder": "runs"},
@@ -40,6 +42,44 @@ def test_with_absolute_paths_makes_all_paths_absolute(tmp_path: Path, monkeypatc
     }
     monkeypatch.chdir("/")
     assert with_absolute_paths(absolute) == absolute
+
+
+def test_paths_in_a_file_are_relative_to_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, elsewhere = tmp_path / "mine", tmp_path / "elsewhere"
+    for each in (folder, elsewhere):
+        each.mkdir()
+    table = {**TABLE, "prompts": {**TABLE["prompts"], "environment": "game.py:Guess"}}
+    (folder / "my.toml").write_text(tomli_w.dumps(table))
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("HOME", "/home/me")
+    changes = ["prompts.path=other.jsonl", "kafka.client_properties=/etc/my.properties"]
+    config = with_absolute_paths(load_config(Path("../mine/my.toml"), changes))
+    beside = elsewhere / "../mine"
+    assert config.run.folder == elsewhere / "runs"  # results belong to the working directory
+    assert config.model.path == f"{beside}/model"
+    assert [spec.name for spec in config.score.rewards] == ["exact", f"{beside}/deep/mine.py:judge", "mine:other"]
+    assert [spec.name for spec in config.rollout.environments] == [f"{beside}/game.py:Guess"]
+    assert dict(files_read(config)) == {
+        "kafka.client_properties": Path("/etc/my.properties"),
+        "prompts.path": elsewhere / "other.jsonl",
+        "prompts.heldout_path": Path("/home/me/heldout.jsonl"),
+        "rollout.environments": beside / "game.py",
+        "rollout.emulation.lengths.file": beside / "lengths.jsonl",
+        "relay.token_file": beside / "token",
+        "score.rewards": beside / "deep/mine.py",
+    }
+
+
+def test_missing_file_names_the_one_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    text = missing_file("prompts.path", tmp_path / "configs" / "data" / "rows.jsonl")
+    assert text == (
+        f"prompts.path: {tmp_path}/configs/data/rows.jsonl does not exist; data/rows.jsonl is in the working "
+        "directory, but paths in a configuration file are relative to that file"
+    )
+    assert missing_file("prompts.path", Path("/nowhere.jsonl")) == "prompts.path: /nowhere.jsonl does not exist"
 
 
 def test_with_absolute_paths_keeps_empty_paths() -> None:
