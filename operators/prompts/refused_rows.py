@@ -42,7 +42,7 @@ def estimate_refused(source: PromptSource, refused: Mapping[str, int], sampled: 
     kinds: dict[str, float] = {kind: float(count) for kind, count in scanned.items()}
     for kind, count in refused.items():
         kinds[kind] = kinds.get(kind, 0.0) + count / sampled * accepted
-    own = accepted - len(source.heldout) if source.row_count else sampled
+    own = source.trained_rows if source.row_count else sampled
     return RefusedRows(float(source.row_count or sampled), kinds, sampled if sampled < own else None)
 
 

@@ -46,6 +46,8 @@ class PromptSource(Protocol):
     """The first of the rows that are not valid questions."""
     row_count: int
     """Rows that match `where`, and bad ones; 0: questions are generated on demand."""
+    trained_rows: int
+    """Rows that are trained once an epoch: not bad, and not held out, here or elsewhere; 0 as `row_count`."""
     refused_rows: Mapping[str, int]
     """The number of bad rows by kind."""
 
@@ -199,7 +201,8 @@ class TableSource:
         except BaseException:
             rows.close()
             raise
-        self.total = None if config.epochs is None else config.epochs * len(self._order)
+        self.trained_rows = len(self._order)
+        self.total = None if config.epochs is None else config.epochs * self.trained_rows
         self._shuffled = (-1, Permutation(1, 0, 0))
 
     def __getitem__(self, number: int) -> Question:
@@ -269,7 +272,7 @@ class EndlessSource:
 
     total: int | None = None
     bad_rows: tuple[BadRow, ...] = ()
-    row_count = 0
+    row_count = trained_rows = 0
     refused_rows: Mapping[str, int] = MappingProxyType({})
 
     def __init__(

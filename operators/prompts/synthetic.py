@@ -20,7 +20,7 @@ class SyntheticSource:
 
     heldout: tuple[Question, ...] = ()
     bad_rows: tuple[BadRow, ...] = ()
-    row_count = 0
+    row_count = trained_rows = 0
     refused_rows: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, config: TaskConfig) -> None:

@@ -160,8 +160,7 @@ def _render_some(
     unknown: int | None = None
     prompts, shortened = 0, 0
     deadline = time.monotonic() + SAMPLING_S
-    own = source.row_count - sum(source.refused_rows.values()) - len(source.heldout)
-    for number in range(own if source.row_count else min(GENERATED, source.total or GENERATED)):
+    for number in range(source.trained_rows if source.row_count else min(GENERATED, source.total or GENERATED)):
         try:
             prompt = render(source[number], number, task, tokenizer, context)
         except (UnusableRow, ValueError) as error:
@@ -188,7 +187,7 @@ def _render_some(
             "tokens, which prompt and response share: lower prompts.max_new_tokens, or raise rollout.context"
         )
     elif shortened:
-        held_out = f" (of {source.row_count} rows, {len(source.heldout)} held out)" if source.row_count else ""
+        held_out = f" (of {source.row_count} rows)" if source.row_count else ""
         found.warnings.append(
             f"{name}: {shortened} of {prompts} training prompts{held_out} leave less than max_new_tokens = "
             f"{task.max_new_tokens} in a context of {context}: their responses are shorter (see rollout.context)"

@@ -27,6 +27,7 @@ class Questions:
     total: int | None = None
     bad_rows: tuple[BadRow, ...] = ()
     row_count: int = 0
+    trained_rows: int = 0
     refused_rows: Mapping[str, int] = field(default_factory=dict)
     heldout: tuple[Question, ...] = ()
     closed: bool = False

@@ -147,6 +147,15 @@ def test_heldout_path_provides_heldout_questions(tmp_path: Path) -> None:
         open_source(PromptsConfig(source="jsonl", path=str(train), heldout_path=str(test), heldout=6))
 
 
+def test_heldout_path_of_other_questions_leaves_all_rows_for_training(tmp_path: Path) -> None:
+    train = write_jsonl(tmp_path / "train.jsonl", 5)
+    test = tmp_path / "test.jsonl"
+    test.write_text("\n".join(json.dumps({"question": f"other {n}", "answer": "1"}) for n in range(5)))
+    source = open_source(PromptsConfig(source="jsonl", path=str(train), heldout_path=str(test)))
+    assert (source.row_count, source.trained_rows, len(source.heldout)) == (5, 5, 5)
+    source.close()
+
+
 def test_heldout_path_provides_only_questions_that_match_where(tmp_path: Path) -> None:
     for name in ("train", "test"):
         rows = [{"question": f"{name} {n}?", "answer": "1", "kind": "ab"[n % 2]} for n in range(8)]
