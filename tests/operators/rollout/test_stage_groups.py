@@ -179,7 +179,7 @@ def test_stages_and_relays_name_the_same_machine(replicas: Replicas, monkeypatch
     folder = replica.staging.member.store
     endpoint = Endpoint(token="a-token-of-the-tests")
     with WeightStore(folder, 4) as store, closing(RelayNode(store, "run", 0, endpoint)) as node:
-        relay = StatusMaker(node, str(folder), 0.0).make((), 0, 1.0, 0)
+        relay = StatusMaker(node, str(folder), 0.0, machine.machine_name()).make((), 0, 1.0, 0)
     status = replica.staging.status(0)
     assert (status.host, status.store) == (relay.host, relay.store) == ("node-1", relay.store)
 
