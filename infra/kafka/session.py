@@ -252,10 +252,8 @@ class Session:
         return [TopicPartition(*place_of(name)) for name in self._outputs]
 
     def verify(self) -> None:
-        """Read the last note back every VERIFY_COMMITS commits. Raises SessionLost if it is not that of the last one.
-
-        This, and every start, detects a transaction that was ended from outside, or whose outcome was misjudged.
-        """
+        """Read the last note back every VERIFY_COMMITS commits. Raises SessionLost if it is not that of the last one:
+        a transaction was ended from outside, or its outcome misjudged. Every start detects that, too."""
         if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
             return
         self._verified = self.commits
