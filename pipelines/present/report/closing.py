@@ -43,6 +43,8 @@ def closing_lines(
     for task, figures in (summary.get("tasks") or {}).items():
         lines.append(f"  {task[:20]}")
         lines += [f"  {f'  {label}':<22}{before:>7} → {after}" for label, before, after in _changes(figures)]
+        if not figures.get("trajectories_trained"):
+            lines.append(f"  {'  trained':<22}{0:>7}   no trajectory of this task")
     best = summary.get("heldout_warm_start_best")
     if best is not None:
         lines.append(

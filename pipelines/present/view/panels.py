@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.inspect.run_state.errors import error_counts, errors_text, refused_text
+from pipelines.inspect.run_state.errors import refused_text, score_errors_text
 from pipelines.inspect.run_state.events import RoleState
 from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates
@@ -128,7 +128,7 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
         f"{count(speed.tokens_generated)} tokens/s generated",
     )
     yield "lag", lag_text(state)
-    if errors := errors_text(error_counts(state.score)):
+    if errors := score_errors_text(state.score):
         yield "errors", errors
     if refused := refused_text(state.prompts):
         yield "refused", refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pipelines.inspect.run_state.errors import error_counts, errors_text, refused_text
+from pipelines.inspect.run_state.errors import refused_text, score_errors_text
 from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import RunState, unmeasured_rounds
@@ -111,7 +111,7 @@ def run_line(state: RunState) -> str:
         parts.append(percent(share))
         best = state.warm_start.get("accuracy/greedy")
         parts.append(f"held-out {figure(best)}" if best is not None else "")
-    if errors := errors_text(error_counts(state.score)):
+    if errors := score_errors_text(state.score):
         parts.append(f"errors {errors}")
     if refused := refused_text(state.prompts):
         parts.append(f"refused {refused}")

@@ -22,6 +22,7 @@ from operators.score.scoring import AnswerJudge, score_trajectories
 from operators.score.verifiers import reasoning
 from schemas.block import Block
 from schemas.columns import flags, floats, token_ids
+from schemas.metric_labels import labelled
 from schemas.records import Episode, Experience, Prompt, Response, RewardComponent, Sampling, Trajectory
 
 MY_REWARD = str(Path(__file__).parents[3] / "examples" / "my_rewards.py:shows_work")
@@ -124,7 +125,13 @@ def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
     assert metric is not None
     assert (metric.name, metric.step) == ("score", 16)
     errors = {"reward_errors": 1, "episode_errors": 3, "generation_errors": 1}
-    assert metric.values == {"trajectories": 14, **errors, "heldout_trajectories": 2, "heldout_errors": 2}
+    task = failed.prompt.task
+    by_task = {
+        labelled("trajectories", task=task): 4,
+        labelled("errors", task=task): 4,
+        labelled("first_error", task=task, text="format: raised"): 1,
+    }
+    assert metric.values == {"trajectories": 14, **errors, "heldout_trajectories": 2, "heldout_errors": 2, **by_task}
     assert counts.metric(9_000) is None  # nothing new
     counts.add(score_trajectories(Block.of(rows), judge, 0))
     assert counts.metric(5_999) is None  # too early

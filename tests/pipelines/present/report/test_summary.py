@@ -345,6 +345,21 @@ def test_summary_has_metrics_of_each_task() -> None:
     assert summary_of(list(history()), FACTS)["tasks"] is None
 
 
+def test_summary_lists_a_task_that_only_failed() -> None:
+    tasks = {"sums": (104.0, 0.0), "guess": (88.0, 88.0)}
+    values = {"trajectories": 192.0, "episode_errors": 88.0}
+    for task, (scored, errors) in tasks.items():
+        values |= {labelled("trajectories", task=task): scored, labelled("errors", task=task): errors}
+    values[labelled("first_error", task="guess", text="KeyError: 'target' (env.py:9)")] = 1.0
+    trained = Metric("experience", 1, {labelled("trajectories", task="sums"): 32.0}, START)
+    summary = summary_of([trained, Metric("score", 192, values, START)], FACTS)
+    assert list(summary["tasks"]) == ["sums", "guess"]
+    assert summary["tasks"]["guess"]["trajectories_trained"] == 0
+    text = closing_lines(Path("runs/sums"), summary)
+    assert re.search(r"\n  guess\n +trained +0   no trajectory of this task\n", text)
+    assert "(episodes 88), task guess 88 of 88: KeyError: 'target' (env.py:9). `" in text
+
+
 def test_summary_has_the_mean_of_each_of_several_rewards() -> None:
     def with_components(metric: Metric, names: Sequence[str]) -> Metric:
         if metric.name != "experience":
