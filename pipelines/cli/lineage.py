@@ -42,7 +42,7 @@ def lineage_command(
     Examples:
       laminar lineage latest
       laminar lineage 1.12 --depth 0 --no-texts
-      laminar lineage 1.12 --json | jq '.prompts[].prompt'
+      laminar lineage 1.12 --json | jq '.[].prompts[].prompt'
     """
     connection = address.open_log()
     manifests = Manifests(connection.client, connection.run)
@@ -78,7 +78,7 @@ def lineage_command(
                     yield body
                 yield from map(_prompt_line, read_prompts(step))
 
-    return RowOutput(rows(), None, "jsonl") if json else Texts(texts_of_line())
+    return RowOutput(rows(), None, "json") if json else Texts(texts_of_line())
 
 
 def _is_start(trim_point: TrimPoint | None, manifest: WeightVersion) -> bool:

@@ -24,7 +24,7 @@ RunOption = Annotated[
     typer.Option("--run", metavar="NAME", help="A run under ./runs, or DIR/NAME; by default the latest under ./runs."),
 ]
 RunsFolder = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 ColourOption = Annotated[
     Literal["logprob", "version", "none"], typer.Option("--colour", help="What a token's colour shows.")
 ]
@@ -51,9 +51,21 @@ class Printing:
     )
     json: JsonOption = False
 
-    def form(self, otherwise: Form = "table", json: Form = "json") -> Form:
-        """Return the requested output format; `json` is the meaning of --json."""
-        return self.output or (json if self.json else otherwise)
+    def form(self, otherwise: Form = "table", *, follow: bool = False) -> Form:
+        """Return the requested output format. Raises typer.BadParameter for JSON with `follow`."""
+        return output_form(self.output, self.json, otherwise, follow)
+
+
+def output_form(output: Form | None, json: bool, otherwise: Form, follow: bool) -> Form:
+    """Return the output format that -O and --json request. Raises typer.BadParameter for one JSON document of a command
+    that does not end, with `follow`."""
+    form = output or ("json" if json else otherwise)
+    if follow and form == "json":
+        raise typer.BadParameter(
+            "one JSON document ends with the command: with --follow give -O jsonl, a JSON document a line",
+            param_hint="--json",
+        )
+    return form
 
 
 @dataclass(frozen=True)

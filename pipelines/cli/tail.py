@@ -44,7 +44,7 @@ def tail_command(
     \b
     Examples:
       laminar topics tail trajectories
-      laminar topics tail settled -n 100 --json | jq .rows[].outcome
+      laminar topics tail settled -n 100 --json | jq .[].rows[].outcome
       laminar topics tail inbox -p 0 -o beginning -n 5 -O table
       laminar topics tail settled -o @-1h --format '%p:%o %k %s'
       laminar topics tail metrics --follow
@@ -69,7 +69,7 @@ def tail_command(
     else:
         found = last_records(connection.client, name, 10 if count is None else count, numbers, decoder=raw_decoder)
         items = (list(as_items(chunk, name)) for chunk in chunks_of(known, found))
-    kind = "jsonl" if kcat else reading.form("lines")
+    kind = "jsonl" if kcat else reading.form("lines", follow=follow)
     if kcat:
         items = ([envelope(item) for item in part] for part in items)
     elif kind in ("table", "csv", "csv-raw", "arrow"):

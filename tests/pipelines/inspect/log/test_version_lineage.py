@@ -19,7 +19,7 @@ MANIFEST = next(each for each in SAMPLES.values() if isinstance(each, WeightVers
 
 def test_lineage_lists_batches_and_prompts_of_a_version(laminar: Laminar) -> None:
     code, out, _ = laminar("lineage", "1.2", "--json")
-    (step,) = [json.loads(line) for line in out.splitlines()]
+    (step,) = json.loads(out)
     assert code == 0
     assert (step["version"], step["parent"], step["batches"], step["missing_batches"]) == (
         "1.2",
@@ -55,7 +55,7 @@ def test_lineage_lists_batches_and_prompts_of_a_version(laminar: Laminar) -> Non
 
 def test_lineage_follows_ancestors_to_the_first_version(laminar: Laminar) -> None:
     arguments = ("lineage", "latest", "--depth", "0", "--no-texts")
-    steps = [json.loads(line) for line in laminar(*arguments, "--json")[1].splitlines()]
+    steps = json.loads(laminar(*arguments, "--json")[1])
     assert [each["version"] for each in steps] == ["2.2", "1.1", "1.0"]
     assert [each["batches"] for each in steps] == [[7], [6], []]
     assert steps[0]["prompts"][0]["text"] is None
