@@ -240,7 +240,7 @@ def test_servers_of_a_stopped_run_start_no_broker(words: str, ended: Answer, she
 
 
 def test_lineage_defines_staleness_and_agrees_with_the_histogram(ended: Answer, shell: Shell) -> None:
-    assert "(versions behind the newest, when batched)" in shell("lineage", "1.1", "--run", "first").text
+    assert "behind the newest when the batch was decided (staleness)" in shell("lineage", "1.1", "--run", "first").text
     found: dict[str, int] = {}
     for step in shell("lineage", "latest", "--depth", "0", "--no-texts", "--run", "first", "--json").json:
         for age, number in step["staleness"].items():

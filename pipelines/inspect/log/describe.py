@@ -37,7 +37,7 @@ def describe_outcome(history: History) -> str:
     trajectory = finished.record
     parts = [f"{trajectory.prompt.task}, {trajectory.finish_reason} after {len(trajectory.response.token_ids)} tokens"]
     if trajectory.policy_version is not None:
-        parts.append(f"under version {trajectory.policy_version}")
+        parts.append(f"generated under version {trajectory.policy_version}")
     parts.append(f"reward {scored.record.reward:g}" if scored else "not scored yet")
     if settled is None:
         parts.append("not settled yet")
@@ -45,8 +45,19 @@ def describe_outcome(history: History) -> str:
         parts.append(f"{settled.record.outcome}: {settled.record.reason}")
     else:
         into = f"trained into version {version.record.version}" if version else "not trained yet"
-        parts.append(f"in batch {settled.record.batch}, {into}")
+        age = settled.record.staleness
+        decided = "" if age is None else f", decided when its version was {_behind(age)}"
+        parts.append(f"in batch {settled.record.batch}{decided}, {into}")
     return ", ".join(parts)
+
+
+def versions_text(number: int) -> str:
+    """Return `1 version` or `2 versions`."""
+    return f"{number} version{'s' * (number != 1)}"
+
+
+def _behind(staleness: int) -> str:
+    return f"{versions_text(staleness)} behind the newest" if staleness else "the newest"
 
 
 def describe_record(record: Any) -> str:
@@ -93,7 +104,7 @@ def describe_record(record: Any) -> str:
                 f"reward {record.reward:g}{f' = {parts}' if parts else ''}{f': {record.error}' if record.error else ''}"
             )
         case Settled():
-            stale = "" if record.staleness is None else f", {record.staleness} versions old"
+            stale = "" if record.staleness is None else f" when its version was {_behind(record.staleness)}"
             return f"{record.outcome}{stale}{f': {record.reason}' if record.reason else ''}"
         case MicroBatch():
             return f"batch {record.batch}, part {record.index + 1} of {record.count} of rank {record.rank}"

@@ -39,7 +39,7 @@ def evaluations(metrics: Iterable[Metric]) -> list[Evaluation]:
 
 
 def staleness_histogram(metrics: Iterable[Metric], when: str = "staleness") -> dict[int, int]:
-    """Return the number of trained trajectories by staleness in versions: at training, or `staleness_at_finish`.
+    """Return the number of trained trajectories by staleness in versions: when batched, or `staleness_at_finish`.
 
     A last batch that was packed and not trained does not count, as in the lineage of versions.
     """

@@ -44,7 +44,8 @@ def test_trajectory_lists_its_records_in_causal_order(laminar: Laminar) -> None:
         ("relay", 0, 3),
     ]
     assert history["outcome"] == (
-        "chain_sum, stop after 6 tokens, under version 1.1, reward 1.25, in batch 7, trained into version 1.2"
+        "chain_sum, stop after 6 tokens, generated under version 1.1, reward 1.25, in batch 7, decided when its version "
+        "was 1 version behind the newest, trained into version 1.2"
     )
     tokens = history["tokens"]
     assert (tokens["ids"], tokens["texts"], tokens["versions"]) == ([0, 1, 2, 3, 4, 5], None, ["1.1"] * 6)
@@ -64,6 +65,7 @@ def test_trajectory_describes_its_records(laminar: Laminar) -> None:
         "replica 0, lease 1: 1 tokens after the first 2; handed over to replica 1, lease 2",
     ]
     assert lines[7].endswith("assigned to replica 1 under 1.1, lease 2, to resume after 3 tokens")
+    assert any(line.endswith("batched when its version was 1 version behind the newest") for line in lines)
     assert any(line.startswith("p3.1: chain_sum, stop after 6 tokens") for line in lines)
 
 

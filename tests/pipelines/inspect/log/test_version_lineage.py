@@ -61,6 +61,8 @@ def test_lineage_follows_ancestors_to_the_first_version(laminar: Laminar) -> Non
     assert steps[0]["prompts"][0]["text"] is None
     assert laminar(*arguments)[1].splitlines()[-1] == "1.0  first version: the run's initial model"
     assert "mean reward 0.583" in laminar(*arguments)[1]
+    staleness = "generated 3 by 1.1; 3 trajectories 1 version behind the newest when the batch was decided (staleness)"
+    assert staleness in laminar(*arguments)[1]
 
 
 def test_lineage_prints_the_manifest_before_reading_batches(laminar: Laminar, monkeypatch: pytest.MonkeyPatch) -> None:
