@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines.inspect.run_folders import laminar_command, run_command
 from pipelines.present.report.verdict import is_failing, verdicts
-from pipelines.present.view.text import UNKNOWN, clock, count, figure
+from pipelines.present.view.text import UNKNOWN, count, figure, with_downtime
 
 MAX_LINE = 120
 """The longest line of the next commands that has a purpose beside its command."""
@@ -31,7 +31,7 @@ def closing_lines(
         f"{steps or 0}{f' of {goal}' if goal else ''} optimizer steps",
         f"{count(summary.get('trajectories_trained') or 0)} trajectories",
         f"{count(summary.get('tokens_generated'))} tokens generated",
-        clock(summary.get("wall_seconds")),
+        with_downtime(summary.get("wall_seconds"), summary.get("downtime_seconds")),
     ]
     lines = ["", f"Run {run} {reached}: {', '.join(totals)}."]
     if summary.get("error"):

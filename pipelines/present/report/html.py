@@ -51,6 +51,7 @@ LABELS: Mapping[str, str] = {
     "episode_errors": "episode errors",
     "generation_errors": "generation errors",
     "wall_seconds": "wall time, seconds",
+    "downtime_seconds": "not running before it was resumed, seconds",
     "lost": "trajectories lost",
     "trained_twice": "trajectories trained twice",
     "seed": "seed",
@@ -141,7 +142,8 @@ def _tiles(summary: Summary) -> Iterable[str]:
         count(summary.get("trajectories_trained")), f"trajectories, {summary.get('optimizer_steps') or 0} steps"
     )
     yield _tile(count(summary.get("tokens_generated")), "tokens generated")
-    yield _tile(clock(summary.get("wall_seconds")), "wall time")
+    down = summary.get("downtime_seconds")
+    yield _tile(clock(summary.get("wall_seconds")), "wall time" + (f", and {clock(down)} not running" if down else ""))
     passed = summary.get("audit_passed")
     yield _tile(
         _yes_no(passed, "audit passed", "audit FAILED", "not audited"),

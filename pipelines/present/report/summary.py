@@ -18,6 +18,7 @@ from pipelines.inspect.run_state.buffers import SHARD, merge_shards
 from pipelines.inspect.run_state.errors import error_counts, errors_by_task, refused_rows
 from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, learning_summary
 from pipelines.inspect.run_state.state import Evaluation, unmeasured_rounds
+from pipelines.inspect.run_times import downtime_s
 from pipelines.present.report.machine import describe_machine, package_versions
 from pipelines.present.report.series import (
     Batch,
@@ -47,7 +48,8 @@ class RunFacts:
 
     `phases`: seconds by name, in order. `audit`: the result of `Audit.to_json()`. `restarts`: by role. `warm_start`:
     values of the series of that name that are not in the metrics; `teaching`: its section of the configuration.
-    `reached`: whether the run reached its goal.
+    `reached`: whether the run reached its goal. `wall_seconds` are those in which it ran, without `downtime_seconds`,
+    those between its ends and its resumptions.
     """
 
     run: str
@@ -56,6 +58,7 @@ class RunFacts:
     seed: int | None = None
     started_at: float | None = None
     wall_seconds: float | None = None
+    downtime_seconds: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
     audit: Mapping[str, Any] | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
@@ -88,13 +91,15 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
     state = _json(folder / STATE_FILE)
     config = tomllib.loads((folder / CONFIG_FILE).read_text("utf-8")) if (folder / CONFIG_FILE).exists() else {}
     started, ended = state.get("started_at"), state.get("ended_at")
+    down = downtime_s(state.get("phases"))
     return RunFacts(
         run=state.get("run") or folder.name,
         reached=None if ended is None else state.get("error") is None,
         error=state.get("error"),
         seed=config.get("run", {}).get("seed"),
         started_at=started,
-        wall_seconds=ended - started if started is not None and ended is not None else None,
+        wall_seconds=ended - started - down if started is not None and ended is not None else None,
+        downtime_seconds=down,
         phases=phases,
         audit=audit,
         restarts={name: role["restarts"] for name, role in state.get("roles", {}).items()},
@@ -176,6 +181,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "tokens_per_s": round(tokens / facts.wall_seconds, 1) if tokens and facts.wall_seconds else None,
         "started_at": facts.started_at,
         "wall_seconds": facts.wall_seconds,
+        "downtime_seconds": facts.downtime_seconds or None,
         "phases": dict(facts.phases),
         "lost": audit.get("lost"),
         "trained_twice": audit.get("trained_twice"),

@@ -29,6 +29,7 @@ from pipelines.present.view.text import (
     staleness_text,
     steps_text,
     unmeasured_text,
+    with_downtime,
 )
 
 LABEL_WIDTH = 11
@@ -53,7 +54,7 @@ def screen(state: RunState, width: int, height: int, *, ascii_only: bool = False
 
 
 def headline(state: RunState) -> RenderableType:
-    """Return the run's name, its phase, and the times in the phase and in all."""
+    """Return the run's name, its phase, and the times in the phase (none at its start and of an ended run) and in all."""
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis")
     line.add_column(justify="right", no_wrap=True)
@@ -62,8 +63,8 @@ def headline(state: RunState) -> RenderableType:
         Text.assemble(("laminar ", "bold"), (state.run, "bold cyan")),
         Text.assemble(
             (phase_name(state.phase), "bold"),
-            f" {clock((state.now - started) / 1000)}",
-            (f" · {clock((state.now - state.started_at) / 1000)} in all", "dim"),
+            "" if state.now == started else f" {clock((state.now - started) / 1000)}",
+            (f" · {with_downtime(state.elapsed_s, state.down_ms / 1000)} in all", "dim"),
         ),
     )
     return line

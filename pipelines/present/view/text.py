@@ -23,6 +23,11 @@ def clock(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
+def with_downtime(seconds: float | None, down_s: float | None) -> str:
+    """Return the time in which a run ran, and that in which it did not, if any: `2:03 (and 1:00 not running)`."""
+    return clock(seconds) + (f" (and {clock(down_s)} not running)" if down_s and down_s >= 1 else "")
+
+
 def figure(value: float | None, digits: int = 2) -> str:
     """Return a number with `digits` digits after the point, two significant ones if that shows 0; a dash for None."""
     if value is None:
@@ -99,7 +104,7 @@ def unmeasured_text(state: RunState) -> str:
 def run_line(state: RunState) -> str:
     """Return the run's state in one line, for logs."""
     speed = rates(state)
-    parts = [f"[{clock((state.now - state.started_at) / 1000)}] {phase_name(state.phase)}"]
+    parts = [f"[{clock(state.elapsed_s)}] {phase_name(state.phase)}"]
     if paused := paused_text(state):
         parts.append(f"paused {paused}")
     if state.step:

@@ -44,8 +44,8 @@ def test_trajectory_lists_its_records_in_causal_order(laminar: Laminar) -> None:
         ("relay", 0, 3),
     ]
     assert history["outcome"] == (
-        "chain_sum, stop after 6 tokens, generated under version 1.1, reward 1.25, in batch 7, decided when its version "
-        "was 1 version behind the newest, trained into version 1.2"
+        "chain_sum, stop after 6 tokens, generated under version 1.1, reward 1.25, in batch 7, decided when its "
+        "version was 1 version behind the newest, trained into version 1.2"
     )
     tokens = history["tokens"]
     assert (tokens["ids"], tokens["texts"], tokens["versions"]) == ([0, 1, 2, 3, 4, 5], None, ["1.1"] * 6)
