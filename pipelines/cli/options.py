@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import shlex
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from infra.kafka.properties import ClientProperties
 
 CONNECT_TIMEOUT_S = 5.0
+OWN_BROKER_S = 10.0
+"""How long a command waits for a run's own broker, which may be starting or stopping."""
+POLL_S = 0.1
 
 RunOption = Annotated[
     str | None,
@@ -143,19 +147,24 @@ def connect(
     from infra.kafka.properties import ClientProperties
     from infra.kafka.readiness import BrokerUnreachable, connection_problem
 
-    by_path = run is not None and "/" in run
+    deadline, by_path = time.monotonic() + OWN_BROKER_S, run is not None and "/" in run
     state = {} if (brokers or command_config) and not by_path else read_state(run, runs or RUNS)
     if state.get("client_properties") and not (brokers or command_config):
         command_config = Path(state["client_properties"])
     client = properties_of(brokers or state.get("bootstrap_servers"), command_config)
     data = None if brokers or command_config else _broker_data(run, runs or RUNS)
-    if data is not None and _is_stopped(data):
-        if read_only:
-            return Connection(state.get("run") or run or "", ClientProperties.of_log(data / "log"))
-        client = _start_broker_again(data)
-    if (reason := connection_problem(client.admin(), CONNECT_TIMEOUT_S)) is not None:
-        raise BrokerUnreachable(f"Kafka does not respond: {reason}. Check that it runs, and its address.")
-    return Connection(state.get("run") or run or _only_run(client), client)
+    while True:
+        if data is not None and _is_stopped(data):
+            if read_only:
+                return Connection(state.get("run") or run or "", ClientProperties.of_log(data / "log"))
+            client = _start_broker_again(data)
+        if (reason := connection_problem(client.admin(), CONNECT_TIMEOUT_S)) is None:
+            return Connection(state.get("run") or run or _only_run(client), client)
+        if data is None:
+            raise BrokerUnreachable(f"Kafka does not respond: {reason}. Check that it runs, and its address.")
+        if time.monotonic() >= deadline:
+            raise BrokerUnreachable(f"the run's own broker is starting or stopping: {reason}. Try again in a moment.")
+        time.sleep(POLL_S)
 
 
 def _broker_data(run: str | None, runs: Path) -> Path | None:

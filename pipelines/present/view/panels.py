@@ -54,7 +54,7 @@ def screen(state: RunState, width: int, height: int, *, ascii_only: bool = False
 
 
 def headline(state: RunState) -> RenderableType:
-    """Return the run's name, its phase, and the times in the phase (none at its start and of an ended run) and in all."""
+    """Return the run's name, its phase, and the times in the phase (none of an ended run) and in all."""
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis")
     line.add_column(justify="right", no_wrap=True)
