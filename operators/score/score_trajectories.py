@@ -15,6 +15,7 @@ from operators.io.clocks import wall_ms
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.io.ledger import TrajectoryLedger
 from operators.score.config import ScoreConfig
+from operators.score.episode_counts import count_episodes
 from operators.score.scorer import Scorer
 from operators.score.scoring import score_trajectories
 from operators.score.task_errors import TaskErrors
@@ -132,7 +133,7 @@ failed. Then those of evaluation, and those of them with any error: nothing is t
 
 
 class ErrorCounts:
-    """The counts of `shard` since the start of the run, also by task.
+    """The counts of `shard` since the start of the run, also by task and of episodes.
 
     `state` of the commit note continues them after a restart.
     """
@@ -160,7 +161,9 @@ class ErrorCounts:
         self._counters.add("trajectories", len(experiences) - _true(held_out))
         self._counters.add("heldout_trajectories", _true(held_out))
         self._counters.add("heldout_errors", _true(pc.and_(pc.or_(errors, failed), held_out)))
-        self._by_task.add(experiences, pc.invert(held_out))
+        trained = pc.invert(held_out)
+        self._by_task.add(experiences, trained)
+        count_episodes(self._by_task.values, experiences, trained)
 
     def metric(self, now: int) -> Metric | None:
         """The metric `score` at `now` (Unix milliseconds) if the counts are new and the last one is old enough."""

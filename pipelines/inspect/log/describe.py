@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from infra.workers.error_text import first_line
 from pipelines.inspect.log.history import History
 from schemas.records import (
     Assignment,
@@ -99,10 +100,14 @@ def describe_record(record: Any) -> str:
             error = f": {record.error}" if record.error else ""
             return f"finished by replica {record.replica}, lease {record.lease}{_attempt(record)}{error}"
         case Experience():
-            parts = ", ".join(f"{part.name} {part.value:g} × {part.weight:g}" for part in record.components)
-            return (
-                f"reward {record.reward:g}{f' = {parts}' if parts else ''}{f': {record.error}' if record.error else ''}"
+            counted = " + ".join(
+                f"{part.name} {part.value:g} × {part.weight:g}" for part in record.components if part.weight
             )
+            others = "".join(
+                f", {part.name} {part.value:g} (weight 0)" for part in record.components if not part.weight
+            )
+            error = f": {first_line(record.error)}" if record.error else ""
+            return f"reward {record.reward:g}{f' = {counted}' if counted else ''}{others}{error}"
         case Settled():
             stale = "" if record.staleness is None else f" when its version was {_behind(record.staleness)}"
             return f"{record.outcome}{stale}{f': {record.reason}' if record.reason else ''}"

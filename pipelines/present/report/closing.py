@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.inspect.run_folders import laminar_command, run_command
+from pipelines.inspect.run_state.episodes import endings_text
 from pipelines.present.report.verdict import is_failing, verdicts
 from pipelines.present.view.text import UNKNOWN, count, figure, with_downtime
 
@@ -56,6 +57,9 @@ def closing_lines(
     lines.append(
         f"  {'staleness':<22}{figure(mean):>7}   mean, maximum {figure(most, 0)} version{'s' * (most != 1)}{over_text}"
     )
+    if episodes := summary.get("episodes"):
+        of = f"mean of {episodes['episodes']} episodes; ended: {endings_text(episodes['endings'])}"
+        lines.append(f"  {'turns':<22}{figure(episodes['turns_mean']):>7}   {of}")
     restarts = {name: number for name, number in (summary.get("restarts") or {}).items() if number}
     if restarts:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")

@@ -107,7 +107,7 @@ def page(
             samples_section(samples),
             '<h2>Metrics</h2><div class="tables">',
             _table("Summary", ((label, shown(summary.get(key))) for key, label in LABELS.items())),
-            f"<div>{_agents(summary.get('agents'))}{_audit(audit)}{_machine(summary)}</div></div>",
+            f"<div>{_agents(summary.get('agents'))}{_episodes(summary.get('episodes'))}{_audit(audit)}{_machine(summary)}</div></div>",
             _insight(insight) if insight else "",
             f'<h2>Next commands</h2><div class="card"><pre>{escape(commands)}</pre></div>',
             _details("Configuration", config),
@@ -168,6 +168,14 @@ def _card(chart: Chart) -> str:
 
 def _agents(agents: Mapping[str, float] | None) -> str:
     return _table("Agents", agent_rows(agents)) if agents else ""
+
+
+def _episodes(episodes: Mapping[str, Any] | None) -> str:
+    if not episodes:
+        return ""
+    rows = [("episodes", shown(episodes["episodes"])), ("turns of an episode", f"{episodes['turns_mean']:.1f}")]
+    rows += [(f"ended: {ending}", shown(count)) for ending, count in episodes["endings"].items()]
+    return _table("Episodes of environments", rows)
 
 
 def _audit(audit: Mapping[str, Any] | None) -> str:

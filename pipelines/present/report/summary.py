@@ -15,6 +15,7 @@ from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE, SUMMARY_FILE
 from pipelines.inspect.run_state.agents import agents_of
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
+from pipelines.inspect.run_state.episodes import episodes_of
 from pipelines.inspect.run_state.errors import error_counts, errors_by_task, refused_rows
 from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, learning_summary
 from pipelines.inspect.run_state.state import Evaluation, unmeasured_rounds
@@ -161,6 +162,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "errors_by_task": {task: each._asdict() for task, each in scored.items()} or None,
         "refused_rows": refused_of(metrics),
         "agents": agents_of(metrics),
+        "episodes": episodes_of(score),
         "warnings": list(learning_summary(signs)) or None,
         "stop_error_share": facts.stop_error_share,
         "tasks": by_task(metrics, before, after, scored),

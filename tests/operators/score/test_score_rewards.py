@@ -139,6 +139,22 @@ def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
     assert ErrorCounts("g", counts.state()).state() == counts.state()
 
 
+def test_episodes_of_environments_are_counted_with_turns_and_endings() -> None:
+    plain = trajectory("#4")
+    endings = (((0.0, 0.0, 1.0), "done"), ((0.0,), "turns"), ((), "failed"), ((1.0,), "done"), ((1.0,), "done"))
+    rows = [replace(plain, episode=Episode(rewards, ending)) for rewards, ending in endings]
+    rows[3] = replace(rows[3], prompt=replace(plain.prompt, environment="agent"))
+    rows[4] = replace(rows[4], prompt=replace(plain.prompt, purpose="evaluation"))
+    counts = ErrorCounts("g")
+    for _ in range(2):
+        counts.add(
+            score_trajectories(Block.of([plain, *rows]), FixedJudge(CONFIG, *[VerifierResult(1.0, None)] * 3), 0)
+        )
+    endings_of = {labelled("episode_endings", ending=ending): 2 for ending in ("done", "turns", "failed")}
+    expected = {"episodes": 6, "episode_turns": 8, **endings_of}
+    assert {name: count for name, count in counts.state().items() if name in expected} == expected
+
+
 def test_infinite_weighted_sum_is_an_error() -> None:
     huge = VerifierResult(1.7e308, None)
     (experience,) = scored([trajectory("#4")], FixedJudge(CONFIG, huge, huge, huge))
