@@ -87,9 +87,11 @@ def _read_run(folder: Path, run: str) -> ComparedRun:
 
 def _compared(runs: list[ComparedRun], file: Path, json: bool) -> Report:
     from infra.files import write_atomically
-    from pipelines.present.report.comparison import comparison, metric_rows
+    from pipelines.present.report.comparison import comparison, metric_rows, text_rows
 
     write_atomically(file, comparison(runs))
     rows = metric_rows(runs)
     columns = ["metric", *(each.run for each in runs)]
-    return Report({"file": str(file), "metrics": rows}, lambda: table(rows, columns, f"{file}"), as_json=json)
+    return Report(
+        {"file": str(file), "metrics": rows}, lambda: table(text_rows(runs), columns, f"{file}"), as_json=json
+    )

@@ -165,10 +165,10 @@ def compare_command(
       laminar runs compare first second third --json
     """
     from pipelines.inspect.run_folders import find_run
-    from pipelines.present.report.comparison import ComparedRun, metric_rows
+    from pipelines.present.report.comparison import ComparedRun, text_rows
     from pipelines.present.report.html import LABELS
     from pipelines.present.report.summary import read_summary
 
     compared = [ComparedRun(name, read_summary(find_run(folder, name).folder), ()) for name in runs]
     data = [{key: each.summary.get(key) for key in ("run", *LABELS)} for each in compared]
-    return Report(data, lambda: table(metric_rows(compared), ["metric", *runs]), as_json=json)
+    return Report(data, lambda: table(text_rows(compared), ["metric", *runs]), as_json=json)

@@ -39,7 +39,8 @@ def tail_command(
     """Print records of a topic, decoded; undecodable records are marked. Joins no consumer group, commits nothing.
 
     With --follow and without -o, it starts with the last records of each partition. Each row shows its trajectory,
-    version, staleness, reward, tokens and lease where they apply; these are also the columns of a table.
+    version, staleness, reward, tokens and lease where they apply; these are also the columns of a table. A line begins
+    with partition:offset, and the record's schema and its version, such as Trajectory/4.
 
     \b
     Examples:

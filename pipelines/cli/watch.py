@@ -13,7 +13,7 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption
-from pipelines.inspect.run_state.local_run import started_run, stopped_run
+from pipelines.inspect.run_state.local_run import in_phase, started_run, stopped_run
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.present.output import Report
 from pipelines.present.view.state_json import state_to_json
@@ -81,7 +81,7 @@ def attached(connection: Connection, local: RunFolder | None = None) -> Iterator
     records = last_records(connection.client, REPLICAS.name(connection.run), MAX_HEARTBEATS)
     heartbeats: list[Any] = [row for record in records for row in record.rows]
     with Observer(connection.client, connection.run) as source:
-        started = new_run(connection.run, None, 0) if local is None else started_run(local)
+        started = new_run(connection.run, None, 0) if local is None else in_phase(started_run(local), local)
         yield Watch(fold_all(started, heartbeats), source=source)
 
 

@@ -106,7 +106,7 @@ def page(
             f'<div class="wide">{_card(phases(summary.get("phases") or {}))}</div>',
             samples_section(samples),
             '<h2>Metrics</h2><div class="tables">',
-            _table("Summary", ((label, shown(summary.get(key))) for key, label in LABELS.items())),
+            _table("Summary", _summary_rows(summary)),
             f"<div>{_agents(summary.get('agents'))}{_episodes(summary.get('episodes'))}{_audit(audit)}{_machine(summary)}</div></div>",
             _insight(insight) if insight else "",
             f'<h2>Next commands</h2><div class="card"><pre>{escape(commands)}</pre></div>',
@@ -114,6 +114,14 @@ def page(
             "</main></body></html>\n",
         ]
     )
+
+
+def _summary_rows(summary: Summary) -> Iterable[tuple[str, str]]:
+    """Yield label and text of each figure, those of a warm start or a resumption only where there was one."""
+    optional = ("heldout_warm_start_best", "downtime_seconds")
+    for key, label in LABELS.items():
+        if key not in optional or summary.get(key) is not None:
+            yield label, shown(summary.get(key))
 
 
 def _subtitle(summary: Summary) -> str:
@@ -134,7 +142,8 @@ def _tiles(summary: Summary) -> Iterable[str]:
 
     yield _tile(change("reward_first", "reward_last"), "training reward")
     yield _tile(change("heldout_before", "heldout_after"), "held-out accuracy, greedy")
-    yield _tile(figure(summary.get("heldout_warm_start_best")), "best supervised checkpoint")
+    if (best := summary.get("heldout_warm_start_best")) is not None:
+        yield _tile(figure(best), "best supervised checkpoint")
     yield _tile(
         f"{figure(summary.get('staleness_mean'))} / {shown(summary.get('staleness_max'))}", "staleness, mean / maximum"
     )

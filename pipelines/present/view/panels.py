@@ -22,6 +22,7 @@ from pipelines.present.view.text import (
     count,
     eta,
     figure,
+    figures,
     lag_text,
     paused_text,
     percent,
@@ -119,7 +120,8 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
     if paused := paused_text(state):
         yield "paused", paused
     mean = state.reward.recent_mean(10)
-    yield "reward", f"{figure(trainer.get('reward/mean'))} now, {figure(mean)} over the last 10 steps"
+    newest, recent = figures(trainer.get("reward/mean"), mean)
+    yield "reward", f"{newest} now, {recent} over the last 10 steps"
     yield "held-out", _held_out(state)
     buffered, dropped = state.experience.get("buffer/trajectories"), state.experience.get("dropped_stale")
     yield "staleness", f"{staleness_text(state)}   buffer {count(buffered)}   dropped {count(dropped)}"

@@ -35,6 +35,12 @@ def figure(value: float | None, digits: int = 2) -> str:
     return f"{value:.2g}" if digits and 0 < abs(value) < 10**-digits else f"{value:.{digits}f}"
 
 
+def figures(*values: float | None) -> list[str]:
+    """Return numbers that stand side by side, as `figure` does, with the same digits if one of them needs only two."""
+    plain = any(value is not None and abs(value) >= 0.01 for value in values)
+    return [f"{round(value, 2) + 0.0:.2f}" if plain and value is not None else figure(value) for value in values]
+
+
 def eta(state: RunState) -> str:
     """Return the time to the goal, `ETA 1:02`, rounded up; empty at the goal and without one."""
     if not state.goal or state.step >= state.goal:

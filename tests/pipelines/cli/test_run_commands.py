@@ -46,6 +46,8 @@ def runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runs:
             "optimizer_steps": steps,
             "tokens_generated": 1000 * steps,
             "tokens_per_s": 20.0 * steps,
+            "lost": 0,
+            "reward_errors": 0,
         }
         (folder / "summary.json").write_text(json.dumps({**summary, "reward_last": 1 / 3}))
         for role in ("score", "trainer"):
@@ -109,8 +111,10 @@ def test_runs_compare_prints_a_column_per_run(runs: Runs) -> None:
     assert code == 0
     rows: dict[str, list[str]] = {line[:40].strip(): line.split()[-2:] for line in out.splitlines()}
     assert rows["optimizer steps"] == ["10", "20"]
-    assert rows["tokens generated per second of the run"] == ["200", "400"]
-    assert rows["reward, last tenth"] == ["0.333333", "0.333333"]
+    assert rows["tokens generated per second of the run"] == ["200.0", "400.0"]
+    assert rows["reward, last tenth"] == ["0.333", "0.333"]
+    assert rows["trajectories lost"] == ["0", "0"]
+    assert "reward errors" not in rows  # 0 in both
     found: list[dict[str, Any]] = json.loads(runs("compare", "first", "second", "--json")[1])
     assert [each["tokens_generated"] for each in found] == [10_000, 20_000]
     assert runs("compare", "first", "nobody")[0] == 1

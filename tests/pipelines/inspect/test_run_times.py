@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.inspect.run_folders import RunFolder, read_run
-from pipelines.inspect.run_state.local_run import started_run, stopped_run
+from pipelines.inspect.run_state.local_run import in_phase, started_run, stopped_run
 from pipelines.inspect.run_state.state import fold_all
 from pipelines.inspect.run_times import NOT_RUNNING, phases_at_resume
 from pipelines.present.report.closing import closing_lines
@@ -54,6 +54,12 @@ def test_all_times_of_a_resumed_run_agree(ended_at: float | None, tmp_path: Path
     ended = stopped_run(fold_all(started_run(run), [newest]), run)
     assert ended.elapsed_s == pytest.approx(summary["wall_seconds"], abs=0.01)
     assert run_line(ended).startswith("[6:4" if ended_at is None else "[6:3")
+
+
+def test_running_run_is_in_its_phase_since_the_end_of_the_one_before(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, KILLED, "running")
+    state = in_phase(started_run(run), run)
+    assert (state.phase, state.phases[-1].at) == ("training", 1_075_000)
 
 
 def test_killed_run_ends_at_its_newest_metric(tmp_path: Path) -> None:
