@@ -10,6 +10,11 @@ import re
 from collections.abc import Mapping
 
 TASK = "task"
+TEXT = "text"
+FIRST_ERROR = "first_error"
+"""The value 1, with the labels `task` and `text`: the first line of the task's first error, in the metric `score`."""
+ENDING = "ending"
+"""How an episode of an environment ended: `Episode.ending`."""
 COMPONENT = "component"
 """A reward function, by its label in `score.rewards`."""
 COMPONENT_MEAN, COMPONENT_TRAJECTORIES = "component/mean", "component/trajectories"

@@ -13,6 +13,13 @@ from infra.kafka.admin import TopicSpec, describe
 
 Settings = Mapping[str, str]
 _KEEPS_TRANSACTIONAL_IDS_MS = 24 * 3600 * 1000
+_CHECKED = (
+    "transaction.max.timeout.ms",
+    "log.cleaner.enable",
+    "transactional.id.expiration.ms",
+    "offsets.retention.minutes",
+)
+"""The settings of a broker that `broker_problems` judges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,15 @@ def broker_settings(admin: KafkaAdminClient) -> dict[str, dict[str, str]]:
     resources = [ConfigResource(ConfigResourceType.BROKER, each) for each in ids]
     held = admin.describe_configs(resources, config_filter="all")["broker"]
     return {f"broker {each}": _values(held[each]) for each in ids}
+
+
+def checked_broker_settings(admin: KafkaAdminClient) -> dict[str, dict[str, str]]:
+    """The settings that `broker_problems` judges, by "broker N"; empty if this client may not read them."""
+    try:
+        held = broker_settings(admin)
+    except AuthorizationError:
+        return {}
+    return {broker: {name: values[name] for name in _CHECKED if name in values} for broker, values in held.items()}
 
 
 def topic_settings(admin: KafkaAdminClient, topics: Sequence[str]) -> dict[str, dict[str, str]]:

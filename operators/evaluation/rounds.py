@@ -73,11 +73,16 @@ class Round:
             values[f"unanswered/{self.mode}"] = float(unanswered)
         if _enough(len(valid), len(answers)):
             values[f"accuracy/{self.mode}"] = fmean(map(accuracy_of, valid))
-            values[f"reward/{self.mode}"] = fmean(answer.reward for answer in valid)
+            mean = fmean(answer.reward for answer in valid)
+            values[f"reward/{self.mode}"] = round(mean, DIGITS) + 0.0  # rewards that cancel out to 1e-17 are 0
         return {labelled(name, **labels): value for name, value in values.items()}
 
     def _is_valid(self, answer: Experience) -> bool:
         return answer.trajectory.policy_version == self.version
+
+
+DIGITS = 12
+"""Digits after the point of a mean reward."""
 
 
 def _enough(valid: int, asked: int) -> bool:

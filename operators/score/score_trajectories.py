@@ -15,8 +15,10 @@ from operators.io.clocks import wall_ms
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.io.ledger import TrajectoryLedger
 from operators.score.config import ScoreConfig
+from operators.score.episode_counts import count_episodes
 from operators.score.scorer import Scorer
 from operators.score.scoring import score_trajectories
+from operators.score.task_errors import TaskErrors
 from schemas.block import Block
 from schemas.identity import Purpose, TrajectoryKey, group_id, is_trajectory_id, parse_trajectory_id
 from schemas.records import Metric
@@ -131,11 +133,16 @@ failed. Then those of evaluation, and those of them with any error: nothing is t
 
 
 class ErrorCounts:
-    """The counts of `shard` since the start of the run; `state` of the commit note continues them after a restart."""
+    """The counts of `shard` since the start of the run, also by task and of episodes.
+
+    `state` of the commit note continues them after a restart.
+    """
 
     def __init__(self, group: str, state: Mapping[str, int] | None = None, shard: int = 0, shards: int = 1) -> None:
+        known = state or {}
         self._shard = {"shard": float(shard)} if shards > 1 else {}
-        self._counters = StepCounters(group, {name: (state or {}).get(name, 0) for name in COUNTS})
+        self._counters = StepCounters(group, {name: known.get(name, 0) for name in COUNTS})
+        self._by_task = TaskErrors({name: count for name, count in known.items() if name not in COUNTS})
         self._published = self._scored()
         self._published_at = 0
 
@@ -154,6 +161,9 @@ class ErrorCounts:
         self._counters.add("trajectories", len(experiences) - _true(held_out))
         self._counters.add("heldout_trajectories", _true(held_out))
         self._counters.add("heldout_errors", _true(pc.and_(pc.or_(errors, failed), held_out)))
+        trained = pc.invert(held_out)
+        self._by_task.add(experiences, trained)
+        count_episodes(self._by_task.values, experiences, trained)
 
     def metric(self, now: int) -> Metric | None:
         """The metric `score` at `now` (Unix milliseconds) if the counts are new and the last one is old enough."""
@@ -166,7 +176,7 @@ class ErrorCounts:
 
     def state(self) -> dict[str, int]:
         """The counts, JSON-ready."""
-        return dict(self._counters.totals)
+        return {**self._counters.totals, **self._by_task.values}
 
     def _scored(self) -> int:
         return self._counters.totals["trajectories"] + self._counters.totals["heldout_trajectories"]

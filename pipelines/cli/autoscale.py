@@ -37,7 +37,7 @@ def autoscale(
     Examples:
       laminar autoscale
       laminar autoscale --follow
-      laminar autoscale --json | jq 'select(.event == "failed") | .reason'
+      laminar autoscale --json | jq '.[] | select(.event == "failed") | .reason'
     """
     connection = address.open_log()
     name = SCALING.name(connection.run)
@@ -47,7 +47,7 @@ def autoscale(
         after = Edge("offset", records[-1].offset + 1) if records else Edge("end", 0)
         rows = chain(rows, _rows(read_topic(connection.client, name, start=after, follow=True)))
     none = f"the autoscaler of run {connection.run} has not decided anything, or the run has none ([autoscaling])"
-    return RowOutput(([row] for row in rows), COLUMNS, printing.form("lines", json="jsonl"), none, line=scaling_line)
+    return RowOutput(([row] for row in rows), COLUMNS, printing.form("lines", follow=follow), none, line=scaling_line)
 
 
 def _rows(records: Iterable[StoredRecord]) -> Iterator[dict[str, Any]]:

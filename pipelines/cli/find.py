@@ -67,7 +67,7 @@ def find_command(
     """
     connection = address.open_log()
     name, known = known_topic(topic, connection.run)
-    form = reading.form("lines")
+    form = reading.form("lines", follow=follow)
     try:
         condition = table_condition(where, row_schema(known)) if where else None
         selected = _columns(columns, known, for_people=form in ("lines", "table"))
@@ -104,7 +104,7 @@ def stats_command(topic: TopicArgument, reading: ReadOptions, address: Address) 
     """
     connection = address.open_log()
     name, known = known_topic(topic, connection.run)
-    form = reading.form("lines", json="json")
+    form = reading.form("lines")
     statistics = _TopicStatistics(known)
     for chunk in read_chunks(connection.client, known, name, reading.ranges(connection, name)):
         statistics.add(chunk)

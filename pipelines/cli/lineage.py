@@ -12,6 +12,7 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.weights import find_version
 from pipelines.inspect.audit.trim_points import newest_trim_point
+from pipelines.inspect.log.describe import versions_text
 from pipelines.inspect.log.lineage import TrainedPrompt, VersionStep, read_step, with_texts
 from pipelines.inspect.log.manifests import Manifests, ancestors
 from pipelines.present.output import RowOutput, Texts
@@ -42,7 +43,7 @@ def lineage_command(
     Examples:
       laminar lineage latest
       laminar lineage 1.12 --depth 0 --no-texts
-      laminar lineage 1.12 --json | jq '.prompts[].prompt'
+      laminar lineage 1.12 --json | jq '.[].prompts[].prompt'
     """
     connection = address.open_log()
     manifests = Manifests(connection.client, connection.run)
@@ -78,7 +79,7 @@ def lineage_command(
                     yield body
                 yield from map(_prompt_line, read_prompts(step))
 
-    return RowOutput(rows(), None, "jsonl") if json else Texts(texts_of_line())
+    return RowOutput(rows(), None, "json") if json else Texts(texts_of_line())
 
 
 def _is_start(trim_point: TrimPoint | None, manifest: WeightVersion) -> bool:
@@ -130,10 +131,16 @@ def _head(manifest: WeightVersion) -> str:
 def _body(step: VersionStep) -> str:
     lines = []
     if step.trajectories:
-        ages = ", ".join(f"{count} of {age}" for age, count in sorted(step.staleness.items()))
+        ages = ", ".join(
+            f"{count} trajector{'ies' if count > 1 else 'y'} {versions_text(age)}"
+            for age, count in sorted(step.staleness.items())
+        )
         versions = ", ".join(f"{count} by {version}" for version, count in sorted(step.made_by.items()))
         totals = f"{step.trajectories:,} trajectories, {step.tokens:,} tokens, mean reward {step.reward:.3f}"
-        lines += [f"  {totals}", f"  generated {versions}; staleness {ages} (versions behind the newest, when batched)"]
+        lines += [
+            f"  {totals}",
+            f"  generated {versions}; {ages} behind the newest when the batch was decided (staleness)",
+        ]
     if step.missing:
         lines.append(f"  batches {step.missing} are deleted by retention or unreadable")
     return "\n".join(lines)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -110,6 +109,7 @@ def _to_json(run: RunFolder) -> dict[str, Any]:
         "bootstrap_servers": run.state.get("bootstrap_servers"),
         "started_at": run.state.get("started_at"),
         "ended_at": run.state.get("ended_at"),
+        "downtime_s": run.downtime_s,
         "error": run.state.get("error"),
         "goal": run.goal,
         "roles": run.state.get("roles") or {},
@@ -124,7 +124,7 @@ def _cells(run: Row) -> Row:
     return {
         **run,
         "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)) if started else None,
-        "duration": clock(ended - started) if started and ended else None,
+        "duration": clock(ended - started - run["downtime_s"]) if started and ended else None,
         "restarts": sum(role.get("restarts", 0) for role in run["roles"].values()),
     }
 
@@ -133,11 +133,12 @@ def _read_state(run: RunFolder) -> RunState:
     """Fold the run's metrics file into the state that the live view shows."""
     from pipelines.inspect.metrics_file import read_metrics
     from pipelines.inspect.run_state.events import PhaseStarted, RolesChanged, Tick
-    from pipelines.inspect.run_state.state import fold_all, new_run
+    from pipelines.inspect.run_state.local_run import started_run
+    from pipelines.inspect.run_state.state import fold_all
 
     path = run.folder / METRICS_FILE
     at = int((run.state.get("ended_at") or (time.time() if run.status == "running" else 0)) * 1000)
-    state = new_run(run.run, run.goal, int(run.started_at * 1000), run.warn_steps, run.folder)
+    state = started_run(run)
     metrics = read_metrics(path) if path.exists() else []
     ended = [] if run.status == "running" else [PhaseStarted(run.status, at)]
     return fold_all(state, [*metrics, *ended, RolesChanged(_roles(run)), Tick(at)])
@@ -158,7 +159,7 @@ def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
     try:
         connection = connect(str(run.folder.absolute()), None, None)
         with attached(connection, run) as watching:
-            state = replace(catch_up(watching), started_at=int(run.started_at * 1000))
+            state = catch_up(watching)
     except (BrokerUnreachable, UnknownTopic) as error:
         return _read_state(run), str(error)
     return fold_all(state, [RolesChanged(_roles(run)), Tick(int(time.time() * 1000))]), None
@@ -216,12 +217,11 @@ def _status_lines(
     run: RunFolder, state: RunState, roles: Mapping[str, Mapping[str, Any]], problem: str | None
 ) -> Iterator[str]:
     from pipelines.present.view.panels import fact_lines
-    from pipelines.present.view.text import clock, phase_name, steps_text
+    from pipelines.present.view.text import phase_name, steps_text, with_downtime
 
-    seconds = (state.now - state.started_at) / 1000
     phase = phase_name(run.state.get("phase") or ("training" if state.step else "starting"))
     status = {"running": f"running, {phase}", "died": f"died in phase {phase}"}.get(run.status, run.status)
-    yield f"run {run.run}: {status}, {steps_text(state)}, {clock(seconds)}"
+    yield f"run {run.run}: {status}, {steps_text(state)}, {with_downtime(state.elapsed_s, run.downtime_s)}"
     if run.state.get("error"):
         yield f"  error       {run.state['error']}"
     if run.status in ("died", "failed", "stopped"):
@@ -229,7 +229,9 @@ def _status_lines(
     yield from [f"  {'kafka':<12}{problem}"] if problem else ()
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
     for name, role in state.roles.items() if run.status == "running" else ():
-        restarts = f", {role.restarts} restarts" if role.restarts else ""
+        restarts = f", {role.restarts} restart{'s' * (role.restarts > 1)}" if role.restarts else ""
         alive = _liveness_text(roles[name]["liveness"]) if role.alive else ""
         yield f"  {name:<12}{role.status}{f', pid {role.pid}' if role.pid else ''}{restarts}{alive}"
+    if run.status == "running" and run.supervised:
+        yield f"  {'supervisor':<12}pid {run.state.get('pid')}"
     yield f"  {'folder':<12}{run.folder}"

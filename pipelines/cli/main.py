@@ -133,9 +133,21 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
 def _one_line(error: Exception) -> str:
     text = "; ".join(_text(error).split("\n"))
     expected = isinstance(error, RuntimeError | ValueError | OSError) and text
+    if _is_lost_connection(error):
+        return (
+            f"Kafka no longer responds ({text}). While a run's own broker starts or stops, try again in a moment; "
+            "otherwise check that Kafka runs"
+        )
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
     line = text if expected else f"{named} (use --debug for the traceback)"
     return "; ".join([line, *getattr(error, "__notes__", [])])
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    """Whether a request of the Kafka client has failed because no broker responded."""
+    errors = sys.modules.get("kafka.errors")  # not imported: many commands need no Kafka
+    names = ("KafkaConnectionError", "KafkaTimeoutError", "NodeNotReadyError", "MetadataEmptyBrokerList")
+    return errors is not None and isinstance(error, tuple(getattr(errors, name) for name in names))
 
 
 def _text(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import shlex
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
     from infra.kafka.properties import ClientProperties
 
 CONNECT_TIMEOUT_S = 5.0
+OWN_BROKER_S = 10.0
+"""How long a command waits for a run's own broker, which may be starting or stopping."""
+POLL_S = 0.1
 
 RunOption = Annotated[
     str | None,
     typer.Option("--run", metavar="NAME", help="A run under ./runs, or DIR/NAME; by default the latest under ./runs."),
 ]
 RunsFolder = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 ColourOption = Annotated[
     Literal["logprob", "version", "none"], typer.Option("--colour", help="What a token's colour shows.")
 ]
@@ -51,9 +55,21 @@ class Printing:
     )
     json: JsonOption = False
 
-    def form(self, otherwise: Form = "table", json: Form = "json") -> Form:
-        """Return the requested output format; `json` is the meaning of --json."""
-        return self.output or (json if self.json else otherwise)
+    def form(self, otherwise: Form = "table", *, follow: bool = False) -> Form:
+        """Return the requested output format. Raises typer.BadParameter for JSON with `follow`."""
+        return output_form(self.output, self.json, otherwise, follow)
+
+
+def output_form(output: Form | None, json: bool, otherwise: Form, follow: bool) -> Form:
+    """Return the output format that -O and --json request. Raises typer.BadParameter for one JSON document of a command
+    that does not end, with `follow`."""
+    form = output or ("json" if json else otherwise)
+    if follow and form == "json":
+        raise typer.BadParameter(
+            "one JSON document ends with the command: with --follow give -O jsonl, a JSON document a line",
+            param_hint="--json",
+        )
+    return form
 
 
 @dataclass(frozen=True)
@@ -131,19 +147,24 @@ def connect(
     from infra.kafka.properties import ClientProperties
     from infra.kafka.readiness import BrokerUnreachable, connection_problem
 
-    by_path = run is not None and "/" in run
+    deadline, by_path = time.monotonic() + OWN_BROKER_S, run is not None and "/" in run
     state = {} if (brokers or command_config) and not by_path else read_state(run, runs or RUNS)
     if state.get("client_properties") and not (brokers or command_config):
         command_config = Path(state["client_properties"])
     client = properties_of(brokers or state.get("bootstrap_servers"), command_config)
     data = None if brokers or command_config else _broker_data(run, runs or RUNS)
-    if data is not None and _is_stopped(data):
-        if read_only:
-            return Connection(state.get("run") or run or "", ClientProperties.of_log(data / "log"))
-        client = _start_broker_again(data)
-    if (reason := connection_problem(client.admin(), CONNECT_TIMEOUT_S)) is not None:
-        raise BrokerUnreachable(f"Kafka does not respond: {reason}. Check that it runs, and its address.")
-    return Connection(state.get("run") or run or _only_run(client), client)
+    while True:
+        if data is not None and _is_stopped(data):
+            if read_only:
+                return Connection(state.get("run") or run or "", ClientProperties.of_log(data / "log"))
+            client = _start_broker_again(data)
+        if (reason := connection_problem(client.admin(), CONNECT_TIMEOUT_S)) is None:
+            return Connection(state.get("run") or run or _only_run(client), client)
+        if data is None:
+            raise BrokerUnreachable(f"Kafka does not respond: {reason}. Check that it runs, and its address.")
+        if time.monotonic() >= deadline:
+            raise BrokerUnreachable(f"the run's own broker is starting or stopping: {reason}. Try again in a moment.")
+        time.sleep(POLL_S)
 
 
 def _broker_data(run: str | None, runs: Path) -> Path | None:

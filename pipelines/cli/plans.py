@@ -50,7 +50,7 @@ def plans(
     Examples:
       laminar plans
       laminar plans --follow
-      laminar plans -n 100 --json | jq '[.moves[].handed_over | length] | add'
+      laminar plans -n 100 --json | jq '[.[].moves[].handed_over | length] | add'
     """
     connection = address.open_log()
     name = PLANS.name(connection.run)
@@ -61,7 +61,7 @@ def plans(
         new = read_topic(connection.client, name, start=after, follow=True)
         rows = chain(rows, (_single_row(row) for record in new for row in record.rows))
     none = f"run {connection.run} has no plans: no trajectory was moved"
-    return RowOutput(([row] for row in rows), COLUMNS, printing.form("lines", json="jsonl"), none, line=plan_lines)
+    return RowOutput(([row] for row in rows), COLUMNS, printing.form("lines", follow=follow), none, line=plan_lines)
 
 
 def _since_plan(client: ClientProperties, name: str, count: int) -> list[StoredRecord]:

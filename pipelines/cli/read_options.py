@@ -10,7 +10,7 @@ import typer
 
 from infra.kafka.offset_span import OffsetSpan, parse_span
 from infra.kafka.ranges import PartitionRange, resolve_span
-from pipelines.cli.options import Connection, JsonOption
+from pipelines.cli.options import Connection, JsonOption, output_form
 from pipelines.present.output import Form
 
 FORMS = get_args(Form)
@@ -34,9 +34,9 @@ class ReadOptions:
     output: Annotated[Form | None, typer.Option("--output", "-O", help="Output format.")] = None
     json: JsonOption = False
 
-    def form(self, otherwise: Form, json: Form = "jsonl") -> Form:
-        """Return the requested output format; `json` is the meaning of --json."""
-        return self.output or (json if self.json else otherwise)
+    def form(self, otherwise: Form, *, follow: bool = False) -> Form:
+        """Return the requested output format. Raises typer.BadParameter for JSON with `follow`."""
+        return output_form(self.output, self.json, otherwise, follow)
 
     @property
     def span(self) -> OffsetSpan | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import JsonOption, RunsFolder, connect
+from pipelines.cli.options import JsonOption, RunOption, RunsFolder, connect
 from pipelines.cli.trajectory import model_of
 from pipelines.inspect.run_files import INSIGHT_FILE, METRICS_FILE, REPORT_FILE, SAMPLES_FILE
 from pipelines.inspect.run_folders import RUNS
@@ -29,6 +29,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="The report file; by default in the run's folder.")
     ] = None,
+    run: RunOption = None,
     folder: RunsFolder = RUNS,
     log: Annotated[
         bool, typer.Option("--log/--no-log", help="Also read the run's log: samples, plans, the slowest trajectories.")
@@ -43,12 +44,13 @@ def report(
     \b
     Examples:
       laminar report
-      laminar report first --no-log
+      laminar report --run first --no-log
       laminar report first second third --out compared.html
     """
     from pipelines.inspect.run_folders import find_run
 
-    found = [find_run(folder, name) for name in runs] if runs else [find_run(folder, None)]
+    names = [*(runs or ()), *([run] if run else ())] or [None]
+    found = [find_run(folder, name) for name in names]
     if len(found) > 1:
         return _compared([_read_run(each.folder, each.run) for each in found], out or folder / "comparison.html", json)
     from infra.files import write_atomically
@@ -56,7 +58,7 @@ def report(
 
     place = found[0].folder
     if log:
-        for name, data in _from_log(place, runs[0] if runs else None, folder).items():
+        for name, data in _from_log(place, names[0], folder).items():
             write_atomically(place / name, jsons.dumps(data, indent=1))
     file = out or place / REPORT_FILE
     write_atomically(file, render_report(place))
@@ -85,9 +87,11 @@ def _read_run(folder: Path, run: str) -> ComparedRun:
 
 def _compared(runs: list[ComparedRun], file: Path, json: bool) -> Report:
     from infra.files import write_atomically
-    from pipelines.present.report.comparison import comparison, metric_rows
+    from pipelines.present.report.comparison import comparison, metric_rows, text_rows
 
     write_atomically(file, comparison(runs))
     rows = metric_rows(runs)
     columns = ["metric", *(each.run for each in runs)]
-    return Report({"file": str(file), "metrics": rows}, lambda: table(rows, columns, f"{file}"), as_json=json)
+    return Report(
+        {"file": str(file), "metrics": rows}, lambda: table(text_rows(runs), columns, f"{file}"), as_json=json
+    )

@@ -10,21 +10,21 @@ from typing import Annotated
 import typer
 
 from infra.escaping import print_escaped
-from pipelines.cli.options import JsonOption, RunOption, RunsFolder
+from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
 from pipelines.inspect.run_files import LOGS
 from pipelines.inspect.run_folders import RUNS
-from pipelines.present.output import Form, Report, RowOutput, table
+from pipelines.present.output import Report, RowOutput, table
 
 POLL_S = 0.5
 
 
 def logs_command(
+    printing: Printing,
     role: Annotated[str, typer.Argument(metavar="[ROLE]", help="One role (score, rollout-0); by default all.")] = "",
     count: Annotated[int, typer.Option("-n", min=0, help="How many of the last lines of each role.")] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new lines until stopped.")] = False,
     run: RunOption = None,
     folder: RunsFolder = RUNS,
-    json: JsonOption = False,
 ) -> RowOutput:
     """Print the last lines of the logs of a run's processes.
 
@@ -46,7 +46,7 @@ def logs_command(
     chosen = {role: files[role]} if role else files
     parts = ([line] for line in _log_lines(chosen, count, follow))
     none = f"the logs in {logs} have no lines" if files else f"there are no logs in {logs}"
-    form: Form = "jsonl" if json else "lines"
+    form = printing.form("lines", follow=follow)
     return RowOutput(parts, None, form, none, line=lambda row: f"{row['role']:<12} {row['line']}")
 
 
@@ -165,10 +165,10 @@ def compare_command(
       laminar runs compare first second third --json
     """
     from pipelines.inspect.run_folders import find_run
-    from pipelines.present.report.comparison import ComparedRun, metric_rows
+    from pipelines.present.report.comparison import ComparedRun, text_rows
     from pipelines.present.report.html import LABELS
     from pipelines.present.report.summary import read_summary
 
     compared = [ComparedRun(name, read_summary(find_run(folder, name).folder), ()) for name in runs]
     data = [{key: each.summary.get(key) for key in ("run", *LABELS)} for each in compared]
-    return Report(data, lambda: table(metric_rows(compared), ["metric", *runs]), as_json=json)
+    return Report(data, lambda: table(text_rows(compared), ["metric", *runs]), as_json=json)

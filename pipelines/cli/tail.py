@@ -39,12 +39,13 @@ def tail_command(
     """Print records of a topic, decoded; undecodable records are marked. Joins no consumer group, commits nothing.
 
     With --follow and without -o, it starts with the last records of each partition. Each row shows its trajectory,
-    version, staleness, reward, tokens and lease where they apply; these are also the columns of a table.
+    version, staleness, reward, tokens and lease where they apply; these are also the columns of a table. A line begins
+    with partition:offset, and the record's schema and its version, such as Trajectory/4.
 
     \b
     Examples:
       laminar topics tail trajectories
-      laminar topics tail settled -n 100 --json | jq .rows[].outcome
+      laminar topics tail settled -n 100 --json | jq .[].rows[].outcome
       laminar topics tail inbox -p 0 -o beginning -n 5 -O table
       laminar topics tail settled -o @-1h --format '%p:%o %k %s'
       laminar topics tail metrics --follow
@@ -69,7 +70,7 @@ def tail_command(
     else:
         found = last_records(connection.client, name, 10 if count is None else count, numbers, decoder=raw_decoder)
         items = (list(as_items(chunk, name)) for chunk in chunks_of(known, found))
-    kind = "jsonl" if kcat else reading.form("lines")
+    kind = "jsonl" if kcat else reading.form("lines", follow=follow)
     if kcat:
         items = ([envelope(item) for item in part] for part in items)
     elif kind in ("table", "csv", "csv-raw", "arrow"):

@@ -24,6 +24,8 @@ LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset"
 def list_command(address: Address, printing: Printing) -> RowOutput:
     """List the topics of a run: partitions, offsets, cleanup policy and record types.
 
+    OFFSETS counts what the log holds in all partitions, records as well as the markers of transactions.
+
     \b
     Examples:
       laminar topics list

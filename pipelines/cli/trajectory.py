@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -21,10 +22,10 @@ from pipelines.inspect.log.turns import turns_of, turns_to_plain
 from pipelines.inspect.run_folders import config_file
 from pipelines.present.output import Report, Texts
 from pipelines.present.token_colours import Tokens, coloured, tokens_of
-from pipelines.present.turns import turn_lines
+from pipelines.present.turns import environment_lines, turn_lines
 from schemas.identity import parse_trajectory_id
 from schemas.plain import to_plain
-from schemas.records import Trajectory
+from schemas.records import AGENT, Trajectory
 
 app = Commands()
 
@@ -102,8 +103,11 @@ def _texts(
     yield f"{name}: {describe_outcome(history)}"
     if turns := turns_of(event.record for event in history.events):
         yield Text("\n").join(map(Text, turn_lines(turns)))
-    tokens = read_tokens(history)
-    yield from coloured(tokens, colour) if tokens else ()
+    tokens, finished = read_tokens(history), history.first(Trajectory)
+    if finished is not None and finished.record.episode is not None and finished.record.prompt.environment != AGENT:
+        lines = environment_lines(finished.record, tokens.texts if tokens else None)
+        yield Text("\n").join(map(Text, lines))
+    yield from coloured(tokens, colour if sys.stdout.isatty() else "none") if tokens else ()
 
 
 def _line(event: MatchingRecord, start: int) -> Text:

@@ -13,8 +13,8 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption
-from pipelines.inspect.run_state.events import PhaseStarted
-from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
+from pipelines.inspect.run_state.local_run import in_phase, started_run, stopped_run
+from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.present.output import Report
 from pipelines.present.view.state_json import state_to_json
 from pipelines.present.view.watch import Watch
@@ -54,7 +54,7 @@ def watch(
         state = catch_up(watching)
         stopped = connection.client.log is not None
         if local is not None and stopped:
-            state = fold(state, PhaseStarted(local.status, int(1000 * (local.state.get("ended_at") or 0)) or state.now))
+            state = stopped_run(state, local)
         if json or plain or stopped or not sys.stdout.isatty():
             return Report(state_to_json(state), lambda: _snapshot(state), as_json=json)
         from pipelines.present.view.console import console
@@ -81,11 +81,7 @@ def attached(connection: Connection, local: RunFolder | None = None) -> Iterator
     records = last_records(connection.client, REPLICAS.name(connection.run), MAX_HEARTBEATS)
     heartbeats: list[Any] = [row for record in records for row in record.rows]
     with Observer(connection.client, connection.run) as source:
-        started = (
-            new_run(connection.run, None, 0)
-            if local is None
-            else new_run(local.run, local.goal, 0, local.warn_steps, local.folder)
-        )
+        started = new_run(connection.run, None, 0) if local is None else in_phase(started_run(local), local)
         yield Watch(fold_all(started, heartbeats), source=source)
 
 
@@ -99,7 +95,8 @@ def catch_up(watching: Watch) -> RunState:
         newest = watching.tick()
         if replace(newest, now=state.now) != state:
             state, changed_at = newest, time.monotonic()
-    watching.state = replace(watching.state, started_at=_start_time(watching.state))
+    if not watching.state.started_at:
+        watching.state = replace(watching.state, started_at=_start_time(watching.state))
     return watching.state
 
 

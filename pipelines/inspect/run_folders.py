@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.inspect.run_files import CONFIG_FILE, LATEST, REPORT_FILE, STATE_FILE, SUBMITTED
 from pipelines.inspect.run_state.learning import WARN_STEPS
+from pipelines.inspect.run_times import downtime_s
 from schemas.release import OldRelease
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ class RunFolder:
     @property
     def started_at(self) -> float:
         return float(self.state.get("started_at") or 0.0)
+
+    @property
+    def downtime_s(self) -> float:
+        """The seconds between its ends and its resumptions."""
+        return downtime_s(self.state.get("phases"))
 
     @property
     def supervised(self) -> bool:

@@ -136,6 +136,7 @@ def _array(result: RowOutput) -> None:
         for row in part:
             sys.stdout.write(("[\n" if empty else ",\n") + escape_json(compact(row)))
             empty = False
+        sys.stdout.flush()
     sys.stdout.write(escape_json("[]\n" if empty else "\n]\n"))
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pipelines.inspect.log.samples import AnswerChange, Comparison, SampleGroup, count_changes
 from pipelines.present.token_colours import has_tokenizer, legend, token_pieces, tokens_of
-from pipelines.present.turns import request_text, turn_texts, turns_of, with_speakers
+from pipelines.present.turns import counted_turns, ending_text, request_text, turn_texts, with_speakers
 from schemas.plain import to_plain
 from schemas.records import Experience
 
@@ -131,6 +131,7 @@ def _sample_json(experience: Experience, model: Path | None) -> dict[str, Any]:
         "components": to_plain(experience)["components"],
         "error": experience.error,
         "finish_reason": trajectory.finish_reason,
+        "ending": None if trajectory.episode is None else trajectory.episode.ending,
         "tokens": len(trajectory.response.token_ids),
         "text": trajectory.text,
         **({} if turns is None else {"turns": turns}),
@@ -172,10 +173,9 @@ def _label(experience: Experience) -> str:
     trajectory = experience.trajectory
     tokens = len(trajectory.response.token_ids)
     version = f"version {trajectory.policy_version}, " if trajectory.policy_version else ""
-    ending = "" if trajectory.finish_reason == "stop" else f", ended by {trajectory.finish_reason}"
+    ending = f", {found}" if (found := ending_text(trajectory)) else ""
     failed = f", reward failed: {experience.error}" if experience.error else ""
-    spoken = sum(turn.speaker == "model" for turn in turns_of(trajectory))
-    turns = f", {spoken} turn{'s' * (spoken != 1)}" if trajectory.episode is not None else ""
+    turns = f", {counted_turns(trajectory)}" if trajectory.episode is not None else ""
     name = trajectory.trajectory_id
     return f"{_reward(experience)}  {name}, {version}{tokens} tokens{turns}{ending}{failed}"
 

@@ -16,11 +16,20 @@ S = TypeVar("S")
 
 
 class Turn(NamedTuple):
-    """The tokens `start` to before `stop` of a response, from `speaker`: model, agent or environment."""
+    """The tokens `start` to before `stop` of a response, from `speaker`: model, agent or environment.
+
+    `reward` is that of an environment for a turn of the model.
+    """
 
     speaker: str
     start: int
     stop: int
+    reward: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The speaker, and the reward if there is one."""
+        return self.speaker if self.reward is None else f"{self.speaker}, reward {self.reward:g}"
 
 
 def turns_of(trajectory: Trajectory) -> list[Turn]:
@@ -33,7 +42,30 @@ def turns_of(trajectory: Trajectory) -> list[Turn]:
         stop = at + len(list(tokens))
         found.append(Turn("model" if generated else other, at, stop))
         at = stop
-    return found
+    rewards = trajectory.episode.rewards
+    if other == AGENT or len(rewards) != sum(turn.speaker == "model" for turn in found):
+        return found  # an agent has one reward; turns without an observation between them are one here
+    left = iter(rewards)
+    return [turn._replace(reward=next(left)) if turn.speaker == "model" else turn for turn in found]
+
+
+def ending_text(trajectory: Trajectory) -> str:
+    """How a response ended; an empty text if the model ended it."""
+    if trajectory.episode is None:
+        return "" if trajectory.finish_reason == "stop" else f"ended by {trajectory.finish_reason}"
+    other = "agent" if trajectory.prompt.environment == AGENT else "environment"
+    ends = {
+        "done": f"ended by the {other}",
+        "turns": "ended by the limit of turns",
+        "length": "ended by the limit of tokens",
+    }
+    return ends.get(trajectory.episode.ending, f"the {other} failed")
+
+
+def counted_turns(trajectory: Trajectory) -> str:
+    """The number of the model's turns, as `1 turn` or `2 turns`."""
+    spoken = sum(turn.speaker == "model" for turn in turns_of(trajectory))
+    return f"{spoken} turn{'s' * (spoken != 1)}"
 
 
 def with_speakers(
@@ -47,19 +79,31 @@ def with_speakers(
     agent = trajectory.prompt.environment == AGENT
     if agent and request is not None:
         lines += [("[agent]\n", style), (f"{request.strip()}\n", style)]
-    for speaker, start, stop in turns_of(trajectory):
-        lines += [(f"[{speaker}]\n", style), *pieces[start:stop], ("\n", style)]
+    for turn in turns_of(trajectory):
+        own = pieces[turn.start : turn.stop]
+        ended = bool(own) and own[-1][0].endswith("\n")
+        lines += [(f"[{turn.label}]\n", style), *own, *([] if ended else [("\n", style)])]
     if agent and trajectory.text:
         lines += [("[answer]\n", style), (f"{trajectory.text}\n", style)]
     return lines
 
 
-def turn_texts(trajectory: Trajectory, texts: Sequence[str], request: str | None) -> Iterator[dict[str, str]]:
-    """Each turn as JSON: who spoke, and the text; `texts` are those of the response's tokens."""
+def turn_texts(trajectory: Trajectory, texts: Sequence[str], request: str | None) -> Iterator[dict[str, Any]]:
+    """Each turn as JSON: who spoke, the text, and the reward of an environment; `texts` are those of the tokens."""
     if request is not None and trajectory.prompt.environment == AGENT:
         yield {"from": AGENT, "text": request}
-    for speaker, start, stop in turns_of(trajectory):
-        yield {"from": speaker, "text": "".join(texts[start:stop])}
+    for turn in turns_of(trajectory):
+        reward = {} if turn.reward is None else {"reward": turn.reward}
+        yield {"from": turn.speaker, "text": "".join(texts[turn.start : turn.stop]), **reward}
+
+
+def environment_lines(trajectory: Trajectory, texts: Sequence[str] | None) -> Iterator[str]:
+    """Yield a summary of an environment's episode and a line for each turn; `texts` are those of the tokens."""
+    yield f"{counted_turns(trajectory)}, {ending_text(trajectory)}"
+    for number, turn in enumerate(turns_of(trajectory), 1):
+        text = "" if texts is None else f": {_cut(''.join(texts[turn.start : turn.stop]))}"
+        count = turn.stop - turn.start
+        yield f"  {number:>3} {turn.label}, {count} token{'s' * (count != 1)}{text}"
 
 
 def request_text(trajectory: Trajectory, model: Path | None) -> str | None:

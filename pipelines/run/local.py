@@ -14,8 +14,17 @@ from typing import Any
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
 from infra.machine import visible_gpus
 from pipelines.config import Config, ConfigError, ConfigProblems, flattened, load_config
-from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, LOGS, REPORT_FILE, STATE_FILE, SUMMARY_FILE
+from pipelines.inspect.run_files import (
+    AUDIT_FILE,
+    CONFIG_FILE,
+    LOGS,
+    METRICS_FILE,
+    REPORT_FILE,
+    STATE_FILE,
+    SUMMARY_FILE,
+)
 from pipelines.inspect.run_folders import RunFolder, run_command
+from pipelines.inspect.run_times import phases_at_resume
 from pipelines.present.output import Report
 from pipelines.present.progress import Progress
 from pipelines.present.report.closing import closing_lines
@@ -108,19 +117,26 @@ def resume_locally(
         raise ConfigProblems(problems)
     if config.trainer.optimizer_steps > before.trainer.optimizer_steps:
         _keep_model(run.folder, before.trainer.optimizer_steps)
+    now = time.time()
     state = RunStateFile(
         run.folder,
         run.run,
         config.trainer.optimizer_steps,
         bootstrap_servers=run.state.get("bootstrap_servers") or "",
         client_properties=run.state.get("client_properties") or "",
-        phases=dict(run.state.get("phases") or {}),
-        started_at=run.started_at,
+        phases=phases_at_resume(run.state, _alive_at(run.folder), now) if run.started_at else {},
+        started_at=run.started_at or now,
         warn_steps=config.run.warn_steps,
     )
     for name in (SUMMARY_FILE, AUDIT_FILE):  # of the end before: they would be taken for those of the run as it is
         (run.folder / name).unlink(missing_ok=True)
     return _supervised(config, state, stops, as_json, resumed=True)
+
+
+def _alive_at(folder: Path) -> float:
+    """The time at which the run in `folder` last wrote a file that it writes all the time, in Unix seconds."""
+    files = (folder / name for name in (STATE_FILE, METRICS_FILE))
+    return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
 
 
 def _supervised(

@@ -21,10 +21,11 @@ from pipelines.config import Config, ConfigError, ConfigProblems, save_config
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.log.chunks import rows_of
-from pipelines.inspect.metrics_file import LAG, PHASE, MetricsFile
+from pipelines.inspect.metrics_file import LAG, PHASE, REPLICA, MetricsFile
 from pipelines.inspect.run_files import CONFIG_FILE, LOGS, METRICS_FILE, SAMPLES_FILE
 from pipelines.inspect.run_state.events import RoleState as ObservedRole
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
+from pipelines.inspect.run_times import downtime_s
 from pipelines.present.report.samples import report_samples
 from pipelines.present.report.trackers import Sinks, open_trackers
 from pipelines.present.view.live import LiveView
@@ -91,7 +92,8 @@ class Supervisor:
         started = new_run(run.name, self.config.trainer.optimizer_steps, started_at, run.warn_steps, self.folder)
         trackers = open_trackers(self.config.run.trackers, self.config.run.name, self.folder)
         file = MetricsFile(self.folder / METRICS_FILE)
-        started = fold_all(started, [each for each in file.recent if each.name not in (LAG, PHASE)])
+        started = fold_all(started, [each for each in file.recent if each.name not in (LAG, PHASE, REPLICA)])
+        started = replace(started, down_ms=int(1000 * downtime_s(self.state.phases)))
         metrics = Sinks(file, trackers)
         with Watch(started, file=metrics, view=self.view) as self._watch, ExitStack() as stack:
             self._claim_store(stack)

@@ -9,7 +9,7 @@ from infra.kafka.admin import TopicSpec, admin_client, create_topics, list_topic
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import retry_transient
-from infra.kafka.settings_check import SettingProblem, UnsuitableKafka, find_problems
+from infra.kafka.settings_check import SettingProblem, UnsuitableKafka, checked_broker_settings, find_problems
 from pipelines.config import Config, KafkaConfig
 from pipelines.shards import partitions_of
 from schemas.codec import MAX_VALUE_BYTES, RECORD_TYPES, encode
@@ -52,6 +52,12 @@ def unsuitable_settings(client: ClientProperties) -> list[SettingProblem]:
         names = [name for name in list_topics(admin, f"{PREFIX}.") if run_of(name)]
         specs = [TopicSpec(name, 1, config=settings_of(CATALOGUE[name.rpartition(".")[2]])) for name in names]
         return find_problems(admin, specs, KafkaConfig().transaction_timeout_s)
+
+
+def checked_settings(client: ClientProperties) -> dict[str, dict[str, str]]:
+    """The settings that a check of the brokers judges, by broker; empty if this client may not read them."""
+    with admin_client(client) as admin:
+        return checked_broker_settings(admin)
 
 
 def make_topics(config: Config, note: Callable[[str], None] = lambda line: None) -> None:

@@ -187,7 +187,7 @@ def test_tail_and_find_show_the_response_first_and_little_else(ended: Answer, sh
 @pytest.mark.parametrize("words", READ_ONLY)
 def test_reading_a_stopped_run_starts_no_broker_and_prints_no_noise(words: str, ended: Answer, shell: Shell) -> None:
     before = {path.name for path in shell.here.iterdir()}
-    place = () if words in ("runs list",) else ("first",) if words == "report" else ("--run", "first")
+    place = () if words in ("runs list",) else ("--run", "first")
     answer = shell(*words.split(), *place)
     assert answer.code == 0 or words in FAILS_HERE, answer.text
     assert answer.text.strip()
@@ -240,11 +240,10 @@ def test_servers_of_a_stopped_run_start_no_broker(words: str, ended: Answer, she
 
 
 def test_lineage_defines_staleness_and_agrees_with_the_histogram(ended: Answer, shell: Shell) -> None:
-    assert "(versions behind the newest, when batched)" in shell("lineage", "1.1", "--run", "first").text
-    text = shell("lineage", "latest", "--depth", "0", "--no-texts", "--run", "first", "--json").text
+    assert "behind the newest when the batch was decided (staleness)" in shell("lineage", "1.1", "--run", "first").text
     found: dict[str, int] = {}
-    for line in text.splitlines():
-        for age, number in json.loads(line)["staleness"].items():
+    for step in shell("lineage", "latest", "--depth", "0", "--no-texts", "--run", "first", "--json").json:
+        for age, number in step["staleness"].items():
             found[age] = found.get(age, 0) + number
     assert found == summary_of(shell, "first")["staleness_histogram"]
     assert sum(found.values()) == 4 * 16
@@ -252,8 +251,7 @@ def test_lineage_defines_staleness_and_agrees_with_the_histogram(ended: Answer, 
 
 def test_accuracy_is_the_share_of_full_rewards_and_the_mean_has_its_name(ended: Answer, shell: Shell) -> None:
     where = ("-w", "purpose = 'evaluation' and policy_version = 4", "--columns", "reward,sampling_temperature")
-    text = shell("topics", "find", "experiences", *where, "--run", "first", "--json").text
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = shell("topics", "find", "experiences", *where, "--run", "first", "--json").json
     greedy = [row["reward"] for row in rows if row["sampling_temperature"] == 0]
     sampled = [row["reward"] for row in rows if row["sampling_temperature"] > 0]
     assert len(greedy) == len(sampled) == 8

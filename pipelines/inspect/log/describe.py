@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from infra.workers.error_text import first_line
 from pipelines.inspect.log.history import History
 from schemas.records import (
     Assignment,
@@ -37,7 +38,7 @@ def describe_outcome(history: History) -> str:
     trajectory = finished.record
     parts = [f"{trajectory.prompt.task}, {trajectory.finish_reason} after {len(trajectory.response.token_ids)} tokens"]
     if trajectory.policy_version is not None:
-        parts.append(f"under version {trajectory.policy_version}")
+        parts.append(f"generated under version {trajectory.policy_version}")
     parts.append(f"reward {scored.record.reward:g}" if scored else "not scored yet")
     if settled is None:
         parts.append("not settled yet")
@@ -45,8 +46,19 @@ def describe_outcome(history: History) -> str:
         parts.append(f"{settled.record.outcome}: {settled.record.reason}")
     else:
         into = f"trained into version {version.record.version}" if version else "not trained yet"
-        parts.append(f"in batch {settled.record.batch}, {into}")
+        age = settled.record.staleness
+        decided = "" if age is None else f", decided when its version was {_behind(age)}"
+        parts.append(f"in batch {settled.record.batch}{decided}, {into}")
     return ", ".join(parts)
+
+
+def versions_text(number: int) -> str:
+    """Return `1 version` or `2 versions`."""
+    return f"{number} version{'s' * (number != 1)}"
+
+
+def _behind(staleness: int) -> str:
+    return f"{versions_text(staleness)} behind the newest" if staleness else "the newest"
 
 
 def describe_record(record: Any) -> str:
@@ -88,12 +100,16 @@ def describe_record(record: Any) -> str:
             error = f": {record.error}" if record.error else ""
             return f"finished by replica {record.replica}, lease {record.lease}{_attempt(record)}{error}"
         case Experience():
-            parts = ", ".join(f"{part.name} {part.value:g} × {part.weight:g}" for part in record.components)
-            return (
-                f"reward {record.reward:g}{f' = {parts}' if parts else ''}{f': {record.error}' if record.error else ''}"
+            counted = " + ".join(
+                f"{part.name} {part.value:g} × {part.weight:g}" for part in record.components if part.weight
             )
+            others = "".join(
+                f", {part.name} {part.value:g} (weight 0)" for part in record.components if not part.weight
+            )
+            error = f": {first_line(record.error)}" if record.error else ""
+            return f"reward {record.reward:g}{f' = {counted}' if counted else ''}{others}{error}"
         case Settled():
-            stale = "" if record.staleness is None else f", {record.staleness} versions old"
+            stale = "" if record.staleness is None else f" when its version was {_behind(record.staleness)}"
             return f"{record.outcome}{stale}{f': {record.reason}' if record.reason else ''}"
         case MicroBatch():
             return f"batch {record.batch}, part {record.index + 1} of {record.count} of rank {record.rank}"

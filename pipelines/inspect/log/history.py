@@ -136,10 +136,11 @@ def history_of(client: ClientProperties, run: str, key: TrajectoryKey) -> Iterat
     settled = next(search.records_of(SETTLED, scored.timestamp), None)
     if settled is None:
         return
-    yield [settled]
     if settled.record.batch is None:
+        yield [settled]
         return
-    yield [*islice(search.records_of(BATCHES, settled.timestamp), 1)]
+    batched = [settled, *islice(search.records_of(BATCHES, settled.timestamp), 1)]
+    yield sorted(batched, key=lambda event: event.timestamp)  # one transaction writes both
     yield [*search.versions_trained_on(settled.record.batch)]
 
 

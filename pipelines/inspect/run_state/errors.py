@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from schemas.metric_labels import values_by_task
+from schemas.metric_labels import FIRST_ERROR, TASK, TEXT, split_labels, values_by_task
 
 _TEXTS = {"reward_errors": "rewards", "episode_errors": "episodes", "generation_errors": "generation"}
 
@@ -46,6 +46,45 @@ def errors_text(counts: ErrorCounts) -> str:
     share = 100 * counts.share
     shown = f"{share:.0f}" if 1 <= share <= 99 or counts.errors == counts.trajectories else f"{share:.1f}"
     return f"{shown} % of {counts.trajectories} trajectories ({kinds})"
+
+
+class TaskErrors(NamedTuple):
+    """The scored trajectories of training of one task, those with an error, and the first error, in one line."""
+
+    trajectories: int = 0
+    errors: int = 0
+    first_error: str | None = None
+
+
+def errors_by_task(score: Mapping[str, float]) -> dict[str, TaskErrors]:
+    """The counts of each task in the values of the metric `score`, tasks with most errors first."""
+    errors = values_by_task(score, "errors")
+    labels = [found for name, found in map(split_labels, score) if name == FIRST_ERROR]
+    first = {each[TASK]: each[TEXT] for each in labels if TASK in each and TEXT in each}
+    tasks = {
+        task: TaskErrors(int(count), int(errors.get(task, 0)), first.get(task))
+        for task, count in values_by_task(score, "trajectories").items()
+    }
+    return dict(sorted(tasks.items(), key=lambda item: -item[1].errors))
+
+
+def which_errors(tasks: Mapping[str, TaskErrors]) -> str:
+    """Return `task hard 88 of 90: KeyError: 'x' (env.py:3)`: the tasks with errors, and the first error of each.
+
+    A single task is not named. Empty without errors.
+    """
+    return "; ".join(
+        (f"task {task} {each.errors} of {each.trajectories}" if len(tasks) > 1 else "first")
+        + (f": {each.first_error}" if each.first_error else "")
+        for task, each in tasks.items()
+        if each.errors and (each.first_error or len(tasks) > 1)
+    )
+
+
+def score_errors_text(score: Mapping[str, float]) -> str:
+    """Return `errors_text` and `which_errors` of the values of the metric `score`; empty without errors."""
+    parts = (errors_text(error_counts(score)), which_errors(errors_by_task(score)))
+    return ", ".join(part for part in parts if part)
 
 
 REFUSED = "refused/"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pipelines.inspect.run_state.state import RunState
 
 RUNNING = ("running", "draining")
+SAMPLE_MS = 30_000
+"""A replica of which metrics.jsonl has no newer sample does not count: samples are 2 s apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,9 @@ class RunRates:
 
 def rates(state: RunState) -> RunRates:
     """Training rates over the newest steps; the generation rate is the sum over live replicas' newest heartbeats."""
-    speeds = [_speed(state, replica) for replica, status in state.replicas.items() if status.state in RUNNING]
+    sampled = [replica for replica in state.beats if replica not in state.replicas and _is_recent(state, replica)]
+    running = [replica for replica, status in state.replicas.items() if status.state in RUNNING]
+    speeds = [_speed(state, replica) for replica in (*running, *sampled)]
     known = [speed for speed in speeds if speed is not None]
     generated = sum(known) if known else None
     if len(state.pace) < 2:
@@ -52,6 +56,10 @@ def seconds_left(state: RunState) -> float | None:
         return 0.0
     steps = rates(state).steps if state.paused_since is None else None
     return (state.goal - state.step) / steps if steps and state.goal else None
+
+
+def _is_recent(state: RunState, replica: int) -> bool:
+    return state.now - state.beats[replica][-1][0] <= SAMPLE_MS
 
 
 def _speed(state: RunState, replica: int) -> float | None:

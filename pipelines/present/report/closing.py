@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.inspect.run_folders import laminar_command, run_command
+from pipelines.inspect.run_state.episodes import endings_text
 from pipelines.present.report.verdict import is_failing, verdicts
-from pipelines.present.view.text import UNKNOWN, clock, count, figure
+from pipelines.present.view.text import UNKNOWN, count, figure, with_downtime
 
 MAX_LINE = 120
 """The longest line of the next commands that has a purpose beside its command."""
@@ -31,7 +32,7 @@ def closing_lines(
         f"{steps or 0}{f' of {goal}' if goal else ''} optimizer steps",
         f"{count(summary.get('trajectories_trained') or 0)} trajectories",
         f"{count(summary.get('tokens_generated'))} tokens generated",
-        clock(summary.get("wall_seconds")),
+        with_downtime(summary.get("wall_seconds"), summary.get("downtime_seconds")),
     ]
     lines = ["", f"Run {run} {reached}: {', '.join(totals)}."]
     if summary.get("error"):
@@ -43,6 +44,8 @@ def closing_lines(
     for task, figures in (summary.get("tasks") or {}).items():
         lines.append(f"  {task[:20]}")
         lines += [f"  {f'  {label}':<22}{before:>7} → {after}" for label, before, after in _changes(figures)]
+        if not figures.get("trajectories_trained"):
+            lines.append(f"  {'  trained':<22}{0:>7}   no trajectory of this task")
     best = summary.get("heldout_warm_start_best")
     if best is not None:
         lines.append(
@@ -54,6 +57,9 @@ def closing_lines(
     lines.append(
         f"  {'staleness':<22}{figure(mean):>7}   mean, maximum {figure(most, 0)} version{'s' * (most != 1)}{over_text}"
     )
+    if episodes := summary.get("episodes"):
+        of = f"mean of {episodes['episodes']} episodes; ended: {endings_text(episodes['endings'])}"
+        lines.append(f"  {'turns':<22}{figure(episodes['turns_mean']):>7}   {of}")
     restarts = {name: number for name, number in (summary.get("restarts") or {}).items() if number}
     if restarts:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")

@@ -38,12 +38,28 @@ def comparison(runs: Sequence[ComparedRun]) -> str:
 
 
 def metric_rows(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
-    """Return a row for each summary metric that any run has, with a column for each run."""
+    """Return a row for each summary metric that any run has, with a column for each run.
+
+    One that is 0 in all runs has no row, except those of the audit.
+    """
     return [
         {"metric": label, **{each.run: each.summary.get(key) for each in runs}}
         for key, label in LABELS.items()
-        if any(each.summary.get(key) is not None for each in runs)
+        if any(value or (value is not None and (key in AUDITED or value is False)) for value in _values(runs, key))
     ]
+
+
+AUDITED = ("lost", "trained_twice")
+
+
+def _values(runs: Sequence[ComparedRun], key: str) -> list[Any]:
+    return [each.summary.get(key) for each in runs]
+
+
+def text_rows(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
+    """Return `metric_rows` as text, with the digits of the page."""
+    rows = metric_rows(runs)
+    return [{name: str(value) if name == "metric" else shown(value) for name, value in row.items()} for row in rows]
 
 
 def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:

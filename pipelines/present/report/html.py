@@ -51,6 +51,7 @@ LABELS: Mapping[str, str] = {
     "episode_errors": "episode errors",
     "generation_errors": "generation errors",
     "wall_seconds": "wall time, seconds",
+    "downtime_seconds": "not running before it was resumed, seconds",
     "lost": "trajectories lost",
     "trained_twice": "trajectories trained twice",
     "seed": "seed",
@@ -105,14 +106,22 @@ def page(
             f'<div class="wide">{_card(phases(summary.get("phases") or {}))}</div>',
             samples_section(samples),
             '<h2>Metrics</h2><div class="tables">',
-            _table("Summary", ((label, shown(summary.get(key))) for key, label in LABELS.items())),
-            f"<div>{_agents(summary.get('agents'))}{_audit(audit)}{_machine(summary)}</div></div>",
+            _table("Summary", _summary_rows(summary)),
+            f"<div>{_agents(summary.get('agents'))}{_episodes(summary.get('episodes'))}{_audit(audit)}{_machine(summary)}</div></div>",
             _insight(insight) if insight else "",
             f'<h2>Next commands</h2><div class="card"><pre>{escape(commands)}</pre></div>',
             _details("Configuration", config),
             "</main></body></html>\n",
         ]
     )
+
+
+def _summary_rows(summary: Summary) -> Iterable[tuple[str, str]]:
+    """Yield label and text of each figure, those of a warm start or a resumption only where there was one."""
+    optional = ("heldout_warm_start_best", "downtime_seconds")
+    for key, label in LABELS.items():
+        if key not in optional or summary.get(key) is not None:
+            yield label, shown(summary.get(key))
 
 
 def _subtitle(summary: Summary) -> str:
@@ -133,7 +142,8 @@ def _tiles(summary: Summary) -> Iterable[str]:
 
     yield _tile(change("reward_first", "reward_last"), "training reward")
     yield _tile(change("heldout_before", "heldout_after"), "held-out accuracy, greedy")
-    yield _tile(figure(summary.get("heldout_warm_start_best")), "best supervised checkpoint")
+    if (best := summary.get("heldout_warm_start_best")) is not None:
+        yield _tile(figure(best), "best supervised checkpoint")
     yield _tile(
         f"{figure(summary.get('staleness_mean'))} / {shown(summary.get('staleness_max'))}", "staleness, mean / maximum"
     )
@@ -141,7 +151,8 @@ def _tiles(summary: Summary) -> Iterable[str]:
         count(summary.get("trajectories_trained")), f"trajectories, {summary.get('optimizer_steps') or 0} steps"
     )
     yield _tile(count(summary.get("tokens_generated")), "tokens generated")
-    yield _tile(clock(summary.get("wall_seconds")), "wall time")
+    down = summary.get("downtime_seconds")
+    yield _tile(clock(summary.get("wall_seconds")), "wall time" + (f", and {clock(down)} not running" if down else ""))
     passed = summary.get("audit_passed")
     yield _tile(
         _yes_no(passed, "audit passed", "audit FAILED", "not audited"),
@@ -166,6 +177,14 @@ def _card(chart: Chart) -> str:
 
 def _agents(agents: Mapping[str, float] | None) -> str:
     return _table("Agents", agent_rows(agents)) if agents else ""
+
+
+def _episodes(episodes: Mapping[str, Any] | None) -> str:
+    if not episodes:
+        return ""
+    rows = [("episodes", shown(episodes["episodes"])), ("turns of an episode", f"{episodes['turns_mean']:.1f}")]
+    rows += [(f"ended: {ending}", shown(count)) for ending, count in episodes["endings"].items()]
+    return _table("Episodes of environments", rows)
 
 
 def _audit(audit: Mapping[str, Any] | None) -> str:

@@ -86,7 +86,12 @@ def _group(group: Mapping[str, Any]) -> str:
 
 
 def _sample(sample: Mapping[str, Any]) -> str:
-    label = f"reward {sample['reward']:.2f} · {sample['trajectory']} · version {sample['version']}"
+    parts = sample.get("components") or ()
+    reward = f"reward {sample['reward']:.2f}"
+    if len(parts) > 1:
+        shown = ", ".join(f"{part['name']} {part['value']:.2f}" for part in parts)
+        reward += f" ({shown})"
+    label = f"{reward} · {sample['trajectory']} · version {sample['version']}"
     pieces = "".join(_piece(*piece) for piece in sample["pieces"])
     return (
         f'<div><p class="note">{escape(label)} · {sample["tokens"]} tokens</p><pre class="sample">{pieces}</pre></div>'

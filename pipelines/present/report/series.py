@@ -39,7 +39,7 @@ def evaluations(metrics: Iterable[Metric]) -> list[Evaluation]:
 
 
 def staleness_histogram(metrics: Iterable[Metric], when: str = "staleness") -> dict[int, int]:
-    """Return the number of trained trajectories by staleness in versions: at training, or `staleness_at_finish`.
+    """Return the number of trained trajectories by staleness in versions: when batched, or `staleness_at_finish`.
 
     A last batch that was packed and not trained does not count, as in the lineage of versions.
     """
@@ -104,12 +104,19 @@ def tasks_of(metrics: Iterable[Metric]) -> dict[str, list[Batch]]:
 
     `values` are the values reported for the task, without its name; `trajectories` and `cumulative` count the task's.
     """
+    found = task_batches(metrics)
+    return found if len(found) > 1 else {}
+
+
+def task_batches(metrics: Iterable[Metric]) -> dict[str, list[Batch]]:
+    """As `tasks_of`, also of a single task."""
     return _by_label(metrics, TASK, BY_TASK, "trajectories")
 
 
 def components_of(metrics: Iterable[Metric]) -> dict[str, list[Batch]]:
     """Return the batches of each reward component by its name; empty if there is only one. See `tasks_of`."""
-    return _by_label(metrics, COMPONENT, (COMPONENT_MEAN,), COMPONENT_TRAJECTORIES)
+    found = _by_label(metrics, COMPONENT, (COMPONENT_MEAN,), COMPONENT_TRAJECTORIES)
+    return found if len(found) > 1 else {}
 
 
 def _by_label(metrics: Iterable[Metric], label: str, measures: Sequence[str], counted: str) -> dict[str, list[Batch]]:
@@ -120,7 +127,7 @@ def _by_label(metrics: Iterable[Metric], label: str, measures: Sequence[str], co
             before = found[name][-1].cumulative if found[name] else 0.0
             new = values.get(counted, 0.0)
             found[name].append(Batch(metric.step, metric.measured_at, new, before + new, own))
-    return dict(sorted(found.items(), key=lambda item: -item[1][-1].cumulative)) if len(found) > 1 else {}
+    return dict(sorted(found.items(), key=lambda item: -item[1][-1].cumulative))
 
 
 def weighted_mean(of: Sequence[Batch], key: str) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE, SUMMARY_FILE
 from pipelines.inspect.run_state.agents import agents_of
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
-from pipelines.inspect.run_state.errors import ErrorCounts, error_counts, refused_rows
+from pipelines.inspect.run_state.episodes import episodes_of
+from pipelines.inspect.run_state.errors import error_counts, errors_by_task, refused_rows
 from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, learning_summary
 from pipelines.inspect.run_state.state import Evaluation, unmeasured_rounds
+from pipelines.inspect.run_times import downtime_s
 from pipelines.present.report.machine import describe_machine, package_versions
 from pipelines.present.report.series import (
     Batch,
@@ -29,7 +31,7 @@ from pipelines.present.report.series import (
     newest_by_step,
     over_age,
     staleness_histogram,
-    tasks_of,
+    task_batches,
     tokens_generated,
     weight_versions,
     weighted_mean,
@@ -47,7 +49,8 @@ class RunFacts:
 
     `phases`: seconds by name, in order. `audit`: the result of `Audit.to_json()`. `restarts`: by role. `warm_start`:
     values of the series of that name that are not in the metrics; `teaching`: its section of the configuration.
-    `reached`: whether the run reached its goal.
+    `reached`: whether the run reached its goal. `wall_seconds` are those in which it ran, without `downtime_seconds`,
+    those between its ends and its resumptions.
     """
 
     run: str
@@ -56,6 +59,7 @@ class RunFacts:
     seed: int | None = None
     started_at: float | None = None
     wall_seconds: float | None = None
+    downtime_seconds: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
     audit: Mapping[str, Any] | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
@@ -88,13 +92,15 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
     state = _json(folder / STATE_FILE)
     config = tomllib.loads((folder / CONFIG_FILE).read_text("utf-8")) if (folder / CONFIG_FILE).exists() else {}
     started, ended = state.get("started_at"), state.get("ended_at")
+    down = downtime_s(state.get("phases"))
     return RunFacts(
         run=state.get("run") or folder.name,
         reached=None if ended is None else state.get("error") is None,
         error=state.get("error"),
         seed=config.get("run", {}).get("seed"),
         started_at=started,
-        wall_seconds=ended - started if started is not None and ended is not None else None,
+        wall_seconds=ended - started - down if started is not None and ended is not None else None,
+        downtime_seconds=down,
         phases=phases,
         audit=audit,
         restarts={name: role["restarts"] for name, role in state.get("roles", {}).items()},
@@ -127,7 +133,9 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     steps = newest_by_step(metrics, "trainer")
     stalest = [metric.values["staleness/max"] for metric in steps if "staleness/max" in metric.values]
     audit, tokens = facts.audit or {}, tokens_generated(metrics)
-    errors = errors_of(metrics)
+    score = newest_score(metrics)
+    errors = error_counts(score) if score else None
+    scored = errors_by_task(score)
     signs = learning_signs((metric.values for metric in steps), facts.warn_steps)
     return {
         "run": facts.run,
@@ -151,11 +159,13 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "episode_errors": errors and errors.episode_errors,
         "generation_errors": errors and errors.generation_errors,
         "error_share": errors and errors.share,
+        "errors_by_task": {task: each._asdict() for task, each in scored.items()} or None,
         "refused_rows": refused_of(metrics),
         "agents": agents_of(metrics),
+        "episodes": episodes_of(score),
         "warnings": list(learning_summary(signs)) or None,
         "stop_error_share": facts.stop_error_share,
-        "tasks": by_task(metrics, before, after),
+        "tasks": by_task(metrics, before, after, scored),
         "components": by_component(metrics),
         "optimizer_steps": steps[-1].step if steps else None,
         "optimizer_steps_goal": facts.goal,
@@ -173,6 +183,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "tokens_per_s": round(tokens / facts.wall_seconds, 1) if tokens and facts.wall_seconds else None,
         "started_at": facts.started_at,
         "wall_seconds": facts.wall_seconds,
+        "downtime_seconds": facts.downtime_seconds or None,
         "phases": dict(facts.phases),
         "lost": audit.get("lost"),
         "trained_twice": audit.get("trained_twice"),
@@ -185,20 +196,27 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     }
 
 
-def by_task(metrics: Sequence[Metric], before: Evaluation | None, after: Evaluation | None) -> dict[str, Any] | None:
-    """Return the metrics of each task, with the keys of the summary; None if there is only one task."""
-    tasks = {}
-    for task, trained in tasks_of(metrics).items():
+def by_task(
+    metrics: Sequence[Metric], before: Evaluation | None, after: Evaluation | None, scored: Iterable[str]
+) -> dict[str, Any] | None:
+    """Return the metrics of each task, with the keys of the summary; None if there is only one task.
+
+    `scored` names the tasks with scored trajectories: none of a task may be trained, if all have an error.
+    """
+    tasks: dict[str, Any] = {}
+    batches_of = task_batches(metrics)
+    for task in dict.fromkeys([*batches_of, *scored]):
+        trained = batches_of.get(task, [])
         tasks[task] = {
             **first_and_last("reward", trained, "reward/mean"),
             "heldout_before": before and before.by_task.get(task),
             "heldout_after": after and after.by_task.get(task),
             "heldout_sampled_before": before and before.sampled_by_task.get(task),
             "heldout_sampled_after": after and after.sampled_by_task.get(task),
-            "trajectories_trained": int(trained[-1].cumulative),
+            "trajectories_trained": int(trained[-1].cumulative) if trained else 0,
             **first_and_last("response_length", trained, "response_length/mean"),
         }
-    return tasks or None
+    return tasks if len(tasks) > 1 else None
 
 
 def by_component(metrics: Sequence[Metric]) -> dict[str, Any] | None:
@@ -220,11 +238,11 @@ def refused_of(metrics: Sequence[Metric]) -> dict[str, int]:
     return refused_rows(max(found, key=lambda metric: metric.step).values) if found else {}
 
 
-def errors_of(metrics: Sequence[Metric]) -> ErrorCounts | None:
-    """Return the error counts of the newest metrics of all shards of score; None without one."""
+def newest_score(metrics: Sequence[Metric]) -> Mapping[str, float]:
+    """Return the values of the newest metrics of all shards of score; empty without one."""
     found = sorted((metric for metric in metrics if metric.name == "score"), key=lambda metric: metric.step)
     newest = {metric.values.get(SHARD, 0.0): metric.values for metric in found}
-    return error_counts(merge_shards(list(newest.values()))) if newest else None
+    return merge_shards(list(newest.values())) if newest else {}
 
 
 def careful_share(teaching: Mapping[str, Any] | None) -> float | None:

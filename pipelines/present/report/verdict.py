@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.inspect.run_folders import run_command
-from pipelines.inspect.run_state.errors import ErrorCounts, errors_text
+from pipelines.inspect.run_state.errors import ErrorCounts, TaskErrors, errors_text, which_errors
 from pipelines.present.view.text import figure
 
 Summary = Mapping[str, Any]
@@ -69,15 +69,17 @@ def is_failing(summary: Summary) -> bool:
 
 
 def error_verdict(summary: Summary, folder: Path) -> str | None:
-    """Return the share of trajectories with an error, by kind; None without errors."""
+    """Return the share of trajectories with an error, by kind, and the first error; None without errors."""
     counts = ErrorCounts(
         summary.get("trajectories_scored") or 0, *(summary.get(name) or 0 for name in ErrorCounts._fields[1:])
     )
     if not (text := errors_text(counts)):
         return None
     effect = " The model learned nothing from them: their reward is score.on_error." if counts.reward_errors else ""
+    tasks = {task: TaskErrors(**values) for task, values in (summary.get("errors_by_task") or {}).items()}
+    which = f", {found}" if (found := which_errors(tasks)) else ""
     command = run_command(folder, "topics find experiences", "-w \"reward_error != ''\"")
-    return f"Errors in {text}.{effect} `{command}` lists them."
+    return f"Errors in {text}{which}.{effect} `{command}` lists them."
 
 
 def refused_verdict(summary: Summary, folder: Path) -> str | None:

@@ -37,6 +37,7 @@ class LiveView:
         self._shown: RunState | None = None
         self._shown_at = -float("inf")
         self._live: Live | None = None
+        self._line = ""
 
     def __enter__(self) -> LiveView:
         if self._console.is_terminal:
@@ -47,7 +48,7 @@ class LiveView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._shown is not self._state:
+        if self._shown is not self._state and (self._live is not None or _content(run_line(self._state)) != self._line):
             self._show()
         if self._live is not None:
             self._live.stop()
@@ -73,5 +74,12 @@ class LiveView:
         elif state.started_at:
             if self._shown is None or self._shown.phase != state.phase:
                 self.note(f"-- {phase_name(state.phase)}")
-            self.note(run_line(state))
+            line = run_line(state)
+            self.note(line)
+            self._line = _content(line)
         self._shown, self._shown_at = state, self._clock()
+
+
+def _content(line: str) -> str:
+    """A line of the run's state without its time."""
+    return line.partition("] ")[2]

@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.inspect.run_state.errors import error_counts, errors_text, refused_text
+from pipelines.inspect.run_state.errors import refused_text, score_errors_text
 from pipelines.inspect.run_state.events import RoleState
 from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates
@@ -22,6 +22,7 @@ from pipelines.present.view.text import (
     count,
     eta,
     figure,
+    figures,
     lag_text,
     paused_text,
     percent,
@@ -29,6 +30,7 @@ from pipelines.present.view.text import (
     staleness_text,
     steps_text,
     unmeasured_text,
+    with_downtime,
 )
 
 LABEL_WIDTH = 11
@@ -53,7 +55,7 @@ def screen(state: RunState, width: int, height: int, *, ascii_only: bool = False
 
 
 def headline(state: RunState) -> RenderableType:
-    """Return the run's name, its phase, and the times in the phase and in all."""
+    """Return the run's name, its phase, and the times in the phase (none of an ended run) and in all."""
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis")
     line.add_column(justify="right", no_wrap=True)
@@ -62,8 +64,8 @@ def headline(state: RunState) -> RenderableType:
         Text.assemble(("laminar ", "bold"), (state.run, "bold cyan")),
         Text.assemble(
             (phase_name(state.phase), "bold"),
-            f" {clock((state.now - started) / 1000)}",
-            (f" · {clock((state.now - state.started_at) / 1000)} in all", "dim"),
+            "" if state.now == started else f" {clock((state.now - started) / 1000)}",
+            (f" · {with_downtime(state.elapsed_s, state.down_ms / 1000)} in all", "dim"),
         ),
     )
     return line
@@ -118,7 +120,8 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
     if paused := paused_text(state):
         yield "paused", paused
     mean = state.reward.recent_mean(10)
-    yield "reward", f"{figure(trainer.get('reward/mean'))} now, {figure(mean)} over the last 10 steps"
+    newest, recent = figures(trainer.get("reward/mean"), mean)
+    yield "reward", f"{newest} now, {recent} over the last 10 steps"
     yield "held-out", _held_out(state)
     buffered, dropped = state.experience.get("buffer/trajectories"), state.experience.get("dropped_stale")
     yield "staleness", f"{staleness_text(state)}   buffer {count(buffered)}   dropped {count(dropped)}"
@@ -128,7 +131,7 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
         f"{count(speed.tokens_generated)} tokens/s generated",
     )
     yield "lag", lag_text(state)
-    if errors := errors_text(error_counts(state.score)):
+    if errors := score_errors_text(state.score):
         yield "errors", errors
     if refused := refused_text(state.prompts):
         yield "refused", refused

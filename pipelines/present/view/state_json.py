@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.inspect.run_state.errors import error_counts, refused_rows
+from pipelines.inspect.run_state.errors import error_counts, errors_by_task, refused_rows
 from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import rates
 from pipelines.inspect.run_state.state import RunState
@@ -24,6 +24,7 @@ def measured(state: RunState) -> dict[str, Any]:
         "staleness_max": state.trainer.get("staleness/max"),
         "errors": errors._asdict(),
         "error_share": errors.share,
+        "errors_by_task": {task: each._asdict() for task, each in errors_by_task(state.score).items()},
         "waits_for": waiting_for(state),
         "refused_rows": refused_rows(state.prompts),
         "warnings": list(learning_warnings(state.signs)),

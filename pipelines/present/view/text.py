@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pipelines.inspect.run_state.errors import error_counts, errors_text, refused_text
+from pipelines.inspect.run_state.errors import refused_text, score_errors_text
 from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import RunState, unmeasured_rounds
@@ -23,11 +23,22 @@ def clock(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
+def with_downtime(seconds: float | None, down_s: float | None) -> str:
+    """Return the time in which a run ran, and that in which it did not, if any: `2:03 (and 1:00 not running)`."""
+    return clock(seconds) + (f" (and {clock(down_s)} not running)" if down_s and down_s >= 1 else "")
+
+
 def figure(value: float | None, digits: int = 2) -> str:
     """Return a number with `digits` digits after the point, two significant ones if that shows 0; a dash for None."""
     if value is None:
         return UNKNOWN
     return f"{value:.2g}" if digits and 0 < abs(value) < 10**-digits else f"{value:.{digits}f}"
+
+
+def figures(*values: float | None) -> list[str]:
+    """Return numbers that stand side by side, as `figure` does, with the same digits if one of them needs only two."""
+    plain = any(value is not None and abs(value) >= 0.01 for value in values)
+    return [f"{round(value, 2) + 0.0:.2f}" if plain and value is not None else figure(value) for value in values]
 
 
 def eta(state: RunState) -> str:
@@ -99,7 +110,7 @@ def unmeasured_text(state: RunState) -> str:
 def run_line(state: RunState) -> str:
     """Return the run's state in one line, for logs."""
     speed = rates(state)
-    parts = [f"[{clock((state.now - state.started_at) / 1000)}] {phase_name(state.phase)}"]
+    parts = [f"[{clock(state.elapsed_s)}] {phase_name(state.phase)}"]
     if paused := paused_text(state):
         parts.append(f"paused {paused}")
     if state.step:
@@ -111,7 +122,7 @@ def run_line(state: RunState) -> str:
         parts.append(percent(share))
         best = state.warm_start.get("accuracy/greedy")
         parts.append(f"held-out {figure(best)}" if best is not None else "")
-    if errors := errors_text(error_counts(state.score)):
+    if errors := score_errors_text(state.score):
         parts.append(f"errors {errors}")
     if refused := refused_text(state.prompts):
         parts.append(f"refused {refused}")

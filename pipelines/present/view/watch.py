@@ -51,6 +51,13 @@ class EventSource(Protocol):
     def caught_up(self) -> bool: ...
 
 
+def _trained_again(state: RunState, events: Iterable[Event]) -> int | None:
+    """The first step that a restarted trainer makes again; None if `events` have none."""
+    newest = state.last_metric_at.get("trainer", 0)  # an observer may read a record twice
+    steps = (each for each in events if isinstance(each, Metric) and each.name == "trainer")
+    return next((each.step for each in steps if each.step <= state.step and each.measured_at > newest), None)
+
+
 class Watch:
     """Keeps the newest `state` of a run. `tick` is cheap and never blocks; call it a few times per second.
 
@@ -127,6 +134,12 @@ class Watch:
         return self._apply(events, metrics)
 
     def _apply(self, events: Iterable[Event], metrics: Iterable[Metric]) -> RunState:
+        events = list(events)
+        if self._view is not None and (again := _trained_again(self.state, events)) is not None:
+            self._view.note(
+                f"the trainer continues from its newest checkpoint: it trains the recorded batches of steps {again} to "
+                f"{self.state.step} again"
+            )
         self.state = fold_all(self.state, events)
         if self._file is not None:
             self._file.append(metrics)

@@ -67,7 +67,9 @@ def _broker(machine: Machine) -> Iterator[Finding]:
         if machine.broker:
             yield Finding("kafka", "missing", machine.broker, "start the broker, or correct --bootstrap-server")
         else:
-            yield Finding("kafka", "ok", "the broker answers")
+            found = ((broker, ", ".join(map(" = ".join, held.items()))) for broker, held in machine.checked.items())
+            checked = "; checked: " + "; ".join(map(": ".join, found)) if machine.checked else ""
+            yield Finding("kafka", "ok", f"the broker answers{checked}")
         for problem in machine.settings:
             fix = f"kafka-configs.sh --alter, {problem.setting}: {problem.needed}"
             stops = problem.fatal and problem.where.startswith("broker")  # topics belong to other runs

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -26,7 +26,7 @@ from infra.store.names import SHARED_MEMORY
 from infra.store.ownership import StaleStore, remove_store, stale_stores
 from pipelines import distribution
 from pipelines.inspect.run_folders import laminar_command
-from pipelines.run.topics import unsuitable_settings
+from pipelines.run.topics import checked_settings, unsuitable_settings
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Machine:
     """Observations; sizes in bytes. None: not present.
 
     `cuda`: whether torch can use the GPUs (None: there are none). `broker`: why the broker does not answer ("": it
-    answers; None: no broker was named). `settings`: settings of the broker that do not suit a run.
+    answers; None: no broker was named). `settings`: settings of the broker that do not suit a run; `checked`: all
+    that were checked, by broker.
     """
 
     python: tuple[int, int, int]
@@ -63,6 +64,7 @@ class Machine:
     cores: int
     broker: str | None
     settings: tuple[SettingProblem, ...] = ()
+    checked: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def remove_stale_stores(only: Collection[str] = (), base: Path = SHARED_MEMORY) -> list[Path]:
@@ -106,6 +108,7 @@ def observe(client: ClientProperties | None = None) -> Machine:
         cores=len(os.sched_getaffinity(0)),
         broker=broker,
         settings=tuple(unsuitable_settings(client)) if client is not None and broker == "" else (),
+        checked=checked_settings(client) if client is not None and broker == "" else {},
     )
 
 

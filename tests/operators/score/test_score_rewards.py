@@ -22,6 +22,7 @@ from operators.score.scoring import AnswerJudge, score_trajectories
 from operators.score.verifiers import reasoning
 from schemas.block import Block
 from schemas.columns import flags, floats, token_ids
+from schemas.metric_labels import labelled
 from schemas.records import Episode, Experience, Prompt, Response, RewardComponent, Sampling, Trajectory
 
 MY_REWARD = str(Path(__file__).parents[3] / "examples" / "my_rewards.py:shows_work")
@@ -124,12 +125,34 @@ def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
     assert metric is not None
     assert (metric.name, metric.step) == ("score", 16)
     errors = {"reward_errors": 1, "episode_errors": 3, "generation_errors": 1}
-    assert metric.values == {"trajectories": 14, **errors, "heldout_trajectories": 2, "heldout_errors": 2}
+    task = failed.prompt.task
+    by_task = {
+        labelled("trajectories", task=task): 4,
+        labelled("errors", task=task): 4,
+        labelled("first_error", task=task, text="format: raised"): 1,
+    }
+    assert metric.values == {"trajectories": 14, **errors, "heldout_trajectories": 2, "heldout_errors": 2, **by_task}
     assert counts.metric(9_000) is None  # nothing new
     counts.add(score_trajectories(Block.of(rows), judge, 0))
     assert counts.metric(5_999) is None  # too early
     assert counts.metric(6_000) is not None
     assert ErrorCounts("g", counts.state()).state() == counts.state()
+
+
+def test_episodes_of_environments_are_counted_with_turns_and_endings() -> None:
+    plain = trajectory("#4")
+    endings = (((0.0, 0.0, 1.0), "done"), ((0.0,), "turns"), ((), "failed"), ((1.0,), "done"), ((1.0,), "done"))
+    rows = [replace(plain, episode=Episode(rewards, ending)) for rewards, ending in endings]
+    rows[3] = replace(rows[3], prompt=replace(plain.prompt, environment="agent"))
+    rows[4] = replace(rows[4], prompt=replace(plain.prompt, purpose="evaluation"))
+    counts = ErrorCounts("g")
+    for _ in range(2):
+        counts.add(
+            score_trajectories(Block.of([plain, *rows]), FixedJudge(CONFIG, *[VerifierResult(1.0, None)] * 3), 0)
+        )
+    endings_of = {labelled("episode_endings", ending=ending): 2 for ending in ("done", "turns", "failed")}
+    expected = {"episodes": 6, "episode_turns": 8, **endings_of}
+    assert {name: count for name, count in counts.state().items() if name in expected} == expected
 
 
 def test_infinite_weighted_sum_is_an_error() -> None:

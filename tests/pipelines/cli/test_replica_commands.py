@@ -145,7 +145,7 @@ def test_drain_rejects_unknown_and_stopped_replicas(replica: str, message: str, 
 
 def test_plans_shows_moves_load_and_outcomes(laminar: Laminar) -> None:
     code, out, _ = laminar("plans", "--json")
-    shown = json.loads(out)
+    (shown,) = json.loads(out)
     outcomes = {"handed_over": ["p3.0"], "finished": [], "rejected": [], "lost": [], "open": ["p3.1"]}
     assert {outcome: shown["moves"][0].pop(outcome) for outcome in outcomes} == outcomes
     assert (code, shown) == (0, to_plain(PLAN))
@@ -161,7 +161,7 @@ def test_plans_finds_last_plans_among_many_outcomes(laminar: Laminar) -> None:
     assert laminar("plans", "-n", "0")[1] == ""
     for count in ("1", "2"):
         _, out, _ = laminar("plans", "-n", count, "--json")
-        assert [json.loads(line)["plan_id"] for line in out.splitlines()] == ["2-7"]
+        assert [plan["plan_id"] for plan in json.loads(out)] == ["2-7"]
 
 
 def test_plans_follow_shows_outcome_as_own_row() -> None:

@@ -46,6 +46,8 @@ def runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runs:
             "optimizer_steps": steps,
             "tokens_generated": 1000 * steps,
             "tokens_per_s": 20.0 * steps,
+            "lost": 0,
+            "reward_errors": 0,
         }
         (folder / "summary.json").write_text(json.dumps({**summary, "reward_last": 1 / 3}))
         for role in ("score", "trainer"):
@@ -72,6 +74,28 @@ def test_runs_logs_prints_last_lines(runs: Runs) -> None:
     assert "there are score, trainer" in " ".join(err.replace("│", " ").split())
 
 
+def test_runs_logs_as_json_are_one_document_which_follow_cannot_end(runs: Runs) -> None:
+    words = ("logs", "score", "-n", "2", "--run", "first")
+    rows = [{"role": "score", "line": f"score {n}"} for n in (28, 29)]
+    assert json.loads(runs(*words, "--json")[1]) == rows
+    assert [json.loads(line) for line in runs(*words, "-O", "jsonl")[1].splitlines()] == rows
+    code, _, err = runs(*words, "--json", "--follow")
+    assert (code, "with --follow give -O jsonl" in " ".join(err.replace("│", " ").split())) == (2, True)
+
+
+def test_report_takes_the_run_as_an_option_too(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name / "metrics.jsonl").touch()
+    for words in (("first", "second"), ("first", "--run", "second"), ("--run", "second")):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", *words, "--folder", str(tmp_path), "--no-log", "--json"])
+        assert not ended.value.code
+        written = Path(json.loads(capsys.readouterr().out)["file"])
+        place = tmp_path / ("comparison.html" if len(words) > 1 and words[0] == "first" else "second/report.html")
+        assert written == place
+        assert "second" in place.read_text()
+
+
 def test_runs_logs_of_a_role_are_those_of_the_process_that_it_shares(runs: Runs, tmp_path: Path) -> None:
     logs = tmp_path / "first" / "logs"
     (logs / "score.log").rename(logs / "light.log")
@@ -87,8 +111,10 @@ def test_runs_compare_prints_a_column_per_run(runs: Runs) -> None:
     assert code == 0
     rows: dict[str, list[str]] = {line[:40].strip(): line.split()[-2:] for line in out.splitlines()}
     assert rows["optimizer steps"] == ["10", "20"]
-    assert rows["tokens generated per second of the run"] == ["200", "400"]
-    assert rows["reward, last tenth"] == ["0.333333", "0.333333"]
+    assert rows["tokens generated per second of the run"] == ["200.0", "400.0"]
+    assert rows["reward, last tenth"] == ["0.333", "0.333"]
+    assert rows["trajectories lost"] == ["0", "0"]
+    assert "reward errors" not in rows  # 0 in both
     found: list[dict[str, Any]] = json.loads(runs("compare", "first", "second", "--json")[1])
     assert [each["tokens_generated"] for each in found] == [10_000, 20_000]
     assert runs("compare", "first", "nobody")[0] == 1

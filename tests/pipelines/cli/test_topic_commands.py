@@ -125,14 +125,15 @@ def test_topics_describe(laminar: Laminar) -> None:
     ],
 )
 def test_tail_prints_requested_number_of_records(laminar: Laminar, words: tuple[str, ...], expected: int) -> None:
-    code, out, _ = laminar("topics", "tail", "settled", *words, "--json")
+    code, out, _ = laminar("topics", "tail", "settled", *words, "-O", "jsonl")
     assert code == 0
     assert len(out.splitlines()) == expected
 
 
 def test_tail_shows_rows_and_undecodable_records(laminar: Laminar) -> None:
     words = ("topics", "tail", "settled", "-o", "0", "-p", "0")
-    rows = [json.loads(line) for line in laminar(*words, "--json")[1].splitlines()]
+    rows = json.loads(laminar(*words, "--json")[1])
+    assert rows == [json.loads(line) for line in laminar(*words, "-O", "jsonl")[1].splitlines()]
     assert rows[0]["rows"][0]["trajectory_id"] == "p0.0"
     assert rows[0]["headers"]["laminar-schema"] == "Settled/2"
     assert rows[-1]["error"] == "no laminar-schema header"

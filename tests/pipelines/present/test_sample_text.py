@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from pipelines.inspect.log.samples import AnswerChange, Comparison, SampleGroup
 from pipelines.present.sample_text import SampleStyle, comparison_texts, group_texts, groups_json, shortened
+from pipelines.present.turns import with_speakers
 from schemas import records as r
 from schemas.columns import flags, floats, token_ids
 
@@ -102,6 +103,35 @@ def test_samples_of_an_environment_have_its_turns(model: Path) -> None:
     assert [turn["from"] for turn in groups_json([shown], model)[0]["samples"][0]["turns"]] == [
         *("model", "environment", "model"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        ("done", "ended by the environment"),
+        ("turns", "ended by the limit of turns"),
+        ("length", "ended by the limit of tokens"),
+        ("failed", "the environment failed"),
+    ],
+)
+def test_samples_of_an_environment_have_rewards_of_turns_and_the_ending(
+    model: Path, ending: r.Ending, expected: str
+) -> None:
+    one = episode("calculator", [0, 1, 2, 3])
+    ended = replace(one, trajectory=replace(one.trajectory, episode=r.Episode((0.0, 0.5), ending)))
+    text = printed(group_texts([group(ended)], SampleStyle(model=model)))
+    assert f"2 turns, {expected}" in text
+    assert "[model, reward 0]" in text
+    assert "[model, reward 0.5]" in text
+    (each,) = groups_json([group(ended)], model)[0]["samples"]
+    assert (each["ending"], [turn.get("reward") for turn in each["turns"]]) == (ending, [0.0, None, 0.5])
+
+
+def test_turns_that_end_a_line_leave_no_empty_line() -> None:
+    one = episode("calculator", [0, 1, 2, 3]).trajectory
+    pieces = [("1", ""), ("7\n", ""), ("higher\n", ""), ("8", "")]
+    text = "".join(piece for piece, _ in with_speakers(one, pieces, None, ""))
+    assert text == "[model]\n17\n[environment]\nhigher\n[model]\n8\n"
 
 
 def test_samples_without_tokenizer_or_episode_have_no_turns(model: Path) -> None:

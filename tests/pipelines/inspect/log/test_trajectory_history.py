@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from record_samples import SAMPLES
 
 from infra.kafka.admin import admin_client
 from infra.kafka.lag import list_groups
@@ -14,9 +17,12 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import first_offset
 from infra.models.demo import build_demo_tokenizer
 from infra.models.token_texts import token_texts
-from pipelines.inspect.log.history import _prompt_number
+from pipelines.inspect.log.describe import describe_record
+from pipelines.inspect.log.history import _prompt_number, _TrajectorySearch
+from pipelines.inspect.log.matching import MatchingRecord
 from pipelines.present.token_colours import SCALE, Tokens, coloured, level
-from schemas.topics import PROMPTS, run_prefix
+from schemas.records import Experience, RewardComponent
+from schemas.topics import PROMPTS, SETTLED, Topic, run_prefix
 
 RUN = "example-run"
 Laminar = Callable[..., tuple[int, str, str]]
@@ -44,7 +50,8 @@ def test_trajectory_lists_its_records_in_causal_order(laminar: Laminar) -> None:
         ("relay", 0, 3),
     ]
     assert history["outcome"] == (
-        "chain_sum, stop after 6 tokens, under version 1.1, reward 1.25, in batch 7, trained into version 1.2"
+        "chain_sum, stop after 6 tokens, generated under version 1.1, reward 1.25, in batch 7, decided when its "
+        "version was 1 version behind the newest, trained into version 1.2"
     )
     tokens = history["tokens"]
     assert (tokens["ids"], tokens["texts"], tokens["versions"]) == ([0, 1, 2, 3, 4, 5], None, ["1.1"] * 6)
@@ -64,7 +71,38 @@ def test_trajectory_describes_its_records(laminar: Laminar) -> None:
         "replica 0, lease 1: 1 tokens after the first 2; handed over to replica 1, lease 2",
     ]
     assert lines[7].endswith("assigned to replica 1 under 1.1, lease 2, to resume after 3 tokens")
+    assert any(line.endswith("batched when its version was 1 version behind the newest") for line in lines)
+    begin = lines.index("2 turns, ended by the environment")
+    assert lines[begin + 1 : begin + 4] == [
+        *("    1 model, reward 0, 4 tokens", "    2 environment, 1 token", "    3 model, reward 1, 1 token"),
+    ]
+    assert not any("logprob" in line for line in lines)  # no legend of colours without a terminal
     assert any(line.startswith("p3.1: chain_sum, stop after 6 tokens") for line in lines)
+
+
+def test_reward_is_described_by_its_parts_and_weights() -> None:
+    scored = SAMPLES[Experience]
+    assert isinstance(scored, Experience)
+    parts = (("environment", 1.0, 1.0), ("turns", -1.0, 0.05), ("accuracy", 0.0, 0.0))
+    rewarded = replace(
+        scored, reward=0.95, components=tuple(RewardComponent(*part) for part in parts), error="it\n  in"
+    )
+    expected = "reward 0.95 = environment 1 × 1 + turns -1 × 0.05, accuracy 0 (weight 0): it"
+    assert describe_record(rewarded) == expected
+
+
+def test_batch_and_outcome_of_one_transaction_are_in_the_order_of_their_times(
+    laminar: Laminar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = _TrajectorySearch.records_of
+
+    def settled_later(self: _TrajectorySearch, topic: Topic, *args: Any, **options: Any) -> Iterator[MatchingRecord]:
+        later = 60_000 if topic is SETTLED else 0
+        return (each._replace(timestamp=each.timestamp + later) for each in original(self, topic, *args, **options))
+
+    monkeypatch.setattr(_TrajectorySearch, "records_of", settled_later)
+    events = json.loads(laminar("trajectory", "p3.1", "--json")[1])["events"]
+    assert [event["topic"] for event in events][-4:-2] == ["batches", "settled"]
 
 
 def test_trajectory_in_flight_is_not_finished(laminar: Laminar) -> None:

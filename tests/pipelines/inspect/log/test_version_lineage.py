@@ -19,7 +19,7 @@ MANIFEST = next(each for each in SAMPLES.values() if isinstance(each, WeightVers
 
 def test_lineage_lists_batches_and_prompts_of_a_version(laminar: Laminar) -> None:
     code, out, _ = laminar("lineage", "1.2", "--json")
-    (step,) = [json.loads(line) for line in out.splitlines()]
+    (step,) = json.loads(out)
     assert code == 0
     assert (step["version"], step["parent"], step["batches"], step["missing_batches"]) == (
         "1.2",
@@ -55,12 +55,14 @@ def test_lineage_lists_batches_and_prompts_of_a_version(laminar: Laminar) -> Non
 
 def test_lineage_follows_ancestors_to_the_first_version(laminar: Laminar) -> None:
     arguments = ("lineage", "latest", "--depth", "0", "--no-texts")
-    steps = [json.loads(line) for line in laminar(*arguments, "--json")[1].splitlines()]
+    steps = json.loads(laminar(*arguments, "--json")[1])
     assert [each["version"] for each in steps] == ["2.2", "1.1", "1.0"]
     assert [each["batches"] for each in steps] == [[7], [6], []]
     assert steps[0]["prompts"][0]["text"] is None
     assert laminar(*arguments)[1].splitlines()[-1] == "1.0  first version: the run's initial model"
     assert "mean reward 0.583" in laminar(*arguments)[1]
+    staleness = "generated 3 by 1.1; 3 trajectories 1 version behind the newest when the batch was decided (staleness)"
+    assert staleness in laminar(*arguments)[1]
 
 
 def test_lineage_prints_the_manifest_before_reading_batches(laminar: Laminar, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -354,10 +354,19 @@ def test_reports_have_content_security_policy(tmp_path: Path) -> None:
         assert "<script" not in html
 
 
+def test_page_shows_the_components_of_several_rewards() -> None:
+    (group, *_), parts = SAMPLES, (("environment", 1.0, 1.0), ("turns", -1.0, 0.05))
+    components = [{"name": name, "value": value, "weight": weight} for name, value, weight in parts]
+    rewarded = {**group, "samples": [{**group["samples"][0], "reward": 0.95, "components": components}]}
+    text = "".join(checked(page({"run": "sums"}, [], None, "", Path("runs/sums"), None, [rewarded])).text)
+    assert "reward 0.95 (environment 1.00, turns -1.00) · " in text
+
+
 def test_page_shows_samples_with_coloured_tokens() -> None:
     checker = checked(page({"run": "sums"}, [], None, "", Path("runs/sums"), None, SAMPLES))
     text = "".join(checker.text)
     assert "first: p3, <sums>, mean reward 0.50" in text
+    assert "best supervised" not in text  # there was no warm start
     assert "reference: <yes>" in text
     assert "<b>nox\\x1by" in text
     classes = [value for name, value in checker.attributes if name == "class"]

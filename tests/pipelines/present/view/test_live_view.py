@@ -22,7 +22,7 @@ from pipelines.inspect.run_state.events import LagMeasured, PhaseStarted, RolesC
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
 from pipelines.present.view.live import LiveView
 from pipelines.present.view.panels import plot, screen
-from pipelines.present.view.text import clock, count, lag_text, run_line
+from pipelines.present.view.text import clock, count, figures, lag_text, run_line
 from pipelines.present.view.watch import Watch
 from schemas.records import Metric, RelayStatus
 
@@ -168,6 +168,38 @@ def test_live_view_shows_last_state_at_exit() -> None:
         view.update(training())
         view.update(fold(training(), trainer_metric(80)))
     assert "80/80 steps" in out.getvalue().splitlines()[-1]
+
+
+def test_live_view_does_not_repeat_its_last_line_at_exit() -> None:
+    out, now = io.StringIO(), Clock()
+    with LiveView(Console(file=out, width=200), "sums", 80, clock=now) as view:
+        state = fold(training(), RolesChanged({}))
+        view.update(state)
+        view.update(fold(state, Tick(state.now + 900)))  # Ctrl-C
+    assert len(out.getvalue().splitlines()) == 2  # the phase and one line
+
+
+def test_watch_says_that_steps_are_trained_again_after_a_resume() -> None:
+    out, now = io.StringIO(), Clock()
+    console = Console(file=out, width=200)
+    trained = fold_all(new_run("sums", 80, START), [trainer_metric(step) for step in (50, 51, 52)])
+    later = [replace(trainer_metric(step), measured_at=trainer_metric(52).measured_at + 9000) for step in (44, 45)]
+    with LiveView(console, "sums", 80, clock=now) as view:
+        watch = Watch(trained, view=view, now=lambda: START)
+        watch.add(trainer_metric(52))  # the observer reads it again
+        assert "again" not in out.getvalue()
+        for metric in later:
+            watch.add(metric)
+    notes = [line for line in out.getvalue().splitlines() if "again" in line]
+    assert notes == [
+        "the trainer continues from its newest checkpoint: it trains the recorded batches of steps 44 to 52 again",
+    ]
+
+
+def test_rewards_side_by_side_have_the_same_digits() -> None:
+    assert figures(0.28, -0.0022) == ["0.28", "0.00"]
+    assert figures(-0.0022, 0.0031) == ["-0.0022", "0.0031"]
+    assert figures(None, 0.5) == ["-", "0.50"]
 
 
 def test_live_view_redraws_twice_per_second() -> None:

@@ -222,7 +222,7 @@ def test_runs_status_prints_progress(tmp_path: Path, process: subprocess.Popen[b
     assert status["lag"]["experiences"] == 3
     code, out = invoke("status", "--folder", str(tmp_path))
     assert code == 0
-    rows = ("trainer     up, pid 9, 2 restarts", "score       down")
+    rows = ("trainer     up, pid 9, 2 restarts", "score       down", f"supervisor  pid {process.pid}")
     for expected in ("run sums: running, training, 49/100 steps", "0.24 → 0.58", *rows):
         assert expected in out
 

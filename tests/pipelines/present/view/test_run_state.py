@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from synthetic_run import GROUP_BATCH, START, STEP_MS, evaluation_metric, heartbeat, history, manifest, trainer_metric
 
+from pipelines.inspect.metrics_file import replica_metric
 from pipelines.inspect.run_state.events import LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import (
@@ -114,6 +115,14 @@ def test_rates_and_seconds_left() -> None:
     assert seconds_left(state) == pytest.approx(40 * STEP_MS / 1000)
     stopped = replace(heartbeat(0, START + 3000, 500), state="stopped")
     assert rates(fold(state, stopped)).tokens_generated is None
+
+
+def test_rates_are_those_of_samples_where_there_are_no_heartbeats() -> None:
+    samples = [replica_metric(heartbeat(0, START + 2000 * at, 250 * at)) for at in range(4)]
+    assert rates(after(*samples)).tokens_generated == pytest.approx(125)
+    assert rates(after(*samples, Tick(START + 60_000))).tokens_generated is None  # it has ended
+    restarted = replica_metric(heartbeat(0, START + 8000, 10, incarnation=2))
+    assert rates(after(*samples, restarted)).tokens_generated is None  # until it has two samples
 
 
 def test_resumed_run_has_no_rate_until_it_has_made_steps() -> None:

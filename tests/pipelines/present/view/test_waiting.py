@@ -9,7 +9,7 @@ import pytest
 from synthetic_run import START, heartbeat, trainer_metric
 
 from pipelines.config import parse_config
-from pipelines.inspect.run_state.errors import ErrorCounts, errors_text
+from pipelines.inspect.run_state.errors import ErrorCounts, errors_text, score_errors_text
 from pipelines.inspect.run_state.events import CheckStarted, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.inspect.run_state.waiting import QUIET_S, waiting_for
@@ -17,6 +17,7 @@ from pipelines.present.view.panels import fact_lines
 from pipelines.present.view.state_json import state_to_json
 from pipelines.present.view.text import run_line
 from pipelines.run.supervisor import is_reached
+from schemas.metric_labels import labelled
 from schemas.records import Metric
 
 UP = RolesChanged({"trainer": RoleState(1, 0, "up"), "score": RoleState(2, 0, "up")})
@@ -85,6 +86,32 @@ def test_run_with_slow_steps_waits_longer_in_silence(step_s: float, quiet_s: flo
 )
 def test_errors_text_names_share_and_kinds(counts: ErrorCounts, expected: str) -> None:
     assert errors_text(counts) == expected
+
+
+def test_line_and_screen_name_the_failing_task_and_its_first_error() -> None:
+    score = {
+        "trajectories": 232.0,
+        "episode_errors": 88.0,
+        labelled("trajectories", task="easy"): 142.0,
+        labelled("trajectories", task="hard"): 90.0,
+        labelled("errors", task="hard"): 88.0,
+        labelled("first_error", task="hard", text='KeyError: "x" (env.py:3)'): 1.0,
+    }
+    state = fold_all(new_run("r", 80, START), [Metric("score", 232, score, START)])
+    expected = '38 % of 232 trajectories (episodes 88), task hard 88 of 90: KeyError: "x" (env.py:3)'
+    assert f"errors {expected}" in run_line(state)
+    assert dict(fact_lines(state))["errors"] == expected
+    hard = {"trajectories": 90, "errors": 88, "first_error": 'KeyError: "x" (env.py:3)'}
+    assert state_to_json(state)["errors_by_task"]["hard"] == hard
+
+
+def test_errors_of_the_only_task_have_its_first_error_without_its_name() -> None:
+    score = {labelled("trajectories", task="t"): 16, labelled("errors", task="t"): 16}
+    first = {labelled("first_error", task="t", text="ValueError: no"): 1}
+    assert score_errors_text({"trajectories": 16, "episode_errors": 16, **score, **first}) == (
+        "100 % of 16 trajectories (episodes 16), first: ValueError: no"
+    )
+    assert score_errors_text({"trajectories": 16, "episode_errors": 16}) == "100 % of 16 trajectories (episodes 16)"
 
 
 def test_refused_rows_are_in_line_screen_and_json() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -155,7 +156,10 @@ def laminar(*arguments: str) -> int:
 
 def test_doctor_command_reports_whether_a_run_can_work(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     assert laminar("-b", broker.bootstrap_servers) == 0
-    assert "laminar run can work here" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "laminar run can work here" in printed
+    checked = r"the broker answers; checked: broker \d+: transaction.max.timeout.ms = \d+, log.cleaner.enable = true"
+    assert re.search(checked, printed)
     assert laminar("-b", "127.0.0.1:1", "--json") == 1
     report = json.loads(capsys.readouterr().out)
     assert laminar("laminar-a") == 1
