@@ -318,9 +318,8 @@ class Session:
         known = {name_of(tp): tp for tp in places}
         for place, offset in self.note.written.items():
             if place in known and ends[known[place]] <= offset:
-                raise log_truncated(
-                    config.group, f"{place} ends at {ends[known[place]]}, before its own output at {offset}"
-                )
+                end = ends[known[place]]
+                raise log_truncated(config.group, f"{place} ends at {end}, before its own output at {offset}")
         self.ledger_ends = {name_of(tp): ends[tp] for tp in ledger}
         floors = {}
         for tp in ledger:
