@@ -134,8 +134,7 @@ class RunState:
     folder: Path | None = None
     """On this machine; None if it is not known."""
     started_at: int = 0
-    down_ms: int = 0
-    """How long it did not run since its start, before it was resumed."""
+    down_ms: int = 0  # how long it did not run since its start
     now: int = 0
     phases: tuple[PhaseStarted, ...] = ()
     check: CheckStarted | None = None
@@ -348,8 +347,8 @@ def _sample(state: RunState, metric: Metric) -> RunState:
     """Add a sample of a replica's heartbeats, which metrics.jsonl has instead of them."""
     beats, tokens = state.beats.get(metric.step, ()), int(metric.values.get("tokens_generated", 0))
     earlier = () if beats and tokens < beats[-1][1] else beats  # a new incarnation counts from 0
-    beat = (metric.measured_at, tokens)
-    return replace(state, beats={**state.beats, metric.step: (*earlier, beat)[-PACE_POINTS:]})
+    beats = (*earlier, (metric.measured_at, tokens))
+    return replace(state, beats={**state.beats, metric.step: beats[-PACE_POINTS:]})
 
 
 def _pause(state: RunState, metric: Metric) -> RunState:

@@ -109,17 +109,6 @@ def test_metric_has_accuracy_by_task_for_several_tasks() -> None:
     }
 
 
-def test_rewards_that_cancel_out_have_the_mean_0() -> None:
-    evaluation = Evaluation(3, sampled=False)
-    evaluation.publish(0)
-    evaluation.shard.run()
-    for asked, reward in zip(evaluation.log.rows(EVAL_PROMPTS), (0.1, 0.2, -0.3), strict=True):
-        evaluation.score(experience(trajectory(asked, 0), reward=reward))
-    evaluation.shard.run()
-    ((_, values),) = evaluation.points()
-    assert str(values["reward/greedy"]) == "0.0"
-
-
 def test_metric_counts_only_answers_of_the_version() -> None:
     evaluation = Evaluation(40, sampled=False)
     evaluation.publish(0)

@@ -9,7 +9,7 @@ from decisions import assert_maps
 from record_factories import SAMPLING, experience, prompt, trajectory, version
 
 from operators.evaluation.report_rounds import AskQuestions, ClosedRound, OpenedRound, ReportRounds
-from operators.evaluation.rounds import Mode
+from operators.evaluation.rounds import Mode, Round
 from operators.io.elements import Output
 from schemas.records import Metric, Settled
 from schemas.topics import EVAL_PROMPTS, METRICS, SETTLED
@@ -37,3 +37,10 @@ def test_report_rounds_settles_answers_and_writes_the_metric() -> None:
     metric = Output(METRICS, "evaluation", METRIC)
     closed = ClosedRound("1.1/greedy", (answer,), METRIC)
     assert_maps(ReportRounds(), [METRIC, closed], [metric, Output(SETTLED, "", settled), metric])
+
+
+def test_rewards_that_cancel_out_have_the_mean_0() -> None:
+    answered = Round(version(3), "greedy", False, range(3))
+    for number, reward in enumerate((0.1, 0.2, -0.3)):
+        answered.answers[number] = experience(trajectory(prompt(number), 0, under=version(3)), reward=reward)
+    assert str(answered.values()["reward/greedy"]) == "0.0"
