@@ -135,8 +135,12 @@ def folder_of(runs: Path, run: str | None) -> Path:
 
 
 def config_file(folder: Path) -> Path | None:
-    """The configuration of the run in `folder`: of `laminar run`, or of a pipeline submitted with --detach."""
-    files = (folder / CONFIG_FILE, *sorted((folder / SUBMITTED).glob("*.toml")))
+    """The configuration of the run in `folder`: of `laminar run`, or of a pipeline submitted with --detach.
+
+    Of the submitted ones the trainer's comes first, since it says where the checkpoints are.
+    """
+    submitted = folder / SUBMITTED
+    files = (folder / CONFIG_FILE, submitted / "trainer.toml", *sorted(submitted.glob("*.toml")))
     return next((file for file in files if file.is_file()), None)
 
 
