@@ -119,7 +119,8 @@ def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
     from infra.kafka.readiness import BrokerUnreachable
     from pipelines.cli.options import connect
     from pipelines.cli.watch import attached, catch_up
-    from pipelines.inspect.run_state.events import Event, LagMeasured, PhaseStarted, RolesChanged, Tick
+    from pipelines.inspect.run_state.events import RolesChanged, Tick
+    from pipelines.inspect.run_state.local_run import stopped_run
     from pipelines.inspect.run_state.state import fold_all
 
     try:
@@ -128,11 +129,9 @@ def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
             state = catch_up(watching)
     except (BrokerUnreachable, UnknownTopic) as error:
         return _read_state(run), str(error)
-    now = int(time.time() * 1000)
-    ended: list[Event] = [] if run.status == "running" else [PhaseStarted(run.status, now)]
-    if run.status == "ended":  # nothing of it is work: all roles have committed what they had read
-        ended.append(LagMeasured({}))
-    return fold_all(state, [*ended, RolesChanged(_roles(run)), Tick(now)]), None
+    if run.status != "running":
+        return fold_all(stopped_run(state, run), [RolesChanged(_roles(run))]), None
+    return fold_all(state, [RolesChanged(_roles(run)), Tick(int(time.time() * 1000))]), None
 
 
 def _roles(run: RunFolder) -> dict[str, RoleState]:
