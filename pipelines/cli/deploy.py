@@ -50,5 +50,6 @@ def deploy(
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
+    (folder / "run.toml").chmod(0o644)  # containers of compose read it as another user; it holds no secret
     data = {"run": plan.run, "files": list(files)}
     return Report(data, lambda: "\n".join(str(folder / name) for name in files), json)
