@@ -1,4 +1,7 @@
-"""Decode the Arrow records of a topic without Laminar: BROKERS TOPIC, such as kafka:9092 laminar.first.experiences."""
+"""Print the records of any topic of a run as JSON, without Laminar: BROKERS TOPIC [COLUMN ...].
+
+For example kafka:9092 laminar.first.experiences trajectory.prompt.number trajectory.member reward.
+"""
 
 import base64
 import json
@@ -7,7 +10,7 @@ import sys
 import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 
-brokers, topic = sys.argv[1:]
+brokers, topic, *columns = sys.argv[1:]
 
 
 def records(topic):
@@ -27,8 +30,13 @@ schemas = {
     each["schema"]: pa.ipc.open_stream(base64.b64decode(each["arrow"])).schema for each in published if each["arrow"]
 }
 for record in records(topic):
-    schema = schemas.get(dict(record.headers)["laminar-schema"].decode())
-    if schema is not None:  # None: the value is JSON
-        batch = pa.ipc.read_record_batch(pa.py_buffer(record.value), schema)
-        for row in batch.select(["trajectory.prompt.number", "trajectory.member", "reward"]).to_pylist():
-            print(json.dumps(row))
+    if record.value is None:  # a compacted topic: the key is deleted
+        continue
+    name = dict(record.headers)["laminar-schema"].decode()
+    if name in schemas:
+        rows = pa.ipc.read_record_batch(pa.py_buffer(record.value), schemas[name]).to_pylist()
+    else:
+        rows = [json.loads(record.value)]
+    for row in rows:
+        shown = {column: row.get(column) for column in columns} if columns else {"schema": name, **row}
+        print(json.dumps(shown, default=lambda value: base64.b64encode(value).decode()))

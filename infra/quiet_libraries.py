@@ -6,10 +6,11 @@ import logging
 import os
 import warnings
 
-_NOISE = ("apitools not found", "Token indices sequence length is longer")
+_NOISE = ("apitools not found", "Token indices sequence length is longer", "Task %r ran for")
 """Beginnings of messages: Beam reports parts for Google Cloud that Laminar does not use; tokenizers report texts that
-are too long for the model, which Laminar counts and refuses itself."""
-_LOGGERS = (None, "transformers.tokenization_utils_base")
+are too long for the model, which Laminar counts and refuses itself; kafka-python reports that its own work of a poll
+took more than 0.1 s, as it does on a busy machine."""
+_LOGGERS = (None, "transformers.tokenization_utils_base", "kafka.net.selector")
 
 
 def quiet_libraries() -> None:

@@ -320,6 +320,10 @@ CATALOGUE: Mapping[str, Topic] = {
     )
 }
 
+OF_WORK = frozenset(topic.short_name for topic in (EVAL_PROMPTS, INBOX, TRAJECTORIES, EXPERIENCES, BATCHES))
+"""Topics whose lag is work that waits. `prompts` keeps up to `placement.prompt_lead` records on purpose; of the others
+offsets are committed only with a role's outputs, so that their lag says nothing."""
+
 
 def group_name(run: str, pipeline: str, shard: int = 0) -> str:
     """The consumer group of one shard of a pipeline; its transactional.id is the same."""

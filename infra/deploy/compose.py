@@ -1,28 +1,42 @@
-"""A run as a compose file: Kafka, the roles, and an optional Flink cluster (`--profile flink`)."""
+"""A run as a compose file: Kafka, the roles, its metrics, and an optional Flink cluster (`--profile flink`)."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from typing import Any
 
-from infra.deploy.plan import ALIVE, CONFIG, SECRETS, SILENT_MIN, DeploymentPlan, Unit
+from infra.deploy.plan import ALIVE, CONFIG, METRICS_PORT, SECRETS, SILENT_MIN, DeploymentPlan, Unit
+from infra.kafka.broker_jars import KAFKA_VERSION
 from infra.machine import VARIABLE as MACHINE
 from infra.yaml_text import as_yaml
 
 MACHINE_NAME = "compose"
 """All containers share one machine's memory."""
-KAFKA = "apache/kafka:4.1.1"
+KAFKA = f"apache/kafka:{KAFKA_VERSION}"
+KAFKA_DATA = "/var/lib/kafka/data"
 FLINK = "flink:1.19"
 
 
 def compose_file(plan: DeploymentPlan) -> str:
     """The compose file of `plan`; its configuration is run.toml in the same folder."""
-    services: dict[str, Any] = {"kafka": _kafka()}
+    services: dict[str, Any] = {"kafka": _kafka(plan.name)}
     for unit in plan.units:
         for index in range(unit.count):
             name = f"{unit.name}-{index}" if unit.placement == "indexed" else unit.name
             services[name] = _service(plan, unit, index)
-    services |= _flink()
+    services |= {"metrics": _metrics(plan), **_flink()}
     return as_yaml({"name": plan.name, "services": services, "volumes": {"kafka": {}, "laminar": {}}})
+
+
+_CONFINED: dict[str, Any] = {
+    "read_only": True,
+    "tmpfs": ["/tmp"],
+    "cap_drop": ["ALL"],
+    "security_opt": ["no-new-privileges:true"],
+    "depends_on": {"kafka": {"condition": "service_healthy"}},
+    "restart": "on-failure",
+}
 
 
 def _service(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
@@ -41,12 +55,7 @@ def _service(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
             *(f"laminar:{plan.deploy.volume_path}{suffix}" for suffix in mode),
             *([f"{plan.deploy.shared_memory}:/dev/shm"] if unit.weights else []),
         ],
-        "read_only": True,
-        "tmpfs": ["/tmp"],
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true"],
-        "depends_on": {"kafka": {"condition": "service_healthy"}},
-        "restart": "on-failure",
+        **_CONFINED,
         "stop_grace_period": "60s",
         "healthcheck": {
             "test": [
@@ -62,10 +71,27 @@ def _service(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
     }
 
 
-def _kafka() -> dict[str, Any]:
+def _metrics(plan: DeploymentPlan) -> dict[str, Any]:
+    """The exporter of the run's metrics to Prometheus; it is started again until the run's topics exist."""
+    return {
+        "image": plan.deploy.image,
+        "command": plan.metrics_command(),
+        "environment": {"HOME": "/tmp"},
+        "volumes": [f"./secrets:{SECRETS}:ro"],
+        **_CONFINED,
+        "ports": [f"127.0.0.1:{METRICS_PORT}:{METRICS_PORT}"],
+        "cpus": 1.0,
+        "mem_limit": "2g",
+    }
+
+
+def _kafka(name: str) -> dict[str, Any]:
+    cluster = base64.urlsafe_b64encode(hashlib.sha256(name.encode()).digest()[:16]).decode().rstrip("=")
     return {
         "image": KAFKA,
         "environment": {
+            "CLUSTER_ID": cluster,
+            "KAFKA_LOG_DIRS": KAFKA_DATA,
             "KAFKA_NODE_ID": "1",
             "KAFKA_PROCESS_ROLES": "broker,controller",
             "KAFKA_LISTENERS": "PLAINTEXT://:9092,CONTROLLER://:9093",
@@ -80,7 +106,7 @@ def _kafka() -> dict[str, Any]:
             "KAFKA_AUTO_CREATE_TOPICS_ENABLE": "false",
             "KAFKA_OFFSETS_RETENTION_MINUTES": str(2**31 - 1),
         },
-        "volumes": ["kafka:/var/lib/kafka/data"],
+        "volumes": [f"kafka:{KAFKA_DATA}"],
         "healthcheck": {
             "test": ["CMD-SHELL", "/opt/kafka/bin/kafka-broker-api-versions.sh --bootstrap-server localhost:9092"],
             "interval": "5s",

@@ -19,6 +19,8 @@ ALIVE = "/tmp/laminar-alive"
 SILENT_MIN = 5
 """Minutes without a report after which a role is restarted. Steps have their own budgets, see `[progress]`."""
 METRICS_PORT = 9464
+PEOPLE = "people"
+"""Kafka's user of commands that read a run."""
 
 Placement = Literal["single", "indexed", "machine"]
 
@@ -80,6 +82,15 @@ class DeploymentPlan:
     def resource_name(self, unit: str) -> str:
         """The name of the resources of the unit or job `unit`."""
         return f"{self.name}-{unit}"
+
+    def as_user(self, user: str) -> list[str]:
+        """The options of a command that connects as Kafka's user `user`."""
+        return ["-b", self.brokers, *(["-F", f"{SECRETS}/{user}.properties"] if self.authenticated else [])]
+
+    def metrics_command(self) -> list[str]:
+        """The command line of the exporter of the run's metrics to Prometheus."""
+        serve = ["laminar", "metrics", "serve", "--run", self.run, "--host", "0.0.0.0", "--port", str(METRICS_PORT)]
+        return [*serve, *self.as_user(PEOPLE)]
 
 
 def resource_prefix(run: str) -> str:

@@ -9,7 +9,13 @@ from typing import Any, cast
 
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
-from kafka.errors import RetriableError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
+from kafka.errors import (
+    InvalidReplicationFactorError,
+    RetriableError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 from kafka.structs import OffsetAndMetadata
 
 from infra.kafka.properties import ClientProperties
@@ -80,6 +86,14 @@ def create_topics(client: KafkaAdminClient, specs: Iterable[TopicSpec]) -> list[
     if problems:
         raise TopicError("\n".join(sorted(problems)))
     return sorted(created)
+
+
+def check_new_topics(client: KafkaAdminClient, specs: Iterable[TopicSpec]) -> None:
+    """Raise TopicError if the brokers would not create those of `specs` that are missing; creates none."""
+    wanted = {spec.name: spec for spec in specs}
+    missing = {name: wanted[name] for name in wanted.keys() - set(client.list_topics())}
+    if problems := _create(client, missing, validate_only=True)[1] if missing else []:
+        raise TopicError("\n".join(sorted(problems)))
 
 
 def list_topics(client: KafkaAdminClient, prefix: str = "") -> list[str]:
@@ -156,8 +170,10 @@ def delete_topics(client: KafkaAdminClient, prefix: str, timeout_s: float = 30.0
     return names
 
 
-def _create(client: KafkaAdminClient, specs: Mapping[str, TopicSpec]) -> tuple[list[str], list[str]]:
-    """Create topics; return the names of those created, and a line for each failure."""
+def _create(
+    client: KafkaAdminClient, specs: Mapping[str, TopicSpec], *, validate_only: bool = False
+) -> tuple[list[str], list[str]]:
+    """Create topics; return the names of those created, and a line for each reason why others cannot be created."""
     request = {
         name: {
             "num_partitions": spec.partitions,
@@ -166,16 +182,23 @@ def _create(client: KafkaAdminClient, specs: Mapping[str, TopicSpec]) -> tuple[l
         }
         for name, spec in specs.items()
     }
-    created, problems = [], []
-    for topic in client.create_topics(request, raise_errors=False)["topics"]:
+    created: list[str] = []
+    refused: dict[str, list[str]] = {}
+    for topic in client.create_topics(request, validate_only=validate_only, raise_errors=False)["topics"]:
         error = for_code(topic["error_code"])
+        reason = topic["error_message"] or error.__name__
         if topic["error_code"] == 0:
             created.append(topic["name"])
         elif issubclass(error, RetriableError):
-            raise error(f"{topic['name']} cannot be created yet: {topic['error_message'] or error.__name__}")
+            raise error(f"{topic['name']} cannot be created yet: {reason}")
         elif error is not TopicAlreadyExistsError:  # another process has created it
-            problems.append(f"{topic['name']} cannot be created: {topic['error_message'] or error.__name__}")
-    return created, problems
+            advice = "; lower kafka.replication_factor" if error is InvalidReplicationFactorError else ""
+            refused.setdefault(reason + advice, []).append(topic["name"])
+    return created, [f"{_some(sorted(names))} cannot be created: {reason}" for reason, names in refused.items()]
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more topics"
 
 
 def _existing(client: KafkaAdminClient, topics: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

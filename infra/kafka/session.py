@@ -292,7 +292,8 @@ class Session:
     def _give_up(self, error: KafkaError, *others: BaseException | None) -> SessionLost:
         causes = (error, *others, self._producer.failure if self._producer is not None else None)
         fenced = any(isinstance(e, ProducerFencedError | InvalidProducerEpochError) for e in causes)
-        return self._lose(Fenced if fenced else SessionLost, repr(error))
+        why = "superseded by a newer process of this shard, or fenced by placement: " if fenced else ""
+        return self._lose(Fenced if fenced else SessionLost, f"{why}{error!r}")
 
     def _lose(self, kind: type[SessionLost], reason: str) -> SessionLost:
         self.lost = kind(f"{self.config.group}: {reason}")

@@ -38,14 +38,13 @@ class SettingProblem:
 
 
 class UnsuitableKafka(RuntimeError):
-    """The settings of a Kafka would lose records or stop the run."""
+    """The settings of a Kafka would lose records or stop the run; `detail_lines` has the problems, if several."""
 
     def __init__(self, problems: Sequence[SettingProblem]) -> None:
         self.problems = tuple(problems)
-        lines = "\n".join(f"  {problem}" for problem in problems)
-        super().__init__(
-            f"the settings of this Kafka are unsuitable; change them with kafka-configs.sh --alter:\n{lines}"
-        )
+        what = str(problems[0]) if len(problems) == 1 else f"{len(problems)} settings"
+        self.detail_lines = tuple(map(str, problems)) if len(problems) > 1 else ()
+        super().__init__(f"this Kafka is unsuitable, change it with kafka-configs.sh --alter: {what}")
 
 
 def find_problems(

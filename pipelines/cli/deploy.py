@@ -35,10 +35,14 @@ def deploy(
       laminar deploy run.toml cluster --set deploy.image=registry.example/laminar:1 --set deploy.namespace=rl
       sh cluster/kubernetes/secrets.sh DIR && kubectl apply -k cluster/kubernetes
     """
-    from pipelines.run.deployment import files_of, plan_of
+    from pipelines.config import load_config
+    from pipelines.run.deployment_checks import check_deployable
 
     if other := [each for each in changes or () if not each.startswith("deploy.")]:
         raise typer.BadParameter(f"{other[0]}: set it in {config}, which the pods read", param_hint="--set")
+    check_deployable(load_config(config, changes or []), config)  # before the imports below, which take seconds
+    from pipelines.run.deployment import files_of, plan_of
+
     plan = plan_of(config, tuple(changes or ()))
     if plan.note:
         print_escaped(plan.note, err=True)
@@ -46,5 +50,6 @@ def deploy(
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
+    (folder / "run.toml").chmod(0o644)  # containers of compose read it as another user; it holds no secret
     data = {"run": plan.run, "files": list(files)}
     return Report(data, lambda: "\n".join(str(folder / name) for name in files), json)

@@ -1,12 +1,10 @@
-"""`laminar runs list`, `status` and `stop`: the runs of this machine, read from their folders without Kafka."""
+"""`laminar runs list` and `status`: the runs of this machine, from their folders and, of submitted ones, from Kafka."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
 from pipelines.inspect.run_files import METRICS_FILE
@@ -15,7 +13,7 @@ from pipelines.present.output import Report, Row, RowOutput
 
 if TYPE_CHECKING:
     from pipelines.inspect.run_folders import RunFolder
-    from pipelines.inspect.run_state.events import RoleState
+    from pipelines.inspect.run_state.events import RoleState, RoleStatus
     from pipelines.inspect.run_state.state import RunState
 
 COLUMNS = ("run", "status", "phase", "started", "duration", "restarts", "folder")
@@ -32,7 +30,7 @@ def list_command(printing: Printing, folder: RunsFolder = RUNS) -> RowOutput:
     """
     from pipelines.inspect.run_folders import list_runs
 
-    rows = [_to_json(each) for each in list_runs(folder)]
+    rows = [to_json(each) for each in list_runs(folder)]
     return RowOutput([rows], COLUMNS, printing.form(), f"there are no runs under {folder}/", cells=_cells)
 
 
@@ -41,6 +39,10 @@ def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonO
 
     For each process: the time since its last liveness report, its current step, the time in that step, and the step's
     budget. A `stalled` step has exceeded its budget (section [progress] of the configuration).
+
+    A role of `submit --detach` has two processes: the respawner, and the process that works. `unsupervised`: the
+    respawner has ended, so the role works, but would not be started again. `died`: both have ended. `failed`: the role
+    is not started again, for the reason shown. `removed`: `laminar runs stop --role` has ended it for good.
 
     \b
     Examples:
@@ -51,9 +53,9 @@ def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonO
 
     found = find_run(folder, run)
     state, problem = (_read_state(found), None) if found.supervised else _state_from_log(found)
-    data = _to_json(found)
-    for name, role in data["roles"].items() if found.status == "running" else ():
-        role["liveness"] = _liveness(found, name)
+    data = to_json(found)
+    for name, role in data["roles"].items():
+        role["liveness"] = _liveness(found, name) if _is_listed(found) and role.get("alive") else None
     return Report(
         {**data, **_measured(state), "kafka": problem},
         lambda: "\n".join(_status_lines(found, state, data["roles"], problem)),
@@ -62,44 +64,8 @@ def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonO
     )
 
 
-def stop_command(
-    run: RunOption = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait until it has stopped.")
-    ] = 60.0,
-    folder: RunsFolder = RUNS,
-    json: JsonOption = False,
-) -> Report:
-    """Stop a run: its roles drain and commit, then its own broker stops. Exits with 1 if it still runs after --timeout.
-
-    \b
-    Examples:
-      laminar runs stop
-      laminar runs stop --run first --timeout 120
-    """
-    from pipelines.inspect.run_folders import find_run, read_run, stop_run
-    from pipelines.inspect.submissions import submissions
-    from pipelines.run.submission.detached import stop as stop_submitted
-
-    found = find_run(folder, run)
-    status_before = found.status
-    deadline = time.monotonic() + timeout
-    stopped = stop_run(found, timeout)
-    for each in submissions(found.folder):
-        stopped = stop_submitted(each, deadline) and stopped
-    now = read_run(found.folder)
-    if status_before != "running":
-        text = f"run {found.run} is not running: its status is {status_before}"
-    elif stopped:
-        text = f"run {found.run} stopped"
-    else:
-        pid = found.state.get("pid")
-        what = f"process {pid}" if pid else "submitted pipelines"
-        text = f"run {found.run} ({what}) is still running after {timeout:g} s: see {found.folder}/logs"
-    return Report({**_to_json(now), "stopped": stopped}, lambda: text, as_json=json, exit_code=0 if stopped else 1)
-
-
-def _to_json(run: RunFolder) -> dict[str, Any]:
+def to_json(run: RunFolder) -> dict[str, Any]:
+    """Return what the commands `list`, `status` and `stop` print of a run, JSON-ready."""
     return {
         "run": run.run,
         "status": run.status,
@@ -117,7 +83,7 @@ def _to_json(run: RunFolder) -> dict[str, Any]:
 
 
 def _cells(run: Row) -> Row:
-    """Return the table cells of a row of `_to_json`."""
+    """Return the table cells of a row of `to_json`."""
     from pipelines.present.view.text import clock
 
     started, ended = run["started_at"], run["ended_at"] or (time.time() if run["status"] == "running" else None)
@@ -154,6 +120,7 @@ def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
     from pipelines.cli.options import connect
     from pipelines.cli.watch import attached, catch_up
     from pipelines.inspect.run_state.events import RolesChanged, Tick
+    from pipelines.inspect.run_state.local_run import stopped_run
     from pipelines.inspect.run_state.state import fold_all
 
     try:
@@ -162,6 +129,8 @@ def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
             state = catch_up(watching)
     except (BrokerUnreachable, UnknownTopic) as error:
         return _read_state(run), str(error)
+    if run.status != "running":
+        return fold_all(stopped_run(state, run), [RolesChanged(_roles(run))]), None
     return fold_all(state, [RolesChanged(_roles(run)), Tick(int(time.time() * 1000))]), None
 
 
@@ -170,9 +139,13 @@ def _roles(run: RunFolder) -> dict[str, RoleState]:
 
     alive = run.status == "running"
     return {
-        name: RoleState(role.get("pid"), role.get("restarts", 0), role["status"] if alive else "ended")
+        name: RoleState(role.get("pid"), role.get("restarts", 0), _status_of(role) if alive else "ended")
         for name, role in (run.state.get("roles") or {}).items()
     }
+
+
+def _status_of(role: Mapping[str, Any]) -> RoleStatus:
+    return {"unsupervised": "up", "removed": "ended"}.get(role["status"], role["status"])
 
 
 def _measured(state: RunState) -> dict[str, Any]:
@@ -219,19 +192,38 @@ def _status_lines(
     from pipelines.present.view.panels import fact_lines
     from pipelines.present.view.text import phase_name, steps_text, with_downtime
 
-    phase = phase_name(run.state.get("phase") or ("training" if state.step else "starting"))
+    phase = "training" if state.step else "starting"
+    phase = phase_name((run.state.get("phase") or phase) if run.supervised else phase)
     status = {"running": f"running, {phase}", "died": f"died in phase {phase}"}.get(run.status, run.status)
+    if not run.supervised and run.status in ("died", "failed"):
+        status = f"{_names_of(roles, run.status)} {run.status}, {phase}"
     yield f"run {run.run}: {status}, {steps_text(state)}, {with_downtime(state.elapsed_s, run.downtime_s)}"
     if run.state.get("error"):
         yield f"  error       {run.state['error']}"
-    if run.status in ("died", "failed", "stopped"):
+    if run.status in ("died", "failed", "stopped") or _names_of(roles, "unsupervised"):
         yield f"  resume      {run_command(run.folder, 'runs resume')}"
     yield from [f"  {'kafka':<12}{problem}"] if problem else ()
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
-    for name, role in state.roles.items() if run.status == "running" else ():
-        restarts = f", {role.restarts} restart{'s' * (role.restarts > 1)}" if role.restarts else ""
-        alive = _liveness_text(roles[name]["liveness"]) if role.alive else ""
-        yield f"  {name:<12}{role.status}{f', pid {role.pid}' if role.pid else ''}{restarts}{alive}"
+    yield from (f"  {name:<12}{_role_text(role)}" for name, role in roles.items() if _is_listed(run))
     if run.status == "running" and run.supervised:
         yield f"  {'supervisor':<12}pid {run.state.get('pid')}"
     yield f"  {'folder':<12}{run.folder}"
+
+
+def _is_listed(run: RunFolder) -> bool:
+    """Return whether the processes of `run` are shown; those of `submit --detach` may work though the run failed."""
+    return run.status == "running" or not run.supervised
+
+
+def _names_of(roles: Mapping[str, Mapping[str, Any]], status: str) -> str:
+    return ", ".join(name for name, role in roles.items() if role.get("status") == status)
+
+
+def _role_text(role: Mapping[str, Any]) -> str:
+    """Return the status of a role, its processes by their names, and what its process does."""
+    parts = [role["status"]]
+    parts += [f"pid {role['pid']}"] if role.get("pid") else []
+    if "respawner" in role and role["alive"]:
+        parts.append(f"respawner {role['respawner'] or 'has ended'}")
+    parts += [f"{role['restarts']} restart{'s' * (role['restarts'] > 1)}"] if role.get("restarts") else []
+    return ", ".join(parts) + (_liveness_text(role["liveness"]) if role["alive"] else "")

@@ -72,12 +72,14 @@ def drain(
     """Drain a replica: assign it no new work, and move its trajectories to replicas with room, until it restarts.
 
     The replica finishes the trajectories for which no other replica has room. Once it is `drained` its process can be
-    stopped, and no token is generated twice. With --wait, exits with 1 if the replica is not drained in time.
+    stopped, and no token is generated twice: `laminar runs stop --role rollout-N` ends a process of `submit --detach`
+    for good (N: the number of the replica, divided by rollout.replicas). With --wait, exits with 1 if the replica is
+    not drained in time.
 
     \b
     Examples:
       laminar replicas drain 3
-      laminar replicas drain 3 --wait 600 && kill PID
+      laminar replicas drain 3 --wait 600 && laminar runs stop --role rollout-3
     """
     connection = address.connect()
     status = _running_status(connection, replica)

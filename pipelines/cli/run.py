@@ -43,11 +43,14 @@ def run(
       laminar run examples/my_model.toml --set kafka.bootstrap_servers='"kafka:9092"'
     """
     from pipelines.config import load_config
+    from pipelines.run.run_names import check_new, with_run_name
+
+    named = [f'run.name="{name}"'] if name else []
+    loaded = with_run_name(load_config(config, [*(changes or []), *named]), config)
+    check_new(loaded)  # before the imports below, which take seconds
     from pipelines.run.local import check_locally, run_locally
     from pipelines.run.stop_requests import StopRequests
 
-    named = [f'run.name="{name}"'] if name else []
-    loaded = load_config(config, [*(changes or []), *named])
     if check:
         return check_locally(loaded, config, as_json=json)
     stops = context.with_resource(StopRequests(final=bool(context.obj)))  # installed before the run starts

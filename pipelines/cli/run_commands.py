@@ -80,7 +80,9 @@ def resume_command(
 ) -> Report:
     """Resume a run that was stopped or killed, or whose machine failed, from its log and its newest checkpoint.
 
-    Pipelines submitted with --detach are started again in the background. A run of `laminar run` continues in the
+    Pipelines submitted with --detach are started again in the background, except those that `laminar runs stop --role`
+    has ended; each is checked before the first is started. A process whose respawner was killed is stopped, and its
+    successor continues. A run of `laminar run` continues in the
     foreground until it reaches its goal, with its own broker. A run that has reached its goal continues with more
     optimizer steps; its model so far stays as model-STEPS.
 
@@ -90,9 +92,10 @@ def resume_command(
       laminar runs resume --run first
       laminar runs resume --run first --set trainer.optimizer_steps=200
     """
-    from pipelines.inspect.run_folders import find_run_to_resume
+    from pipelines.inspect.run_folders import find_run_to_resume, laminar_command
     from pipelines.inspect.submissions import submissions
     from pipelines.run.submission.detached import start_respawner
+    from pipelines.run.submission.role_checks import check_submissions
 
     found = find_run_to_resume(folder, run)
     if found.reached and not changes:
@@ -102,7 +105,10 @@ def resume_command(
     stopped = found.supervised and found.status != "running"
     if changes and not stopped:
         raise typer.BadParameter("settings change only when a stopped run of `laminar run` resumes", param_hint="--set")
-    resumed = [start_respawner(each) for each in submissions(found.folder) if each.respawner() is None]
+    submitted = submissions(found.folder)
+    absent = [each for each in submitted if each.state != "removed" and each.respawner() is None]
+    check_submissions(absent)
+    resumed = [start_respawner(each) for each in absent]
     if stopped:
         from pipelines.run.local import resume_locally
         from pipelines.run.stop_requests import StopRequests
@@ -112,6 +118,8 @@ def resume_command(
     data = {"run": found.run, "resumed": {each.role.name: each.pid for each in resumed}}
     names = ", ".join(each.role.name for each in resumed)
     text = f"resumed run {found.run}: {names}" if resumed else f"nothing to resume: all of run {found.run} is running"
+    if removed := [each.role.name for each in submitted if each.state == "removed"]:
+        text += f"; ended for good: {', '.join(removed)} (`{laminar_command()} submit ... --detach` starts them again)"
     return Report(data, lambda: text, as_json=json)
 
 
@@ -136,6 +144,7 @@ def drain_command(
     from pipelines.inspect.submissions import submissions
     from pipelines.roles import DATA_PLANE
     from pipelines.run.drain import drain
+    from pipelines.run.submission.detached import remove_unused_store
 
     found = find_run(folder, run)
     running = [each for each in submissions(found.folder) if each.respawner() is not None]
@@ -148,7 +157,9 @@ def drain_command(
         )
     left = drain(running, config, deadline, lambda line: print_escaped(line, err=True))
     data = {"run": found.run, "drained": not left, "running": left}
+    store = "" if left else remove_unused_store(running)
     text = f"run {found.run} is drained" if not left else f"still running after {timeout:g} s: {', '.join(left)}"
+    text += f"; {store}" if store else ""
     return Report(data, lambda: text, as_json=json, exit_code=1 if left else 0)
 
 

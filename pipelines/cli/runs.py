@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli import local_runs, pauses, run_commands, trim
+from pipelines.cli import local_runs, pauses, run_commands, stop, trim
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.inspect.audit.result import STAGES, Audit
@@ -38,7 +38,7 @@ def runs() -> None:
 
 app.command("list")(local_runs.list_command)
 app.command("status")(local_runs.status_command)
-app.command("stop")(local_runs.stop_command)
+app.command("stop")(stop.stop_command)
 app.command("pause")(pauses.pause_command)
 app.command("unpause")(pauses.unpause_command)
 app.command("logs")(run_commands.logs_command)

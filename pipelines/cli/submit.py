@@ -27,6 +27,7 @@ from pipelines.roles import (
     run_process,
     submitted_process,
 )
+from schemas.release import OldRelease
 
 if TYPE_CHECKING:
     from infra.runners.options import Runner
@@ -81,8 +82,9 @@ def submit(
 
     CONFIG must set the run's name, the brokers and the model, as runs/NAME/config.toml of a started run does. Pass
     Beam's own options after `--`. With --dry-run, exits with 1 if a requirement is missing. Manage detached pipelines
-    with `laminar runs status`, `logs`, `stop`, `drain` and `resume`. score and prompts stop, with exit code 2, when the
-    errors or the refused rows reach run.stop_error_share or prompts.max_refused_share. More rollout processes may join
+    with `laminar runs status`, `logs`, `stop`, `drain` and `resume`; `laminar runs stop --role ROLE` ends one for good.
+    Exit code 2: the configuration cannot be used, so another start would fail again; also when the errors (score) or
+    the refused rows (prompts) reach run.stop_error_share or prompts.max_refused_share. More rollout processes may join
     a running run: --index and --replica go up to placement.max_replicas. A relay's number follows from its machine's
     name by --machine. A group's processes end together.
 
@@ -109,9 +111,12 @@ def submit(
     if group_size > 1:
         raise typer.Exit(_group(context, pipeline, config, changes or [], index or 0, group_size, runner))
     with Progress(f"{pipeline}: loads the libraries", only_slow=True):
-        from pipelines.config import load_config
+        from pipelines.config import ConfigError, load_config
 
-        loaded = load_config(config, changes or [])
+        try:
+            loaded = load_config(config, changes or [])
+        except ConfigError as error:
+            raise _cannot_run(error) from None
         if machine is not None:
             index = relay_of(machine)
         if replica is not None:
@@ -122,6 +127,8 @@ def submit(
             return _detached(loaded, pipeline, index, runner, context.args, json)
         if dry_run:
             return _outlined(loaded, config, pipeline, index, runner, context.args, svg, json)
+        from infra.kafka.log_gaps import CannotResume
+        from operators.prompts.question import SourceError
         from pipelines.run.run_guard import RunFailing
         from pipelines.run.submission.guard import claimed_store, guarded, prepare
     process = submitted_process(loaded, pipeline, index)
@@ -133,13 +140,18 @@ def submit(
                 import_pipeline(role)
         with claimed_store(loaded, process), guarded(loaded, process):
             run_process(loaded, process, runner, context.args)
-    except RunFailing as failure:  # another start would fail again
-        lines = "".join(f"  {line}\n" for line in failure.detail_lines)
-        print_escaped(f"laminar: {failure}\n{lines}", err=True, end="")
-        raise typer.Exit(CANNOT_RUN) from None
+    except (RunFailing, ConfigError, SourceError, CannotResume, OldRelease) as error:  # another start would fail again
+        raise _cannot_run(error) from None
     except KeyboardInterrupt:  # before the pipeline runs; from then on Ctrl-C drains it
         raise typer.Exit(130) from None
     return None
+
+
+def _cannot_run(error: Exception) -> typer.Exit:
+    """Print `error`; the exit code by which a respawner or process manager does not start the role again."""
+    lines = "".join(f"  {line}\n" for line in getattr(error, "detail_lines", ()))
+    print_escaped(f"laminar: {error}\n{lines}", err=True, end="")
+    return typer.Exit(CANNOT_RUN)
 
 
 def _group(
@@ -165,7 +177,7 @@ def _outlined(
 ) -> Report:
     from dataclasses import asdict, replace
 
-    from pipelines.run.local import with_run_name
+    from pipelines.run.run_names import with_run_name
     from pipelines.run.submission import drawing
     from pipelines.run.submission.outline import existing_topics, outline
 
@@ -189,6 +201,6 @@ def _detached(config: Config, pipeline: str, index: int, runner: str, beam_optio
         raise ConfigError("run.name is not set; it names the run whose topics the pipeline reads and writes")
     submission = detach(config, pipeline, index, runner, beam_options)
     name = submission.role.name
-    data = {"role": name, "run": config.run.name, "pid": submission.pid, "log": str(submission.log)}
-    text = f"submitted {name} of run {config.run.name}: process {submission.pid}, log {submission.log}"
+    data = {"role": name, "run": config.run.name, "respawner": submission.pid, "log": str(submission.log)}
+    text = f"submitted {name} of run {config.run.name}: respawner {submission.pid}, log {submission.log}"
     return Report(data, lambda: text, json)

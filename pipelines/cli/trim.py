@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.options import Brokers, JsonOption, RunOption, RunsFolder, connect
-from pipelines.inspect.run_files import CONFIG_FILE
 from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report, table
 
@@ -44,7 +43,7 @@ def trim_command(
     """
     from infra.models.checkpoint_list import list_checkpoints
     from pipelines.config import load_config
-    from pipelines.inspect.run_folders import find_run
+    from pipelines.inspect.run_folders import config_file, find_run
     from pipelines.training_step import checkpoints_of
     from pipelines.trim.plan import TrimRefused, plan_trim
     from pipelines.trim.plan import execute as execute_trim
@@ -52,7 +51,9 @@ def trim_command(
 
     connection = connect(run, kafka.brokers, kafka.command_config, folder, read_only=not execute)
     run_folder = find_run(folder, run or connection.run).folder
-    config = load_config(run_folder / CONFIG_FILE)
+    if (file := config_file(run_folder)) is None:
+        raise RuntimeError(f"{run_folder} has no configuration, which says where the checkpoints are")
+    config = load_config(file)
     checkpoints = {PolicyVersion.parse(each.name): each for each in list_checkpoints(checkpoints_of(config))}
     try:
         plan = plan_trim(connection.client, connection.run, checkpoints, _parsed(version))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -18,7 +18,7 @@ from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.present.output import Report
 from pipelines.present.view.state_json import state_to_json
 from pipelines.present.view.watch import Watch
-from schemas.topics import REPLICAS
+from schemas.topics import METRICS, REPLICAS
 
 if TYPE_CHECKING:
     from pipelines.inspect.run_folders import RunFolder
@@ -52,7 +52,8 @@ def watch(
     connection, local = address.open_log(), _local_run(address)
     with attached(connection, local) as watching:
         state = catch_up(watching)
-        stopped = connection.client.log is not None
+        ended = local is not None and not local.supervised and local.status != "running"
+        stopped = connection.client.log is not None or ended
         if local is not None and stopped:
             state = stopped_run(state, local)
         if json or plain or stopped or not sys.stdout.isatty():
@@ -80,8 +81,14 @@ def attached(connection: Connection, local: RunFolder | None = None) -> Iterator
 
     records = last_records(connection.client, REPLICAS.name(connection.run), MAX_HEARTBEATS)
     heartbeats: list[Any] = [row for record in records for row in record.rows]
+    begin = _start_time(connection, local, heartbeats)
     with Observer(connection.client, connection.run) as source:
-        started = new_run(connection.run, None, 0) if local is None else in_phase(started_run(local), local)
+        if local is None:
+            started = new_run(connection.run, None, begin)
+        elif local.supervised:
+            started = in_phase(started_run(local), local)
+        else:  # its times are in the log: those of its folder are of the last resume
+            started = replace(started_run(local), started_at=begin, now=begin)
         yield Watch(fold_all(started, heartbeats), source=source)
 
 
@@ -95,8 +102,6 @@ def catch_up(watching: Watch) -> RunState:
         newest = watching.tick()
         if replace(newest, now=state.now) != state:
             state, changed_at = newest, time.monotonic()
-    if not watching.state.started_at:
-        watching.state = replace(watching.state, started_at=_start_time(watching.state))
     return watching.state
 
 
@@ -107,10 +112,15 @@ def _local_run(address: Address) -> RunFolder | None:
     return None if address.folder is None else find_run(address.folder.parent, address.folder.name)
 
 
-def _start_time(state: RunState) -> int:
-    """Return the earliest time in `state`: the start of a run that this process has not started is not recorded."""
-    times = [pace.at for pace in state.pace] + [each.sent_at for each in state.replicas.values()]
-    return min(times, default=state.now)
+def _start_time(connection: Connection, local: RunFolder | None, heartbeats: Iterable[Any]) -> int:
+    """Return the earliest known time of the run: of its folder, its first metric that is kept, and `heartbeats`."""
+    from infra.kafka.topic_reader import read_topic
+
+    first = next(iter(read_topic(connection.client, METRICS.name(connection.run))), None)
+    times = [each.sent_at for each in heartbeats]
+    times += [first.timestamp] if first is not None else []
+    times += [int(1000 * local.started_at)] if local is not None and local.started_at else []
+    return min(times, default=time.time_ns() // 10**6)
 
 
 def _snapshot(state: RunState) -> Any:

@@ -135,8 +135,12 @@ def folder_of(runs: Path, run: str | None) -> Path:
 
 
 def config_file(folder: Path) -> Path | None:
-    """The configuration of the run in `folder`: of `laminar run`, or of a pipeline submitted with --detach."""
-    files = (folder / CONFIG_FILE, *sorted((folder / SUBMITTED).glob("*.toml")))
+    """The configuration of the run in `folder`: of `laminar run`, or of a pipeline submitted with --detach.
+
+    Of the submitted ones the trainer's comes first, since it says where the checkpoints are.
+    """
+    submitted = folder / SUBMITTED
+    files = (folder / CONFIG_FILE, submitted / "trainer.toml", *sorted(submitted.glob("*.toml")))
     return next((file for file in files if file.is_file()), None)
 
 
@@ -235,28 +239,54 @@ def _read_submitted(folder: Path) -> RunFolder:
     """A run of detached submissions; its status is the worst of theirs."""
     from pipelines.inspect.submissions import submissions  # deferred: most runs have none, and it imports more
 
-    active = submissions(folder)
-    roles = {
-        each.role.name: {
-            "pid": each.pid if each.status == "up" else None,
-            "restarts": each.restarts,
-            "alive": each.status == "up",
-            "status": each.status,
-        }
-        for each in active
-    }
+    found = submissions(folder)
+    active = [each for each in found if each.status != "removed"]
+    roles = {each.role.name: _submitted_role(each) for each in found}
     statuses = {each.status for each in active}
-    worst: tuple[tuple[str, Status], ...] = (("failed", "failed"), ("died", "died"), ("up", "running"))
+    worst: tuple[tuple[str, Status], ...] = (
+        ("failed", "failed"),
+        ("died", "died"),
+        ("unsupervised", "running"),
+        ("up", "running"),
+    )
     status: Status = next((result for role_status, result in worst if role_status in statuses), "ended")
-    started_at = min((each.pid_created for each in active), default=0.0)
-    errors = "; ".join(f"{each.role.name}: {each.error}" for each in active if each.error) or None
-    state = {"run": folder.name, "roles": roles, "started_at": started_at, "error": errors}
-    return RunFolder(folder, {**state, **_configured(active)}, status)
+    working = [name for name, role in roles.items() if role["alive"]]
+    phase = "training" if working and all(_is_ready(folder, name) for name in working) else "starting"
+    started_at = min((each.pid_created for each in found), default=0.0)
+    errors = "; ".join(f"{each.role.name}: {each.error}" for each in found if each.error) or None
+    state = {
+        "run": folder.name,
+        "roles": roles,
+        "phase": phase if working else status,
+        "started_at": started_at,
+        "error": errors,
+    }
+    return RunFolder(folder, {**state, **_configured(found)}, status)
 
 
-def _configured(active: Sequence[Submission]) -> dict[str, Any]:
+def _submitted_role(submission: Submission) -> dict[str, Any]:
+    respawner, working = submission.respawner(), submission.working_process()
+    return {
+        "pid": None if working is None else working.pid,
+        "respawner": None if respawner is None else respawner.pid,
+        "restarts": submission.restarts,
+        "alive": submission.status in ("up", "unsupervised"),
+        "status": submission.status,
+        "error": submission.error,
+    }
+
+
+def _is_ready(folder: Path, role: str) -> bool:
+    """Whether the process of `role` has restored its state and works."""
+    from infra.runners.liveness import read_liveness
+    from pipelines.roles import liveness_file
+
+    return bool((read_liveness(liveness_file(folder, role)) or {}).get("ready"))
+
+
+def _configured(found: Sequence[Submission]) -> dict[str, Any]:
     """What the configuration of the newest submission says of the run: name, Kafka and goal; nothing without a file."""
-    newest = max(active, key=lambda each: each.pid_created, default=None)
+    newest = max(found, key=lambda each: each.pid_created, default=None)
     if newest is None or not newest.config.is_file():
         return {}
     from pipelines.roles import ADMIN, ROLE

@@ -1,6 +1,6 @@
 """Pipelines that were submitted detached (`laminar submit --detach`), each a file in the run's folder.
 
-submitted/score.json     what was requested, which process supervises it, and its state
+submitted/score.json     what was requested, its respawner and its process, and its state
 submitted/score.toml     the whole configuration at that time
 logs/score.log           its log
 """
@@ -20,12 +20,16 @@ from pipelines.roles import ALL_PIPELINES, DATA_PLANE, Role
 if TYPE_CHECKING:
     import psutil
 
-State = Literal["up", "ended", "failed"]
+State = Literal["up", "ended", "failed", "removed"]
+SubmissionStatus = Literal["up", "unsupervised", "died", "ended", "failed", "removed"]
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A submitted role of the run in `folder`; `state` is what its respawner wrote last, `error` why it failed."""
+    """A submitted role of the run in `folder`; `state` is what was written last, `error` why it failed.
+
+    `pid` is its respawner, `worker` the process of the pipeline, which the respawner starts.
+    """
 
     folder: Path
     pipeline: str
@@ -34,6 +38,8 @@ class Submission:
     options: tuple[str, ...] = ()
     pid: int | None = None
     pid_created: float = 0.0
+    worker: int | None = None
+    worker_created: float = 0.0
     restarts: int = 0
     state: State = "up"
     error: str | None = None
@@ -59,13 +65,21 @@ class Submission:
         return self.folder / LOGS / f"{self.role.name}.log"
 
     @property
-    def status(self) -> str:
-        """`up`; `ended`: drained or stopped; `failed`: not restarted; `died`: its respawner ended without a report."""
-        return "died" if self.state == "up" and self.respawner() is None else self.state
+    def status(self) -> SubmissionStatus:
+        """`up`; `unsupervised`: its process works, but its respawner has ended; `died`: both have, without a report;
+        `ended`: drained or stopped; `failed`: not restarted; `removed`: ended for good.
+        """
+        if self.state != "up" or self.respawner() is not None:
+            return self.state
+        return "died" if self.working_process() is None else "unsupervised"
 
     def respawner(self) -> psutil.Process | None:
         """The respawner process, None if it has ended."""
         return process_of({"pid": self.pid, "pid_created": self.pid_created})
+
+    def working_process(self) -> psutil.Process | None:
+        """The process of the pipeline, None if it has ended."""
+        return process_of({"pid": self.worker, "pid_created": self.worker_created})
 
     def write(self) -> None:
         """Write the file."""

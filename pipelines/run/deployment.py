@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal
 
 from infra.deploy.compose import compose_file
 from infra.deploy.kubernetes import kubernetes_files
-from infra.deploy.plan import SECRETS, DeploymentPlan, Placement, Unit
+from infra.deploy.plan import DeploymentPlan, Placement, Unit
 from infra.deploy.role_acls import role_acls
 from operators.trainer.memory_plan import GIB, offloaded_bytes, plan_rank, shape_of
-from pipelines.config import Config, ConfigError, load_config
+from pipelines.config import Config, load_config
 from pipelines.roles import AUTOSCALER, SHARDED, pipelines_of, roles_of
+from pipelines.run.deployment_checks import check_deployable
 from pipelines.run.topics import topic_spec
 from schemas.topics import CATALOGUE
 
@@ -30,9 +31,7 @@ _VOLUME: Mapping[str, Literal["none", "read", "write"]] = {"trainer": "write", "
 def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
     """The deployment of the configuration in `file`. Raises ConfigError if it cannot be deployed, with all problems."""
     config = load_config(file, changes)
-    problems = list(_problems(config))
-    if problems:
-        raise ConfigError(f"{file} cannot be deployed: {'; '.join(problems)}")
+    check_deployable(config, file)
     relay = config.relay
     return DeploymentPlan(
         run=config.run.name,
@@ -111,40 +110,6 @@ def _grouped(config: Config, unit: Unit) -> Unit:
         memory_gib=unit.memory_gib * group,
         gpus=unit.gpus * group,
     )
-
-
-def _problems(config: Config) -> list[str]:
-    """Why the configuration cannot be deployed, each with the setting to change."""
-    if not config.run.name:
-        return ["run.name is not set: it names the run whose topics the roles read and write"]
-    volume, found = PurePosixPath(config.deploy.volume_path), []
-    if config.has_gateway:
-        found.append("[agents] and [gateway] are not deployed yet: submit both roles on a machine that agents reach")
-    if config.autoscaling is not None and config.autoscaling.actuator == "local":
-        found.append("autoscaling.actuator is 'local': in a cluster set 'kubernetes', or a command")
-    if not config.kafka.bootstrap_servers:
-        found.append("kafka.bootstrap_servers is not set: name the brokers as pods reach them")
-    in_volume = {"run.folder": str(config.run.folder)} | ({} if config.emulated else {"model.path": config.model.path})
-    for key, path in in_volume.items():
-        if volume not in (PurePosixPath(path), *PurePosixPath(path).parents):
-            found.append(f"{key} is {path!r}, but must be below deploy.volume_path ({volume}), which all pods mount")
-    if not config.emulated and config.relay.listen == "127.0.0.1":
-        found.append('relay.listen is 127.0.0.1: with "0.0.0.0" the relays of other machines can connect')
-    for key, gpus in (("trainer.gpus", config.trainer.gpus), ("rollout.gpus", config.rollout.gpus)):
-        if gpus:
-            found.append(f"{key} is {list(gpus)}: a container sees only its own GPUs; remove the setting")
-    secrets = {
-        "kafka.client_properties": config.kafka.client_properties,
-        "relay.token_file": config.relay.token_file,
-        "relay.certificate_file": config.relay.certificate_file,
-        "relay.authority_file": config.relay.authority_file,
-    }
-    for key, path in secrets.items():
-        if path and str(PurePosixPath(path).parent) != SECRETS:
-            found.append(f"{key} is {path!r}, but must be in {SECRETS}, where the Secrets are mounted")
-    if (name := PurePosixPath(config.kafka.client_properties).name) not in ("", "{role}.properties"):
-        found.append(f"kafka.client_properties names {name}, but must name {{role}}.properties: each role has a Secret")
-    return found
 
 
 def files_of(plan: DeploymentPlan) -> dict[str, str]:

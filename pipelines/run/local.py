@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +35,11 @@ from pipelines.present.view.live import LiveView
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.preflight import gpu_problems, missing_requirements
 from pipelines.run.run_guard import RunFailing
+from pipelines.run.run_names import check_new, with_run_name
 from pipelines.run.state import RunStateFile, link_latest, remove_run
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import Supervisor
 from pipelines.run.trial_result import check_text
-from schemas.topics import run_prefix
 
 RESUMABLE = (
     "trainer.optimizer_steps",
@@ -198,14 +197,6 @@ def _end_failed(state: RunStateFile, error: BaseException) -> None:
         error.add_note(f"once that is fixed, resume the run: `{run_command(state.folder, 'runs resume')}`")
 
 
-def with_run_name(config: Config, file: Path) -> Config:
-    """`config` with a run name; the default is made from the name of its file and the time."""
-    if config.run.name:
-        return config
-    stem = re.sub("[^A-Za-z0-9]+", "-", file.stem).strip("-")[:40] or "run"
-    return replace(config, run=replace(config.run, name=f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"))
-
-
 def check_resumable(before: Config, after: Config) -> None:
     """Raise ConfigError if configuration `after` of a resumed run is not like `before`, except for RESUMABLE keys."""
     old, new = flattened(before), flattened(after)
@@ -244,16 +235,6 @@ def check(config: Config) -> None:
 
             problems = all_problems(config, problems).problems
         raise ConfigProblems(problems)
-
-
-def check_new(config: Config) -> None:
-    """Raise ConfigError if the run exists or its name is not valid."""
-    if (config.run_folder / STATE_FILE).exists():
-        raise ConfigError(
-            f"run {config.run.name!r} exists already in {config.run.folder}: choose another run.name, or resume it: "
-            f"`{run_command(config.run_folder, 'runs resume')}`"
-        )
-    run_prefix(config.run.name)
 
 
 def problems_of(config: Config, *, new: bool = True) -> list[str]:

@@ -39,7 +39,7 @@ from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import RunKafka
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import Interrupted, StopRequests
-from pipelines.run.topics import make_topics
+from pipelines.run.topics import check_kafka, make_topics
 from pipelines.run.trial_result import CHECK_FILE, RESULT_FILE, TRIAL, TRIAL_CONFIG_FILE, read_check, read_trial
 from pipelines.run.warm_start import PROGRESS_FILE, find_warm_start
 from pipelines.shards import own_store_folder, store_folder
@@ -183,6 +183,7 @@ class Supervisor:
             self.config = replace(self.config, kafka=self._kafka.config)
             if not self._resumed:
                 self._kafka.refuse_existing(self.config.run.name)
+            check_kafka(self.config)
         self._read_check()
         self._enter("checks")
         self._finish_trial()

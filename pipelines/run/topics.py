@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from infra.kafka.admin import TopicSpec, admin_client, create_topics, list_topics
+from infra.kafka.admin import TopicSpec, admin_client, check_new_topics, create_topics, list_topics
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import retry_transient
@@ -66,11 +66,23 @@ def make_topics(config: Config, note: Callable[[str], None] = lambda line: None)
     Raises TopicError if a topic has another partition count, UnsuitableKafka if settings would lose records.
     """
     problems = retry_transient(lambda: _make_topics(config))
-    if fatal := [problem for problem in problems if problem.fatal]:
-        raise UnsuitableKafka(fatal)
+    _refuse_fatal(problems)
     for problem in problems:
         note(str(problem))
     publish_schemas(config.kafka.client(), config.run.name)
+
+
+def check_kafka(config: Config) -> None:
+    """Raise TopicError, UnsuitableKafka as `make_topics`, as far as they can be found without creating a topic."""
+    specs = _specs(config)
+    with admin_client(config.kafka.client()) as admin:
+        retry_transient(lambda: check_new_topics(admin, specs))
+        _refuse_fatal(retry_transient(lambda: find_problems(admin, specs, config.kafka.transaction_timeout_s)))
+
+
+def _refuse_fatal(problems: Sequence[SettingProblem]) -> None:
+    if fatal := [problem for problem in problems if problem.fatal]:
+        raise UnsuitableKafka(fatal)
 
 
 def publish_schemas(client: ClientProperties, run: str) -> None:
@@ -85,7 +97,11 @@ def publish_schemas(client: ClientProperties, run: str) -> None:
 
 
 def _make_topics(config: Config) -> list[SettingProblem]:
-    specs = [topic_spec(config, topic) for topic in CATALOGUE.values()]
+    specs = _specs(config)
     with admin_client(config.kafka.client()) as admin:
         create_topics(admin, specs)
         return find_problems(admin, specs, config.kafka.transaction_timeout_s)
+
+
+def _specs(config: Config) -> list[TopicSpec]:
+    return [topic_spec(config, topic) for topic in CATALOGUE.values()]

@@ -186,17 +186,18 @@ def test_submitted_pipelines_pass_the_audit(submitted: Submitted) -> None:
     ("arguments", "code", "expected"),
     [
         (("scores", "CONFIG"), 2, "'scores' is not a pipeline; choose one of prompts, placement"),
-        (("score", "nowhere.toml"), 1, "config file nowhere.toml does not exist"),
-        (("score", "CONFIG", "--set", "run.name=''"), 1, "run.name is not set"),
-        (("rollout", "CONFIG", "--replica", "8"), 1, "would host replica 8, but the inbox topic has 8 partitions"),
+        (("score", "nowhere.toml"), 2, "config file nowhere.toml does not exist"),
+        (("score", "CONFIG", "--set", "run.name=''"), 2, "run.name is not set"),
+        (("rollout", "CONFIG", "--replica", "8"), 2, "would host replica 8, but the inbox topic has 8 partitions"),
         (("score", "CONFIG", "--replica", "1"), 2, "--replica is only for rollout"),
-        (("trainer", "CONFIG", "--set", "model.path=''"), 1, "model.path is not set"),
+        (("trainer", "CONFIG", "--set", "model.path=''"), 2, "model.path is not set"),
         (("score", "CONFIG", "--runner", "spark"), 2, "spark"),
     ],
 )
-def test_submit_names_configuration_errors(
+def test_submit_exits_with_2_for_configuration_errors(
     arguments: tuple[str, ...], code: int, expected: str, command_server: CommandServer, config: Path, tmp_path: Path
 ) -> None:
+    """So neither a respawner nor a process manager starts the role again."""
     command = submit(
         command_server, tmp_path, *(str(config) if argument == "CONFIG" else argument for argument in arguments)
     )

@@ -1,46 +1,60 @@
-"""Commands find the Kafka of a run of `laminar submit --detach` from its folder, in any working directory."""
+"""Commands find the Kafka of a run of `laminar submit --detach` from its folder, and show its state."""
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from first_day import Shell
-from kafka import KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.structs import OffsetAndMetadata
 from laminar_runs import CommandServer
 from record_samples import SAMPLES
 
 from infra.kafka.broker import Broker, free_port
 from pipelines.config import KafkaConfig, parse_config, save_config
-from pipelines.inspect.submissions import Submission
+from pipelines.inspect.submissions import Submission, submissions
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
 from schemas.records import Experience, Metric
-from schemas.topics import EXPERIENCES, METRICS
+from schemas.topics import EXPERIENCES, METRICS, group_name
 
 SCORED = next(each for each in SAMPLES.values() if isinstance(each, Experience))
 
 
 @pytest.fixture
 def submitted(broker: Broker, run_id: str, tmp_path: Path) -> Path:
-    """A run whose score was submitted and has ended; its topics have three optimizer steps and an experience."""
+    """A run whose score runs, as far as its folder says; its topics have three optimizer steps and an experience.
+
+    Its first metric is ten minutes old. The experience is not read yet.
+    """
     settings = {"name": run_id, "folder": str(tmp_path / "elsewhere")}
     table: dict[str, Any] = {"run": settings, "kafka": {"bootstrap_servers": broker.bootstrap_servers}}
     config = parse_config({**table, "trainer": {"optimizer_steps": 7}}, "test")
     make_topics(config)
-    submission = Submission(config.run_folder, "score", 0, "embedded", pid=2**22 + 5, state="ended")
+    respawner = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
+    submission = Submission(config.run_folder, "score", 0, "embedded", **respawner)
     submission.file.parent.mkdir(parents=True)
     submission.write()
     save_config(config, submission.config)
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
-    records = [(METRICS, Metric("trainer", step, {"reward/mean": 0.5}, 1000 * step)) for step in (1, 2, 3)]
-    for topic, record in [*records, (EXPERIENCES, replace(SCORED, error=None))]:
+    now = time.time_ns() // 10**6
+    records = [(METRICS, Metric("trainer", step, {"reward/mean": 0.5}, now - 60_000)) for step in (1, 2, 3)]
+    for number, (topic, record) in enumerate([*records, (EXPERIENCES, replace(SCORED, error=None))]):
         value, headers = encode(record)
-        producer.send(topic.name(run_id), value, b"k", list(headers), 0)
+        producer.send(topic.name(run_id), value, b"k", list(headers), 0, now - 600_000 * (number == 0))
     producer.flush()
     producer.close()
+    group = group_name(run_id, "experience")
+    consumer = KafkaConsumer(bootstrap_servers=broker.bootstrap_servers, group_id=group, enable_auto_commit=False)
+    consumer.commit({TopicPartition(EXPERIENCES.name(run_id), 0): OffsetAndMetadata(0, "", -1)})
+    consumer.close(autocommit=False)
     return config.run_folder
 
 
@@ -62,12 +76,33 @@ def test_commands_find_the_kafka_of_a_submitted_run(submitted: Path, run_id: str
         status = answer.json
         assert (status["run"], status["optimizer_steps"], status["goal"], status["kafka"]) == (run_id, 3, 7, None)
         assert "3/7 steps" in shell("runs", "status", *place, here=here).text
-        assert "3/7 steps" in shell("watch", "--plain", *place, here=here).text
+        watched = shell("watch", "--plain", *place, here=here).text
+        assert "3/7 steps" in watched
+        assert re.search(r"training 1\d:\d\d · 1\d:\d\d in all", watched), watched
         for words in (("topics", "lag"), ("topics", "tail", "experiences"), ("runs", "audit"), ("samples", "p12")):
             answer = shell(*words, *place, here=here)
             assert answer.code in (0, 1), answer.text  # 1: the audit of an experience without a prompt
             assert "bootstrap" not in answer.text, words
         assert "p12  chain_sum, 1 of 8 samples" in answer.text
+
+
+def test_status_of_an_ended_run_waits_for_nothing_and_lists_its_roles(submitted: Path, shell: Shell) -> None:
+    (submission,) = submissions(submitted)
+    place = ("--run", str(submitted))
+    before = shell("runs", "status", *place, "--json").json
+    assert (before["waits_for"], before["lag"]) == ("the first heartbeat of a replica", {"experiences": 1})
+    replace(submission, state="ended").write()
+    status = shell("runs", "status", *place, "--json").json
+    assert (status["status"], status["waits_for"], status["lag"]) == ("ended", None, {})
+    text = shell("runs", "status", *place).text
+    assert "waits for" not in text
+    assert re.search(r"^  score +ended$", text, re.M), text
+    assert "waits for" not in shell("watch", "--plain", *place).text
+    replace(submission, pid=2**22 + 5).write()
+    answer = shell("runs", "status", *place)
+    assert answer.code == 1
+    assert re.search(r"score died, training, 3/7 steps", answer.text), answer.text
+    assert re.search(r"^  score +died$", answer.text, re.M), answer.text
 
 
 def test_status_of_a_submitted_run_names_unreachable_kafka(submitted: Path, shell: Shell) -> None:

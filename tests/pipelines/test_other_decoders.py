@@ -6,17 +6,20 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from exported_topics import Topics
+from kafka import KafkaProducer
+from record_samples import SAMPLES
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.topic_reader import read_topic
 from pipelines.run.topics import publish_schemas, settings_of
 from schemas.arrow import arrow_schema
-from schemas.codec import RECORD_TYPES, record_type
-from schemas.records import Experience
+from schemas.codec import RECORD_TYPES, encode, record_type
+from schemas.records import Experience, RecordSchema
 from schemas.topics import CATALOGUE, EXPERIENCES, SCHEMAS
 
 ROOT = Path(__file__).parents[2]
@@ -29,20 +32,37 @@ def schema(*words: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
 
 
-def test_other_reader_decodes_experiences(topics: Topics, tmp_path: Path) -> None:
-    topics.write(range(3))
+def read(topics: Topics, folder: Path, *columns: str) -> list[dict[str, Any]]:
+    """What the reader prints of the topic experiences."""
     with admin_client(topics.client) as admin:
         create_topics(admin, [TopicSpec(SCHEMAS.name(topics.run), 1, config=settings_of(SCHEMAS))])
     publish_schemas(topics.client, topics.run)
-    words = [topics.client.bootstrap_servers, EXPERIENCES.name(topics.run)]
+    words = [topics.client.bootstrap_servers, EXPERIENCES.name(topics.run), *columns]
     command = [sys.executable, "-I", str(READER), *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_other_reader_decodes_experiences(topics: Topics, tmp_path: Path) -> None:
+    topics.write(range(3))
+    rows = read(topics, tmp_path, "trajectory.prompt.number", "trajectory.member", "reward")
     assert sorted((row["trajectory.prompt.number"], row["trajectory.member"], row["reward"]) for row in rows) == [
         (number, member, 1.0 - member) for number in range(3) for member in range(2)
     ]
     assert "import schemas" not in READER.read_text()
+
+
+def test_other_reader_decodes_every_record(topics: Topics, tmp_path: Path) -> None:
+    """By its header, whatever the topic is."""
+    with KafkaProducer(bootstrap_servers=topics.client.bootstrap_servers) as producer:
+        for sample in SAMPLES.values():
+            value, headers = encode(sample)
+            producer.send(EXPERIENCES.name(topics.run), value, b"k", list(headers))
+        producer.send(EXPERIENCES.name(topics.run), None, b"deleted")
+    rows = read(topics, tmp_path)
+    assert {row["schema"] for row in rows} >= {record_type(kind).schema for kind in SAMPLES if kind is not RecordSchema}
+    assert all(len(row) > 1 for row in rows)
 
 
 def test_schemas_topic_has_every_record_under_its_name(topics: Topics) -> None:

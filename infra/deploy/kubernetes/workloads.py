@@ -12,9 +12,8 @@ from typing import Any
 from infra.deploy.kubernetes.names import labels_of, manifest
 from infra.deploy.kubernetes.pods import command_pod, role_pod
 from infra.deploy.kubernetes.secrets import ADMIN
-from infra.deploy.plan import CONFIG, METRICS_PORT, SECRETS, DeploymentPlan, Unit
+from infra.deploy.plan import CONFIG, METRICS_PORT, PEOPLE, DeploymentPlan, Unit
 
-PEOPLE = "people"
 _KINDS = {"single": "Deployment", "indexed": "StatefulSet", "machine": "DaemonSet"}
 
 
@@ -66,7 +65,7 @@ def accounts(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
 def jobs(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     """Create the topics, and with authentication first the users' ACLs. Both may run again."""
     if plan.authenticated:
-        yield _job(plan, "acls", ["laminar", "acls", plan.run, "--apply", *_as_user(plan, ADMIN)])
+        yield _job(plan, "acls", ["laminar", "acls", plan.run, "--apply", *plan.as_user(ADMIN)])
     yield _job(plan, "topics", ["laminar", "topics", "create", CONFIG])
 
 
@@ -89,8 +88,7 @@ def _workload(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
 
 def _metrics(plan: DeploymentPlan) -> dict[str, Any]:
     """The exporter of the run's metrics to Prometheus."""
-    serve = ["laminar", "metrics", "serve", "--run", plan.run, "--host", "0.0.0.0", "--port", str(METRICS_PORT)]
-    pod = command_pod(plan, "metrics", [*serve, *_as_user(plan, PEOPLE)], PEOPLE)
+    pod = command_pod(plan, "metrics", plan.metrics_command(), PEOPLE)
     ready = {"httpGet": {"path": "/metrics", "port": METRICS_PORT}, "timeoutSeconds": 5}
     pod["spec"]["containers"][0] |= {
         "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
@@ -106,8 +104,3 @@ def _job(plan: DeploymentPlan, name: str, command: list[str]) -> dict[str, Any]:
     pod["spec"]["restartPolicy"] = "OnFailure"
     spec = {"backoffLimit": 10, "ttlSecondsAfterFinished": 86400, "template": pod}
     return manifest(plan, "batch/v1", "Job", plan.resource_name(name), name, spec=spec)
-
-
-def _as_user(plan: DeploymentPlan, user: str) -> list[str]:
-    """The options of a command that connects as Kafka's user `user`."""
-    return ["-b", plan.brokers, *(["-F", f"{SECRETS}/{user}.properties"] if plan.authenticated else [])]

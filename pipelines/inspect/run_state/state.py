@@ -25,7 +25,7 @@ from pipelines.inspect.run_state.events import (
 from pipelines.inspect.run_state.learning import NO_SIGNS, WARN_STEPS, LearningSigns
 from schemas.metric_labels import values_by_task
 from schemas.records import Metric, PolicyVersion, RelayArrival, RelayStatus, ReplicaStatus, StageStatus, WeightVersion
-from schemas.topics import PAUSE, STEP_COUNTERS
+from schemas.topics import OF_WORK, PAUSE, STEP_COUNTERS
 
 MAX_POINTS = 512
 
@@ -144,7 +144,8 @@ class RunState:
     pace: tuple[BatchPace, ...] = ()
     version: PolicyVersion | None = None
     versions: int = 0
-    """The newest weight version, and how many have been published."""
+    """The newest weight version, and how many there are: one of the start, and one a batch. Versions that were
+    published again after a restart do not count twice."""
     signs: LearningSigns = NO_SIGNS
     reward: Curve = NO_POINTS
     greedy: Curve = NO_POINTS
@@ -170,10 +171,12 @@ class RunState:
     roles: Mapping[str, RoleState] = field(default_factory=dict)
     last_metric_at: Mapping[str, int] = field(default_factory=dict)
     lag: Mapping[str, int] = field(default_factory=dict)
+    """Of the topics `OF_WORK`."""
 
     @property
     def phase(self) -> str:
-        return self.phases[-1].phase if self.phases else "starting"
+        """The newest phase; of a run whose phases nobody records, whether it has made a step."""
+        return self.phases[-1].phase if self.phases else "training" if self.step else "starting"
 
     @property
     def elapsed_s(self) -> float:
@@ -246,7 +249,7 @@ def fold(state: RunState, event: Event) -> RunState:
         case RolesChanged():
             return replace(state, roles=dict(event.roles))
         case LagMeasured():
-            return replace(state, lag=dict(event.behind))
+            return replace(state, lag={name: behind for name, behind in event.behind.items() if name in OF_WORK})
         case Tick():
             return replace(state, now=max(state.now, event.at))
     raise TypeError(f"not an event of a run: {type(event).__name__}")
@@ -323,7 +326,7 @@ def _published(state: RunState, version: PolicyVersion, at: int) -> RunState:
     now = max(state.now, at)
     if state.version is not None and version <= state.version:
         return replace(state, now=now)  # repeated
-    return replace(state, version=version, versions=state.versions + 1, now=now)
+    return replace(state, version=version, versions=version.number + 1, now=now)
 
 
 def _replica(state: RunState, status: ReplicaStatus) -> RunState:

@@ -12,11 +12,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from infra.processes import spawn
-from pipelines.config import Config, save_config
+from infra.store.errors import StoreError
+from infra.store.ownership import remove_store
+from operators.relay.config import AUTO
+from pipelines.config import Config, ConfigProblems, load_config, save_config
 from pipelines.inspect.run_folders import has_ended
-from pipelines.inspect.submissions import Submission, submissions
+from pipelines.inspect.submissions import Submission, read_submission, submissions
+from pipelines.roles import WITH_STORE
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.state import link_latest
+from pipelines.shards import store_folder
 
 
 class AlreadySubmitted(RuntimeError):
@@ -24,15 +29,25 @@ class AlreadySubmitted(RuntimeError):
 
 
 def detach(config: Config, pipeline: str, index: int, runner: str, options: Sequence[str]) -> Submission:
-    """Submit shard `index` of `pipeline`, or all shards, to `runner` with a respawner. Raises AlreadySubmitted."""
+    """Submit shard `index` of `pipeline`, or all shards, to `runner` with a respawner.
+
+    Raises AlreadySubmitted, and ConfigProblems if the role cannot run with `config`.
+    """
     config = with_absolute_paths(config)
     submission = Submission(config.run_folder, pipeline, index, runner, tuple(options))
+    name = submission.role.name
     for before in submissions(config.run_folder):
-        if before.file == submission.file and before.respawner() is not None:
-            name = submission.role.name
+        if before.file != submission.file:
+            continue
+        if before.respawner() is not None:
             raise AlreadySubmitted(
                 f"{name} of run {config.run.name} is submitted already; its respawner is process {before.pid}"
             )
+        submission = replace(submission, worker=before.worker, worker_created=before.worker_created)
+    from pipelines.run.submission.role_checks import submission_problems  # larger imports
+
+    if problems := list(submission_problems(config, submission)):
+        raise ConfigProblems(problems)
     is_new_run = not config.run_folder.exists()
     submission.file.parent.mkdir(parents=True, exist_ok=True)
     if is_new_run:
@@ -58,8 +73,36 @@ def start_respawner(submission: Submission) -> Submission:
 
 def stop(submission: Submission, deadline: float) -> bool:
     """Send SIGTERM: the pipeline drains. Wait until `deadline` (monotonic). Returns whether it has ended."""
-    process = submission.respawner()
+    respawner = submission.respawner()
+    process = respawner or submission.working_process()
     if process is None:
         return True
     process.send_signal(signal.SIGTERM)
-    return has_ended(process, deadline)
+    if not has_ended(process, deadline):
+        return False
+    if respawner is None:  # nobody else records the end
+        replace(submission, state="ended").write()
+    return True
+
+
+def remove(submission: Submission, deadline: float) -> bool:
+    """As `stop`; the role is then not resumed with the run. Returns whether it has ended."""
+    if not stop(submission, deadline):
+        return False
+    replace(read_submission(submission.file), state="removed", error=None).write()
+    return True
+
+
+def remove_unused_store(submitted: Sequence[Submission]) -> str:
+    """Remove the weight store of the run on this machine, whose roles have ended; returns what has become of it.
+
+    Empty without a store, and with one that the configuration names: that one may be shared.
+    """
+    configs = [load_config(each.config) for each in submitted if each.pipeline in WITH_STORE and each.config.is_file()]
+    if not configs or configs[0].relay.store != AUTO or not (store := store_folder(configs[0])).is_dir():
+        return ""
+    try:
+        remove_store(store)
+    except StoreError as error:
+        return f"its weight store stays: {error}"
+    return f"its weight store {store} is removed: a resumed trainer publishes again from its checkpoint"

@@ -20,18 +20,18 @@ from infra.runners.stopping import STOPPING
 from infra.store.errors import StoreError
 from infra.store.ownership import claim_store
 from operators.relay.config import AUTO
-from pipelines.config import Config, ConfigError
+from pipelines.config import Config, ConfigError, ConfigProblems
 from pipelines.inspect.log.chunks import rows_of
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.roles import ALL_SHARDS, WITH_STORE, Role, RoleProcess
-from pipelines.run.preflight import unknown_environments
 from pipelines.run.resharding import reshard_score
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import WAIT_S
+from pipelines.run.submission.role_checks import role_problems
 from pipelines.run.topics import make_topics
-from pipelines.shards import partitions_of, store_folder
+from pipelines.shards import store_folder
 from schemas.records import Metric
-from schemas.topics import EXPERIENCES, INBOX, METRICS
+from schemas.topics import EXPERIENCES, METRICS
 
 
 def prepare(config: Config, process: RoleProcess, note: Callable[[str], None]) -> None:
@@ -39,31 +39,13 @@ def prepare(config: Config, process: RoleProcess, note: Callable[[str], None]) -
 
     Raises ConfigError if `config` is incomplete for a role, BrokerUnreachable, TopicError.
     """
-    if not config.run.name:
-        raise ConfigError("run.name is not set: it names the topics to read and write")
-    for role in process.roles:
-        _check(config, role)
+    if problems := [problem for role in process.roles for problem in role_problems(config, role)]:
+        raise ConfigProblems(list(dict.fromkeys(problems)))
     own = replace(config, kafka=config.kafka.for_role(process.roles[0].pipeline))
     wait_for_brokers(own.kafka.client(), WAIT_S, lambda _, line: note(line), setting=own.kafka.address_setting)
     make_topics(own, note)
     if Role("score", ALL_SHARDS) in process.roles:
         retry_transient(lambda: reshard_score(config, note))
-
-
-def _check(config: Config, role: Role) -> None:
-    """Raise ConfigError if `config` is incomplete for `role`."""
-    if role.pipeline in ("prompts", "rollout") and (unknown := list(unknown_environments(config))):
-        raise ConfigError(unknown[0])
-    if role.pipeline in ("prompts", "rollout", "trainer", "evaluation") and not config.emulated:
-        config.model_folder()
-    if role.pipeline == "rollout":
-        inboxes = len(partitions_of(config, INBOX))
-        hosted = config.rollout.hosted(role.index)
-        if hosted.stop > inboxes:
-            raise ConfigError(
-                f"rollout process {role.index} would host replica {hosted[-1]}, but the inbox topic has {inboxes} "
-                "partitions: placement.max_replicas is fixed when a run starts"
-            )
 
 
 @contextmanager

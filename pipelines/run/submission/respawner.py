@@ -2,6 +2,7 @@
 
 It imports few modules, because it runs as long as the pipeline. Exit code 0 of the pipeline: it has drained. 2: it
 cannot run with this configuration. After any other exit it is submitted again, with growing pauses, up to a limit.
+A process of the pipeline whose respawner was killed is stopped first.
 """
 
 from __future__ import annotations
@@ -13,15 +14,25 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from infra.escaping import print_escaped
 from pipelines.distribution import LAMINAR
+from pipelines.inspect.run_folders import has_ended
 from pipelines.inspect.submissions import Submission, read_submission
 from pipelines.roles import ALL_SHARDS, CANNOT_RUN, SHARDED
 from pipelines.run.restarts import Restarts
+
+PREDECESSOR_S = 60.0
+"""How long a process whose respawner was killed may drain; then its successor fences it."""
+LOG_TAIL_BYTES = 64 * 1024
+ERROR = "laminar: "
+"""Beginning of the line of an error of the command `laminar`."""
 
 
 class Respawner:
@@ -37,14 +48,15 @@ class Respawner:
     def run(self) -> None:
         """Run until the pipeline has drained, is stopped or fails for good."""
         deaths = Restarts()
+        self._stop_predecessor()
         while not self._stopping.is_set():
             code = self._submit()
             if code == 0 or self._stopping.is_set():
                 break
             pause = None if code == CANNOT_RUN else deaths.record_death()
             if pause is None:
-                reason = "it cannot run" if code == CANNOT_RUN else f"it died {deaths.rate()}"
-                error = f"{reason}; last exit code: {code}; see {self._submission.log}"
+                reason = "it cannot run" if code == CANNOT_RUN else f"it died {deaths.rate()}, last with code {code}"
+                error = f"{reason}: {last_error(self._submission.log)} (see {self._submission.log})"
                 self._write(replace(self._submission, state="failed", error=error))
                 return
             print_escaped(f"{self._submission.role.name} exited with code {code}; submitting it again")
@@ -61,9 +73,22 @@ class Respawner:
             self._child = subprocess.Popen(
                 [*LAMINAR, *arguments, "--", *submission.options], env={**os.environ, "TMPDIR": temporary_folder}
             )
+            created = psutil.Process(self._child.pid).create_time()  # it stays until it is waited for
+            self._write(replace(submission, worker=self._child.pid, worker_created=created))
             if self._stopping.is_set():  # stopped between the check and the start
                 self._child.terminate()
             return self._child.wait()
+
+    def _stop_predecessor(self) -> None:
+        """Stop the process of the pipeline that an earlier respawner has left behind."""
+        process = self._submission.working_process()
+        if process is None:
+            return
+        print_escaped(f"process {process.pid}, whose respawner has ended, is stopped: this start supersedes it")
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+            if not has_ended(process, time.monotonic() + PREDECESSOR_S):
+                print_escaped(f"process {process.pid} has not ended after {PREDECESSOR_S:g} s: it will be fenced")
 
     def _write(self, submission: Submission) -> None:
         self._submission = submission
@@ -73,6 +98,15 @@ class Respawner:
         self._stopping.set()
         if self._child is not None and self._child.poll() is None:
             self._child.terminate()
+
+
+def last_error(log: Path) -> str:
+    """The last error that the pipeline has printed; else the last line of its log."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+    return next(reversed(errors or lines), "its log is empty")
 
 
 def _read_own(file: Path) -> Submission:

@@ -159,7 +159,7 @@ def test_successor_fences_predecessor_at_every_step(config: SessionConfig, opene
         return call(*arguments)
 
     setattr(predecessor._producer, before, open_successor_then_call)
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match="superseded by a newer process of this shard"):
         predecessor.commit([record(config, b"late")] * 2, {source(config): 9}, {}, {}, last=True)
     (successor,) = successors
     assert isinstance(predecessor.lost, Fenced)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from infra.kafka.broker import Broker
+from infra.processes import is_running
 from pipelines.cli.main import main
 from pipelines.inspect.submissions import Submission, read_submission, submissions
 
@@ -65,13 +66,14 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
     assert code == 0
     log = Path(submitted["log"])
     assert laminar(*submit)[0] == 1  # it has a respawner already
-    respawner_process = psutil.Process(submitted["pid"])
+    respawner_process = psutil.Process(submitted["respawner"])
 
     def started(number: int) -> None:
         wait_until(lambda: f"start {number} of" in log.read_text(), f"start {number}:\n{log.read_text()}")
 
-    def job() -> psutil.Process:
-        return wait_until(lambda: [each for each in respawner_process.children() if each.is_running()], "a job")[0]  # type: ignore[no-any-return]
+    def job(respawner: int = submitted["respawner"]) -> psutil.Process:
+        children = psutil.Process(respawner).children
+        return wait_until(lambda: [each for each in children() if each.is_running()], "a job")[0]  # type: ignore[no-any-return]
 
     started(1)
     os.kill(job().pid, signal.SIGKILL)  # the job is lost
@@ -79,20 +81,30 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
     (row,) = [row for row in laminar("runs", "list")[1] if row["run"] == run_id]
     assert (row["status"], row["roles"]["score"]["restarts"]) == ("running", 1)
     orphan = job()
-    respawner_process.kill()  # as in a restart of the machine
-    orphan.kill()
+    respawner_process.kill()
     respawner_process.wait(10)
     code, status = laminar("runs", "status", "--run", run_id)
-    assert (code, status["status"]) == (1, "died")
+    role = status["roles"]["score"]
+    assert (code, status["status"], role["status"]) == (0, "running", "unsupervised")
+    assert (role["pid"], role["respawner"], role["liveness"]["pid"]) == (orphan.pid, None, orphan.pid)
     code, resumed = laminar("runs", "resume", "--run", run_id)
     assert (code, list(resumed["resumed"])) == (0, ["score"])
     started(3)
+    assert not orphan.is_running()  # it has drained, and its successor has started then
+    successor = resumed["resumed"]["score"]
+    for process in (psutil.Process(successor), job(successor)):
+        process.kill()  # as in a restart of the machine
+        wait_until(lambda p=process: not is_running(p), "its end")  # type: ignore[misc]
+    code, status = laminar("runs", "status", "--run", run_id)
+    assert (code, status["status"], status["roles"]["score"]["status"]) == (1, "died", "died")
+    assert laminar("runs", "resume", "--run", run_id)[0] == 0
+    started(4)
     lines_logged = laminar("runs", "logs", "score", "--run", run_id, "-n", "2")[1]
     assert [line["role"] for line in lines_logged] == ["score", "score"]
     code, stopped = laminar("runs", "stop", "--run", run_id)
     assert (code, stopped["stopped"], stopped["status"]) == (0, True, "ended")
     assert not submissions(runs / run_id)[0].respawner()
-    assert "Traceback" not in log.read_text().partition("start 3 of")[2]
+    assert "Traceback" not in log.read_text().partition("start 4 of")[2]
 
 
 def test_read_submission_names_a_damaged_file(tmp_path: Path) -> None:

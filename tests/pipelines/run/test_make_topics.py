@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.kafka.admin import TopicSpec, admin_client, create_topics, end_offsets
+from infra.kafka.admin import TopicError, TopicSpec, admin_client, create_topics, end_offsets, list_topics
 from infra.kafka.broker import Broker
-from infra.kafka.settings_check import UnsuitableKafka
+from infra.kafka.settings_check import SettingProblem, UnsuitableKafka
 from pipelines.config import load_config
-from pipelines.run.topics import make_topics
-from schemas.topics import SCHEMAS, SETTLED
+from pipelines.run.topics import check_kafka, make_topics
+from schemas.topics import CATALOGUE, SCHEMAS, SETTLED
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "chain_sum.toml"
 
@@ -34,6 +34,27 @@ def test_unsuitable_kafka_is_an_error_before_any_record(
     config = load_config(EXAMPLE, [f"run.name={run_id}", servers, *changes])
     with admin_client(broker.client()) as admin:
         create_topics(admin, [TopicSpec(SETTLED.name(run_id), 1, config=held | {"max.message.bytes": "16777216"})])
-        with pytest.raises(UnsuitableKafka, match=error):
-            make_topics(config)
+        for check in (check_kafka, make_topics):
+            with pytest.raises(UnsuitableKafka, match=rf"kafka-configs\.sh --alter: .*{error}"):
+                check(config)
         assert set(end_offsets(admin, [SCHEMAS.name(run_id)], committed=False).values()) == {0}
+
+
+def test_check_kafka_names_one_reason_once_and_creates_nothing(broker: Broker, run_id: str) -> None:
+    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    config = load_config(EXAMPLE, [f"run.name={run_id}", servers, "kafka.replication_factor=3"])
+    with pytest.raises(TopicError) as refused:
+        check_kafka(config)
+    text = str(refused.value)
+    assert text.startswith(f"laminar.{run_id}.batch-assembly and {len(CATALOGUE) - 1} more topics cannot be created: ")
+    assert text.endswith("; lower kafka.replication_factor")
+    assert text.count("replication factor") == 1
+    with admin_client(broker.client()) as admin:
+        assert list_topics(admin, f"laminar.{run_id}.") == []
+
+
+def test_unsuitable_settings_are_listed_one_a_line() -> None:
+    problem = SettingProblem("broker 1", "log.cleaner.enable", "false", "true", "compacted topics would grow")
+    error = UnsuitableKafka([problem, problem])
+    assert str(error) == "this Kafka is unsuitable, change it with kafka-configs.sh --alter: 2 settings"
+    assert error.detail_lines == (str(problem), str(problem))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.config import ConfigError, parse_config
-from pipelines.run.local import check_resumable, with_run_name
+from pipelines.run.local import check_resumable
+from pipelines.run.run_names import with_run_name
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from operators.trainer.learner_state import LearnerState
 from pipelines.config import load_config, save_config
 from pipelines.inspect.audit.trim_points import newest_trim_point
 from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
+from pipelines.inspect.submissions import Submission
 from schemas.records import PolicyVersion
 from schemas.release import RELEASE
 
@@ -78,6 +80,24 @@ def test_trim_with_execute_deletes_and_keeps_the_checkpoint(run: TrimmedRun, tri
     code, text, _ = trim("--execute", "--json")
     assert code == 1
     assert "1.2 is not newer" in json.loads(text)["refused"]
+
+
+@pytest.mark.usefixtures("checkpoint")
+def test_trim_finds_the_checkpoints_of_a_submitted_run(run: TrimmedRun, trim: Trim, folder: Path) -> None:
+    """Its folder has no config.toml; the trainer's configuration says where they are, and another role's does not."""
+    config = load_config(folder / CONFIG_FILE)
+    for pipeline in ("evaluation", "trainer"):
+        submission = Submission(folder, pipeline, 0, "embedded", state="ended")
+        submission.file.parent.mkdir(exist_ok=True)
+        submission.write()
+        elsewhere = replace(config, run=replace(config.run, folder="/nowhere"))
+        kafka = replace(config.kafka, bootstrap_servers=run.client.bootstrap_servers)
+        save_config(replace(config if pipeline == "trainer" else elsewhere, kafka=kafka), submission.config)
+    for name in (CONFIG_FILE, STATE_FILE):
+        (folder / name).unlink()
+    code, text, error = trim("--execute", "--json")
+    assert code == 0, error
+    assert json.loads(text)["checkpoint"] == "trim-points/1.2"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ Laminar = Callable[..., tuple[int, str, str]]
 def test_watch_prints_a_snapshot_without_a_terminal(laminar: Laminar) -> None:
     snapshot = json.loads(laminar("watch", "--json")[1])
     assert (snapshot["optimizer_steps"], snapshot["reward"], snapshot["trajectories_trained"]) == (2, 0.5, 3)
-    assert (snapshot["weight_version"], snapshot["weight_versions"]) == ("2.2", 4)
+    assert (snapshot["weight_version"], snapshot["weight_versions"]) == ("2.2", 3)
     assert snapshot["replicas"]["0"]["running"] == 8
     shown = laminar("watch")[1]
     assert RUN in shown

@@ -47,6 +47,8 @@ def after(*events: Any) -> RunState:
         ([], "trajectories_trained", None),
         ([Tick(START + 9), Tick(START + 4)], "now", START + 9),
         ([LagMeasured({"inbox": 4}), LagMeasured({"batches": 1})], "lag", {"batches": 1}),
+        ([LagMeasured({"prompts": 65, "relay": 78, "replicas": 44, "trajectories": 2})], "lag", {"trajectories": 2}),
+        ([trainer_metric(3)], "phase", "training"),
         ([RolesChanged({"a": RoleState(1, 2, "up"), "b": RoleState(2, 0, "down")})], "restarts", {"a": 2}),
         ([RelayStatus(0, ("1.2",), 5, "h", 6, START + 7)], "now", START + 7),
         ([RelayArrival(0, "h", "/s", None, (), 0.0, -1.0, START + 7)], "now", START + 7),
@@ -56,8 +58,8 @@ def after(*events: Any) -> RunState:
         ([heartbeat(0, 1, 50), heartbeat(0, 2, 70), heartbeat(1, 2, 5)], "tokens_generated", 75),
         ([heartbeat(0, 1, 70), heartbeat(0, 2, 10, incarnation=2), heartbeat(0, 3, 71)], "tokens_generated", 80),
         ([], "tokens_generated", None),
-        # a repeated manifest is not a new version
-        ([manifest(1, 0), manifest(1, 4), manifest(1, 4), manifest(2, 3)], "versions", 3),
+        # all that were published, also before the first that is read; none twice
+        ([manifest(1, 4), manifest(1, 4), manifest(2, 7)], "versions", 8),
         ([manifest(1, 0), manifest(2, 3)], "version", PolicyVersion(2, 3)),
     ],
 )  # fmt: skip

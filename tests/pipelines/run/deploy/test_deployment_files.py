@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import typer
 import yaml
 from deployments import CONFIG_TEXTS, ROOT, deployment, run_file
 
-from infra.deploy.plan import ALIVE, CONFIG
+from infra.deploy.plan import ALIVE, CONFIG, METRICS_PORT
+from infra.kafka.broker_jars import KAFKA_VERSION
+from pipelines.cli.main import main
 from pipelines.cli.submit import app
 from pipelines.config import ConfigError, load_config
 from pipelines.roles import ALL_PIPELINES, relay_of, roles_of
@@ -49,7 +53,7 @@ def test_deployment_folder_has_no_other_files() -> None:
 def test_compose_file_has_a_service_for_every_role(name: str, tmp_path: Path) -> None:
     file = run_file(tmp_path, name)
     compose = yaml.safe_load(files_of(plan_of(file))["compose.yaml"])
-    services = {key: each for key, each in compose["services"].items() if "laminar" in str(each.get("command"))}
+    services = {key: each for key, each in compose["services"].items() if "submit" in each.get("command", ())}
     expected = sorted(indexed(role.name) for role in roles_of(load_config(file)))
     found = [role for each in services.values() for role in submitted(_without_machine(each["command"]))]
     assert sorted(found) == expected
@@ -59,6 +63,30 @@ def test_compose_file_has_a_service_for_every_role(name: str, tmp_path: Path) ->
         assert each["environment"]["LAMINAR_ALIVE_FILE"] == ALIVE
     assert compose["services"]["kafka"]["environment"]["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
     assert compose["services"]["flink"]["profiles"] == ["flink"]
+
+
+def test_compose_kafka_keeps_its_log_in_its_volume() -> None:
+    kafka = yaml.safe_load(FILES["compose.yaml"])["services"]["kafka"]
+    assert kafka["volumes"] == [f"kafka:{kafka['environment']['KAFKA_LOG_DIRS']}"]
+    assert len(base64.urlsafe_b64decode(f"{kafka['environment']['CLUSTER_ID']}==")) == 16
+    assert kafka["image"] == f"apache/kafka:{KAFKA_VERSION}"
+
+
+def test_compose_serves_the_metrics_on_this_machine() -> None:
+    metrics = yaml.safe_load(FILES["compose.yaml"])["services"]["metrics"]
+    assert metrics["command"][:3] == ["laminar", "metrics", "serve"]
+    assert metrics["ports"] == [f"127.0.0.1:{METRICS_PORT}:{METRICS_PORT}"]
+
+
+def test_deploy_writes_a_configuration_that_containers_can_read(tmp_path: Path) -> None:
+    before = os.umask(0o077)  # as the command sets it
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["deploy", str(ROOT / EXAMPLE), str(tmp_path / "files")])
+    finally:
+        os.umask(before)
+    assert not ended.value.code
+    assert (tmp_path / "files" / "run.toml").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("name", CONFIG_TEXTS)

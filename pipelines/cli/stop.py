@@ -1,0 +1,81 @@
+"""`laminar runs stop`: stop a run, or one role of `submit --detach` for good."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.local_runs import to_json
+from pipelines.cli.options import JsonOption, RunOption, RunsFolder
+from pipelines.inspect.run_folders import RUNS, RunFolder
+from pipelines.present.output import Report
+
+
+def stop_command(
+    run: RunOption = None,
+    role: Annotated[
+        str, typer.Option("--role", metavar="ROLE", help="Only this role of `submit --detach` (rollout-1), for good.")
+    ] = "",
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait until it has stopped.")
+    ] = 60.0,
+    folder: RunsFolder = RUNS,
+    json: JsonOption = False,
+) -> Report:
+    """Stop a run: its roles drain and commit, then its own broker stops. Exits with 1 if it still runs after --timeout.
+
+    A role that is stopped with --role is not resumed with its run; `laminar submit ROLE --detach` starts it again. To
+    end a rollout without generating a token twice, drain its replicas first: `laminar replicas drain`.
+
+    \b
+    Examples:
+      laminar runs stop
+      laminar runs stop --run first --timeout 120
+      laminar runs stop --run first --role rollout-1
+    """
+    from pipelines.inspect.run_folders import find_run, read_run, stop_run
+    from pipelines.inspect.submissions import submissions
+    from pipelines.run.submission.detached import remove_unused_store
+    from pipelines.run.submission.detached import stop as stop_submitted
+
+    found = find_run(folder, run)
+    deadline = time.monotonic() + timeout
+    if role:
+        return _stop_role(found, role, deadline, timeout, as_json=json)
+    submitted = submissions(found.folder)
+    active = found.status == "running" or any(each.status in ("up", "unsupervised") for each in submitted)
+    stopped = stop_run(found, timeout)
+    for each in submitted:
+        stopped = stop_submitted(each, deadline) and stopped
+    if not active:
+        text = f"run {found.run} is not running: its status is {found.status}"
+    elif stopped:
+        text = f"run {found.run} stopped"
+    else:
+        pid = found.state.get("pid")
+        what = f"process {pid}" if pid else "submitted pipelines"
+        text = f"run {found.run} ({what}) is still running after {timeout:g} s: see {found.folder}/logs"
+    if stopped and (store := remove_unused_store(submitted)):
+        text += f"; {store}"
+    now = read_run(found.folder)
+    return Report({**to_json(now), "stopped": stopped}, lambda: text, as_json=json, exit_code=0 if stopped else 1)
+
+
+def _stop_role(found: RunFolder, role: str, deadline: float, timeout: float, *, as_json: bool) -> Report:
+    from pipelines.inspect.run_folders import read_run
+    from pipelines.inspect.submissions import submissions
+    from pipelines.run.submission.detached import remove
+
+    by_name = {each.role.name: each for each in submissions(found.folder)}
+    if role not in by_name:
+        known = ", ".join(by_name) or "none"
+        reason = f"no role {role!r} of run {found.run} was submitted with --detach; there are: {known}"
+        raise typer.BadParameter(reason, param_hint="--role")
+    stopped = remove(by_name[role], deadline)
+    log = by_name[role].log
+    ended = f"{role} of run {found.run} has ended, and is not resumed with the run"
+    text = ended if stopped else f"{role} of run {found.run} is still running after {timeout:g} s: see {log}"
+    data = {**to_json(read_run(found.folder)), "stopped": stopped}
+    return Report(data, lambda: text, as_json=as_json, exit_code=0 if stopped else 1)

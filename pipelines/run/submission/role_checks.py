@@ -1,0 +1,64 @@
+"""What a role that is submitted needs of its configuration and of this machine, checked without Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pipelines.config import Config, ConfigError, ConfigProblems, load_config
+from pipelines.inspect.submissions import Submission
+from pipelines.roles import WITH_STORE, Role, submitted_process
+from pipelines.run.paths import files_read
+from pipelines.run.preflight import unknown_environments
+from pipelines.shards import partitions_of
+from schemas.topics import INBOX
+
+_READS_MODEL = ("prompts", "rollout", "trainer", "evaluation")
+_SECTIONS = {"evaluation": ("prompts",), **dict.fromkeys(WITH_STORE, ("relay",))}
+"""Sections whose files a pipeline reads, beside that of its own name."""
+
+
+def role_problems(config: Config, role: Role) -> Iterator[str]:
+    """All reasons why `role` cannot run with `config` on this machine."""
+    if not config.run.name:
+        yield "run.name is not set: it names the topics to read and write"
+    if role.pipeline in ("prompts", "rollout"):
+        yield from unknown_environments(config)
+    if role.pipeline in _READS_MODEL and not config.emulated:
+        try:
+            config.model_folder()
+        except ConfigError as error:
+            yield str(error)
+    sections = (role.pipeline, *_SECTIONS.get(role.pipeline, ()))
+    files = ((key, path) for key, path in files_read(config) if key.partition(".")[0] in sections)
+    yield from (f"{key}: {path} does not exist" for key, path in files if not path.exists())
+    if role.pipeline == "rollout":
+        inboxes, hosted = len(partitions_of(config, INBOX)), config.rollout.hosted(role.index)
+        if hosted.stop > inboxes:
+            yield (
+                f"rollout process {role.index} would host replica {hosted[-1]}, but the inbox topic has {inboxes} "
+                "partitions: placement.max_replicas is fixed when a run starts"
+            )
+
+
+def submission_problems(config: Config, submitted: Submission) -> Iterator[str]:
+    """As `role_problems`, of all roles that `submitted` runs."""
+    problems = (role_problems(config, role) for role in _roles_of(config, submitted))
+    yield from dict.fromkeys(problem for of_role in problems for problem in of_role)
+
+
+def _roles_of(config: Config, submitted: Submission) -> Sequence[Role]:
+    return submitted_process(config, submitted.pipeline, submitted.index).roles
+
+
+def check_submissions(submitted: Sequence[Submission]) -> None:
+    """Raise ConfigProblems if one of `submitted` cannot run with its configuration; each problem names the files."""
+    found: dict[str, list[str]] = {}
+    for each in submitted:
+        try:
+            problems = list(submission_problems(load_config(each.config), each))
+        except ConfigError as error:
+            problems = [str(error)]
+        for problem in problems:
+            found.setdefault(problem, []).append(str(each.config))
+    if found:
+        raise ConfigProblems([f"{problem} (in {', '.join(files)})" for problem, files in found.items()])

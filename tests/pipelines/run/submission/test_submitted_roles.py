@@ -1,0 +1,145 @@
+"""Roles of `submit --detach`: their two processes, resuming them, ending one for good, and the store that is left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.store.names import default_root
+from infra.store.ownership import open_folder
+from pipelines.cli.main import main
+from pipelines.config import parse_config, save_config
+from pipelines.inspect.run_folders import read_run
+from pipelines.inspect.submissions import Submission, read_submission, submissions
+from pipelines.run.submission.detached import start_respawner
+
+pytestmark = pytest.mark.usefixtures("killed_programs")
+
+Start = Callable[[], tuple[int, float]]
+Laminar = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a process that ends on SIGTERM; returns its id and its start."""
+    with ExitStack() as stack:
+
+        def call() -> tuple[int, float]:
+            process = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+            stack.callback(process.kill)
+            return process.pid, psutil.Process(process.pid).create_time()
+
+        yield call
+
+
+@pytest.fixture
+def folder(tmp_path: Path, run_id: str) -> Path:
+    return tmp_path / "runs" / run_id
+
+
+@pytest.fixture
+def laminar(folder: Path, capsys: pytest.CaptureFixture[str]) -> Laminar:
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["runs", *words, "--run", folder.name, "--folder", str(folder.parent)])
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, " ".join(printed.err.replace("│", " ").split())
+
+    return call
+
+
+def submitted(folder: Path, pipeline: str, model: str = "/nowhere", index: int = 0, **fields: Any) -> Submission:
+    """A role that was submitted, with its files."""
+    submission = Submission(folder, pipeline, index, "embedded", **fields)
+    submission.file.parent.mkdir(parents=True, exist_ok=True)
+    submission.write()
+    table = {"run": {"name": folder.name, "folder": str(folder.parent)}, "model": {"path": model}}
+    save_config(parse_config({**table, "kafka": {"bootstrap_servers": "127.0.0.1:9"}}, "a test"), submission.config)
+    return submission
+
+
+def has_ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_submission_is_unsupervised_while_only_its_process_works(folder: Path, start: Start) -> None:
+    respawner, worker = start(), start()
+    processes = {"pid": respawner[0], "pid_created": respawner[1], "worker": worker[0], "worker_created": worker[1]}
+    submission = submitted(folder, "score", **processes)
+    assert submission.status == "up"
+    role = read_run(folder).state["roles"]["score"]
+    assert (role["pid"], role["respawner"]) == (worker[0], respawner[0])
+    psutil.Process(respawner[0]).kill()
+    assert submission.status == "unsupervised"
+    found = read_run(folder)
+    assert (found.status, found.state["roles"]["score"]["pid"], found.state["roles"]["score"]["respawner"]) == (
+        "running",
+        worker[0],
+        None,
+    )
+    psutil.Process(worker[0]).kill()
+    assert submission.status == "died"
+    assert read_run(folder).status == "died"
+
+
+def test_respawner_stops_the_process_of_a_killed_one_and_names_the_error(folder: Path, start: Start) -> None:
+    pid, created = start()
+    respawner = start_respawner(submitted(folder, "trainer", worker=pid, worker_created=created))
+    deadline = time.monotonic() + 120
+    while (now := read_submission(respawner.file)).state == "up":
+        assert time.monotonic() < deadline, respawner.log.read_text()
+        time.sleep(0.05)
+    assert has_ended(pid)
+    assert f"process {pid}, whose respawner has ended, is stopped" in respawner.log.read_text()
+    assert (now.state, now.restarts) == ("failed", 0)
+    assert now.error == f"it cannot run: model.path: there is no folder /nowhere (see {respawner.log})"
+    assert read_run(folder).state["error"] == f"trainer: {now.error}"
+
+
+def test_resume_starts_no_role_if_one_cannot_run(folder: Path, laminar: Laminar, tmp_path: Path) -> None:
+    roles = [submitted(folder, pipeline) for pipeline in ("trainer", "rollout", "placement")]
+    code, _, error = laminar("resume")
+    assert code == 1
+    files = ", ".join(str(each.config) for each in (roles[1], roles[0]))
+    assert error == f"laminar: model.path: there is no folder /nowhere (in {files})"
+    assert all(read_submission(each.file).pid is None for each in roles)
+
+
+def test_stopped_role_is_not_resumed_with_its_run(folder: Path, laminar: Laminar, start: Start) -> None:
+    processes = [start(), start()]
+    for index, (pid, created) in enumerate(processes):
+        submitted(folder, "rollout", index=index, pid=pid, pid_created=created)
+    code, text, _ = laminar("stop", "--role", "rollout-1")
+    assert (code, text) == (0, f"rollout-1 of run {folder.name} has ended, and is not resumed with the run\n")
+    assert [has_ended(pid) for pid, _ in processes] == [False, True]
+    assert [each.status for each in submissions(folder)] == ["up", "removed"]
+    code, text, _ = laminar("resume")
+    assert code == 0
+    assert "ended for good: rollout-1" in text
+    assert [each.status for each in submissions(folder)] == ["up", "removed"]
+    code, _, error = laminar("stop", "--role", "rollout-7")
+    assert code == 2
+    assert "there are: rollout-0, rollout-1" in error
+
+
+def test_stop_removes_the_store_of_a_run_unless_it_is_in_use(folder: Path, laminar: Laminar, start: Start) -> None:
+    pid, created = start()
+    submitted(folder, "trainer", pid=pid, pid_created=created)
+    store = default_root(folder.name)
+    lock = open_folder(store, folder)
+    try:
+        code, text, _ = laminar("stop", "--json")
+        assert (code, json.loads(text)["stopped"], store.is_dir()) == (0, True, True)
+        assert f"its weight store stays: {store} is in use by" in " ".join(laminar("stop")[1].split())
+    finally:
+        lock.release()
+    assert f"its weight store {store} is removed" in " ".join(laminar("stop")[1].split())
+    assert not store.exists()
