@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.escaping import print_escaped
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption, Printing
 from pipelines.inspect.log.manifests import Manifests, ancestors
@@ -43,8 +44,12 @@ def weights() -> None:
 
 
 @app.command("list")
-def list_(address: Address, printing: Printing) -> RowOutput:
-    """List the weight versions of a run, oldest first. `ancestor`: the newest version is or descends from this one.
+def list_(
+    address: Address,
+    printing: Printing,
+    count: Annotated[int, typer.Option("-n", min=0, help="How many of the newest versions; 0: all.")] = 20,
+) -> RowOutput:
+    """List the newest weight versions of a run, oldest first. `ancestor`: the newest is or descends from this one.
 
     `where` says where this machine has the weights, for `laminar weights pull`: in the weight store (shared memory,
     while the run is active), in the folder of the final model, in a checkpoint, or in the run's initial model.
@@ -52,14 +57,17 @@ def list_(address: Address, printing: Printing) -> RowOutput:
     \b
     Examples:
       laminar weights list
-      laminar weights list --json | jq '.[] | select(.where != []) | .version'
+      laminar weights list -n 0 --json | jq '.[] | select(.where != []) | .version'
     """
     connection = address.open_log()
     manifests = Manifests(connection.client, connection.run).readable()
     by_version = {each.version: each for each in manifests}
     line = {each.version for each, _ in ancestors(by_version, max(by_version), None)} if by_version else set()
     places = weight_places(manifests, connection.run, address.folder)
-    rows = [_row(each, each.version in line, places.get(each.version, [])) for each in manifests]
+    shown = manifests[-count:]  # all for 0
+    if len(shown) < len(manifests):
+        print_escaped(f"{len(manifests) - len(shown)} older versions are not shown: -n 0 shows all", err=True)
+    rows = [_row(each, each.version in line, places.get(each.version, [])) for each in shown]
     return RowOutput([rows], COLUMNS, printing.form(), f"run {connection.run} has no weights yet", cells=_cells)
 
 

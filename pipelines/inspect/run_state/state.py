@@ -127,7 +127,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A snapshot. `now` is the newest time in any event; metric values are the newest of their series."""
+    """A snapshot. `now` is the newest time in any event; values are the newest of their series; lag is of `OF_WORK`."""
 
     run: str
     goal: int | None = None
@@ -144,8 +144,7 @@ class RunState:
     pace: tuple[BatchPace, ...] = ()
     version: PolicyVersion | None = None
     versions: int = 0
-    """The newest weight version, and how many there are: one of the start, and one a batch. Versions that were
-    published again after a restart do not count twice."""
+    """The newest weight version, and how many there are, without those published again after a restart."""
     signs: LearningSigns = NO_SIGNS
     reward: Curve = NO_POINTS
     greedy: Curve = NO_POINTS
@@ -171,11 +170,9 @@ class RunState:
     roles: Mapping[str, RoleState] = field(default_factory=dict)
     last_metric_at: Mapping[str, int] = field(default_factory=dict)
     lag: Mapping[str, int] = field(default_factory=dict)
-    """Of the topics `OF_WORK`."""
 
     @property
     def phase(self) -> str:
-        """The newest phase; of a run whose phases nobody records, whether it has made a step."""
         return self.phases[-1].phase if self.phases else "training" if self.step else "starting"
 
     @property
@@ -395,9 +392,7 @@ _SERIES: Mapping[str, Callable[[RunState, Metric], RunState]] = {
     PAUSE: _pause,
     "warm_start": _newest("warm_start"),
     # Metrics with these three names, and versions, are only in metrics.jsonl; a watched run emits events instead.
-    "lag": lambda state, metric: replace(
-        state, lag={short_name: int(behind) for short_name, behind in metric.values.items()}
-    ),
+    "lag": lambda state, metric: fold(state, LagMeasured({name: int(of) for name, of in metric.values.items()})),
     "replica": _sample,
     "phase": lambda state, metric: fold(state, PhaseStarted(next(iter(metric.values)), metric.measured_at)),
 }

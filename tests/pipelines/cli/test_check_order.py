@@ -34,7 +34,7 @@ def config(tmp_path: Path) -> Path:
     ("words", "reason"),
     [
         (("run", "CONFIG"), "run 'known' exists already"),
-        (("deploy", "CONFIG", "files"), "model.path is 'models/mine', but must be below deploy.volume_path"),
+        (("deploy", "CONFIG", "files"), "models/mine', but must be below deploy.volume_path"),
     ],
 )
 def test_command_checks_its_configuration_before_slow_imports(

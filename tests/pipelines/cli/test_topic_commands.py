@@ -165,6 +165,9 @@ def test_weights_list_marks_ancestors_of_newest(laminar: Laminar) -> None:
         ("2.2", True),
     ]
     assert "1.2" in laminar("weights", "list")[1]
+    code, text, note = laminar("weights", "list", "-n", "2", "--json")
+    assert (code, [row["version"] for row in json.loads(text)]) == (0, ["1.2", "2.2"])
+    assert note == "2 older versions are not shown: -n 0 shows all\n"
 
 
 def test_weights_show(laminar: Laminar) -> None:

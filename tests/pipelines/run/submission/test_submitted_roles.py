@@ -70,14 +70,27 @@ def has_ended(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def kill(pid: int) -> None:
+    psutil.Process(pid).kill()
+    deadline = time.monotonic() + 30
+    while not has_ended(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_submission_is_unsupervised_while_only_its_process_works(folder: Path, start: Start) -> None:
     respawner, worker = start(), start()
     processes = {"pid": respawner[0], "pid_created": respawner[1], "worker": worker[0], "worker_created": worker[1]}
     submission = submitted(folder, "score", **processes)
     assert submission.status == "up"
+    assert read_run(folder).state["phase"] == "starting"
+    alive = folder / "alive" / "score.json"
+    alive.parent.mkdir()
+    alive.write_text('{"ready": true}')
+    assert read_run(folder).state["phase"] == "training"
     role = read_run(folder).state["roles"]["score"]
     assert (role["pid"], role["respawner"]) == (worker[0], respawner[0])
-    psutil.Process(respawner[0]).kill()
+    kill(respawner[0])
     assert submission.status == "unsupervised"
     found = read_run(folder)
     assert (found.status, found.state["roles"]["score"]["pid"], found.state["roles"]["score"]["respawner"]) == (
@@ -85,9 +98,10 @@ def test_submission_is_unsupervised_while_only_its_process_works(folder: Path, s
         worker[0],
         None,
     )
-    psutil.Process(worker[0]).kill()
+    kill(worker[0])
     assert submission.status == "died"
-    assert read_run(folder).status == "died"
+    found = read_run(folder)
+    assert (found.status, found.state["phase"]) == ("died", "died")
 
 
 def test_respawner_stops_the_process_of_a_killed_one_and_names_the_error(folder: Path, start: Start) -> None:
