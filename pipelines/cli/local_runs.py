@@ -102,10 +102,9 @@ def _read_state(run: RunFolder) -> RunState:
     from pipelines.inspect.run_state.local_run import started_run
     from pipelines.inspect.run_state.state import fold_all
 
-    path = run.folder / METRICS_FILE
     at = int((run.state.get("ended_at") or (time.time() if run.status == "running" else 0)) * 1000)
     state = started_run(run)
-    metrics = read_metrics(path) if path.exists() else []
+    metrics = read_metrics(run.folder / METRICS_FILE)
     ended = [] if run.status == "running" else [PhaseStarted(run.status, at)]
     return fold_all(state, [*metrics, *ended, RolesChanged(_roles(run)), Tick(at)])
 

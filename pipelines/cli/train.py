@@ -192,8 +192,7 @@ def _last_step(run_folder: Path) -> int | None:
     """The last optimizer step of the run; None if its folder does not have its metrics."""
     from pipelines.inspect.metrics_file import read_metrics
 
-    file = run_folder / METRICS_FILE
-    metrics = read_metrics(file) if file.exists() else []
+    metrics = read_metrics(run_folder / METRICS_FILE)
     return max((metric.step for metric in metrics if metric.name == "trainer"), default=None)
 
 

@@ -66,8 +66,11 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[Metric]:
-    """The metrics in the file; an incomplete line is skipped. Raises OSError, ValueError."""
-    return _decode_lines(path, path.read_bytes())
+    """The metrics in the file; an incomplete line is skipped. Of a run that has written none yet, no metrics.
+
+    Raises OSError, ValueError.
+    """
+    return _decode_lines(path, path.read_bytes()) if path.exists() else []
 
 
 def replica_metric(status: ReplicaStatus) -> Metric:

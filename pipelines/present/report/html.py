@@ -63,11 +63,11 @@ def render_report(folder: Path) -> str:
 
     The summary of a run that has not ended is made from its metrics. Raises ValueError if a file is invalid.
     """
-    audit, config, metrics = folder / AUDIT_FILE, folder / CONFIG_FILE, folder / METRICS_FILE
+    audit, config = folder / AUDIT_FILE, folder / CONFIG_FILE
     insight, samples = folder / INSIGHT_FILE, folder / SAMPLES_FILE
     return page(
         read_summary(folder),
-        read_metrics(metrics) if metrics.exists() else [],
+        read_metrics(folder / METRICS_FILE),
         json.loads(audit.read_text("utf-8")) if audit.exists() else None,
         config.read_text("utf-8") if config.exists() else "",
         folder,

@@ -77,7 +77,7 @@ def summarise(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str
 
     Raises OSError or ValueError if metrics.jsonl, state.json or config.toml cannot be read.
     """
-    metrics = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
+    metrics = read_metrics(folder / METRICS_FILE)
     return summary_of(metrics, facts_of(folder, audit, phases))
 
 

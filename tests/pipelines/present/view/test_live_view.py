@@ -337,6 +337,10 @@ def test_metrics_file_reads_only_its_end(tmp_path: Path, monkeypatch: pytest.Mon
     assert [each for each in read_metrics(path) if each.name != "position"] == metrics
 
 
+def test_read_metrics_is_empty_for_a_run_without_the_file(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
 def test_read_metrics_rejects_invalid_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"name":"trainer","step":1,"values":{},"measured_at":5}\n{"name":"trainer"}\n')
