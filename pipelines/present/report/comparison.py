@@ -40,16 +40,16 @@ def comparison(runs: Sequence[ComparedRun]) -> str:
 def metric_rows(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     """Return a row for each summary metric that any run has, with a column for each run.
 
-    One that is 0 in all runs has no row, except those of the audit.
+    One that is 0 in all runs has no row, except those of the audit and the share of errors.
     """
     return [
         {"metric": label, **{each.run: each.summary.get(key) for each in runs}}
         for key, label in LABELS.items()
-        if any(value or (value is not None and (key in AUDITED or value is False)) for value in _values(runs, key))
+        if any(value or (value is not None and (key in SHOWN_AS_0 or value is False)) for value in _values(runs, key))
     ]
 
 
-AUDITED = ("lost", "trained_twice")
+SHOWN_AS_0 = ("error_share", "lost", "trained_twice")
 
 
 def _values(runs: Sequence[ComparedRun], key: str) -> list[Any]:
