@@ -129,7 +129,8 @@ def test_restarts_score_and_count_every_trajectory_once(
     assert sorted(score.scored()) == sorted(f"p{number}.{member}" for number, member in names)
     metrics: list[Metric] = score.log.rows(METRICS)
     assert [metric.step for metric in metrics] == sorted({metric.step for metric in metrics})  # none is repeated
-    assert metrics[-1].values == {**dict.fromkeys(score_trajectories.COUNTS, 0), "trajectories": 32}
+    counts = {"trajectories": 32, 'trajectories{task="chain_sum"}': 32}
+    assert metrics[-1].values == {**dict.fromkeys(score_trajectories.COUNTS, 0), **counts}
 
 
 def test_split_state_gives_each_shard_the_marks_of_its_partitions() -> None:
