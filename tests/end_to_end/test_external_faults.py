@@ -78,7 +78,8 @@ def read_by_pipelines(garbage: dict[Where, bytes]) -> dict[Where, bytes]:
     """The garbage in topics that pipelines of this run consume."""
     topics = {where: CATALOGUE[where[0].rpartition(".")[2]] for where in garbage}
     unread = (CURRICULUM, BATCH_ASSEMBLY, RANKS)  # not consumed without a curriculum, several shards and ranks
-    return {where: garbage[where] for where, topic in topics.items() if topic.consumers and topic not in unread}
+    read = {where for where, topic in topics.items() if {*topic.consumers} - {"autoscaler"} and topic not in unread}
+    return {where: value for where, value in garbage.items() if where in read}
 
 
 def letters_by_place(client: ClientProperties, run: LaminarRun) -> dict[Where, DeadLetter]:
