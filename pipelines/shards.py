@@ -11,7 +11,7 @@ from infra.files import create_secret
 from infra.store.ownership import choose_store_folder
 from operators.io.config import ShardConfig, TopicInput
 from pipelines.config import Config
-from schemas.topics import Topic
+from schemas.topics import EXPERIENCES, TRAJECTORIES, Topic
 
 COUNTERS_S = 10.0
 """Seconds between two reports of a role's counters: every scrape of 15 s sees new ones."""
@@ -67,6 +67,21 @@ def shard_numbers(pipeline: str, shards: int, shard: int | None) -> tuple[int, .
     if not 0 <= shard < shards:
         raise ValueError(f"shard {shard} does not exist: {pipeline}.shards is {shards}")
     return (shard,)
+
+
+def score_source(config: Config, shard: int) -> ShardConfig:
+    """The source of shard `shard` of score: its own partitions of both topics."""
+    shards = config.score.shards
+    own = partitions_of(config, TRAJECTORIES)[shard::shards]
+    return shard_config(
+        config,
+        "score",
+        TopicInput(TRAJECTORIES, own, blocks=True),
+        ledger=(EXPERIENCES,),
+        ledger_partitions=own,
+        index=shard,
+        shards=shards,
+    )
 
 
 def topic_input(config: Config, topic: Topic, **options: str | bool | int | tuple[str, ...]) -> TopicInput:

@@ -12,7 +12,7 @@ from infra.kafka.session import SessionLost
 from infra.kafka.session_config import SessionConfig
 from operators.score.score_trajectories import split_state
 from pipelines.config import Config
-from pipelines.score import source_of
+from pipelines.shards import score_source
 
 PAUSES_S = (0.5, 2.0, 5.0)
 """Before a repetition, while Kafka is unavailable or another process starts the same role."""
@@ -25,7 +25,7 @@ def reshard_score(config: Config, note: Callable[[str], None]) -> None:
     config = replace(config, kafka=config.kafka.for_role("score"))
 
     def session(shard: int, shards: int) -> SessionConfig:
-        return source_of(replace(config, score=replace(config.score, shards=shards)), shard).session()
+        return score_source(replace(config, score=replace(config.score, shards=shards)), shard).session()
 
     shards, clients = config.score.shards, KafkaClients(config.kafka.client())
     for pause_s in (*PAUSES_S, None):

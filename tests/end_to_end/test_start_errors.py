@@ -9,6 +9,7 @@ import socket
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from laminar_runs import LaminarRun, StartRun
@@ -113,14 +114,16 @@ def test_run_names_all_mistakes_at_once(start_run: StartRun, run_id: str, tmp_pa
 def test_check_reports_as_a_start_and_starts_nothing(
     small_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def check(*changes: str) -> tuple[int, dict[str, list[str]]]:
+    def check(*changes: str) -> tuple[int, dict[str, Any]]:
         known = (f"run.folder={tmp_path}", "trainer.learner.learning_rate=2e-4")
         words = [word for change in (*known, *changes) for word in ("--set", change)]
         with pytest.raises(SystemExit) as ended:
             main(["run", str(small_config), "--check", "--json", *words])
         return int(ended.value.code or 0), json.loads(capsys.readouterr().out)
 
-    assert check() == (0, {"problems": [], "warnings": []})
+    code, found = check()
+    assert (code, found["problems"], found["warnings"]) == (0, [], [])
+    assert len(found["tried"]) == 1
     code, found = check("trainer.learner.learning_rate=0", 'score.rewards=[{name="nowhere.py:mine"}]')
     assert code == 1
     assert [problem.partition(":")[0] for problem in found["problems"]] == [
