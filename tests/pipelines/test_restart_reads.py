@@ -63,7 +63,8 @@ def test_restart_reads_lists_all_inputs_of_a_role(config: Config, role: str, mon
     monkeypatch.setattr(type(config.prompts), "curricula", property(lambda self: levels))
     if role == "trainer":
         monkeypatch.setattr(Config, "emulated", property(lambda self: False))  # so that it also reads the relay chain
-    (shard,) = shards_of(config, role)
+    shard, *others = shards_of(config, role)
+    assert all(reads_of(each) == reads_of(shard) for each in others)
     assert reads_of(shard) == set(READS[role])
 
 

@@ -39,7 +39,7 @@ def laminar(runs: Path, capsys: pytest.CaptureFixture[str]) -> Laminar:
         with pytest.raises(SystemExit) as exit_info:
             main([*arguments, "--json", *(["--folder", str(runs)] if arguments[0] == "runs" else [])])
         out = capsys.readouterr().out
-        lines = [json.loads(line) for line in out.splitlines()] if "logs" in arguments else None
+        lines = json.loads(out) if "logs" in arguments else None
         return int(exit_info.value.code or 0), lines or (json.loads(out) if out else None)
 
     return call
