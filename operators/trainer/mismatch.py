@@ -27,7 +27,8 @@ def current_versions(versions: Iterable[PolicyVersion], batch: int) -> Tensor:
     Version n has taken the batches 0 to n - 1. A batch's staleness does not tell: it is from the time when the batch
     was made, and the trainer may have taken others since. Versions of other runs (imported, epoch 0) never are.
     """
-    return torch.tensor([version.epoch > 0 and version.number == batch for version in versions])
+    current = [version.epoch > 0 and version.number == batch for version in versions]
+    return torch.tensor(current, dtype=torch.bool)  # also of a rank without rows
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ def test_mismatch_counts_only_fresh_sequences() -> None:
 def test_current_versions_are_those_that_the_batch_changes() -> None:
     versions = [PolicyVersion(1, 7), PolicyVersion(2, 7), PolicyVersion(2, 6), PolicyVersion(0, 7)]
     assert current_versions(versions, 7).tolist() == [True, True, False, False]
+    assert current_versions([], 7).dtype == torch.bool
 
 
 def test_mismatch_leaves_out_tokens_of_earlier_weights_in_a_batch_at_staleness_0(tmp_path: Path) -> None:
