@@ -16,6 +16,7 @@ from infra.system import SYSTEM, System
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 from infra.transport.weight_pusher import WeightPusher
+from operators.io.clocks import wall_ms
 from schemas.records import PolicyVersion, RelayChain, TensorSpec, WeightVersion
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class PublishSettings:
 class Publishing:
     """Manifest log, weight pusher, and the `publisher` that uses them, on `host` (default: this machine).
 
-    It closes `store` and the producer that `open_producer` returns. `copy` is the publisher's. Raises as they do.
+    It closes `store` and the producer that `open_producer` returns. `copy` and `now` are the publisher's. Raises as they do.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Publishing:
         *,
         host: str | None = None,
         copy: Copy = copy_array,
+        now: Callable[[], int] = wall_ms,
         system: System = SYSTEM,
     ) -> None:
         self._last: PolicyVersion | None = None
@@ -72,6 +74,7 @@ class Publishing:
                 specs,
                 parent,
                 copy,
+                now,
                 chunk_bytes=settings.chunk_bytes,
                 deltas=lambda: settings.deltas and self._pusher.relays > 1,
                 system=system,

@@ -106,6 +106,7 @@ class RelayedTraining(ShardFold):
             settings,
             host=system.host,
             copy=copy,
+            now=process.unix_ms,
             system=system,
         )
         self._fold = step.restore(restored, None, process.monotonic, process.unix_ms, self._publish)

@@ -23,7 +23,7 @@ def test_join_parts_orders_by_index() -> None:
         assert batch.trained[index] == batch.loss_mask[start:end].sum()
         assert not batch.loss_mask[start : start + batch.prompt_lengths[index]].any()
     assert batch.token_ids.tolist() == [token for part in parts for token in part.token_ids.to_pylist()]
-    assert set(batch.versions) == {PolicyVersion(0, 3)}
+    assert set(batch.versions) == {PolicyVersion(0, 0), PolicyVersion(1, 0)}
 
 
 def test_join_parts_keeps_groups_across_parts() -> None:
