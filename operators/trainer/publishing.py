@@ -43,7 +43,8 @@ class PublishSettings:
 class Publishing:
     """Manifest log, weight pusher, and the `publisher` that uses them, on `host` (default: this machine).
 
-    It closes `store` and the producer that `open_producer` returns. `copy` and `now`: see the publisher. Raises as they do.
+    It closes `store` and the producer that `open_producer` returns. `copy` and `now` are those of `Publisher`.
+    Raises as they do.
     """
 
     def __init__(
