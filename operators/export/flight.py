@@ -38,7 +38,8 @@ MAX_STREAMS = 16
 class TopicServer(flight.FlightServerBase):
     """Serves the topics of `run`. With `token` every call must carry it; `certificate` (and key) enables TLS.
 
-    Raises ValueError if other machines could connect without both: a token in clear text can be read by anybody.
+    Raises ValueError if other machines could connect without both: a token in clear text can be read by anybody;
+    OSError if it cannot listen at `host` and `port`.
     """
 
     def __init__(
@@ -59,11 +60,14 @@ class TopicServer(flight.FlightServerBase):
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
         self._closing = threading.Event()
         self.host, self._scheme = host, "grpc+tls" if certificate else "grpc"
-        super().__init__(
-            f"{self._scheme}://{host}:{port}",
-            middleware={"token": _TokenFactory(token)} if token else None,
-            tls_certificates=[certificate] if certificate else None,
-        )
+        try:
+            super().__init__(
+                f"{self._scheme}://{host}:{port}",
+                middleware={"token": _TokenFactory(token)} if token else None,
+                tls_certificates=[certificate] if certificate else None,
+            )
+        except pa.ArrowException as error:  # it does not say why
+            raise OSError(f"cannot listen at {host}:{port}, perhaps the port is in use") from error
 
     @property
     def location(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
-from pipelines.inspect.run_files import METRICS_FILE
+from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.inspect.run_folders import RUNS, run_command
 from pipelines.present.output import Report, Row, RowOutput
 
@@ -199,7 +199,8 @@ def _status_lines(
     yield f"run {run.run}: {status}, {steps_text(state)}, {with_downtime(state.elapsed_s, run.downtime_s)}"
     if run.state.get("error"):
         yield f"  error       {run.state['error']}"
-    if run.status in ("died", "failed", "stopped") or _names_of(roles, "unsupervised"):
+    has_topics = not run.supervised or (run.folder / CONFIG_FILE).exists()
+    if (has_topics and run.status in ("died", "failed", "stopped")) or _names_of(roles, "unsupervised"):
         yield f"  resume      {run_command(run.folder, 'runs resume')}"
     yield from [f"  {'kafka':<12}{problem}"] if problem else ()
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -41,6 +42,13 @@ def read(client: flight.FlightClient, ticket: dict[str, Any]) -> tuple[list[str]
         if chunk.app_metadata is not None and len(chunk.app_metadata):
             metadata.append(json.loads(chunk.app_metadata.to_pybytes()))
     return names, metadata
+
+
+def test_flight_endpoint_says_that_its_port_is_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"cannot listen at 127.0.0.1:{port}, perhaps the port is in use"):
+            TopicServer(ClientProperties({"bootstrap.servers": "127.0.0.1:1"}), "sums", port=port)
 
 
 def test_flight_ticket_returns_rows_committed_at_its_creation(topics: Topics, client: flight.FlightClient) -> None:

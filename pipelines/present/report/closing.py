@@ -67,9 +67,11 @@ def closing_lines(
     commands = next_commands(folder)
     if file is not None:
         kept = [each for each in changes if each.partition("=")[0].strip() not in ("run.seed", "run.name")]
-        options = [*kept, f"run.seed={(summary.get('seed') or 0) + 1}"]
-        again = " ".join(f"--set {shlex.quote(each)}" for each in options)
-        commands.append((f"{laminar_command()} run {file} {again}", "repeat the run with another seed"))
+        seed = (summary.get("seed") or 0) + 1
+        again = " ".join(f"--set {shlex.quote(each)}" for each in [*kept, f"run.seed={seed}"])
+        # With a name: that of the configuration file is taken by this run.
+        name = shlex.quote(f"{folder.name}-seed-{seed}")
+        commands.append((f"{laminar_command()} run {file} --name {name} {again}", "repeat the run with another seed"))
     return "\n".join([*lines, "", "Next:", *_listed(commands), ""])
 
 

@@ -75,7 +75,7 @@ def error_verdict(summary: Summary, folder: Path) -> str | None:
     )
     if not (text := errors_text(counts)):
         return None
-    effect = " The model learned nothing from them: their reward is score.on_error." if counts.reward_errors else ""
+    effect = " Responses whose reward failed were trained with score.on_error." if counts.reward_errors else ""
     tasks = {task: TaskErrors(**values) for task, values in (summary.get("errors_by_task") or {}).items()}
     which = f", {found}" if (found := which_errors(tasks)) else ""
     command = run_command(folder, "topics find experiences", "-w \"reward_error != ''\"")

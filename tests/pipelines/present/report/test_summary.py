@@ -78,7 +78,7 @@ def test_summary_of_metrics_file(tmp_path: Path) -> None:
     ("errors", "stop", "headline", "verdict"),
     [
         (0, None, "reached its goal", None),
-        (32, None, "reached its goal", "Errors in 50 % of 64 trajectories (rewards 32). The model learned nothing"),
+        (32, None, "reached its goal", "Errors in 50 % of 64 trajectories (rewards 32). Responses whose reward failed"),
         (64, None, "FAILED: its trajectories have errors", "Errors in 100 % of 64 trajectories (rewards 64)."),
         (32, 0.5, "FAILED: its trajectories have errors", "Errors in 50 %"),
     ],
@@ -294,12 +294,13 @@ def test_closing_lines_have_results_and_next_commands() -> None:
         "rollout-0 1×",
         "runs/sums/report.html",
         f"{laminar_command()} runs audit --run sums",
-        f"{laminar_command()} run my.toml --set run.seed=4",
+        f"{laminar_command()} run my.toml --name sums-seed-4 --set run.seed=4",
     ):
         assert expected in text, expected
     changes = ("prompts.task=gcd", "prompts.stop=['a b']", "run.seed=3")
     again = closing_lines(Path("runs/sums"), summary_of(list(history()), FACTS), Path("my.toml"), changes)
-    assert """run my.toml --set prompts.task=gcd --set 'prompts.stop=['"'"'a b'"'"']' --set run.seed=4""" in again
+    assert "run my.toml --name sums-seed-4 --set prompts.task=gcd" in again
+    assert """ --set 'prompts.stop=['"'"'a b'"'"']' --set run.seed=4""" in again
     stopped = summary_of([], RunFacts("sums", reached=False, error="the broker went away"))
     text = closing_lines(Path("runs/sums"), stopped, Path("my.toml"))
     assert "ended before its goal" in text
