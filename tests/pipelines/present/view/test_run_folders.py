@@ -270,6 +270,10 @@ def test_runs_status_of_dead_run_exits_with_1(tmp_path: Path) -> None:
     make_run(tmp_path, "dead", pid=2**22 + 5)
     code, out = invoke("status", "--folder", str(tmp_path))
     assert code == 1
+    assert "runs resume" not in out, "it ended before its topics were created"
+    (tmp_path / "dead" / "config.toml").touch()
+    code, out = invoke("status", "--folder", str(tmp_path))
+    assert code == 1
     assert f"laminar runs resume --run {tmp_path / 'dead'}\n" in out
     assert "run dead: died in phase training" in out
     make_run(tmp_path, "failed", ended_at=START / 1000 + 9, error="the disk is full", phase="failed")
