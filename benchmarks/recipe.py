@@ -117,6 +117,7 @@ class Loop:
             lineage_partitions=zeros,
             lineage_offsets=columns.integers(range(len(rows))),
             breaks=columns.integers([]),
+            context_rewards=columns.floats([]),
         )
 
 

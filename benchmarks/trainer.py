@@ -142,6 +142,7 @@ def draw(kind: str) -> MicroBatch:
         lineage_partitions=zeros,
         lineage_offsets=columns.integers(range(count)),
         breaks=columns.integers([]),
+        context_rewards=columns.floats([]),
     )
 
 

@@ -69,9 +69,14 @@ _SINGLE_ROW = {records.MicroBatch, records.DeadLetter}
 _ADDED: Mapping[type, tuple[str, ...]] = {
     records.Prompt: ("messages",),
     records.Assignment: ("prompt.messages", "at_least"),
-    records.Trajectory: ("prompt.messages", "conversations"),
-    records.Experience: ("trajectory.prompt.messages", "trajectory.conversations"),
-    records.MicroBatch: ("breaks",),
+    records.Trajectory: ("prompt.messages", "conversations", "conversation_rewards"),
+    records.Experience: (
+        "trajectory.prompt.messages",
+        "trajectory.conversations",
+        "trajectory.conversation_rewards",
+        "conversation_rewards",
+    ),
+    records.MicroBatch: ("breaks", "context_rewards"),
     records.RelayChain: ("needed",),
     records.RankAddress: ("settings",),
 }
@@ -79,7 +84,7 @@ _ADDED: Mapping[type, tuple[str, ...]] = {
 _VERSIONS: Mapping[type, int] = {
     records.WeightVersion: 3,
     records.RelayStatus: 3,
-    records.EpisodeEnd: 3,
+    records.EpisodeEnd: 4,
     **{kind: 2 + len(columns) for kind, columns in _ADDED.items()},
 }
 """Schema versions; 2 for all other records."""
@@ -94,9 +99,9 @@ _EARLIER = {
     f"{kind.__name__}/{2 + at}".encode(): (_BY_KIND[kind], columns[at:])
     for kind, columns in _ADDED.items()
     for at in range(len(columns))
-} | {b"EpisodeEnd/2": (_BY_KIND[records.EpisodeEnd], ())}
-"""Earlier versions that are still read, with what they lack: `identify` adds it, empty. EpisodeEnd/2 lacks optional
-fields only."""
+} | dict.fromkeys((b"EpisodeEnd/2", b"EpisodeEnd/3"), (_BY_KIND[records.EpisodeEnd], ()))
+"""Earlier versions that are still read, with what they lack: `identify` adds it, empty. Those of EpisodeEnd lack
+optional fields only."""
 
 
 def as_version(value: bytes, headers: Headers, version: int) -> tuple[bytes, Headers]:

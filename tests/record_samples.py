@@ -37,6 +37,7 @@ TRAJECTORY = r.Trajectory(
     finished_at=1_700_000_000_250,
     episode=r.Episode((0.0, 1.0), "done"),
     conversations=(r.Conversation(0, 4, '[{"role":"user","content":"2 + 3"}]'), r.Conversation(1, 1, "")),
+    conversation_rewards=(1.0, 0.5),
 )
 
 SAMPLES: dict[type, object] = {
@@ -81,6 +82,7 @@ SAMPLES: dict[type, object] = {
             1_700_000_000_000,
             "tree",
             '[[{"role":"user","content":"2 + 3"}]]',
+            (0.5,),
         ),
         r.TurnEnded("p12.3", 5, 0, 4, "0f3a#0", 9, 14, "stop", None, 1_700_000_000_000),
         r.StageGroup("3-1", VERSION, (r.Stage(0, 4, "host:9001", 0, 6), r.Stage(1, 6, "other:9001", 6, 12)), 0, 4),
@@ -110,7 +112,7 @@ SAMPLES: dict[type, object] = {
         r.MoveOutcome("3-1", 0, 1, ("p12.3",), ("p12.4",), (), (), 1_700_000_000_180),
         r.Cancel(("p12.3", "p12.4"), (8, 0), 0, 4),
         r.AssignmentRejected("p12.3", 5, 0, 4, "no room", True),
-        r.Experience(TRAJECTORY, 0.75, (r.RewardComponent("exact", 1.0, 0.75),), None, 1_700_000_000_300),
+        r.Experience(TRAJECTORY, 0.75, (r.RewardComponent("exact", 1.0, 0.75),), None, 1_700_000_000_300, (1.0, 0.5)),
         r.Settled("p12.3", 8, "batched", "", 9, 1, 3, 1_700_000_000_400),
         r.MicroBatch(
             batch=9,
@@ -132,6 +134,7 @@ SAMPLES: dict[type, object] = {
             lineage_partitions=integers([0]),
             lineage_offsets=integers([33]),
             breaks=integers([5]),
+            context_rewards=floats([1.0, 0.5]),
         ),
         r.WeightVersion(
             version=VERSION,

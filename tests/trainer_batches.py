@@ -73,6 +73,7 @@ def pack_rows(
         lineage_partitions=columns.integers([0] * count_of_rows),
         lineage_offsets=columns.integers(range(count_of_rows)),
         breaks=columns.integers([]),
+        context_rewards=columns.floats([]),
     )
 
 

@@ -79,6 +79,7 @@ def batch_of(sequences: int, length: int, vocabulary: int) -> MicroBatch:
         **dict.fromkeys(("version_epochs", "version_numbers", "staleness"), zeros),
         **dict.fromkeys(("lineage_partitions", "lineage_offsets"), zeros),
         "breaks": np.empty(0, np.int64),
+        "context_rewards": np.empty(0, np.float32),
     }
     columns: dict[str, Any] = {name: _Column(each) for name, each in values.items()}
     names = tuple(trajectory_id("train", i // GROUP, i % GROUP) for i in range(sequences))

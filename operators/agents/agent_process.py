@@ -22,7 +22,7 @@ from infra.http_client import post_json
 from infra.json_text import decode_json
 from infra.processes import die_with_parent_command, kill_session
 from operators.agents.config import AgentsConfig
-from operators.agents.function_server import FunctionProcess, FunctionServer
+from operators.agents.function_server import REPORT_FIELDS, FunctionProcess, FunctionServer
 from operators.io.episode_keys import ADDRESS_FILE, ATTEMPT, EpisodeKeys
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ def play_episode(
     create_secret(secret_file)
     keys = EpisodeKeys(run, read_secret(secret_file))
     key, error = keys.key_of(task.episode), ""
+    transcript = folder / "agents" / f"{task.episode}.log" if config.transcripts else Path(os.devnull)
     (folder / "agents").mkdir(exist_ok=True)
     while not (folder / ADDRESS_FILE).exists() and not stop.wait(_POLL_S):
         pass
@@ -69,17 +70,18 @@ def play_episode(
         if stop.is_set():
             return
         report_file = work / f"{task.episode}.{attempt}.json"
-        error = _run_attempt(config, task, f"{key}{ATTEMPT}{attempt}", folder, report_file, stop, functions)
+        error = _run_attempt(config, task, f"{key}{ATTEMPT}{attempt}", folder, report_file, transcript, stop, functions)
         if not error:
             try:
                 body = read_report(report_file)
             except ValueError as invalid:
                 error = str(invalid)
+                note(transcript, error)
             else:
-                _report(folder, key, body, stop)
+                _report(folder, key, body, transcript, stop)
                 return
         log.warning("attempt %d of the agent of %s failed: %s", attempt + 1, task.episode, error)
-    _report(folder, key, {"error": error}, stop)
+    _report(folder, key, {"error": error}, transcript, stop)
 
 
 def _run_attempt(
@@ -88,11 +90,11 @@ def _run_attempt(
     key: str,
     folder: Path,
     report_file: Path,
+    transcript: Path,
     stop: threading.Event,
     functions: FunctionServer | None,
 ) -> str:
     """Run the agent once; returns why it failed, "" if it did not."""
-    transcript = folder / "agents" / f"{task.episode}.log" if config.transcripts else Path(os.devnull)
     environment = {**config.env, **environment_of(base_url(folder), key, task.task, report_file)}
     start = (
         start_command(config.command, environment, transcript)
@@ -177,12 +179,26 @@ def read_report(file: Path) -> dict[str, Any]:
         report = decode_json(file.read_bytes())
     except ValueError as error:
         raise ValueError(f"its report is not valid JSON: {error}") from error
-    if not isinstance(report, dict) or not report.keys() <= {"reward", "answer"}:
-        raise ValueError(f"its report must have reward and answer only, not {str(report)[:80]}")
+    if not isinstance(report, dict) or not report.keys() <= REPORT_FIELDS:
+        raise ValueError(f"its report must have reward, rewards and answer only, not {str(report)[:80]}")
     return report
 
 
-def _report(folder: Path, key: str, body: Mapping[str, Any], stop: threading.Event) -> None:
+def note(transcript: Path, text: str) -> None:
+    """Append what Laminar has to say of an agent to its transcript."""
+    with suppress(OSError), transcript.open("a") as file:
+        file.write(f"laminar: {text}\n")
+
+
+def rejection(error: int, text: str) -> str:
+    """Why the gateway rejected a report with status `error` and the body `text`."""
+    try:
+        return f"its report was rejected: {json.loads(text)['error']['message']}"
+    except (ValueError, TypeError, KeyError):
+        return f"its report was rejected with status {error}: {text}"
+
+
+def _report(folder: Path, key: str, body: Mapping[str, Any], transcript: Path, stop: threading.Event) -> None:
     """Report the result of an episode to the gateway, until it is recorded or `stop` is set."""
     while not stop.is_set():
         try:
@@ -194,7 +210,8 @@ def _report(folder: Path, key: str, body: Mapping[str, Any], stop: threading.Eve
             if error.code == 409:
                 return  # it has ended
             if error.code < 500 and error.code != 429 and "error" not in body:
-                body = {"error": f"its report was rejected: {text}"}
+                body = {"error": rejection(error.code, text)}
+                note(transcript, body["error"])
             log.warning("the gateway rejected a report with status %d: %s", error.code, text)
         except (OSError, http.client.HTTPException) as error:
             log.info("the gateway does not respond: %s", error)

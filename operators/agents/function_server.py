@@ -23,6 +23,8 @@ from typing import Any
 from infra.name_lookup import member_of
 from infra.processes import die_with_parent_command
 
+REPORT_FIELDS = {"reward", "rewards", "answer"}
+"""What an agent may report."""
 MAX_RETRIES = 10
 """Of the client: it outlasts a restart of the gateway."""
 _START_S = 120.0
@@ -199,9 +201,10 @@ def report_of(returned: Any) -> dict[str, Any]:
         return {"reward": float(returned)}
     if isinstance(returned, str):
         return {"answer": returned}
-    if isinstance(returned, dict) and returned.keys() <= {"reward", "answer"}:
+    if isinstance(returned, dict) and returned.keys() <= REPORT_FIELDS:
         return returned
-    raise TypeError(f"an agent must return a reward, an answer, both as a dict, or None, not {str(returned)[:80]!r}")
+    wanted = "a reward, an answer, a dict with reward, rewards and answer, or None"
+    raise TypeError(f"an agent must return {wanted}, not {str(returned)[:80]!r}")
 
 
 def _write(descriptor: int, event: Mapping[str, Any]) -> None:

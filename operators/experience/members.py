@@ -91,6 +91,12 @@ class ExperienceBlock:
         return Ragged(column.values.field("start").to_numpy(zero_copy_only=False), column.offsets.to_numpy())
 
     @cached_property
+    def conversation_rewards(self) -> Ragged:
+        """The reward of each conversation of an agent; none in rows where each has the row's reward."""
+        column = self.records.column("conversation_rewards")
+        return Ragged(column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy())
+
+    @cached_property
     def ids(self) -> list[str]:
         """Trajectory ids."""
         return list(map(trajectory_id, self.purposes, self.prompt_numbers, self.members))
@@ -211,6 +217,12 @@ class GroupMember:
     def reward(self) -> float:
         """Its reward."""
         return float(self.block.rewards[self.row])
+
+    @property
+    def conversation_rewards(self) -> list[float]:
+        """The reward of each conversation of an agent; empty if each has `reward`."""
+        found: list[float] = self.block.conversation_rewards.between(self.row, self.row + 1).tolist()
+        return found
 
     @property
     def accuracy(self) -> float | None:

@@ -151,6 +151,7 @@ def _micro_batch(position: tuple[int, int, int, int], members: Sequence[GroupMem
         "lineage_partitions": origins[:, 0],
         "lineage_offsets": origins[:, 1],
         "breaks": _breaks(runs, lengths, tokens),
+        "context_rewards": _context_rewards(runs),
     }
     schema = arrow_schema(MicroBatch)
     lists = {name: one_list(schema.field(name).type, values) for name, values in columns.items()}
@@ -168,6 +169,18 @@ def _breaks(runs: Sequence[RowRun], lengths: np.ndarray, tokens: np.ndarray) -> 
         found.append((of_rows + within)[within > 0])
         row += counts
     return np.concatenate(found)
+
+
+def _context_rewards(runs: Sequence[RowRun]) -> np.ndarray:
+    """The reward of each context of all rows, float64; none if each has that of its row."""
+    found, own = [np.empty(0)], False
+    for block, first, last in runs:
+        for row in range(first, last):
+            rewards = block.conversation_rewards.between(row, row + 1)
+            own = own or len(rewards) > 0
+            contexts = max(1, len(block.conversation_starts.between(row, row + 1)))
+            found.append(rewards if len(rewards) else np.repeat(block.rewards[row], contexts))
+    return np.concatenate(found) if own else found[0]
 
 
 def _concatenated(runs: Sequence[RowRun]) -> dict[str, np.ndarray]:

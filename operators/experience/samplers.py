@@ -154,10 +154,13 @@ class DynamicSampling(_FilteringSampler):
     """Keeps groups with 0 < correct answers < G: in others every advantage is 0 (DAPO, arXiv 2503.14476, eq. 11).
 
     An answer is correct if its accuracy is 1. If a member has no accuracy, the group is refused when all rewards are
-    equal. Refused groups are settled, so placement admits more prompts, which is DAPO's resampling.
+    equal. A group with an agent whose conversations have different rewards is kept. Refused groups are settled, so
+    placement admits more prompts, which is DAPO's resampling.
     """
 
     def refuse(self, group: Group) -> str | None:
+        if any(len(set(member.conversation_rewards)) > 1 for member in group.members):
+            return None
         accuracies = [member.accuracy for member in group.members if member.accuracy is not None]
         if len(accuracies) < len(group.members):
             return "all rewards of the group are equal" if len(set(group.rewards)) == 1 else None

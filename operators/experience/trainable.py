@@ -37,6 +37,7 @@ def untrainable(block: ExperienceBlock, vocabulary: int) -> dict[int, Untrainabl
     suspects = (
         _unequal_lengths(block)
         | _wrong_conversations(block)
+        | _wrong_rewards(block)
         | _out_of_range(block, vocabulary)
         | _untrainable_sampling(block)
     )
@@ -75,6 +76,14 @@ def _conversation_error(starts: np.ndarray, mask: np.ndarray, tokens: int) -> st
     if len(mask) == tokens and mask[starts[1:]].any():
         return "the first token of a conversation is in the loss mask"
     return None
+
+
+def _wrong_rewards(block: ExperienceBlock) -> set[int]:
+    """Rows with another number of rewards than of conversations, or with such a reward beyond single precision."""
+    rewards, conversations = block.conversation_rewards, block.conversation_starts.counts()
+    counts = rewards.counts()
+    large = np.searchsorted(rewards.ends, np.flatnonzero(~(np.abs(rewards.values) <= MAX_REWARD)), side="right") - 1
+    return {*np.flatnonzero((counts > 0) & (counts != conversations)).tolist(), *large.tolist()}
 
 
 def _out_of_range(block: ExperienceBlock, vocabulary: int) -> set[int]:
@@ -126,6 +135,11 @@ def _reason(block: ExperienceBlock, row: int, vocabulary: int) -> str | None:
     starts = block.conversation_starts.between(row, row + 1)
     if len(starts) > 1 and (reason := _conversation_error(starts, mask, len(ids))) is not None:
         return reason
+    rewards = block.conversation_rewards.between(row, row + 1)
+    if len(rewards) not in (0, len(starts)):
+        return f"{len(starts)} conversations with {len(rewards)} rewards"
+    if not (np.abs(rewards) <= MAX_REWARD).all():
+        return f"the rewards of its conversations, {rewards[:5].tolist()}, are beyond single precision"
     for used in (block.prompts.between(row, row + 1), ids):
         if len(unknown := used[~_in_vocabulary(used, vocabulary)]):
             return f"token {unknown[0]} is not in the model's vocabulary"

@@ -68,6 +68,7 @@ def dataset_name(kind: type, path: str) -> str:
         return {"error": "reward_error", "components": "reward_components"}.get(path, path)
     if kind in (Experience, Trajectory):
         path = path.removeprefix("trajectory.")
+        path = "reported_rewards" if path == "conversation_rewards" else path
         path = _NAMES.get(path, path.removeprefix("prompt.") if path.startswith(_SAMPLING) else path)
     return path.replace(".", "_")
 

@@ -153,7 +153,10 @@ _REPLACED_FIELDS = {
     "scored_at",
 }
 """Fields that get values of this run instead of the exported ones."""
-_ADDED = ("trajectory.prompt.messages", "trajectory.conversations")
+_ADDED = (
+    *("trajectory.prompt.messages", "trajectory.conversations"),
+    *("trajectory.conversation_rewards", "conversation_rewards"),
+)
 """Lists that datasets of earlier releases lack."""
 _POSITION = ("kafka_partition", "kafka_offset", "kafka_row")
 COLUMNS = pa.schema(

@@ -36,7 +36,7 @@ COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
     ("policy_version", pa.int64()),
     ("purpose", pa.utf8()),
 )
-_OF_TRAJECTORY = ("trajectory_id", "reward", "task", "group_id", "policy_version", "purpose")
+_OF_TRAJECTORY = ("trajectory_id", "task", "group_id", "policy_version", "purpose")
 
 
 def conversation_rows(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -51,6 +51,7 @@ def _rows(trajectory: dict[str, Any], schema: pa.Schema) -> Iterator[dict[str, A
     before_release = {"start": 0, "prompt_tokens": len(prompt), "messages": ""}  # such records have no conversations
     conversations = trajectory["conversations"] or [before_release]
     ends = [each["start"] for each in conversations[1:]] + [len(response)]
+    rewards = trajectory["conversation_rewards"] or [trajectory["reward"]] * len(conversations)
     shared = {name: trajectory[name] for name in schema.names if name in _OF_TRAJECTORY or name.startswith("kafka_")}
     for number, (each, end) in enumerate(zip(conversations, ends, strict=True)):
         own, before = slice(each["start"], end), [] if number else prompt
@@ -62,6 +63,7 @@ def _rows(trajectory: dict[str, Any], schema: pa.Schema) -> Iterator[dict[str, A
             "mask": [*[False] * len(before), *masks[own]],
             "logprobs": [*[0.0] * len(before), *logprobs[own]],
             "prompt_tokens": each["prompt_tokens"],
+            "reward": rewards[number],
         }
 
 
@@ -265,7 +267,7 @@ _VIEWS: Mapping[str, View] = {
         _preference_view,
     ),
     "conversations": View(
-        "conversations of agents' episodes, each with its messages, tokens, mask and logprobs",
+        "conversations of agents' episodes, each with its messages, tokens, mask, logprobs and reward",
         _CONVERSATION_SCHEMA,
         "prompt_environment = 'agent' and finish_reason != 'failed'",
         lambda table: conversation_rows(table, _CONVERSATION_SCHEMA),

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,6 +38,7 @@ from operators.gateway.conversation import TurnPlan, plan_completion, plan_turn
 from operators.gateway.episode_table import Episode, EpisodeTable
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.play import Player, Response, TurnOptions
+from operators.gateway.reports import AgentReport, parse_report, text_in
 from operators.gateway.responses_api import parse_responses, response_body, response_events
 from operators.gateway.served_versions import MODEL, ServedSampling, ServedVersions, version_name
 from operators.io.episode_keys import ATTEMPT, PEOPLE, WORKERS, EpisodeKeys
@@ -52,6 +53,7 @@ MAX_EPISODE_REQUESTS = 64
 """Requests of one episode that may be in progress, so that no agent can take the places of all others."""
 MAX_CLAIM_WAIT_S = 60.0
 _CLAIM_CHECK_S = 0.1
+_NOT_IN_TIME = "no agent finished it in time"
 RETRY_HEADER = "x-stainless-retry-count"
 """The number of the retry, which OpenAI's clients send."""
 
@@ -279,7 +281,7 @@ class Gateway:
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= MAX_CLAIM_WAIT_S:
             raise invalid(f"wait_s must be from 0 to {MAX_CLAIM_WAIT_S:g} seconds", "wait_s")
         for expired in claims.failed():
-            await self.player.end(expired, None, None, "no agent finished it in time")
+            await self.player.end(expired, AgentReport(error=_NOT_IN_TIME))
         found = await self._next(claims, wait)
         if found is not None and await request.is_disconnected():
             claims.give_back(found.episode, found.attempt, failed=False)
@@ -310,7 +312,7 @@ class Gateway:
             elsewhere = f"another process of the gateway hands out {episode}; repeat the request"
             raise ApiError(503, elsewhere, "server_error") from other
         if not again:
-            await self.player.end(episode, None, None, error or "no agent finished it in time")
+            await self.player.end(episode, AgentReport(error=error or _NOT_IN_TIME))
         return JSONResponse({"episode": episode, "again": again})
 
     def _claims_for(self, name: str) -> Claims:
@@ -322,11 +324,7 @@ class Gateway:
 
     async def _end(self, request: Request, name: str) -> HttpResponse:
         _check_episode(name)
-        body = await self._body(request)
-        if not isinstance(body, dict):
-            raise invalid("the body must be a JSON object")
-        reward, answer, error = _reward_of(body), _text(body, "answer"), _text(body, "error")
-        await self.player.end(name, reward, answer, error)
+        await self.player.end(name, parse_report(await self._body(request)))
         return JSONResponse({"episode": name, "finished": True, "error": self.table.error_of(name)})
 
 
@@ -361,28 +359,12 @@ async def _chain(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield each
 
 
-def _reward_of(body: Mapping[str, Any]) -> float | None:
-    reward = body.get("reward")
-    if reward is None:
-        return None
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) < float("inf"):
-        raise invalid(f"reward must be a finite number, not {str(reward)[:40]}", "reward")
-    return float(reward)
-
-
 def _given_back(body: Any) -> tuple[str, int, str | None]:
     """Episode, number of the attempt, and error of a request that gives an episode back. Raises ApiError."""
     given = body if isinstance(body, dict) else {}
-    episode, attempt, error = _text(given, "episode"), given.get("attempt"), _text(given, "error")
+    episode, attempt, error = text_in(given, "episode"), given.get("attempt"), text_in(given, "error")
     if episode is None or not is_trajectory_id(episode):
         raise invalid("episode must be the id of one", "episode")
     if isinstance(attempt, bool) or not isinstance(attempt, int) or attempt < 0:
         raise invalid("attempt must be the number that the claim returned", "attempt")
     return episode, attempt, error
-
-
-def _text(body: Mapping[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise invalid(f"{name} must be text", name)
-    return value

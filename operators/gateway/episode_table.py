@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from operators.gateway.conversation import RecordedConversations, RecordedPrefix, by_digest, response_digest
+from operators.gateway.reports import NO_REPORT, AgentReport
 from operators.gateway.segments import ReadResponse, Selected, segments_of
 from operators.gateway.turn_tree import EndedTurn
 from operators.io.elements import PartitionKey, ReceivedRecord
@@ -51,6 +52,8 @@ class Episode:
     incarnation: int
     turns: dict[str, Turn] = field(default_factory=dict)
     """By turn id, in the order of their first record."""
+    requested: set[str] = field(default_factory=set)
+    """The ids of all its turns, of those too whose tokens its owner does not have."""
     pending: TurnRequest | None = None
     """The turn whose response is being generated."""
     recorded: RecordedConversations = field(default_factory=RecordedConversations)
@@ -132,7 +135,7 @@ class EpisodeTable:
         partial = self.tokens(name)
         return 0 if partial is None else len(partial)
 
-    def segments(self, name: str, branches: Branches, most_tokens: int) -> Selected:
+    def segments(self, name: str, branches: Branches, most_tokens: int, report: AgentReport = NO_REPORT) -> Selected:
         """The conversations to train, that of the last turn first: see `segments_of`."""
         with self._lock:
             episode, partial = self._episodes.get(name), self._pool.get(name)
@@ -141,7 +144,7 @@ class EpisodeTable:
             turns = [turn for turn in episode.ended_turns() if turn.ended.stop <= len(partial)]
             tokens = partial.response.token_ids.to_numpy()
             drawn = partial.response.loss_mask.to_numpy(zero_copy_only=False)
-        return segments_of(turns, tokens, drawn, self._read_response, branches, most_tokens)
+        return segments_of(turns, tokens, drawn, self._read_response, branches, most_tokens, report)
 
     def announce(self, order: TurnRequest) -> None:
         """Record a request that this gateway is about to write."""
@@ -239,6 +242,7 @@ class EpisodeTable:
 
     def _request(self, record: TurnRequest) -> None:
         episode = self._episodes[record.trajectory_id]
+        episode.requested.add(record.turn_id)
         known = episode.turns.get(record.turn_id)
         if known is not None and known.ended is not None:
             return

@@ -18,6 +18,7 @@ from infra.kafka.producer import BoundedProducer
 from operators.gateway.conversation import TurnPlan
 from operators.gateway.episode_table import Episode, EpisodeTable
 from operators.gateway.errors import ApiError, invalid
+from operators.gateway.reports import AgentReport, unknown_ids
 from schemas.codec import encode
 from schemas.columns import floats, token_ids
 from schemas.records import Branches, EpisodeEnd, TurnEnded, TurnRequest
@@ -25,6 +26,9 @@ from schemas.topics import INBOX, inbox_partition
 
 _RECHECK_S = 5.0
 """A waiting request looks at its episode after so many seconds at the latest."""
+
+KNOWN_S = 5.0
+"""A turn of which another gateway has answered the request is known here after so many seconds at the latest."""
 
 Plan = Callable[[Episode], TurnPlan]
 Send = Callable[[TurnRequest | EpisodeEnd], None]
@@ -133,9 +137,10 @@ class Player:
                     yield response
                 await self._wait(changed, deadline)
 
-    async def end(self, name: str, reward: float | None, answer: str | None, error: str | None) -> None:
+    async def end(self, name: str, report: AgentReport) -> None:
         """End the episode, and wait until its trajectory has finished. Raises ApiError."""
         deadline = self._clock() + self._timeout_s
+        known_by = self._clock() + KNOWN_S
         sent: int | None = None
         async with self._changes.watching(name) as changed:
             while True:
@@ -143,19 +148,22 @@ class Player:
                 if self._table.has_finished(name):
                     return
                 episode = self._table.get(name)
-                if episode is not None and episode.lease != sent:
-                    order = await asyncio.to_thread(self._end_order, name, episode, reward, answer, error)
+                unknown = [] if episode is None else [each for each in report.rewards if each not in episode.requested]
+                if unknown and self._clock() >= known_by:  # until then another gateway may have answered them
+                    raise unknown_ids(unknown)
+                if episode is not None and not unknown and episode.lease != sent:
+                    order = await asyncio.to_thread(self._end_order, name, episode, report)
                     await asyncio.to_thread(self._send, order)
                     sent = order.lease
-                await self._wait(changed, deadline)
+                await self._wait(changed, deadline, most_s=KNOWN_S if unknown else _RECHECK_S)
 
-    async def _wait(self, changed: asyncio.Event, deadline: float) -> None:
+    async def _wait(self, changed: asyncio.Event, deadline: float, most_s: float = _RECHECK_S) -> None:
         left = deadline - self._clock()
         if left <= 0:
             waited = f"no response within {self._timeout_s:g} s; repeat the request to wait longer"
             raise ApiError(504, waited, "timeout")
         try:
-            await asyncio.wait_for(changed.wait(), min(left, _RECHECK_S))
+            await asyncio.wait_for(changed.wait(), min(left, most_s))
         except TimeoutError:
             return
 
@@ -234,24 +242,23 @@ class Player:
             (name, request.turn_id) in self._rewritten,
         )
 
-    def _end_order(
-        self, name: str, episode: Episode, reward: float | None, answer: str | None, error: str | None
-    ) -> EpisodeEnd:
+    def _end_order(self, name: str, episode: Episode, report: AgentReport) -> EpisodeEnd:
         with self._table.locked():
             lease, replica, incarnation = episode.lease, episode.replica, episode.incarnation
-        selected = self._table.segments(name, self._branches, self._most_tokens)
+        selected = self._table.segments(name, self._branches, self._most_tokens, report)
         return EpisodeEnd(
             trajectory_id=name,
             lease=lease,
             replica=replica,
             incarnation=incarnation,
             segments=selected.segments,
-            reward=reward,
-            answer=answer,
-            error=error,
+            reward=report.reward,
+            answer=report.answer,
+            error=report.error,
             written_at=self._now(),
             branches=self._branches,
             messages=selected.messages,
+            rewards=selected.rewards,
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from infra.models.conversations import Message
+from operators.gateway.reports import NO_REPORT, AgentReport
 from operators.gateway.turn_tree import EndedTurn, Ranges, leaf_turns, length_of
 from schemas.records import Branches, Segment, TurnRequest
 
@@ -22,10 +23,14 @@ ReadResponse = Callable[[TurnRequest, Sequence[int]], Message]
 
 
 class Selected(NamedTuple):
-    """The segments to train, and a JSON list with the messages of each, null for those that are too long."""
+    """The segments to train, and a JSON list with the messages of each, null for those that are too long.
+
+    `rewards` are the agent's own report of each, None without one.
+    """
 
     segments: tuple[Segment, ...]
     messages: str
+    rewards: tuple[float, ...] | None = None
 
 
 def segments_of(
@@ -35,13 +40,16 @@ def segments_of(
     read_response: ReadResponse,
     branches: Branches,
     most_tokens: int,
+    report: AgentReport = NO_REPORT,
 ) -> Selected:
     """The conversations to train, the newest first, with at most `most_tokens` tokens together, or one.
 
-    `turns` are in their order; tokens int32[t] and drawn bool[t] are those of the episode.
+    `turns` are in their order; tokens int32[t] and drawn bool[t] are those of the episode. A conversation has the
+    reward that `report` has for the last of its turns that is in it; one without such a turn has that of the episode.
     """
     conversations = _Conversations(turns, tokens, read_response)
     found: list[Segment] = []
+    rewards: list[float | None] = []
     recorded: list[str] = []
     total = characters = 0
     for leaf in leaf_turns(turns)[::-1][: 1 if branches == "last" else MAX_SEGMENTS]:
@@ -53,7 +61,12 @@ def segments_of(
         characters += len(text)
         recorded.append(text if characters <= MAX_MESSAGES_CHARACTERS else "null")
         found.append(Segment(int(mask.argmax()) if mask.any() else len(mask), leaf.whole))
-    return Selected(tuple(found), f"[{','.join(recorded)}]")
+        along = (turn.request.turn_id for turn in conversations.turns(leaf.whole))
+        rewards.append(next((report.rewards[each] for each in along if each in report.rewards), None))
+    own = None
+    if any(reward is not None for reward in rewards):
+        own = tuple((report.reward or 0.0) if reward is None else reward for reward in rewards)
+    return Selected(tuple(found), f"[{','.join(recorded)}]", own)
 
 
 class _Conversations:
@@ -72,13 +85,20 @@ class _Conversations:
     def messages(self, conversation: Ranges) -> list[dict[str, Any]]:
         """The messages of `conversation`; of one whose beginning is not recorded, those of its end."""
         backwards: list[dict[str, Any]] = []
-        while (end := self._by_end.get(conversation)) is not None:
-            turn, responded = end
+        for turn, responded in self._backwards(conversation):
             if responded:
                 backwards.append(dict(self._response(turn)))
             backwards += reversed(json.loads(turn.request.messages))
-            conversation = turn.request.context
         return backwards[::-1]
+
+    def turns(self, conversation: Ranges) -> Iterator[EndedTurn]:
+        """Yield the turns of `conversation`, the last first."""
+        return (turn for turn, responded in self._backwards(conversation) if responded)
+
+    def _backwards(self, conversation: Ranges) -> Iterator[tuple[EndedTurn, bool]]:
+        while (end := self._by_end.get(conversation)) is not None:
+            yield end
+            conversation = end[0].request.context
 
     def _response(self, turn: EndedTurn) -> Message:
         name = turn.request.turn_id

@@ -262,6 +262,8 @@ def _turn_ended(record: r.TurnEnded) -> Iterator[str]:
 
 def _episode_end(record: r.EpisodeEnd) -> Iterator[str]:
     yield from _trajectory_id(record)
+    if record.rewards is not None and len(record.rewards) != len(record.segments):
+        yield f"{record.trajectory_id}: {len(record.segments)} segments with {len(record.rewards)} rewards"
     for segment in record.segments:
         tokens = sum(each.stop - each.start for each in segment.ranges)
         if any(not each.start < each.stop for each in segment.ranges) or segment.prompt_tokens > tokens:

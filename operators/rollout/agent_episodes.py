@@ -216,7 +216,11 @@ class AgentEngine(WrappedEngine):
         released = self._engine.release([episode.name])
         known = _joined(episode.known, released.get(episode.name))
         del self._active[episode.name]
-        joined = join_segments(order.segments, order.messages or "[]", known.drawn, whole=order.branches == "tree")
+        joined = join_segments(
+            *(order.segments, order.messages or "[]", known.drawn),
+            whole=order.branches == "tree",
+            rewards=order.rewards or (),
+        )
         error = order.error
         if error is None and joined.missing:
             error = f"the episode has only {len(known.token_ids)} tokens"
@@ -236,6 +240,7 @@ class AgentEngine(WrappedEngine):
                 response if len(prompt) else None,
                 order.answer,
                 joined.conversations,
+                joined.rewards,
             )
         )
 
@@ -263,31 +268,36 @@ def _turn_seed(seed: int, start: int) -> int:
 class JoinedSegments(NamedTuple):
     """Positions among the tokens of the episode, int64, and which of the response are trained, bool.
 
-    `missing`: a segment has positions beyond the tokens, so nothing is joined.
+    `rewards` has the agent's own report of each conversation; empty without one. `missing`: a segment has positions
+    beyond the tokens, so nothing is joined.
     """
 
     prompt: np.ndarray
     response: np.ndarray
     trained: np.ndarray
     conversations: tuple[Conversation, ...]
+    rewards: tuple[float, ...] = ()
     missing: bool = False
 
 
-def join_segments(segments: Sequence[Segment], messages: str, drawn: np.ndarray, *, whole: bool) -> JoinedSegments:
+def join_segments(
+    segments: Sequence[Segment], messages: str, drawn: np.ndarray, *, whole: bool, rewards: Sequence[float] = ()
+) -> JoinedSegments:
     """Join `segments` of an episode of which the model has drawn the tokens `drawn`, bool[t].
 
-    `messages` is a JSON list with those of each. The prompt is that of the first. A token in several is trained
-    in the first of them, if `whole` in each.
+    `messages` is a JSON list with those of each, `rewards` has the agent's own report of each. The prompt is that of
+    the first. A token in several is trained in the first of them, if `whole` in each.
     """
     nothing = JoinedSegments(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool), ())
     if any(each.stop > len(drawn) for segment in segments for each in segment.ranges):
         return nothing._replace(missing=True)
     prompt, parts, masks = nothing.prompt, [nothing.response], [nothing.trained]
     conversations: list[Conversation] = []
+    own: list[float] = []
     untrained = drawn.copy()
     length = 0
     said = _texts(messages)
-    for segment, text in zip(segments, said + [""] * (len(segments) - len(said)), strict=False):
+    for number, (segment, text) in enumerate(zip(segments, said + [""] * (len(segments) - len(said)), strict=False)):
         positions = positions_in(segment.ranges)
         trained = (drawn if whole else untrained)[positions]
         untrained[positions] = False
@@ -299,10 +309,11 @@ def join_segments(segments: Sequence[Segment], messages: str, drawn: np.ndarray,
             trained = trained[prompt_tokens:]
         trained[: 0 if not conversations else 1] = False  # nothing predicts the first token of a context
         conversations.append(Conversation(start, prompt_tokens, text))
+        own += rewards[number : number + 1]
         parts.append(positions)
         masks.append(trained)
         length += len(positions)
-    return JoinedSegments(prompt, np.concatenate(parts), np.concatenate(masks), tuple(conversations))
+    return JoinedSegments(prompt, np.concatenate(parts), np.concatenate(masks), tuple(conversations), tuple(own))
 
 
 def _texts(messages: str) -> list[str]:

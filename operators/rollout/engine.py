@@ -84,7 +84,7 @@ class Completion:
 
     An agent's episode may have more tokens than are trained: then `positions`, int64[n], are those of `generated` among
     all tokens of the trajectory, `prompt` are the tokens before them, `text` is the agent's answer, and `conversations`
-    says where in `generated` the context restarts.
+    says where in `generated` the context restarts. `conversation_rewards` has the agent's own report of each.
     """
 
     trajectory_id: str
@@ -96,6 +96,7 @@ class Completion:
     positions: np.ndarray | None = None
     text: str | None = None
     conversations: tuple[Conversation, ...] = ()
+    conversation_rewards: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

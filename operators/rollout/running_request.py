@@ -152,6 +152,7 @@ class RunningRequest:
             error=completion.error,
             episode=completion.episode,
             conversations=completion.conversations,
+            conversation_rewards=completion.conversation_rewards,
             started_at=self.started_at,
             first_token_at=self.first_token_at,
             finished_at=now,

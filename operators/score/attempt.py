@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+from infra.json_text import decode_json
 
 AnswerKind = Literal["marker", "regex", "boxed", "fenced", "whole"]
 _FENCE = "```"
@@ -29,7 +31,8 @@ class Extraction(NamedTuple):
 class AnswerContext(NamedTuple):
     """What verifiers need of a trajectory, as JSON values: `reference` is JSON text, `tokens` the response's length.
 
-    `environment` is the sum of the rewards of an environment's turns; None without an environment.
+    `environment` is the sum of the rewards of an environment's turns; None without an environment. `messages` has those
+    of each conversation of an agent, as JSON text, and `reported` the agent's own reward of each, if it gave them.
     """
 
     text: str
@@ -38,6 +41,8 @@ class AnswerContext(NamedTuple):
     task: str
     reference: str
     environment: float | None = None
+    messages: Sequence[str] = ()
+    reported: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Attempt:
     """One response to judge: its text, its length in tokens (end of sequence included), and its prompt.
 
     `answer` is None if the text has none. `reference` is the prompt's, parsed from JSON; verifiers must not change it.
-    `environment` is as in AnswerContext.
+    `environment`, `messages` and `reported` are as in AnswerContext.
     """
 
     text: str
@@ -55,6 +60,18 @@ class Attempt:
     task: str
     reference: Mapping[str, Any]
     environment: float | None = None
+    messages: Sequence[str] = ()
+    reported: Sequence[float] = ()
+
+    @property
+    def conversations(self) -> list[dict[str, Any]]:
+        """The conversations of an agent, that of its last turn first: `messages` in the shape of OpenAI's API, None if
+        they were too long to be recorded, and `reward`, the agent's own report, None without one."""
+        rewards: Sequence[float | None] = self.reported or [None] * len(self.messages)
+        return [
+            {"messages": decode_json(text) if text else None, "reward": reward}
+            for text, reward in zip(self.messages, rewards, strict=True)
+        ]
 
     @property
     def accepted(self) -> list[str]:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from infra.workers.process import ProcessEnded, WorkerProcess
@@ -36,10 +37,17 @@ class VerifierCall:
 
 @dataclass(frozen=True, slots=True)
 class VerifierResult:
-    """The result of a verifier: a finite value, or an error."""
+    """The result of a verifier: a finite value, or an error. `values` are those of each conversation of an agent, if
+    the verifier tells them apart; `value` is their mean then."""
 
     value: float | None
     error: str | None
+    values: Sequence[float] = ()
+
+
+def result_of(value: float | Sequence[float]) -> VerifierResult:
+    """The result of a verifier that returned `value`: a number, or one for each conversation."""
+    return VerifierResult(value, None) if isinstance(value, float) else VerifierResult(fmean(value), None, value)
 
 
 class VerifierPool:
@@ -164,7 +172,7 @@ class VerifierPool:
             return
         value = reply.get("value")
         self._results[process.index] = (
-            VerifierResult(value, None) if isinstance(value, float) else VerifierResult(None, str(reply.get("error")))
+            result_of(value) if isinstance(value, float | list) else VerifierResult(None, str(reply.get("error")))
         )
         process.index = None
         if reply.get("retire"):

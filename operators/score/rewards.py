@@ -14,7 +14,8 @@ from operators.score.attempt import AnswerContext, Attempt
 from operators.score.verifiers import code, custom, reasoning, texts
 
 Options = Mapping[str, Any]
-Judge = Callable[[Attempt], float]
+Judge = Callable[[Attempt], "float | list[float]"]
+"""Returns a number, or one for each conversation of an agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Reward:
     `accuracy`: a value of 1 means that the answer is correct.
     """
 
-    judge: Callable[[Attempt, Options], float]
+    judge: Callable[[Attempt, Options], float | list[float]]
     in_process: bool | Callable[[AnswerContext], bool]
     accuracy: bool
     options: Options = field(default_factory=dict)
@@ -76,7 +77,7 @@ REWARDS: Mapping[str, Reward] = {
         starts_processes=True,
     ),
     "environment": Reward(
-        lambda a, o: _environment_reward(a.environment),
+        lambda a, o: _environment_reward(a),
         in_process=True,
         accuracy=True,
     ),
@@ -101,10 +102,10 @@ REWARDS: Mapping[str, Reward] = {
 }
 
 
-def _environment_reward(reward: float | None) -> float:
-    if reward is None:
+def _environment_reward(attempt: Attempt) -> float | list[float]:
+    if attempt.environment is None:
         raise ValueError("the prompt has no environment: set prompts.environment")
-    return reward
+    return list(attempt.reported) or attempt.environment
 
 
 def is_custom(name: str) -> bool:
@@ -115,15 +116,31 @@ def is_custom(name: str) -> bool:
 def make_judge(name: str, options: Options) -> Judge:
     """The function that judges attempts by reward `name`; imports its libraries, or the user's module.
 
-    A judge raises whatever its verifier raises, and TypeError or ValueError if the result is not a finite number.
+    A judge raises whatever its verifier raises, and TypeError or ValueError if the result is not a finite number, nor
+    one for each conversation.
     """
     if is_custom(name):
         function = custom.load(name, options)
-        return lambda attempt: finite(function(**{field: getattr(attempt, field) for field in custom.ARGUMENTS}))
+        return lambda attempt: judgement(
+            function(**{field: getattr(attempt, field) for field in custom.ARGUMENTS}), len(attempt.messages)
+        )
     reward = REWARDS[name]
     reward.prepare()
     filled = {**reward.options, **options}
-    return lambda attempt: finite(reward.judge(attempt, filled))
+    return lambda attempt: judgement(reward.judge(attempt, filled), len(attempt.messages))
+
+
+def judgement(value: Any, conversations: int) -> float | list[float]:
+    """`value` as a finite float, or as one for each of the `conversations` of an agent. Raises as `finite` does."""
+    if not isinstance(value, list | tuple):
+        return finite(value)
+    if len(value) != conversations:
+        raise ValueError(
+            f"returned {len(value)} numbers for {conversations} conversations: return one, or one for each"
+        )
+    if not value:
+        raise ValueError("returned no number: only an agent's episode has conversations")
+    return [finite(each) for each in value]
 
 
 def finite(value: Any) -> float:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from infra.workers.error_text import ErrorText
 from operators.score.attempt import AnswerContext, Attempt, Extraction, extract_answer
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
-from operators.score.pool import VerifierCall, VerifierPool, VerifierResult
+from operators.score.pool import VerifierCall, VerifierPool, VerifierResult, result_of
 from operators.score.rewards import REWARDS, Judge, is_custom, make_judge
 
 
@@ -62,7 +62,8 @@ class Scorer:
                 if reward.judge is None or not _runs_in_process(reward.spec, answer):
                     results[row].append(None)
                     pooled.append((row, number))
-                    calls.append(VerifierCall(reward.pool_index, answer._asdict()))
+                    given = answer if is_custom(reward.spec.name) else answer._replace(messages=(), reported=())
+                    calls.append(VerifierCall(reward.pool_index, given._asdict()))
                     continue
                 attempt = attempt or self._attempt_of(answer, reward.extraction)
                 if isinstance(attempt, Attempt):
@@ -104,11 +105,11 @@ class Scorer:
         except ValueError as error:
             return VerifierResult(None, self._errors.describe(error))
         found = extract_answer(answer.text, extraction)
-        return Attempt(answer.text, found, answer.tokens, answer.prompt, answer.task, reference, answer.environment)
+        return Attempt(answer.text, found, answer.tokens, answer.prompt, answer.task, reference, *answer[5:])
 
     def _judge(self, judge: Judge, attempt: Attempt) -> VerifierResult:
         try:
-            return VerifierResult(judge(attempt), None)
+            return result_of(judge(attempt))
         except Exception as error:  # noqa: BLE001 - the verifiers of a hundred tasks raise errors of many kinds
             return VerifierResult(None, self._errors.describe(error))
 

@@ -50,11 +50,15 @@ class WeightedReward(NamedTuple):
 
 
 class ScoredAnswer(NamedTuple):
-    """The reward of one answer, its components, and the error if there was one."""
+    """The reward of one answer, its components, and the error if there was one.
+
+    `of_conversations` are the rewards of the conversations of an agent, empty if all have `reward`.
+    """
 
     reward: float
     components: Sequence[WeightedReward]
     error: str | None
+    of_conversations: Sequence[float] = ()
 
 
 def score_trajectories(trajectories: Block, scorer: AnswerJudge, now: int) -> Block:
@@ -98,7 +102,11 @@ def read_answers(trajectories: Block) -> list[AnswerContext]:
     tokens = np.diff(trajectories.column("response.token_ids").offsets.to_numpy()).tolist()
     episodes = trajectories.column("episode.rewards").to_pylist()
     environment = [None if rewards is None else math.fsum(rewards) for rewards in episodes]
-    return list(map(AnswerContext, trajectories.column("text").to_pylist(), tokens, *prompts, environment))
+    conversations = trajectories.column("conversations").to_pylist()
+    messages = [[each["messages"] for each in row] for row in conversations]
+    reported = trajectories.column("conversation_rewards").to_pylist()
+    texts = trajectories.column("text").to_pylist()
+    return list(map(AnswerContext, texts, tokens, *prompts, environment, messages, reported))
 
 
 def score_answer(results: Sequence[VerifierResult], rubric: Rubric) -> ScoredAnswer:
@@ -114,12 +122,26 @@ def score_answer(results: Sequence[VerifierResult], rubric: Rubric) -> ScoredAns
         if not accuracy and not is_custom(spec.name) and REWARDS[spec.name].accuracy:
             accuracy.append(WeightedReward(ACCURACY, float(result.value >= 1), 0.0))
     reward = sum(component.value * component.weight for component in components)
-    if not math.isfinite(reward):
-        errors.append(f"the weighted sum is {reward}")
+    of_conversations = _of_conversations(results, rubric)
+    if not all(map(math.isfinite, (reward, *of_conversations))):
+        errors.append(f"the weighted sum is {[reward, *of_conversations] if of_conversations else reward}")
     # Tracebacks follow the errors, so that the first line names all of them.
     traces = [trace for _, _, trace in (each.partition("\n") for each in errors) if trace]
     error = "\n".join(["; ".join(map(first_line, errors)), *traces]) or None
-    return ScoredAnswer(float(rubric.on_error) if error else reward, (*components, *accuracy), error)
+    reward, of_conversations = (float(rubric.on_error), ()) if error else (reward, of_conversations)
+    return ScoredAnswer(reward, (*components, *accuracy), error, of_conversations)
+
+
+def _of_conversations(results: Sequence[VerifierResult], rubric: Rubric) -> tuple[float, ...]:
+    """The weighted sum of each conversation; a verifier that does not tell them apart counts alike in each."""
+    count = max((len(result.values) for result in results), default=0)
+    return tuple(
+        sum(
+            float(spec.weight) * (result.values[number] if result.values else result.value or 0.0)
+            for spec, result in zip(rubric.rewards, results, strict=True)
+        )
+        for number in range(count)
+    )
 
 
 def _experiences(trajectories: Block, scored: Sequence[ScoredAnswer], now: int) -> Block:
@@ -137,5 +159,6 @@ def _experiences(trajectories: Block, scored: Sequence[ScoredAnswer], now: int) 
             "components": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=kind),
             "error": [each.error for each in scored],
             "scored_at": [now] * len(scored),
+            "conversation_rewards": [each.of_conversations for each in scored],
         },
     )

@@ -74,4 +74,6 @@ def read_attempt(fields: Mapping[str, Any], extraction: Extraction) -> Attempt:
         fields["task"],
         reference,
         fields.get("environment"),
+        fields.get("messages", ()),
+        fields.get("reported", ()),
     )

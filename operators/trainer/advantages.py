@@ -17,11 +17,12 @@ from operators.trainer.config import AlgorithmConfig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rewards:
-    """The rewards of n sequences of a batch with m trained tokens in all.
+    """The rewards of n contexts of a batch with m trained tokens in all. A sequence is one context, or one for each
+    conversation of an agent.
 
-    outcomes float64[n], each given at the sequence's last trained token; groups int64[n], dense group numbers; lengths
+    outcomes float64[n], each given at the context's last trained token; groups int64[n], dense group numbers; lengths
     int64[n], trained tokens; penalties float64[m], subtracted from each token's reward; values float64[m], the critic's
-    value of the context before each token.
+    value of the context before each token; sequences int64[n], the sequence of each context, None: each is one.
     """
 
     outcomes: Tensor
@@ -29,13 +30,20 @@ class Rewards:
     lengths: Tensor
     penalties: Tensor | None = None
     values: Tensor | None = None
+    sequences: Tensor | None = None
 
-    def per_sequence(self) -> Tensor:
-        """The total reward of each sequence, float64[n]."""
+    def totals(self) -> Tensor:
+        """The total reward of each context, float64[n]."""
         if self.penalties is None:
             return self.outcomes
-        sequences = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
-        return self.outcomes - self.outcomes.new_zeros(len(self.outcomes)).index_add(0, sequences, self.penalties)
+        contexts = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
+        return self.outcomes - self.outcomes.new_zeros(len(self.outcomes)).index_add(0, contexts, self.penalties)
+
+    def weights(self) -> Tensor | None:
+        """The weight of each context in statistics of its group, float64[n]: a sequence has 1. None: all are 1."""
+        if self.sequences is None or len(self.sequences) == int(self.sequences[-1]) + 1:
+            return None
+        return 1 / torch.bincount(self.sequences).double()[self.sequences]
 
     def per_token(self) -> Tensor:
         """The reward of each token, float64[m]."""
@@ -48,45 +56,59 @@ class Rewards:
 Estimator: TypeAlias = Callable[[Rewards, AlgorithmConfig], Tensor]
 
 
-def group_means(values: Tensor, groups: Tensor) -> Tensor:
-    """The mean of each value's group, float64[n]; exact where all values of a group are equal."""
+def group_means(values: Tensor, groups: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The weighted mean of each value's group, float64[n]; exact where all values of a group are equal."""
     # Relative to the group's minimum: rounding must not give equal rewards an advantage, and their rows a pass.
     minimum = torch.full((int(groups.max()) + 1,), torch.inf, dtype=values.dtype)
     minimum = minimum.scatter_reduce(0, groups, values, "amin")[groups]
-    return minimum + (torch.bincount(groups, weights=values - minimum) / torch.bincount(groups))[groups]
+    above = values - minimum if weights is None else weights * (values - minimum)
+    return minimum + (torch.bincount(groups, weights=above) / _group_sizes(groups, weights))[groups]
 
 
-def group_stds(values: Tensor, groups: Tensor) -> Tensor:
-    """The standard deviation (ddof 1) of each value's group, float64[n]; 0 in a group of one."""
-    squares = torch.bincount(groups, weights=(values - group_means(values, groups)) ** 2)
-    return (squares / (torch.bincount(groups) - 1).clamp(min=1)).sqrt()[groups]
+def group_stds(values: Tensor, groups: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The standard deviation (ddof 1) of each value's group, float64[n]; 0 in a group of one value."""
+    squares = (values - group_means(values, groups, weights)) ** 2
+    sums = torch.bincount(groups, weights=squares if weights is None else weights * squares)
+    return (sums / (_group_sizes(groups, weights) - 1).clamp(min=1)).sqrt()[groups]
+
+
+def _group_sizes(groups: Tensor, weights: Tensor | None) -> Tensor:
+    """The sequences of each group."""
+    return torch.bincount(groups) if weights is None else torch.bincount(groups, weights=weights).round()
 
 
 def group_normalised(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
     """A_i = (r_i − mean_g) / (std_g + ε), ddof 1. GRPO (arXiv 2402.03300, §4.1.2).
 
-    A group of one has advantage 0.
+    A group of one has advantage 0, unless its conversations have different rewards.
     """
-    totals = rewards.per_sequence()
-    centred = totals - group_means(totals, rewards.groups)
-    return (centred / (group_stds(totals, rewards.groups) + config.std_epsilon)).repeat_interleave(rewards.lengths)
+    totals, groups, weights = rewards.totals(), rewards.groups, rewards.weights()
+    centred = totals - group_means(totals, groups, weights)
+    return (centred / (group_stds(totals, groups, weights) + config.std_epsilon)).repeat_interleave(rewards.lengths)
 
 
 def group_centred(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
     """A_i = r_i − mean_g. Dr.GRPO (arXiv 2503.20783, §3.2)."""
-    totals = rewards.per_sequence()
-    return (totals - group_means(totals, rewards.groups)).repeat_interleave(rewards.lengths)
+    return _centred(rewards).repeat_interleave(rewards.lengths)
+
+
+def _centred(rewards: Rewards) -> Tensor:
+    totals = rewards.totals()
+    return totals - group_means(totals, rewards.groups, rewards.weights())
 
 
 def leave_one_out(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
     """A_i = r_i − mean of the other rewards of its group = G/(G−1) · (r_i − mean_g). RLOO (arXiv 2402.14740, §3.3).
 
-    A group of one has advantage 0.
+    The others of a conversation are those of other sequences. A group of one has advantage 0, unless its conversations
+    have different rewards.
     """
-    totals = rewards.per_sequence()
-    sizes = torch.bincount(rewards.groups)[rewards.groups].double()
-    centred = totals - group_means(totals, rewards.groups)
-    return (centred * sizes / (sizes - 1).clamp(min=1)).repeat_interleave(rewards.lengths)
+    totals, groups, weights = rewards.totals(), rewards.groups, rewards.weights()
+    of_sequences = totals if weights is None else group_means(totals, rewards.sequences)  # type: ignore[arg-type]
+    sizes = _group_sizes(groups, weights)[groups].double()
+    centred = of_sequences - group_means(totals, groups, weights)
+    advantages = centred * sizes / (sizes - 1).clamp(min=1) + (totals - of_sequences)
+    return advantages.repeat_interleave(rewards.lengths)
 
 
 def whitened_returns(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
@@ -99,9 +121,7 @@ def whitened_returns(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
 
 def group_centred_whitened(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
     """`whitened_returns` of r_i − mean_g: REINFORCE++ with a group baseline (arXiv 2501.03262, §3)."""
-    totals = rewards.per_sequence()
-    centred = Rewards(totals - group_means(totals, rewards.groups), rewards.groups, rewards.lengths)
-    return whitened_returns(centred, config)
+    return whitened_returns(Rewards(_centred(rewards), rewards.groups, rewards.lengths), config)
 
 
 def generalised(rewards: Rewards, config: AlgorithmConfig) -> Tensor:

@@ -20,7 +20,8 @@ class TrainingBatch:
     (one per group, the same in every part of a global batch) and staleness int64[n]; temperatures float32[n], at which
     the rollout sampled; truncated bool[n], whether a length limit cut the response off; rewards float64[n].
     A sequence is one context, or several if an agent held several conversations: `contexts` int64[n] counts them, and
-    `context_lengths` int64[sum of contexts] has their tokens. No token attends to another context.
+    `context_lengths` int64[c], c the sum of contexts, has their tokens, `context_trained` int64[c] how many of them are
+    trained, and `context_rewards` float64[c] their rewards. No token attends to another context.
     """
 
     token_ids: np.ndarray
@@ -37,6 +38,8 @@ class TrainingBatch:
     rewards: np.ndarray
     contexts: np.ndarray
     context_lengths: np.ndarray
+    context_trained: np.ndarray
+    context_rewards: np.ndarray
     trajectory_ids: tuple[str, ...]
     versions: tuple[PolicyVersion, ...]
 
@@ -120,6 +123,8 @@ def join_parts(parts: Sequence[MicroBatch]) -> TrainingBatch:
         rewards=rewards,
         contexts=contexts,
         context_lengths=np.diff(edges, append=len(token_ids)),
+        context_trained=np.diff(np.append(0, np.cumsum(loss_mask))[np.append(edges, len(token_ids))]),
+        context_rewards=_context_rewards(parts, ids, contexts),
         trajectory_ids=ids,
         versions=tuple(
             PolicyVersion(int(epoch), int(number))
@@ -173,6 +178,23 @@ def _breaks(parts: Sequence[MicroBatch]) -> np.ndarray:
         found.append(breaks + start)
         start += tokens
     return np.concatenate(found)
+
+
+def _context_rewards(parts: Sequence[MicroBatch], ids: Sequence[str], contexts: np.ndarray) -> np.ndarray:
+    """The reward of each context of all parts, float64. Raises ValueError."""
+    found, row = [np.empty(0)], 0
+    for part in parts:
+        counts = contexts[row : row + len(part.trajectory_ids)]
+        rewards = part.context_rewards.to_numpy().astype(np.float64)
+        if not len(rewards):
+            rewards = np.repeat(part.rewards.to_numpy().astype(np.float64), counts)
+        _same_length(part.batch, "contexts", int(counts.sum()), "context_rewards", rewards)
+        found.append(rewards)
+        row += len(counts)
+    joined = np.concatenate(found)
+    of = np.repeat(np.arange(len(ids)), contexts)
+    _reject(ids, np.bincount(of, ~np.isfinite(joined), len(ids)) > 0, "has a conversation's reward that is not finite")
+    return joined
 
 
 def _reject(ids: Sequence[str], wrong: np.ndarray | tuple[()], reason: str) -> None:

@@ -17,7 +17,8 @@ from schemas.records import MicroBatch
 @dataclass(frozen=True, slots=True, eq=False)
 class GlobalBatchMetadata:
     """n sequences in rank order: rewards float64[n]; groups (dense numbers), lengths, prompt_lengths, trained and
-    staleness int64[n]; truncated bool[n], whether a length limit cut the response off.
+    staleness int64[n]; truncated bool[n], whether a length limit cut the response off. Their c contexts in the same
+    order: `sequences` int64[c], the sequence of each, context_rewards float64[c], context_trained int64[c].
 
     `rows` is this rank's slice of the sequences, `tokens` its slice of their trained tokens.
     """
@@ -29,6 +30,9 @@ class GlobalBatchMetadata:
     trained: np.ndarray
     staleness: np.ndarray
     truncated: np.ndarray
+    sequences: np.ndarray
+    context_rewards: np.ndarray
+    context_trained: np.ndarray
     rows: slice
     tokens: slice
 
@@ -54,21 +58,31 @@ def gather_rows(rows: Sequence[MicroBatch], context: ContextGroup) -> list[Seque
 
 def gather_metadata(batch: TrainingBatch, ranks: Ranks) -> GlobalBatchMetadata:
     """The metadata of the global batch; `batch` is this rank's part. A collective: every rank must call it."""
-    columns = (batch.group_keys, batch.lengths, batch.prompt_lengths, batch.trained, batch.staleness, batch.truncated)
+    columns = (
+        *(batch.group_keys, batch.lengths, batch.prompt_lengths, batch.trained),
+        *(batch.staleness, batch.truncated, batch.contexts),
+    )
     table = torch.from_numpy(np.stack([column.astype(np.int64) for column in columns], 1))
     parts = ranks.gather(table)
-    keys, lengths, prompt_lengths, trained, staleness, truncated = torch.cat(parts).numpy().T
+    keys, lengths, prompt_lengths, trained, staleness, truncated, contexts = torch.cat(parts).numpy().T
     before = parts[: ranks.rank]
     rows, tokens = sum(map(len, before)), sum(int(part[:, 3].sum()) for part in before)
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    rewards, context_rewards, context_trained = (
+        torch.cat(ranks.gather(torch.from_numpy(column))).numpy()
+        for column in (batch.rewards, batch.context_rewards, batch.context_trained)
+    )
     return GlobalBatchMetadata(
-        rewards=torch.cat(ranks.gather(torch.from_numpy(batch.rewards))).numpy(),
+        rewards=rewards,
         groups=np.argsort(np.argsort(first))[inverse],  # numbered by first occurrence
         lengths=lengths,
         prompt_lengths=prompt_lengths,
         trained=trained,
         staleness=staleness,
         truncated=truncated.astype(bool),
+        sequences=np.repeat(np.arange(len(keys)), contexts),
+        context_rewards=context_rewards,
+        context_trained=context_trained,
         rows=slice(rows, rows + len(batch)),
         tokens=slice(tokens, tokens + int(batch.trained.sum())),
     )

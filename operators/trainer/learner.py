@@ -249,8 +249,9 @@ class Learner:
             divergence = torch.cat(ranks.gather(local_divergence))
             token_metrics.record("kl/ref", divergence)
             penalties = config.kl_coefficient * divergence
-        outcomes, groups, lengths = map(torch.from_numpy, (metadata.rewards, metadata.groups, metadata.trained))
-        rewards = Rewards(outcomes, groups, lengths, penalties, values)
+        columns = (metadata.context_rewards, metadata.groups[metadata.sequences], metadata.context_trained)
+        outcomes, groups, lengths, sequences = map(torch.from_numpy, (*columns, metadata.sequences))
+        rewards = Rewards(outcomes, groups, lengths, penalties, values, sequences)
         advantages = algorithm.advantage(rewards, config)
         targets = PolicyTargets(
             advantages=advantages[metadata.tokens],

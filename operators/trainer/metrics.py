@@ -16,15 +16,16 @@ from operators.trainer.ranks import ALONE, Ranks
 def batch_metrics(metadata: GlobalBatchMetadata, advantages: Tensor) -> dict[str, float]:
     """Metrics of a batch that need no forward pass.
 
-    `frac_reward_zero_std` is the share of groups whose rewards are all equal, `response_length/clip_ratio` the share of
-    responses that a length limit cut off.
+    `frac_reward_zero_std` is the share of groups whose rewards are all equal, those of conversations included,
+    `response_length/clip_ratio` the share of responses that a length limit cut off.
     """
     lengths = metadata.lengths - metadata.prompt_lengths
-    groups = [metadata.rewards[metadata.groups == group] for group in range(int(metadata.groups.max()) + 1)]
+    groups = metadata.groups[metadata.sequences]
+    by_group = [metadata.context_rewards[groups == group] for group in range(int(groups.max()) + 1)]
     return {
         "reward/mean": float(metadata.rewards.mean()),
         "reward/std": float(metadata.rewards.std()),
-        "frac_reward_zero_std": float(np.mean([np.ptp(rewards) == 0 for rewards in groups])),
+        "frac_reward_zero_std": float(np.mean([np.ptp(rewards) == 0 for rewards in by_group])),
         "advantage/abs_mean": float(advantages.abs().mean()) if len(advantages) else 0.0,
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),

@@ -128,6 +128,7 @@ def _sample_json(experience: Experience, model: Path | None) -> dict[str, Any]:
         "trajectory": trajectory.trajectory_id,
         "version": str(trajectory.policy_version) if trajectory.policy_version else None,
         "reward": experience.reward,
+        "conversation_rewards": list(experience.conversation_rewards),
         "components": to_plain(experience)["components"],
         "error": experience.error,
         "finish_reason": trajectory.finish_reason,
@@ -184,7 +185,9 @@ def _reward(experience: Experience) -> str:
     """The reward, with its parts if there are several."""
     parts = ", ".join(f"{part.name} {part.value:.2f}" for part in experience.components)
     several = len(experience.components) > 1
-    return f"reward {experience.reward:.2f}" + (f" ({parts})" if several else "")
+    own = ", ".join(f"{each:.2f}" for each in experience.conversation_rewards)
+    of_conversations = f", conversations {own}" if own else ""
+    return f"reward {experience.reward:.2f}" + (f" ({parts})" if several else "") + of_conversations
 
 
 def _pieces(experience: Experience, style: SampleStyle) -> list[Piece]:

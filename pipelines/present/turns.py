@@ -135,8 +135,11 @@ def _line(node: TurnNode) -> str:
     ending = "" if node.finish_reason in (None, "stop") else f" ({node.finish_reason}{_because(node)})"
     asked = " ".join(f"[{_cut(each.get('role'))}] {_cut(each.get('content'))}" for each in node.messages[-1:])
     indent = "  " * node.depth
+    reward = "" if node.reward is None else f"  (conversation's reward {node.reward:g})"
     tokens = f"{node.context_tokens}+{node.new_tokens} tokens, {took}{ending}"
-    return f"  {node.number:>3} {node.start_s:>8.3f} s  {indent}{after}: {tokens}  {asked}{_answer(node)}".rstrip()
+    return (
+        f"  {node.number:>3} {node.start_s:>8.3f} s  {indent}{after}: {tokens}  {asked}{_answer(node)}{reward}".rstrip()
+    )
 
 
 def _because(node: TurnNode) -> str:

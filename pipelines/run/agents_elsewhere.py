@@ -7,12 +7,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from infra.escaping import print_escaped
-from operators.agents.agent_process import attempt, environment_of, read_report, start_command
+from operators.agents.agent_process import attempt, environment_of, note, read_report, start_command
 from pipelines.run.gateway_access import GatewayAccess, GatewayError
 from schemas.identity import is_trajectory_id
 
@@ -108,6 +109,7 @@ class RemoteAgents:
             report = {} if error else read_report(report_file)
         except ValueError as invalid:
             error = str(invalid)
+            note(transcript, error)
         report_file.unlink(missing_ok=True)
         if self.transcripts is None:
             transcript.unlink(missing_ok=True)
@@ -127,6 +129,16 @@ class RemoteAgents:
             if refused.status not in (400, 409):
                 raise
             self.note(f"{name}: {refused}")  # it has ended, or its report was rejected
+            if refused.status == 400 and not error:
+                self._fail(access, name, refused)
+
+    def _fail(self, access: GatewayAccess, name: str, refused: GatewayError) -> None:
+        """End the episode of an agent whose report was rejected: another attempt would report the same."""
+        reason = f"its report was rejected: {refused}"
+        if self.transcripts is not None:
+            note(self.transcripts / f"{name.rpartition('.')[0]}.log", reason)
+        with suppress(GatewayError):  # it has ended
+            self._post(access, "episode/end", {"error": reason})
 
     def _post(self, access: GatewayAccess, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The body of the response, empty for status 204; repeated while the gateway does not respond."""

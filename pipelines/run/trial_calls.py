@@ -22,7 +22,7 @@ from operators.score.scorer import Scorer
 from operators.score.scoring import score_answer
 from pipelines.config import Config
 from pipelines.run.trial_result import TrialResult
-from schemas.records import Prompt
+from schemas.records import AGENT, Prompt
 
 TRIED_PROMPTS = 8
 """Prompts of each task on which its rewards and its environment are tried, as far as `run.check_timeout_s` allows."""
@@ -180,7 +180,10 @@ def _report(
 
 def _answer(prompt: Prompt, rubric: Rubric, environment: float | None) -> AnswerContext:
     text = trial_response(prompt, rubric)
-    return AnswerContext(text, len(text), prompt.text, prompt.task, prompt.reference, environment)
+    messages: tuple[str, ...] = ()
+    if prompt.environment == AGENT:
+        messages = (json.dumps([{"role": "user", "content": prompt.text}, {"role": "assistant", "content": text}]),)
+    return AnswerContext(text, len(text), prompt.text, prompt.task, prompt.reference, environment, messages)
 
 
 def _judge(

@@ -87,7 +87,8 @@ class EpisodeEnd:
     `segments` are the conversations to train, that of the last turn first. Tokens that several of them have in common
     are trained once, with `branches` = "tree" in each. `messages` is a JSON list with the messages of each segment in
     the shape of OpenAI's API, null for those that are too long. `reward` is the agent's own report, None without one;
-    `answer` is the text for verifiers, None for that of the response. With an `error` the episode fails.
+    `answer` is the text for verifiers, None for that of the response. With an `error` the episode fails. `rewards` are
+    the agent's own report of each segment, None without one.
     """
 
     trajectory_id: str
@@ -101,6 +102,7 @@ class EpisodeEnd:
     written_at: int
     branches: Branches | None = None
     messages: str | None = None
+    rewards: tuple[float, ...] | None = None
 
 
 def extended(context: tuple[TokenRange, ...], start: int, stop: int) -> tuple[TokenRange, ...]:

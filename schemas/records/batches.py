@@ -21,6 +21,8 @@ class MicroBatch:
     columns and the lineage columns, which give partition and offset of each sequence in the experiences topic. Logprobs
     are of the softmax of logits / temperature, from which the tokens were drawn. `breaks` are rising positions among
     the t tokens at which the context restarts within a sequence: a token attends to none before the last break.
+    `context_rewards` has the reward of each context, of n + len(breaks) in their order; it is empty if each has that of
+    its sequence.
     """
 
     batch: int
@@ -42,6 +44,7 @@ class MicroBatch:
     lineage_partitions: Integers
     lineage_offsets: Integers
     breaks: Integers
+    context_rewards: Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ class Trajectory:
     in Unix milliseconds: when its last owner was free to start it, generated its first token of it (None if it
     generated none), and finished it. `episode` is set if it ran in an environment. `conversations` are those of an
     agent's episode that are trained: the response has their tokens, one conversation after another.
+    `conversation_rewards` has the agent's own report of each; empty if it reported no rewards of conversations.
     """
 
     prompt: Prompt
@@ -91,6 +92,7 @@ class Trajectory:
     finished_at: int
     episode: Episode | None = None
     conversations: tuple[Conversation, ...] = ()
+    conversation_rewards: tuple[float, ...] = ()
 
     @property
     def trajectory_id(self) -> str:
@@ -116,7 +118,8 @@ class Experience:
     """A trajectory with its reward. Written by score, read by experience and evaluation; exports contain it.
 
     `error` says why a verifier failed; the reward then follows the configured policy, so that the group still
-    completes.
+    completes. `conversation_rewards` has the reward of each of the trajectory's conversations, and `reward` is their
+    mean; it is empty if they all have `reward`.
     """
 
     trajectory: Trajectory
@@ -124,6 +127,7 @@ class Experience:
     components: tuple[RewardComponent, ...]
     error: str | None
     scored_at: int
+    conversation_rewards: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

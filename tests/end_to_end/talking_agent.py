@@ -1,4 +1,4 @@
-"""An agent that takes two turns in one conversation, and one in another that it drops."""
+"""An agent that takes two turns in one conversation, and one in another, which has a reward of its own."""
 
 from __future__ import annotations
 
@@ -18,4 +18,5 @@ def talk(client: Any, task: dict[str, Any]) -> dict[str, Any]:
         drawn += response.usage.completion_tokens
         messages += [response.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": " and "}]
     reward = float(drawn % 3)
-    return {"answer": json.dumps({"drawn": drawn, "reward": reward}), "reward": reward}
+    seen = {"drawn": drawn, "aside": aside.usage.completion_tokens, "reward": reward}
+    return {"answer": json.dumps(seen), "reward": reward, "rewards": {aside.id: 0.25}}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,12 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
 from infra.listening import exposed_addresses, listening_sockets
 from operators.io.episode_keys import ADDRESS_FILE
-from schemas.records import Experience, TurnEnded, TurnRequest
-from schemas.topics import EXPERIENCES, INBOX, PROGRESS, Topic
+from schemas.records import Experience, MicroBatch, TurnEnded, TurnRequest
+from schemas.topics import BATCHES, EXPERIENCES, INBOX, PROGRESS, Topic
 
 STEPS = 1
 BATCH = 8
+REPOSITORY = Path(__file__).parents[2]
 AGENT = f"{Path(__file__).with_name('talking_agent.py')}:talk"
 KILLS = {2: "gateway-0", 5: "rollout-0"}
 """The role to kill once so many turns have ended."""
@@ -40,6 +44,7 @@ def run(start_run: StartRun, broker: Broker, request: pytest.FixtureRequest) -> 
         "prompts.max_new_tokens=200",
         f"agents.function={AGENT}",
         "agents.concurrency=4",
+        "gateway.branches=all",
         "score.rewards=[{name='environment'}]",
         f"trainer.optimizer_steps={STEPS}",
         f"experience.global_batch={BATCH}",
@@ -79,8 +84,25 @@ def test_trajectory_has_the_tokens_and_the_reward_that_its_agent_saw(run: Lamina
     for each in experiences:
         trajectory = each.trajectory
         assert trajectory.error is None
-        drawn = trajectory.response.loss_mask.to_pylist()
-        seen = json.loads(trajectory.text)
+        drawn, seen = trajectory.response.loss_mask.to_pylist(), json.loads(trajectory.text)
+        aside = trajectory.conversations[1].start
         assert drawn[0]
-        assert seen["drawn"] == sum(drawn)  # the usage in its responses
-        assert each.reward == seen["reward"]
+        assert [sum(drawn[:aside]), sum(drawn[aside:])] == [seen["drawn"], seen["aside"]]  # the usage in its responses
+        assert each.conversation_rewards == (seen["reward"], 0.25)
+        assert each.reward == (seen["reward"] + 0.25) / 2
+
+
+def test_batch_and_commands_have_the_rewards_of_conversations(run: LaminarRun, broker: Broker) -> None:
+    experiences = records(broker, run, EXPERIENCES, Experience)
+    rewards = {each.trajectory.trajectory_id: list(each.conversation_rewards) for each in experiences}
+    trained: dict[str, list[float]] = {}
+    for part in records(broker, run, BATCHES, MicroBatch):
+        own = part.context_rewards.to_pylist()
+        trained |= {name: own[2 * at : 2 * at + 2] for at, name in enumerate(part.trajectory_ids)}
+    assert trained == {name: rewards[name] for name in trained}
+    name = next(iter(trained))
+    command = [sys.executable, "-c", "from pipelines.cli.main import main; main()", "trajectory", name, "--json"]
+    path = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    shown = subprocess.run(command, cwd=run.here, env=path, capture_output=True, text=True, check=True, timeout=120)
+    turns = json.loads(shown.stdout)["turns"]["turns"]
+    assert [each["reward"] for each in turns] == [0.25, None, rewards[name][0]]

@@ -1,8 +1,9 @@
 """A user's reward function, named `package.module:function` or `path/to/file.py:function`.
 
 A class is created once in each verifier process, with its options; its `__call__` is the function. It returns a number.
-It is called with its options and with those of these arguments that it has as parameters: text, answer (None if there
-is none), reference, prompt, task, tokens, environment (its reward, None without one).
+For the episode of an agent it may return a list with a number for each conversation. It is called with its options and
+with those of these arguments that it has as parameters: text, answer (None if there is none), reference, prompt, task,
+tokens, environment (its reward, None without one), conversations (those of an agent that are trained, the last first).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from infra.name_lookup import member_of
 
-ARGUMENTS = ("text", "answer", "reference", "prompt", "task", "tokens", "environment")
+ARGUMENTS = ("text", "answer", "reference", "prompt", "task", "tokens", "environment", "conversations")
 
 
 def load(target: str, options: Mapping[str, Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from operators.gateway.turn_tree import EndedTurn, EpisodeTimes, Ranges, leaf_turns, length_of, times_of
-from schemas.records import Assignment, EpisodeEnd, Trajectory, TurnEnded, TurnRequest
+from schemas.records import Assignment, EpisodeEnd, Experience, Trajectory, TurnEnded, TurnRequest
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class TurnNode:
     response: Mapping[str, Any] | None = None
     trained: bool = False
     """Whether its response is in a conversation that is trained."""
+    reward: float | None = None
+    """That of the conversation that ends with it, if conversations have rewards of their own."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def turns_of(records: Iterable[Any]) -> EpisodeTurns | None:
     """The turns in `records`, the history of a trajectory; None if no agent made a request."""
     requests: dict[str, TurnRequest] = {}
     ended: dict[str, TurnEnded] = {}
-    assigned, stopped, finished = 0, 0, None
+    assigned, stopped, finished, end, scored = 0, 0, None, None, None
     for record in records:
         match record:
             case Assignment():
@@ -59,14 +61,16 @@ def turns_of(records: Iterable[Any]) -> EpisodeTurns | None:
                 ended.setdefault(record.turn_id, record)
                 stopped = max(stopped, record.written_at)
             case EpisodeEnd():
-                stopped = record.written_at
+                stopped, end = record.written_at, record
             case Trajectory():
                 finished = record
+            case Experience():
+                scored = record
     if not requests:
         return None
     ordered = sorted(requests.values(), key=lambda request: (request.start, request.written_at))
     complete = [EndedTurn(turn, ended[turn.turn_id]) for turn in ordered if turn.turn_id in ended]
-    nodes = _nodes(ordered, ended, assigned, _responses(complete, finished))
+    nodes = _nodes(ordered, ended, assigned, _responses(complete, finished), _rewards(end, scored))
     times = times_of(assigned, [(turn.request.written_at, turn.ended.written_at) for turn in complete], stopped)
     return EpisodeTurns(nodes, times)
 
@@ -82,6 +86,7 @@ def _nodes(
     ended: Mapping[str, TurnEnded],
     assigned: int,
     responses: Mapping[str, Mapping[str, Any]],
+    rewards: Mapping[Ranges, float],
 ) -> list[TurnNode]:
     nodes: list[TurnNode] = []
     after_of: dict[Ranges, int | None] = {(): None}
@@ -111,9 +116,17 @@ def _nodes(
                 messages=_messages(request.messages),
                 response=responses.get(request.turn_id),
                 trained=request.turn_id in responses,
+                reward=None if turn is None else rewards.get(turn.whole),
             )
         )
     return nodes
+
+
+def _rewards(end: EpisodeEnd | None, scored: Experience | None) -> dict[Ranges, float]:
+    """The rewards of conversations by their tokens; none if they have none of their own."""
+    if end is None or scored is None or len(end.segments) != len(scored.conversation_rewards):
+        return {}
+    return {each.ranges: reward for each, reward in zip(end.segments, scored.conversation_rewards, strict=True)}
 
 
 def _responses(turns: list[EndedTurn], finished: Trajectory | None) -> dict[str, Mapping[str, Any]]:

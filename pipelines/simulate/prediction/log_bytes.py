@@ -120,6 +120,7 @@ def _batch_bytes(step: StepShape) -> float:
         lineage_partitions=zeros,
         lineage_offsets=zeros,
         breaks=integers([]),
+        context_rewards=floats([]),
     )
     return step.trajectories / rows * _bytes(full)
 

@@ -22,7 +22,7 @@ REPORTS = "import json, os; report = lambda **of: open(os.environ['LAMINAR_REPOR
 
 
 class Reports:
-    """A gateway that keeps the reports; it refuses the first `refused` of them."""
+    """A gateway that keeps the reports; it refuses the first `refused` of them, and rejects those with rewards."""
 
     def __init__(self, folder: Path) -> None:
         self.received: list[dict[str, Any]] = []
@@ -37,6 +37,11 @@ class Reports:
                 if outer.refused:
                     outer.refused -= 1
                     self.send_error(503)
+                    return
+                if "rewards" in body:
+                    self.send_response(400)
+                    self.end_headers()
+                    self.wfile.write(json.dumps({"error": {"message": "rewards: no such id"}}).encode())
                     return
                 outer.received.append(body)
                 self.send_response(200)
@@ -91,7 +96,7 @@ def test_failed_attempt_is_repeated_and_then_reported(tmp_path: Path, reports: R
 @pytest.mark.parametrize(
     ("program", "error"),
     [
-        ("report(points=1)", "its report must have reward and answer only, not {'points': 1}"),
+        ("report(points=1)", "its report must have reward, rewards and answer only, not {'points': 1}"),
         ("open(os.environ['LAMINAR_REPORT'], 'w').write('{')", "its report is not valid JSON"),
         ("open(os.environ['LAMINAR_REPORT'], 'w').write('[' * 100000)", "nested more than 64 deep"),
         ("import time; time.sleep(60)", "it ran for longer than 1 s"),
@@ -102,6 +107,18 @@ def test_invalid_report_or_time_out_fails_the_episode(
 ) -> None:
     play(tmp_path, program, retries=0, timeout_s=1 if "sleep" in program else 600)
     assert error in reports.received[0]["error"]
+
+
+def test_rejected_report_is_in_the_transcript_and_ends_the_episode(tmp_path: Path, reports: Reports) -> None:
+    play(tmp_path, "print('done'); report(rewards={'x': 1.0})", retries=2)
+    assert reports.received == [{"error": "its report was rejected: rewards: no such id"}]
+    text = "done\nlaminar: its report was rejected: rewards: no such id\n"
+    assert (tmp_path / "agents" / "p0.3.log").read_text() == text
+
+
+def test_invalid_report_is_in_the_transcript(tmp_path: Path, reports: Reports) -> None:
+    play(tmp_path, "report(points=1)", retries=0)
+    assert (tmp_path / "agents" / "p0.3.log").read_text().startswith("laminar: its report must have reward, rewards")
 
 
 def test_report_is_repeated_until_the_gateway_accepts_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from operators.experience.pack_batches import balance, pack
 from operators.experience.samplers import SAMPLERS, DynamicSampling, GroupComplete, Sampler
 from operators.experience.writers import Bounded, Finished, Verified
 from schemas.block import Block
-from schemas.records import MicroBatch, RewardComponent
+from schemas.records import Conversation, MicroBatch, RewardComponent
 
 
 def group(
@@ -115,6 +116,13 @@ def test_length_balanced_alternates_after_the_oldest_group() -> None:
 )
 def test_dynamic_sampling_keeps_groups_with_mixed_answers(rewards: tuple[float, ...], reason: str) -> None:
     assert DynamicSampling().refuse(group(0, rewards)) == reason
+
+
+def test_dynamic_sampling_keeps_groups_with_unequal_conversations() -> None:
+    conversations = (Conversation(0, 1, ""), Conversation(1, 1, ""))
+    rows = [experience(trajectory(prompt(0, 2), at, conversations=conversations), 0.5) for at in range(2)]
+    rows[0] = replace(rows[0], conversation_rewards=(0.0, 1.0))
+    assert DynamicSampling().refuse(Group(0, read_members(Block.of(rows), 0, 0), 0.0)) is None
 
 
 def test_group_complete_refuses_groups_with_missing_members() -> None:

@@ -32,6 +32,13 @@ _CONVERSATIONS: dict[str, tuple[list[int], list[bool]]] = {
 }
 
 
+_REWARDS: dict[str, tuple[float, ...]] = {
+    "too few rewards": (1.0,),
+    "too many rewards": (1.0, 0.0, 1.0),
+    "large reward of a conversation": (1.0, 1e39),
+}
+
+
 def untrainable(kind: str, member: int = 0) -> Experience:
     """An experience that cannot be trained."""
     question = prompt(0)
@@ -47,6 +54,12 @@ def untrainable(kind: str, member: int = 0) -> Experience:
         return experience(trajectory(prompt(0, token_ids=token_ids([])), member))
     if kind == "large reward":
         return experience(trajectory(question, member), -1e39)
+    if kind in _REWARDS:
+        mask = flags([True, True, False, True])
+        response = Response(token_ids([5] * 4), floats([-0.5] * 4), mask)
+        conversations, spans = (Conversation(0, 1, ""), Conversation(2, 1, "")), (VersionSpan(version(0), 4),)
+        made = trajectory(question, member, response=response, conversations=conversations, version_spans=spans)
+        return experience(made, conversation_rewards=_REWARDS[kind])
     if kind == "unknown token in the prompt":
         return experience(trajectory(prompt(0, token_ids=token_ids([7, 1])), member))
     if kind == "too long":
@@ -80,6 +93,12 @@ def untrainable(kind: str, member: int = 0) -> Experience:
         ("conversations in disorder", "its conversations begin at [0, 2, 2] of 4 tokens"),
         ("conversation beyond the end", "its conversations begin at [0, 4] of 4 tokens"),
         ("conversation with a trained begin", "the first token of a conversation is in the loss mask"),
+        ("too few rewards", "2 conversations with 1 rewards"),
+        ("too many rewards", "2 conversations with 3 rewards"),
+        (
+            "large reward of a conversation",
+            "the rewards of its conversations, [1.0, 1e+39], are beyond single precision",
+        ),
         ("too long", "1000001 tokens are more than the 1000000 that a micro-batch record holds"),
         ("unequal lengths", "2 tokens with 1 logprobs and a mask of 2"),
         ("greedy", "sampled at temperature 0: greedy answers have no probability to train"),

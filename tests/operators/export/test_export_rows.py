@@ -157,6 +157,9 @@ def test_conversations_view_has_a_row_for_each_conversation() -> None:
     assert json.loads(first["messages"][1]["tool_calls"]) == calls
     assert (second["conversation"], second["token_ids"], second["mask"]) == (1, [5, 5], [False, True])
     assert second["messages"] == []
+    assert [first["reward"], second["reward"]] == [made.reward] * 2
+    own = replace(made, trajectory=played, conversation_rewards=(0.75, -0.5))
+    assert [each["reward"] for each in _view("conversations", rows_of(own))] == [0.75, -0.5]
     before = replace(made, trajectory=replace(played, conversations=()))
     (whole,) = _view("conversations", rows_of(before))
     assert (whole["token_ids"], whole["messages"]) == ([1, 2, *[5] * 6], []), "of a release without conversations"

@@ -261,3 +261,57 @@ def test_a_request_without_response_times_out_and_may_be_repeated() -> None:
         assert len(run.orders) == 1
 
     play(ScriptedRun("hi$", turn_timeout_s=0.05), scenario)
+
+
+def test_report_gives_conversations_rewards_by_ids_of_responses() -> None:
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        first, aside = await chat(client, HELLO), await chat(client, user("aside"))
+        body = {"reward": 1.0, "rewards": {first["id"]: 0.25, aside["id"]: 0.5}}
+        assert (await client.post("/episode/end", json=body)).status_code == 200
+        end = run.orders[-1]
+        assert isinstance(end, EpisodeEnd)
+        assert (end.reward, end.rewards, len(end.segments)) == (1.0, (0.5,), 1)  # branches = "last"
+
+    play(ScriptedRun("hi$", "ho$"), scenario)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ({"chatcmpl-none": 1.0}, "no response of this episode has the id none; use the `id` of a response"),
+        (dict.fromkeys("abcde", 1), "no response of this episode has the id a, b, c and 2 more"),
+        ([0.5, 1.0], "rewards must be an object: a number for each id of a response, not [0.5, 1.0]"),
+        ({"a": float("nan")}, "the reward of a must be a finite number, not nan"),
+        ({"a": 10**400}, "the reward of a must be a finite number, not 1000"),
+        ({"a": True}, "the reward of a must be a finite number, not True"),
+        ({"a": None}, "the reward of a must be a finite number, not None"),
+    ],
+)
+def test_invalid_rewards_of_a_report_are_errors(rewards: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operators.gateway.play.KNOWN_S", 0.01)
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        await chat(client, HELLO)
+        response = await client.post("/episode/end", content=json.dumps({"rewards": rewards}))
+        error = response.json()["error"]
+        assert (response.status_code, message in error["message"], error["param"]) == (400, True, "rewards"), error
+        assert not any(isinstance(each, EpisodeEnd) for each in run.orders)
+        assert (await client.post("/episode/end", json={"reward": 1})).status_code == 200, "the episode goes on"
+
+    play(ScriptedRun("hi$"), scenario)
+
+
+def test_report_names_a_turn_whose_tokens_a_move_has_lost() -> None:
+    """Its conversation is not trained, but its id is no error: the agent has got the response."""
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        lost = await chat(client, HELLO)
+        run.assign(lease=2)
+        kept = await chat(client, user("again"))
+        body = {"rewards": {lost["id"]: 0.25, kept["id"]: 0.5}}
+        assert (await client.post("/episode/end", json=body)).status_code == 200
+        end = run.orders[-1]
+        assert isinstance(end, EpisodeEnd)
+        assert end.rewards == (0.5,)
+
+    play(ScriptedRun("hi$", "ho$"), scenario)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from operators.gateway import segments
+from operators.gateway.reports import AgentReport
 from operators.gateway.segments import segments_of
 from operators.gateway.turn_tree import EndedTurn, leaf_turns, times_of
 from schemas.columns import token_ids
@@ -103,3 +104,21 @@ def test_no_turns_give_no_segments() -> None:
 )
 def test_times_of_an_episode_count_overlapping_turns_once(turns: Any, ended: int, expected: tuple[float, ...]) -> None:
     assert times_of(1000, turns, ended) == expected
+
+
+@pytest.mark.parametrize(
+    ("branches", "report", "expected"),
+    [
+        ("all", AgentReport(reward=1.0), None),
+        ("all", AgentReport(rewards={"t8": 0.5, "t5": -1.0, "t10": 2.0}), (2.0, 0.5, -1.0)),
+        ("all", AgentReport(rewards={"t0": 0.25, "t8": 0.5}), (0.0, 0.5, 0.25)),  # the first turn is in two of them
+        ("tree", AgentReport(reward=0.75, rewards={"t5": -1.0}), (0.75, 0.75, -1.0)),
+        ("last", AgentReport(rewards={"t5": -1.0}), None),  # of a conversation that is not trained
+        ("last", AgentReport(rewards={"t10": 3.0}), (3.0,)),
+    ],
+)
+def test_conversation_has_the_reward_of_its_last_named_turn(
+    branches: Branches, report: AgentReport, expected: tuple[float, ...] | None
+) -> None:
+    found = segments_of(TURNS, TOKENS, drawn_of(TURNS), answer, branches, BIG, report)
+    assert found.rewards == expected

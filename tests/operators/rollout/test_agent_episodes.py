@@ -12,7 +12,7 @@ from scripted_engine import ScriptedWeights
 from tiny_engines import engine, plain_logprobs
 from tiny_models import VOCABULARY, tiny_model
 
-from operators.rollout.agent_episodes import AgentEngine, EndedTurn
+from operators.rollout.agent_episodes import AgentEngine, EndedTurn, join_segments
 from operators.rollout.engine import PartialResponse, Request
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.replica import Replica
@@ -218,3 +218,13 @@ def test_replica_publishes_the_tokens_of_a_turn_before_its_end() -> None:
     assert isinstance(trajectory, Trajectory)
     assert trajectory.prompt.token_ids.to_pylist() == [3, 4, 5, 6, 7]
     assert [(each.version, each.length) for each in trajectory.version_spans] == [(version(0), 6)]
+
+
+def test_rewards_follow_the_conversations_that_are_trained() -> None:
+    """The third has no token that the others have not: it is left out with its reward."""
+    drawn = np.array([False, True, True, False, True])
+    segments = (Segment(1, (TokenRange(0, 3),)), Segment(1, (TokenRange(3, 5),)), Segment(1, (TokenRange(0, 2),)))
+    found = join_segments(segments, "[]", drawn, whole=False, rewards=(1.0, 0.5, 0.25))
+    assert (len(found.conversations), found.rewards) == (2, (1.0, 0.5))
+    assert join_segments(segments, "[]", drawn, whole=True, rewards=(1.0, 0.5, 0.25)).rewards == (1.0, 0.5, 0.25)
+    assert join_segments(segments, "[]", drawn, whole=False).rewards == ()

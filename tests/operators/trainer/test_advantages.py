@@ -129,9 +129,35 @@ def test_penalties_are_subtracted_from_their_sequence() -> None:
     starts = [sum(LENGTHS[:index]) for index in range(len(LENGTHS))]
     own = [sum(PENALTIES[start : start + length]) for start, length in zip(starts, LENGTHS, strict=True)]
     expected = [reward - penalty for reward, penalty in zip(REWARDS, own, strict=True)]
-    assert given.per_sequence().tolist() == pytest.approx(expected, abs=1e-12)
+    assert given.totals().tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def estimate(estimator: advantages.Estimator, config: AlgorithmConfig) -> list[float]:
     tensors = torch.tensor(REWARDS, dtype=torch.float64), torch.tensor(GROUPS), torch.tensor(LENGTHS)
     return estimator(Rewards(*tensors), config).tolist()
+
+
+ROOT_HALF = math.sqrt(0.375)  # of 1, 0 (weight 1/2 each) and 0: mean 0.25
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        (advantages.group_centred, [0.75, 0.75, -0.25, -0.25]),
+        (advantages.group_normalised, [0.75 / ROOT_HALF, 0.75 / ROOT_HALF, -0.25 / ROOT_HALF, -0.25 / ROOT_HALF]),
+        (advantages.leave_one_out, [1.0, 1.0, 0.0, -0.5]),
+        (lambda rewards, config: advantages._returns(rewards.per_token(), rewards.lengths, 0.5), [0.5, 1.0, 0.0, 0.0]),
+    ],
+)
+def test_conversations_have_advantages_of_their_own(estimator: advantages.Estimator, expected: list[float]) -> None:
+    """Two sequences of a group: one of two conversations with rewards 1 and 0, and one with reward 0."""
+    outcomes, groups = torch.tensor([1.0, 0.0, 0.0]).double(), torch.zeros(3, dtype=torch.int64)
+    rewards = Rewards(outcomes, groups, torch.tensor([2, 1, 1]), sequences=torch.tensor([0, 0, 1]))
+    assert estimator(rewards, AlgorithmConfig(std_epsilon=0.0)).tolist() == pytest.approx(expected)
+
+
+def test_group_of_several_conversations_with_equal_rewards_has_advantage_0() -> None:
+    outcomes, groups = torch.full((4,), 0.3).double(), torch.zeros(4, dtype=torch.int64)
+    rewards = Rewards(outcomes, groups, torch.ones(4, dtype=torch.int64), sequences=torch.tensor([0, 0, 0, 1]))
+    for estimator in (advantages.group_centred, advantages.group_normalised, advantages.leave_one_out):
+        assert estimator(rewards, CONFIG).tolist() == [0.0] * 4

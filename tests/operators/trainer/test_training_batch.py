@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from trainer_batches import make_batch, with_floats
+from trainer_batches import make_batch, save_tiny_model, with_floats
 
 from operators.trainer.batch import join_parts
+from operators.trainer.config import AlgorithmConfig, LearnerConfig
+from operators.trainer.global_batch_metadata import gather_metadata
+from operators.trainer.learner import Learner
+from operators.trainer.metrics import TokenMetrics
+from operators.trainer.ranks import ALONE
 from schemas import columns
-from schemas.records import PolicyVersion
+from schemas.records import MicroBatch, PolicyVersion
 
 
 def test_join_parts_orders_by_index() -> None:
@@ -117,3 +123,57 @@ def test_join_parts_names_columns_of_wrong_length(column: str) -> None:
     (row,) = make_batch()
     with pytest.raises(ValueError, match=rf"but \d+ {column}|tokens by its lengths"):
         join_parts([replace(row, **{column: getattr(row, column)[:-1]})])
+
+
+def two_conversations(rewards: list[float]) -> MicroBatch:
+    """A group of two: the first has two conversations, of two and of one trained tokens, the second has one."""
+    (row,) = make_batch()
+    return replace(
+        row,
+        token_ids=columns.token_ids([1, 2, 3, 4, 5, 6, 1, 7]),
+        logprobs=columns.floats([0.0, -1.0, -1.0, 0.0, -1.0, 0.0, 0.0, -1.0]),
+        loss_mask=columns.flags([False, True, True, False, True, False, False, True]),
+        lengths=columns.integers([6, 2]),
+        prompt_lengths=columns.integers([1, 1]),
+        rewards=columns.floats([0.5, 0.0]),
+        temperatures=columns.floats([1.0, 1.0]),
+        truncated=columns.flags([False, False]),
+        trajectory_ids=("p0.0", "p0.1"),
+        breaks=columns.integers([3]),
+        context_rewards=columns.floats(rewards),
+        **{
+            name: columns.integers([0, 0])
+            for name in ("version_epochs", "version_numbers", "staleness", "lineage_partitions", "lineage_offsets")
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"), [([1.0, 0.0, 0.0], [0.75, 0.75, -0.25, -0.25]), ([], [0.25, 0.25, 0.25, -0.25])]
+)
+def test_update_trains_conversations_by_their_own_rewards(
+    rewards: list[float], expected: list[float], tmp_path: Path
+) -> None:
+    learner = Learner(
+        LearnerConfig(algorithm=AlgorithmConfig(name="dr_grpo", max_response_tokens=4)), save_tiny_model(tmp_path)
+    )
+    batch = join_parts([two_conversations(rewards)])
+    metadata = gather_metadata(batch, ALONE)
+    _, advantages, targets = learner._score_batch(batch, metadata, TokenMetrics())
+    assert advantages.tolist() == expected == targets.advantages.tolist()
+    metrics = learner.update([two_conversations(rewards)])
+    assert metrics["advantage/abs_mean"] == sum(map(abs, expected)) / 4
+    assert metrics["reward/mean"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [
+        ([1.0, 0.0], "has 3 contexts, but 2 context_rewards"),
+        ([1.0, 0.0, 0.0, 0.0], "has 3 contexts, but 4 context_rewards"),
+        ([0.0, float("nan"), 0.0], "p0.0 has a conversation's reward that is not finite"),
+    ],
+)
+def test_join_parts_rejects_invalid_context_rewards(rewards: list[float], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        join_parts([two_conversations(rewards)])

@@ -95,6 +95,7 @@ def micro_batch(batch: int, *names: str) -> r.MicroBatch:
         lineage_partitions=counts,
         lineage_offsets=counts,
         breaks=integers([]),
+        context_rewards=floats([]),
     )
 
 

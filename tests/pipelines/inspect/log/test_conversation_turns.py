@@ -104,3 +104,14 @@ def test_messages_that_do_not_fit_the_turns_are_left_out() -> None:
     found = turns_of(history([USER, CALL]))
     assert found is not None
     assert [turn.response for turn in found.turns] == [None] * 4
+
+
+def test_turns_end_with_the_rewards_of_their_conversations() -> None:
+    records = history([USER, CALL, AGAIN, DONE], [USER, DONE])
+    segments = (r.Segment(2, (r.TokenRange(0, 5), r.TokenRange(9, 12))), r.Segment(2, (r.TokenRange(0, 9),)))
+    end = r.EpisodeEnd("p0.0", 1, 0, 1, segments, 1.0, None, None, 6000, rewards=(0.5, 0.25))
+    found = turns_of([*records, end, r.Experience(records[-1], 0.375, (), None, 0, (1.0, -0.25))])
+    assert found is not None
+    assert [turn.reward for turn in found.turns] == [None, -0.25, 1.0, None]
+    lines = list(turn_lines(found))
+    assert lines[2].endswith("(conversation's reward -0.25)")
