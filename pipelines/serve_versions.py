@@ -1,7 +1,8 @@
-"""The process that answers people: `python -m pipelines.serve_versions CONFIG`, a child of the gateway.
+"""The process that answers people: `python -m pipelines.serve_versions CONFIG DIR`, a child of the gateway.
 
 It reads a JSON line for each request from its standard input, and writes lines with what was generated. It runs on the
-CPU at a low priority, whatever the rollouts use.
+CPU at a low priority, whatever the rollouts use, and is the first to be killed if the machine's memory ends. So are the
+commands that write evicted versions to DIR.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import queue
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ import numpy as np
 
 from operators.gateway.config import GatewayConfig
 from operators.rollout.backend import TransformersSpec
-from operators.rollout.serve_requests import ServedRequest, ServedRequests
+from operators.rollout.evicted_versions import EvictedVersions
+from operators.rollout.serve_requests import PULL_CHECK_S, ServedRequest, ServedRequests, find_version
 from pipelines.config import Config, load_config
 from pipelines.shards import store_folder
 from schemas.records import Sampling
@@ -28,19 +31,22 @@ from schemas.records import Sampling
 NICENESS = 5
 
 
-def main(file: Path) -> None:
-    """Serve until standard input ends."""
+def main(file: Path, work: Path) -> None:
+    """Serve until standard input ends; evicted versions are written to `work`."""
     os.nice(NICENESS)
+    with suppress(OSError):  # only Linux has it
+        Path("/proc/self/oom_score_adj").write_text("1000")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     answers = os.dup(1)
     os.dup2(2, 1)  # libraries print
     orders: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
     threading.Thread(target=_read, args=(orders,), daemon=True).start()
-    backend = _spec(load_config(file)).open()
-    served = ServedRequests(backend.engine(), backend.weights)
+    config = load_config(file)
+    backend = _spec(config).open()
+    served = ServedRequests(backend.engine(), backend.weights, _evicted(config, work))
     while True:
         try:
-            order = orders.get(block=not len(served))
+            order = orders.get(not served.busy, PULL_CHECK_S if len(served) else None)
         except queue.Empty:
             for event in served.step():
                 _write(answers, event)
@@ -89,6 +95,17 @@ def _spec(config: Config) -> TransformersSpec:
     return TransformersSpec(rollout, config.model_folder(), store_folder(config))
 
 
+def _evicted(config: Config, work: Path) -> EvictedVersions:
+    """Commands have as many threads as this process."""
+    threads = str((config.gateway or GatewayConfig()).serve_threads)
+    environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+    environment["TMPDIR"] = str(work)  # it is removed with this process, also if that is killed
+    laminar = (sys.executable, "-W", "ignore", "-c", "from pipelines.cli.main import main; main()", "weights")
+    run = ("--run", str(config.run_folder.absolute()))
+    listing, pull = (*laminar, "list", "-n", "0", "--json", *run), (*laminar, "pull", *run)
+    return EvictedVersions(listing, pull, work, environment, find_version)
+
+
 def _read(orders: queue.Queue[Mapping[str, Any] | None]) -> None:
     for line in sys.stdin:
         orders.put(json.loads(line))
@@ -102,4 +119,4 @@ def _write(descriptor: int, event: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

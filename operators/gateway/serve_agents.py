@@ -164,8 +164,9 @@ class GatewayFold(ShardFold):
         unauthenticated = UnauthenticatedConnections()
         self._served = None
         if config.serve_requests and step.serve_command:
-            served = (step.serve_command, config.serve_requests, step.folder / SERVING_LOG)
-            self._served = ServedVersions(*served, timeout_s=config.turn_timeout_s)
+            work = step.folder / f"served-{step.shard.shard}"
+            served = ((*step.serve_command, str(work)), config.serve_requests, step.folder / SERVING_LOG)
+            self._served = ServedVersions(*served, timeout_s=config.turn_timeout_s, work=work)
         claims = None
         if step.hand_out is not None:
             how = step.hand_out

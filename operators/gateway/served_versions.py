@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -66,7 +67,8 @@ class _Process:
 class ServedVersions:
     """Serves requests by the process of `command`, `most` at a time; its log is appended to `log_file`.
 
-    A request whose response does not grow for `timeout_s` seconds fails.
+    A request whose response does not grow for `timeout_s` seconds fails. The process writes to the folder `work`, which
+    is removed once it has ended.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class ServedVersions:
         log_file: Path,
         idle_s: float = IDLE_S,
         timeout_s: float = TIMEOUT_S,
+        work: Path | None = None,
     ) -> None:
+        self._work = work
         self._command, self._log_file, self._idle_s, self._timeout_s = command, log_file, idle_s, timeout_s
         self._places = asyncio.Semaphore(most)
         self._number = 0
@@ -186,10 +190,11 @@ class ServedVersions:
             await running.process.wait()
 
     def _stop(self, running: _Process) -> None:
-        if running.process.returncode is not None:
-            return  # reaped: its number may be that of another process group
-        with suppress(ProcessLookupError):
-            os.killpg(running.process.pid, signal.SIGKILL)
+        if running.process.returncode is None:  # else its number may be that of another process group
+            with suppress(ProcessLookupError):
+                os.killpg(running.process.pid, signal.SIGKILL)
+        if self._work is not None:
+            shutil.rmtree(self._work, ignore_errors=True)
 
     def _write(self, running: _Process, order: Mapping[str, Any]) -> None:
         assert running.process.stdin is not None

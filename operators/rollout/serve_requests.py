@@ -1,24 +1,32 @@
 """Serves requests of people under any weight version of this machine, on an engine of its own: nothing is trained.
 
 One version is loaded at a time. Requests run in their order: those of the loaded version together, and the next version
-once the engine is empty.
+once the engine is empty. Requests for a version that the store has evicted wait until it has been pulled.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from infra.store.errors import VersionGone
 from operators.rollout.engine import Engine, PartialResponse, Request
+from operators.rollout.evicted_versions import EvictedVersions
 from operators.rollout.weight_loader import Weights
 from schemas.records import PolicyVersion, Sampling
 
 LATEST = "latest"
+_ONE_VERSION = re.compile(r"v\d{1,15}|\d{1,15}\.\d{1,15}", re.ASCII)
+PULL_CHECK_S = 0.1
+"""While requests only wait for their versions, `step` need not be called more often."""
 Event = dict[str, Any]
 """`id`, new `tokens` and their `logprobs`, `version`, `finish` (None: more follows), `error`."""
 
@@ -47,17 +55,31 @@ def find_version(name: str, versions: Collection[PolicyVersion]) -> PolicyVersio
     return max(found)
 
 
-class ServedRequests:
-    """Runs requests on `engine` with `weights`."""
+class _Source(NamedTuple):
+    """A version, and how to open its file of weights."""
 
-    def __init__(self, engine: Engine, weights: Weights) -> None:
-        self._engine, self._weights = engine, weights
+    version: PolicyVersion
+    open: Callable[[], AbstractContextManager[Path]]
+
+
+class ServedRequests:
+    """Runs requests on `engine` with `weights`, and with those of `evicted` versions."""
+
+    def __init__(self, engine: Engine, weights: Weights, evicted: EvictedVersions | None = None) -> None:
+        self._engine, self._weights, self._evicted = engine, weights, evicted
         self._waiting: deque[ServedRequest] = deque()
+        self._pulling: list[ServedRequest] = []
+        """Requests whose version is being pulled."""
         self._running: dict[str, int] = {}
         """By request: the number of its tokens that have been returned."""
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._running)
+        return len(self._waiting) + len(self._running) + len(self._pulling)
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do; else requests only wait for their versions."""
+        return bool(self._waiting or self._running)
 
     def submit(self, request: ServedRequest) -> None:
         """Queue a request."""
@@ -66,11 +88,14 @@ class ServedRequests:
     def cancel(self, name: str) -> None:
         """Stop a request; nothing more is returned for it."""
         self._waiting = deque(each for each in self._waiting if each.id != name)
+        self._pulling = [each for each in self._pulling if each.id != name]
         if self._running.pop(name, None) is not None:
             self._engine.release([name])
 
     def step(self) -> list[Event]:
         """Start what can start, run one round of the engine, and return what was generated."""
+        self._waiting.extend(self._pulling)
+        self._pulling.clear()
         events = list(self._start())
         if not self._running:
             return events
@@ -91,17 +116,34 @@ class ServedRequests:
         while self._waiting and len(self._running) < capacity:
             request = self._waiting[0]
             try:
-                version = find_version(request.version, self._weights.versions())
-                if version != self._engine.version:
-                    if self._running:
-                        return
-                    with self._weights.pin(version) as file:
-                        self._engine.load(file, version)
-                self._engine.submit(Request(request.id, request.tokens, request.sampling))
-                self._running[request.id] = 0
-            except (LookupError, ValueError, VersionGone) as error:
+                source = self._source(request.version)
+                if source is None:
+                    self._pulling.append(request)
+                elif source.version != self._engine.version and self._running:
+                    return
+                else:
+                    if source.version != self._engine.version:
+                        with source.open() as file:
+                            self._engine.load(file, source.version)
+                    self._engine.submit(Request(request.id, request.tokens, request.sampling))
+                    self._running[request.id] = 0
+            except VersionGone:
+                continue  # evicted meanwhile
+            except (LookupError, ValueError) as error:
                 yield {"id": request.id, "tokens": [], "logprobs": [], "finish": "failed", "error": str(error)}
             self._waiting.popleft()
+
+    def _source(self, name: str) -> _Source | None:
+        """Where the version `name` is; None while it is being pulled. Raises LookupError."""
+        try:
+            version = find_version(name, self._weights.versions())
+            return _Source(version, partial(self._weights.pin, version))
+        except LookupError:
+            if self._evicted is None or not _ONE_VERSION.fullmatch(name):
+                raise
+        awaited = [each.version for each in (*self._waiting, *self._pulling)]
+        pulled = self._evicted.get(name, awaited)
+        return None if pulled is None else _Source(pulled.version, lambda: nullcontext(pulled.file))
 
     def _event(self, name: str, part: PartialResponse, finish: str | None, error: str | None = None) -> Event:
         return {

@@ -44,8 +44,8 @@ def chat(
 ) -> None:
     """Talk to a weight version of an active run. Nothing of it is trained, and training does not wait for it.
 
-    The run needs a section [gateway] or [agents]. The versions are those of this machine's weight store. In a
-    conversation, end with Ctrl-D.
+    The run needs a section [gateway] or [agents]. The versions are those of this machine's weight store; older
+    ones are pulled first, see `laminar weights pull`. In a conversation, end with Ctrl-D.
 
     \b
     Examples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from kills import kill
 from laminar_runs import LaminarRun, StartRun
+from served_process import Served
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
@@ -106,3 +108,19 @@ def test_batch_and_commands_have_the_rewards_of_conversations(run: LaminarRun, b
     shown = subprocess.run(command, cwd=run.here, env=path, capture_output=True, text=True, check=True, timeout=120)
     turns = json.loads(shown.stdout)["turns"]["turns"]
     assert [each["reward"] for each in turns] == [0.25, None, rewards[name][0]]
+
+
+def test_versions_that_the_store_has_evicted_are_served(run: LaminarRun, tmp_path: Path) -> None:
+    """The ended run has no store: the initial model and the final one are pulled from their folders."""
+    served = Served(run.folder / "config.toml", tmp_path / "work")
+    try:
+        for name in ("v0", "v1"):
+            served.ask(name, name)
+        answers = [served.answer(name) for name in ("v0", "v1")]
+        assert [version for _, version in answers] == ["1.0", "1.1"]
+        served.ask("other", "v9")
+        assert served.event()["error"] == "the run has no weight version 'v9'; it can serve 1.0, 1.1"
+        assert {each.name for each in (tmp_path / "work").iterdir()} == {"1", "2"}
+    finally:
+        assert served.close() == 0
+        shutil.rmtree(run.weights_folder(), ignore_errors=True)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from served_process import Served
 
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
@@ -41,45 +38,6 @@ bootstrap_servers = "127.0.0.1:1"
 """
 
 
-class Served:
-    """The process, and its events by request."""
-
-    def __init__(self, file: Path) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "pipelines.serve_versions", str(file)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def send(self, **order: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        self._process.stdin.flush()
-
-    def ask(self, name: str, version: str) -> None:
-        settings = {"max_tokens": 5, "stop_token_ids": [], "stop_strings": [], "temperature": 0.0, "top_p": 1.0}
-        self.send(id=name, version=version, tokens=[5, 6, 7], **settings)
-
-    def event(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        return dict(json.loads(self._process.stdout.readline()))
-
-    def answer(self, name: str) -> tuple[list[int], str]:
-        """Tokens and version of the answer to request `name`, which is the only one."""
-        tokens: list[int] = []
-        while True:
-            event = self.event()
-            assert (event["id"], event.get("error")) == (name, None)
-            tokens += event["tokens"]
-            if event["finish"]:
-                return tokens, event["version"]
-
-    def close(self) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        code = self._process.wait(60)
-        self._process.stdout.close()
-        return code
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
@@ -97,7 +55,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
                 for parameter in model.parameters():
                     parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)))
         (folder / "config.toml").write_text(CONFIG.format(folder=folder))
-        made = Served(folder / "config.toml")
+        made = Served(folder / "config.toml", folder / "work")
         yield made
         assert made.close() == 0
 
@@ -116,7 +74,11 @@ def test_versions_are_listed_and_give_their_own_responses(served: Served) -> Non
 
 
 def test_a_version_that_is_not_there_is_an_error(served: Served) -> None:
-    served.ask("d", "v9")
+    served.ask("d", "newest")
     event = served.event()
     assert event["finish"] == "failed"
     assert "it has 1.1, 1.2" in event["error"]
+
+
+def test_process_is_the_first_to_be_killed_without_memory(served: Served) -> None:
+    assert Path(f"/proc/{served.pid}/oom_score_adj").read_text() == "1000\n"

@@ -116,10 +116,13 @@ def test_close_kills_a_process_group_only_until_it_is_reaped(monkeypatch: pytest
 
     async def main() -> None:
         process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
-        served = ServedVersions(COMMAND, 2, tmp_path / "serving.log")
+        work = tmp_path / "work"
+        (work / "1").mkdir(parents=True)
+        served = ServedVersions(COMMAND, 2, tmp_path / "serving.log", work=work)
         served._running = served_versions._Process(process)
         served.close()
         assert killed == [process.pid]
+        assert not work.exists(), "versions that the process pulled"
         assert process.stdin is not None
         process.stdin.close()
         await process.wait()
