@@ -53,7 +53,6 @@ class EvictedVersions:
         """
         found = self._pulled.get(name)
         if found is None:
-            self._drop({*awaited, name})
             self._number += 1
             self._pulled[name] = self._threads.submit(self._fetch, name, self._folder / str(self._number))
             return None
@@ -61,12 +60,14 @@ class EvictedVersions:
             return None
         if found.exception() is not None:
             del self._pulled[name]
+        else:
+            self._drop({*awaited, name})
         return found.result()
 
     def _drop(self, kept: set[str]) -> None:
-        """Remove the oldest versions, so that another one may be pulled."""
-        pulled = [name for name, each in self._pulled.items() if each.done() and name not in kept]
-        for name in pulled[: max(0, len(self._pulled) - MOST + 1)]:
+        """Remove the oldest versions but `MOST`."""
+        pulled = [name for name, each in self._pulled.items() if each.done() and each.exception() is None]
+        for name in [each for each in pulled if each not in kept][: max(0, len(pulled) - MOST)]:
             shutil.rmtree(self._pulled.pop(name).result().file.parent, ignore_errors=True)
 
     def _fetch(self, name: str, folder: Path) -> PulledVersion:

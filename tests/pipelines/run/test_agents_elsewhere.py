@@ -94,7 +94,7 @@ def test_agents_report_with_the_key_of_their_episode(gateway: Claimed, tmp_path:
     ("program", "settings", "error"),
     [
         ("raise SystemExit('no tool')", {}, "exit status 1: no tool"),
-        ("report(points=1)", {}, "its report must have reward and answer only"),
+        ("report(points=1)", {}, "its report must have reward, rewards and answer only"),
         ("import time; time.sleep(60)", {"timeout_s": 0.5}, "it ran for longer than 0.5 s"),
     ],
 )
@@ -103,6 +103,14 @@ def test_a_failed_attempt_is_given_back(program: str, settings: dict[str, Any], 
     ((path, key, body),) = gateway.received
     assert (path, key, body["episode"], body["attempt"]) == ("episodes/release", "worker", "p0.0", 0)
     assert error in body["error"]
+
+
+def test_rejected_report_ends_the_episode_with_its_error(gateway: Claimed, tmp_path: Path) -> None:
+    gateway.broken["episode/end"] = 400
+    play(gateway, "report(rewards={'x': 1})", episodes=1, transcripts=tmp_path)
+    reason = "its report was rejected: not now"
+    assert gateway.received == [("episode/end", "k-p0.0", {"error": reason})]
+    assert (tmp_path / "p0.0.log").read_text() == f"laminar: {reason}\n"
 
 
 def test_an_attempt_takes_no_longer_than_the_run_allows(gateway: Claimed) -> None:
