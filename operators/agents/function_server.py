@@ -90,7 +90,7 @@ class FunctionServer:
         if self._server is None or self._server.poll() is not None:
             if self._server is not None:
                 _close_input(self._server)
-            command = [sys.executable, "-m", "operators.agents.function_server", self._target]
+            command = [sys.executable, "-P", "-m", "operators.agents.function_server", self._target]
             with self._log.open("ab") as log:
                 self._server = subprocess.Popen(
                     die_with_parent_command(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
