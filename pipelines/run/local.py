@@ -34,7 +34,7 @@ from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
 from pipelines.run.inputs import INPUTS_FILE, accept_inputs, changed_inputs, changed_text, record_inputs
 from pipelines.run.paths import with_absolute_paths
-from pipelines.run.preflight import gpu_problems, missing_requirements
+from pipelines.run.preflight import gpu_problems, missing_requirements, port_problems
 from pipelines.run.run_guard import RunFailing
 from pipelines.run.run_names import check_new, with_run_name
 from pipelines.run.state import RunStateFile, link_latest, remove_run
@@ -255,4 +255,5 @@ def check(config: Config) -> None:
 
 def problems_of(config: Config, *, new: bool = True) -> list[str]:
     """All requirements of a new or resumed run that this machine does not meet, without running code of the user."""
-    return [*missing_requirements(config, new=new), *gpu_problems(config, visible_gpus())]
+    found = (missing_requirements(config, new=new), port_problems(config), gpu_problems(config, visible_gpus()))
+    return [problem for problems in found for problem in problems]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from infra.models.demo_config import PHRASES
 from infra.models.sizes import parameter_count
+from operators.gateway.config import GatewayConfig
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
 from pipelines.inspect.run_folders import laminar_command
@@ -149,8 +150,17 @@ def host_problems(config: Config, *, new: bool) -> Iterator[str]:
             f"free some space (`{laminar_command()} doctor --clean`), or set relay.store",
         )
         yield from _room("relay.store", store, MIN_VERSIONS * parameters * WEIGHT_BYTES, what, advice)
-    if config.relay.port and (reason := _port_problem(config.relay.listen, config.relay.port)):
-        yield f"relay.port: {config.relay.listen}:{config.relay.port} cannot be used: {reason}"
+
+
+def port_problems(config: Config) -> Iterator[str]:
+    """The configured ports that no process of a run can listen at, on this machine and while no role runs."""
+    gateway = config.gateway or GatewayConfig()
+    for key, host, port in (
+        ("relay", config.relay.listen, config.relay.port),
+        ("gateway", gateway.host, gateway.port),
+    ):
+        if port and (reason := _port_problem(host, port)):
+            yield f"{key}.port: {host}:{port} cannot be used: {reason}"
 
 
 def _existing(folder: Path) -> Path:
@@ -161,6 +171,8 @@ def _existing(folder: Path) -> Path:
 def _unwritable(key: str, folder: Path) -> str | None:
     """Why no file can be written into `folder`, which need not exist yet; None if one can."""
     place = _existing(folder)
+    if (file := next((each for each in (folder, *folder.parents) if each.is_file()), None)) is not None:
+        return f"{key}: {file} is a file: set another {key}"
     try:
         with tempfile.TemporaryFile(dir=place):  # access rights alone do not tell: root has them in /proc, too
             return None

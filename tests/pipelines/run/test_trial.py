@@ -23,6 +23,7 @@ def right(text, answer, reference, tokens): return float(answer == reference["an
 def raises(text): return {}["answr"]
 def text(text): return "1.0"
 def nan(text): return float("nan")
+def plays(client, task, temperature=1.0): return 1.0
 class Near:
     def __init__(self, within): self.within, self.calls = within, 0
     def __call__(self, answer): self.calls += 1; return float(abs(float(answer) - 1) <= self.within)
@@ -318,8 +319,9 @@ def test_trial_loads_the_classes_of_the_buffer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        ("mine.py:right", None),
+        ("mine.py:plays", None),
         ("mine.py:gone", "has no function 'gone'"),
+        ("mine.py:nan", "nan is called as nan(client, task), but its definition is nan(text): too many positional"),
         ("slow.py:mine", "the import takes over 1 s"),
     ],
 )
