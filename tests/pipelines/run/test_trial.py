@@ -23,6 +23,7 @@ def right(text, answer, reference, tokens): return float(answer == reference["an
 def raises(text): return {}["answr"]
 def text(text): return "1.0"
 def nan(text): return float("nan")
+def number(text): return float(float(text) > 0)
 def plays(client, task, temperature=1.0): return 1.0
 class Near:
     def __init__(self, within): self.within, self.calls = within, 0
@@ -189,6 +190,35 @@ def test_trial_names_a_reward_of_two_tasks_once(tmp_path: Path) -> None:
     assert "mine.py:raises fails on each of the first 8 prompts of task 'one'" in problem
 
 
+def test_trial_names_each_reward_that_cannot_be_loaded(tmp_path: Path) -> None:
+    rows(tmp_path)
+    config = config_of(tmp_path)
+    names = ("gone", "right", "raises", "lost")
+    rewards = tuple(replace(config.score.rewards[0], name=f"{tmp_path}/mine.py:{name}") for name in names)
+    gone, lost, raises = trial(replace(config, score=replace(config.score, rewards=rewards)), tmp_path).problems
+    assert "has no function 'gone'" in gone
+    assert "has no function 'lost'" in lost
+    assert "mine.py:raises fails on each of the first 8 prompts" in raises
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem", "hint"),
+    [
+        ("marker", True, ". It works with the answer alone: take the parameter answer, which has"),
+        ("whole", False, ". It works with the answer alone: set score.answer (now 'whole'), and take the parameter an"),
+    ],
+)
+def test_trial_tries_whole_responses(answer: str, problem: bool, hint: str, tmp_path: Path) -> None:
+    rows(tmp_path)
+    config = config_of(tmp_path, "number")
+    found = trial(replace(config, score=replace(config.score, answer=answer)), tmp_path)
+    assert (len(found.problems), len(found.warnings)) == (problem, not problem)
+    (text,) = found.problems + found.warnings
+    assert ("of task 'rows' with the response 'The answer is " in text) is not problem
+    assert ": ValueError: could not convert string to float: " in text
+    assert hint in text.splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("reward", "environment", "expected"),
     [
@@ -198,7 +228,7 @@ def test_trial_names_a_reward_of_two_tasks_once(tmp_path: Path) -> None:
         ("missing", "", "has no function 'missing'"),
         ("Silent", "", "Silent is a class without __call__(self, text, ...), which returns the reward"),
         ("Near", "", "missing 1 required positional argument: 'within'"),
-        ("right", "Number", "TypeError: an observation must be text, not int (mine.py:26)"),
+        ("right", "Number", "TypeError: an observation must be text, not int (mine.py:28)"),
         ("right", "Hangs", "Hangs fails at its reset on the first prompt: a step of the environment took longer than"),
         (
             "right",
