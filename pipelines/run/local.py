@@ -75,6 +75,8 @@ def run_locally(
     config = with_absolute_paths(with_run_name(config, file))
     check(config)
     folder = config.run_folder
+    if (folder / STATE_FILE).exists():  # of a run without topics
+        remove_run(folder, None)
     (folder / LOGS).mkdir(parents=True)
     before = link_latest(folder)
     record_inputs(config, folder / INPUTS_FILE)

@@ -33,7 +33,7 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
     if config.emulated:
         yield from _emulation(config)
     elif config.model.path or not warm_start:
-        yield from _model(config)
+        yield from model_problems(config)
     elif config.warm_start is None:
         yield "model.path is not set: name a Hugging Face folder, or give a [warm_start] section"
     warm = config.warm_start if warm_start and not config.model.path else None
@@ -109,7 +109,8 @@ def _emulation(config: Config) -> Iterator[str]:
         yield "rollout.engine is 'emulated', which has no model: remove model.path and [warm_start]"
 
 
-def _model(config: Config) -> Iterator[str]:
+def model_problems(config: Config) -> Iterator[str]:
+    """What the folder of model.path lacks."""
     try:
         folder: Path = config.model_folder()
     except ConfigError as error:

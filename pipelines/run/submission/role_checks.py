@@ -65,7 +65,7 @@ def check_submissions(folder: Path, submitted: Sequence[Submission], *, accept_c
             problems = list(submission_problems(config, each))
             changes[each.inputs] = changed_inputs(config, each.inputs, sections_of(config, each))
         except ConfigError as error:
-            problems = [str(error)]
+            problems = [str(error), *getattr(error, "detail_lines", ())]
         for problem in problems:
             found.setdefault(problem, []).append(str(each.config))
     texts = [f"{problem} (in {', '.join(files)})" for problem, files in found.items()]
