@@ -83,7 +83,7 @@ class ConfigError(ValueError):
 
 
 class ConfigProblems(ConfigError):
-    """Several reasons why a run cannot start, or `what`; `detail_lines` has them, one a line, each with its traceback."""
+    """Several reasons why a run cannot start, or `what`; `detail_lines` has them, a line each, with tracebacks."""
 
     def __init__(self, problems: Sequence[str], what: str = "the run cannot start") -> None:
         one = len(problems) == 1

@@ -52,11 +52,13 @@ def check_rewards(config: Config, tasks: Sequence[TaskPrompts], found: TrialResu
     Without any prompt the rewards are loaded only. The first response of each task is added to `found.tried`.
     """
     limit = config.run.check_timeout_s
+    named: set[str] = set()
     if not tasks:
         for rubric in config.score.tasks or (config.score,):
-            started(f"the import of {_names(rubric)}")
+            if (subject := f"the import of {_names(rubric)}") not in named:  # of several tasks, the first
+                started(subject)
+            named.add(subject)
             _judge(_alone(rubric, config.score), (), limit, found)
-    named: set[str] = set()
     for task, prompts in tasks:
         name = prompts[0].task
         of_task = rubric_of(config.score, name)

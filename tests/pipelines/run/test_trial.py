@@ -12,6 +12,7 @@ import pytest
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
+from operators.score.config import TaskRubric
 from pipelines.config import Config, parse_config
 from pipelines.run.learnability import doubtful_settings
 from pipelines.run.trial import all_problems, run_trial
@@ -188,6 +189,16 @@ def test_trial_names_a_reward_of_two_tasks_once(tmp_path: Path) -> None:
     config = config_of(tmp_path, "raises", tasks=[{"name": "one"}, {"name": "two"}])
     (problem,) = trial(config, tmp_path).problems
     assert "mine.py:raises fails on each of the first 8 prompts of task 'one'" in problem
+
+
+def test_trial_without_prompts_names_each_check_once(tmp_path: Path) -> None:
+    rows(tmp_path)
+    config = config_of(tmp_path, path=str(tmp_path / "gone.jsonl"), tasks=[{"name": "one"}, {"name": "two"}])
+    rubrics = tuple(TaskRubric(rewards=config.score.rewards, name=name) for name in ("one", "two"))
+    begun: list[str] = []
+    all_problems(replace(config, score=replace(config.score, tasks=rubrics)), (), begun.append)
+    assert len(begun) == len(set(begun))
+    assert [each for each in begun if "the import of" in each] == [f"the import of reward {tmp_path}/mine.py:right"]
 
 
 def test_trial_names_each_reward_that_cannot_be_loaded(tmp_path: Path) -> None:
