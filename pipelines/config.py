@@ -83,11 +83,11 @@ class ConfigError(ValueError):
 
 
 class ConfigProblems(ConfigError):
-    """Several reasons why a run cannot start; `detail_lines` have them, one a line, with tracebacks below them."""
+    """Several reasons why a run cannot start, or `what`; `detail_lines` has them, a line each, with tracebacks."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    def __init__(self, problems: Sequence[str], what: str = "the run cannot start") -> None:
         one = len(problems) == 1
-        text = problems[0].partition("\n")[0] if one else f"the run cannot start: {len(problems)} problems"
+        text = problems[0].partition("\n")[0] if one else f"{what}: {len(problems)} problems"
         super().__init__(text)
         lines = [line for problem in problems for line in problem.split("\n")]
         self.detail_lines = tuple(lines[1:] if one else lines)
@@ -316,7 +316,7 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
     except ValidationError as error:
         problems += [_error_line(origin, problem) for problem in error.errors()]
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigProblems(problems, f"{origin} is not valid")
     return config
 
 
@@ -358,11 +358,30 @@ def _apply_change(table: dict[str, Any], change: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *path, last = name.strip().split(".")
-    for part in path:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"--set {change!r}: {part} is not a section")
-    table[last] = value
+    place: Any = table
+    for end, part in enumerate(path, 1):
+        if isinstance(place, list) or (part.isdigit() and not place):
+            place = _item(place or [], part, change, path[: end - 1])
+        else:
+            place = place.setdefault(part, {})
+        if not isinstance(place, dict | list):
+            raise ConfigError(f"--set {change!r}: {'.'.join(path[:end])} is not a section")
+    if isinstance(place, list):
+        raise ConfigError(
+            f"--set {change!r}: {'.'.join(path)} is a list: set a key of one item, as {'.'.join(path)}.0.{last}, or "
+            f'the whole list, as {".".join(path)}=[{{name="...", {last}=...}}]'
+        )
+    place[last] = value
+
+
+def _item(items: list[Any], number: str, change: str, path: Sequence[str]) -> Any:
+    """Item `number`, counted from 0, of the list at `path`. Raises ConfigError."""
+    if number.isdigit() and int(number) < len(items):
+        return items[int(number)]
+    known = f"has {len(items)} items, counted from 0" if items else "has no items in the file"
+    raise ConfigError(
+        f'--set {change!r}: {".".join(path)} {known}: set the whole list, as {".".join(path)}=[{{name="...", ...}}]'
+    )
 
 
 def _unknown_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple[str, ...]) -> Iterator[str]:

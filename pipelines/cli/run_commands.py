@@ -74,6 +74,9 @@ def resume_command(
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting from now on; may be repeated."),
     ] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Use data, code and model files that have changed since the start.")
+    ] = False,
     run: RunOption = None,
     folder: RunsFolder = RUNS,
     json: JsonOption = False,
@@ -85,6 +88,9 @@ def resume_command(
     successor continues. A run of `laminar run` continues in the
     foreground until it reaches its goal, with its own broker. A run that has reached its goal continues with more
     optimizer steps; its model so far stays as model-STEPS.
+
+    A run is not resumed if a file that it reads has changed since it started: prompts, held-out questions, the code of
+    rewards, environments and agents with what it imports beside it, the model's folder.
 
     \b
     Examples:
@@ -107,14 +113,14 @@ def resume_command(
         raise typer.BadParameter("settings change only when a stopped run of `laminar run` resumes", param_hint="--set")
     submitted = submissions(found.folder)
     absent = [each for each in submitted if each.state != "removed" and each.respawner() is None]
-    check_submissions(absent)
+    check_submissions(found.folder, absent, accept_changes=accept_changes)
     resumed = [start_respawner(each) for each in absent]
     if stopped:
         from pipelines.run.local import resume_locally
         from pipelines.run.stop_requests import StopRequests
 
         stops = context.with_resource(StopRequests(final=bool(context.obj)))
-        return resume_locally(found, stops, changes=changes or [], as_json=json)
+        return resume_locally(found, stops, changes=changes or [], accept_changes=accept_changes, as_json=json)
     data = {"run": found.run, "resumed": {each.role.name: each.pid for each in resumed}}
     names = ", ".join(each.role.name for each in resumed)
     text = f"resumed run {found.run}: {names}" if resumed else f"nothing to resume: all of run {found.run} is running"

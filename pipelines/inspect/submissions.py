@@ -2,6 +2,7 @@
 
 submitted/score.json     what was requested, its respawner and its process, and its state
 submitted/score.toml     the whole configuration at that time
+submitted/score.inputs   the fingerprints of the files that it reads
 logs/score.log           its log
 """
 
@@ -58,6 +59,11 @@ class Submission:
     def config(self) -> Path:
         """Its configuration file."""
         return self.file.with_suffix(".toml")
+
+    @property
+    def inputs(self) -> Path:
+        """The record of the files that it reads."""
+        return self.file.with_suffix(".inputs")
 
     @property
     def log(self) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from infra.models.demo_config import PHRASES
 from infra.models.sizes import parameter_count
+from operators.gateway.config import GatewayConfig
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
 from pipelines.inspect.run_folders import laminar_command
@@ -32,7 +33,7 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
     if config.emulated:
         yield from _emulation(config)
     elif config.model.path or not warm_start:
-        yield from _model(config)
+        yield from model_problems(config)
     elif config.warm_start is None:
         yield "model.path is not set: name a Hugging Face folder, or give a [warm_start] section"
     warm = config.warm_start if warm_start and not config.model.path else None
@@ -108,7 +109,8 @@ def _emulation(config: Config) -> Iterator[str]:
         yield "rollout.engine is 'emulated', which has no model: remove model.path and [warm_start]"
 
 
-def _model(config: Config) -> Iterator[str]:
+def model_problems(config: Config) -> Iterator[str]:
+    """What the folder of model.path lacks."""
     try:
         folder: Path = config.model_folder()
     except ConfigError as error:
@@ -149,8 +151,17 @@ def host_problems(config: Config, *, new: bool) -> Iterator[str]:
             f"free some space (`{laminar_command()} doctor --clean`), or set relay.store",
         )
         yield from _room("relay.store", store, MIN_VERSIONS * parameters * WEIGHT_BYTES, what, advice)
-    if config.relay.port and (reason := _port_problem(config.relay.listen, config.relay.port)):
-        yield f"relay.port: {config.relay.listen}:{config.relay.port} cannot be used: {reason}"
+
+
+def port_problems(config: Config) -> Iterator[str]:
+    """The configured ports that no process of a run can listen at, on this machine and while no role runs."""
+    gateway = config.gateway or GatewayConfig()
+    for key, host, port in (
+        ("relay", config.relay.listen, config.relay.port),
+        ("gateway", gateway.host, gateway.port),
+    ):
+        if port and (reason := _port_problem(host, port)):
+            yield f"{key}.port: {host}:{port} cannot be used: {reason}"
 
 
 def _existing(folder: Path) -> Path:
@@ -161,6 +172,8 @@ def _existing(folder: Path) -> Path:
 def _unwritable(key: str, folder: Path) -> str | None:
     """Why no file can be written into `folder`, which need not exist yet; None if one can."""
     place = _existing(folder)
+    if (file := next((each for each in (folder, *folder.parents) if each.is_file()), None)) is not None:
+        return f"{key}: {file} is a file: set another {key}"
     try:
         with tempfile.TemporaryFile(dir=place):  # access rights alone do not tell: root has them in /proc, too
             return None

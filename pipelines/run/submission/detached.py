@@ -44,7 +44,8 @@ def detach(config: Config, pipeline: str, index: int, runner: str, options: Sequ
                 f"{name} of run {config.run.name} is submitted already; its respawner is process {before.pid}"
             )
         submission = replace(submission, worker=before.worker, worker_created=before.worker_created)
-    from pipelines.run.submission.role_checks import submission_problems  # larger imports
+    from pipelines.run.inputs import record_inputs  # larger imports
+    from pipelines.run.submission.role_checks import sections_of, submission_problems
 
     if problems := list(submission_problems(config, submission)):
         raise ConfigProblems(problems)
@@ -53,6 +54,7 @@ def detach(config: Config, pipeline: str, index: int, runner: str, options: Sequ
     if is_new_run:
         link_latest(config.run_folder)
     save_config(config, submission.config)
+    record_inputs(config, submission.inputs, sections_of(config, submission))
     return start_respawner(submission)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import WITHOUT_GROUPS
 from pipelines.config import Config, ConfigProblems, parse_config
 from pipelines.run.learnability import unlearnable
-from pipelines.run.preflight import GIB, host_problems, missing_requirements, unknown_environments
+from pipelines.run.preflight import GIB, host_problems, missing_requirements, port_problems, unknown_environments
 from pipelines.run.supervisor import store_in_use
 
 
@@ -109,14 +108,21 @@ def test_store_in_use_names_the_setting_that_helps(store: str, advice: str) -> N
     assert text.startswith("relay.store: " if store == "/s" else "run 'checked' is active on this machine: ")
 
 
-def test_host_checks_name_a_used_port() -> None:
+@pytest.mark.parametrize("key", ["relay", "gateway"])
+def test_host_checks_name_a_used_port(key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
-        config = config_of()
-        config = replace(config, relay=replace(config.relay, port=port))
-        (problem,) = host_problems(config, new=True)
-    assert problem == f"relay.port: 127.0.0.1:{port} cannot be used: Address already in use"
-    assert list(host_problems(config, new=True)) == []
+        config = config_of(**{key: {"port": port}})
+        (problem,) = port_problems(config)
+    assert problem == f"{key}.port: 127.0.0.1:{port} cannot be used: Address already in use"
+    assert list(port_problems(config)) == []
+
+
+def test_host_checks_name_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    for folder in (tmp_path / "runs", tmp_path / "runs" / "mine"):
+        (problem,) = host_problems(config_of(run={"name": "checked", "folder": str(folder)}), new=True)
+        assert problem == f"run.folder: {tmp_path}/runs is a file: set another run.folder"
 
 
 def test_config_problems_are_one_line_or_a_list() -> None:

@@ -149,7 +149,14 @@ def test_calibrated_run_is_predicted_with_its_settings(tmp_path: Path) -> None:
     [
         ({"machine": "H80"}, "there is no machine 'H80'"),
         ({"machine": "H800", "weights_gb": 145.0}, "do not fit on 1 x H800"),
-        ({"changes": ["rollout.engine=transformers"]}, "only emulated runs are predicted"),
+        (
+            {"changes": ["rollout.engine=transformers"]},
+            "only emulated runs are predicted.* then predict by it: laminar simulate --calibrate runs/NAME$",
+        ),
+        (
+            {"changes": ["rollout.engine=transformers", "prompts={task='gcd', environment='guess'}"]},
+            r"\. Turns and waits of environments \(guess\) are not predicted$",
+        ),
         ({"changes": ["rollout.emulation.lengths={file = '/nonexistent'}"]}, "cannot read the lengths"),
         ({"changes": ["rollout.emulation.lengths={p50 = 0}"]}, "p50 must be between 1 and p99"),
         ({"run": Path("runs/none")}, "leave out CONFIG.toml"),
