@@ -114,3 +114,32 @@ def test_status_of_a_submitted_run_names_unreachable_kafka(submitted: Path, shel
     assert answer.code == 0
     assert address in answer.json["kafka"]
     assert "Kafka does not respond" in shell("runs", "status", "--run", str(submitted)).text
+
+
+def test_detach_refuses_at_once_what_its_process_would_refuse(submitted: Path, shell: Shell, tmp_path: Path) -> None:
+    model, file, address = tmp_path / "model", str(submitted / "submitted" / "score.toml"), f"127.0.0.1:{free_port()}"
+    model.mkdir()
+    with (model / "model.safetensors").open("wb") as weights:
+        weights.truncate(1 << 40)  # more parameters than shared memory has bytes
+    changes = ("--set", f"model.path={model}", "--set", "kafka.partitions=4")
+    answer = shell("submit", "trainer", file, "--detach", *changes)
+    assert answer.code == 2, answer.text
+    assert re.search(r"^  relay\.store: .* free, but 2 weight versions of \d+ parameters need \d+\.0 GiB", answer.text, re.M)
+    topics = rf"laminar\.{submitted.name}\.experiences and 1 more topic have 1 partition, a number that is fixed"
+    advice = "set kafka.partitions back to 1, or choose another run name"
+    assert re.search(rf"^  kafka\.partitions is 4, but {topics} for a run: {advice}$", answer.text, re.M), answer.text
+    answer = shell("submit", "placement", file, "--detach", "--set", f"kafka.bootstrap_servers={address}")
+    assert answer.code == 2
+    assert f"kafka.bootstrap_servers is '{address}', but Kafka does not answer there: " in answer.text
+    assert [each.role.name for each in submissions(submitted)] == ["score"]
+
+
+def test_submit_refuses_a_role_that_is_submitted_already(submitted: Path, shell: Shell) -> None:
+    """In the foreground it would fence the other."""
+    for role in ("score", "data-plane"):
+        answer = shell("submit", role, str(submitted / "submitted" / "score.toml"))
+        assert answer.code == 1
+        process = f"its respawner is process {os.getpid()}"
+        assert f"score of run {submitted.name} is submitted already; {process}" in answer.text
+        assert re.search(rf"`\S*laminar runs status --run {submitted}` shows it", answer.text), answer.text
+        assert re.search(rf"`\S*laminar runs stop --role score --run {submitted}` ends it", answer.text)

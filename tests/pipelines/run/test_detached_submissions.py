@@ -17,6 +17,7 @@ import pytest
 from infra.kafka.broker import Broker
 from infra.processes import is_running
 from pipelines.cli.main import main
+from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.submissions import Submission, read_submission, submissions
 
 pytestmark = pytest.mark.usefixtures("killed_programs")
@@ -125,9 +126,12 @@ def test_submit_refuses_a_submitted_role_before_it_loads_kafka(
     (folder / "submitted").mkdir(parents=True)
     Submission(folder, "score", 0, "embedded", pid=me.pid, pid_created=me.create_time()).write()
     monkeypatch.setitem(sys.modules, "pipelines.run.submission.guard", None)  # its import would fail
-    with pytest.raises(SystemExit) as exit_info:
-        main(["submit", "score", str(file), "--detach"])
-    assert exit_info.value.code == 1
-    assert capsys.readouterr().err == (
-        f"laminar: score of run twice is submitted already; its respawner is process {me.pid}\n"
-    )
+    for options in ([], ["--detach"]):
+        with pytest.raises(SystemExit) as exit_info:
+            main(["submit", "score", str(file), *options])
+        assert exit_info.value.code == 1
+        assert capsys.readouterr().err == (
+            f"laminar: score of run twice is submitted already; its respawner is process {me.pid}: "
+            f"`{run_command(folder, 'runs status')}` shows it, "
+            f"`{run_command(folder, 'runs stop --role score')}` ends it\n"
+        )
