@@ -124,7 +124,9 @@ def test_detach_refuses_at_once_what_its_process_would_refuse(submitted: Path, s
     changes = ("--set", f"model.path={model}", "--set", "kafka.partitions=4")
     answer = shell("submit", "trainer", file, "--detach", *changes)
     assert answer.code == 2, answer.text
-    assert re.search(r"^  relay\.store: .* free, but 2 weight versions of \d+ parameters need \d+\.0 GiB", answer.text, re.M)
+    assert re.search(
+        r"^  relay\.store: .* free, but 2 weight versions of \d+ parameters need \d+\.0 GiB", answer.text, re.M
+    )
     topics = rf"laminar\.{submitted.name}\.experiences and 1 more topic have 1 partition, a number that is fixed"
     advice = "set kafka.partitions back to 1, or choose another run name"
     assert re.search(rf"^  kafka\.partitions is 4, but {topics} for a run: {advice}$", answer.text, re.M), answer.text

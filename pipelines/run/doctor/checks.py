@@ -133,11 +133,15 @@ def _shared_memory(machine: Machine) -> Iterator[Finding]:
 
 def _resources(machine: Machine) -> Iterator[Finding]:
     if machine.disk_free < MIN_DISK:
-        yield Finding("disk", "missing", f"{size_text(machine.disk_free)} free, {size_text(MIN_DISK)} needed", "free some space")
+        yield Finding(
+            "disk", "missing", f"{size_text(machine.disk_free)} free, {size_text(MIN_DISK)} needed", "free some space"
+        )
     else:
         yield Finding("disk", "ok", f"{size_text(machine.disk_free)} free")
     if machine.memory < MIN_MEMORY:
-        yield Finding("memory", "missing", f"{size_text(machine.memory)}, {size_text(MIN_MEMORY)} needed", "a larger machine")
+        yield Finding(
+            "memory", "missing", f"{size_text(machine.memory)}, {size_text(MIN_MEMORY)} needed", "a larger machine"
+        )
     else:
         yield Finding("memory", "ok", size_text(machine.memory))
     if machine.cores < ROLES:

@@ -88,7 +88,9 @@ def test_host_checks_name_missing_room(tmp_path: Path, monkeypatch: pytest.Monke
     store.mkdir()
     config = replace(config, relay=replace(config.relay, store=str(store)))
     (room,) = store_problems(config)
-    assert room.startswith(f"relay.store: {store} has 1.0 GiB free, but 2 weight versions of 536870912 parameters need 4")
+    assert room.startswith(
+        f"relay.store: {store} has 1.0 GiB free, but 2 weight versions of 536870912 parameters need 4"
+    )
     with (store / "1.1.safetensors").open("wb") as file:
         file.truncate(3 * GIB)
     assert list(store_problems(config)) == []  # what the store holds already is room for newer versions
