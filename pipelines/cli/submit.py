@@ -183,17 +183,18 @@ def _outlined(
 ) -> Report:
     from dataclasses import asdict, replace
 
-    from pipelines.run.run_names import with_run_name
+    from pipelines.run.run_names import UNNAMED, with_run_name
     from pipelines.run.submission import drawing
     from pipelines.run.submission.outline import outline
     from pipelines.run.topics import existing_topics
 
-    config = with_run_name(config, file)
+    unnamed = [] if config.run.name else [UNNAMED]
+    config = with_run_name(config, file)  # an example, to show the topics
     named = config.kafka.bootstrap_servers or config.kafka.client_properties
     existing, problems = existing_topics(config) if named else ({}, [])
     process = submitted_process(config, pipeline, index)
     found = outline(config, process, runner, beam_options, existing)
-    found = replace(found, missing=tuple(dict.fromkeys([*found.missing, *problems])))
+    found = replace(found, missing=tuple(dict.fromkeys([*unnamed, *found.missing, *problems])))
     if svg is not None:
         svg.write_text(drawing.svg(found), encoding="utf-8")
     return Report(asdict(found), lambda: drawing.text(found), as_json=json, exit_code=1 if found.missing else 0)
@@ -201,10 +202,11 @@ def _outlined(
 
 def _detached(config: Config, pipeline: str, index: int, runner: str, beam_options: list[str], json: bool) -> Report:
     from pipelines.config import ConfigError
+    from pipelines.run.run_names import UNNAMED
     from pipelines.run.submission.detached import detach
 
     if not config.run.name:
-        raise ConfigError("run.name is not set; it names the run whose topics the pipeline reads and writes")
+        raise _cannot_run(ConfigError(UNNAMED))
     try:
         submission = detach(config, pipeline, index, runner, beam_options)
     except ConfigError as error:

@@ -18,7 +18,8 @@ from laminar_runs import CommandServer
 from record_samples import SAMPLES
 
 from infra.kafka.broker import Broker, free_port
-from pipelines.config import KafkaConfig, parse_config, save_config
+from pipelines.config import KafkaConfig, load_config, parse_config, save_config
+from pipelines.inspect.run_state.state import GOAL_REACHED
 from pipelines.inspect.submissions import Submission, submissions
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
@@ -91,6 +92,18 @@ def test_status_of_an_ended_run_waits_for_nothing_and_lists_its_roles(submitted:
     place = ("--run", str(submitted))
     before = shell("runs", "status", *place, "--json").json
     assert (before["waits_for"], before["lag"]) == ("the first heartbeat of a replica", {"experiences": 1})
+    error = f"no disk (see {submission.log})"
+    replace(submission, restarts=2, last_error=error, last_ended_at=time.time() - 5).write()
+    config = load_config(submission.config)
+    save_config(replace(config, trainer=replace(config.trainer, optimizer_steps=3)), submission.config)
+    reached = shell("runs", "status", *place, "--json").json
+    assert reached["phase"] == GOAL_REACHED
+    assert re.fullmatch(rf"its end: `\S*laminar runs drain --run {submitted}`", reached["waits_for"])
+    assert (reached["roles"]["score"]["last_error"], reached["roles"]["score"]["log"]) == (error, str(submission.log))
+    text = shell("runs", "status", *place).text
+    assert f"run {submitted.name}: running, {GOAL_REACHED}, 3/3 steps" in text
+    assert re.search(rf"^  score +up, .*2 restarts.*\n +last ended \d+ s ago: {re.escape(error)}$", text, re.M), text
+    save_config(config, submission.config)
     replace(submission, state="ended").write()
     status = shell("runs", "status", *place, "--json").json
     assert (status["status"], status["waits_for"], status["lag"]) == ("ended", None, {})
@@ -103,6 +116,20 @@ def test_status_of_an_ended_run_waits_for_nothing_and_lists_its_roles(submitted:
     assert answer.code == 1
     assert re.search(r"score died, training, 3/7 steps", answer.text), answer.text
     assert re.search(r"^  score +died$", answer.text, re.M), answer.text
+    assert shell("runs", "status", *place, "--json").json["phase"] == "training"
+
+
+def test_chat_and_dry_run_name_what_a_run_lacks(submitted: Path, shell: Shell) -> None:
+    answer = shell("chat", "hello", "--run", str(submitted))
+    assert answer.code == 1
+    assert (
+        f"run {submitted.name} has no gateway, and an active run gets none: start a run with a section" in answer.text
+    )
+    assert "there is no run 'other'" in shell("chat", "hello", "--run", str(submitted.parent / "other")).text
+    file = str(submitted / "submitted" / "score.toml")
+    answer = shell("submit", "score", file, "--dry-run", "--set", "run.name=''", "--json")
+    assert answer.code == 1
+    assert "run.name is not set: it names the topics to read and write" in answer.json["missing"]
 
 
 def test_status_of_a_submitted_run_names_unreachable_kafka(submitted: Path, shell: Shell) -> None:

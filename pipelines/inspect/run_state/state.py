@@ -90,6 +90,9 @@ PACE_POINTS = 16
 FIRST_PHASE = "broker"
 """The phase in which a run starts, and starts again when it is resumed."""
 
+GOAL_REACHED = "goal reached"
+"""The phase of a submitted run with all optimizer steps, whose roles have not been stopped."""
+
 Values = Mapping[str, float]
 
 
@@ -173,7 +176,14 @@ class RunState:
 
     @property
     def phase(self) -> str:
-        return self.phases[-1].phase if self.phases else "training" if self.step else "starting"
+        return self.phases[-1].phase if self.phases else self.work_phase
+
+    @property
+    def work_phase(self) -> str:
+        """The phase that its optimizer steps show, of a run whose phases no supervisor records."""
+        if self.goal and self.step >= self.goal:
+            return GOAL_REACHED
+        return "training" if self.step else "starting"
 
     @property
     def elapsed_s(self) -> float:

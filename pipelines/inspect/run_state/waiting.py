@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.run_state.errors import error_counts
-from pipelines.inspect.run_state.state import RunState
+from pipelines.inspect.run_state.state import GOAL_REACHED, RunState
 
 QUIET_S = (5.0, 30.0)
 """Without an optimizer step for twice its mean time, but at least and at most these times, a training run names what it
@@ -25,6 +25,8 @@ def waiting_for(state: RunState) -> str | None:
         return None
     if phase in _OF_PHASE:
         return _OF_PHASE[phase]
+    if phase == GOAL_REACHED:
+        return "its end" if state.folder is None else f"its end: `{run_command(state.folder, 'runs drain')}`"
     if phase == "checks":
         return _check(state)
     if state.paused_since is not None:

@@ -13,6 +13,7 @@ from pipelines.config import Config
 from pipelines.inspect.run_folders import laminar_command
 from pipelines.roles import Role, RoleProcess, flink_options
 from pipelines.run.preflight import missing_requirements
+from pipelines.run.run_names import UNNAMED
 from pipelines.shards import partitions_of
 from schemas.topics import CATALOGUE, Topic
 
@@ -113,7 +114,7 @@ def _use(config: Config, topic: Topic, existing: Mapping[str, int]) -> TopicUse:
 
 
 def _missing_settings(config: Config) -> list[str]:
-    found = [] if config.run.name else ["run.name is not set: it names the topics to read and write"]
+    found = [] if config.run.name else [UNNAMED]
     if not _has_kafka(config):
         found.append(
             "kafka.bootstrap_servers is not set, which a pipeline of its own needs: "

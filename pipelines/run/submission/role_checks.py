@@ -10,6 +10,7 @@ from pipelines.inspect.submissions import Submission
 from pipelines.roles import WITH_STORE, Role, submitted_process
 from pipelines.run.paths import files_read
 from pipelines.run.preflight import store_problems, unknown_environments
+from pipelines.run.run_names import UNNAMED
 from pipelines.run.topics import existing_topics
 from pipelines.shards import partitions_of
 from schemas.topics import INBOX
@@ -22,7 +23,7 @@ _SECTIONS = {"evaluation": ("prompts",), **dict.fromkeys(WITH_STORE, ("relay",))
 def role_problems(config: Config, role: Role) -> Iterator[str]:
     """All reasons why `role` cannot run with `config` on this machine."""
     if not config.run.name:
-        yield "run.name is not set: it names the topics to read and write"
+        yield UNNAMED
     if role.pipeline in ("prompts", "rollout"):
         yield from unknown_environments(config)
     if role.pipeline in _READS_MODEL and not config.emulated:

@@ -81,6 +81,7 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
     started(2)
     (row,) = [row for row in laminar("runs", "list")[1] if row["run"] == run_id]
     assert (row["status"], row["roles"]["score"]["restarts"]) == ("running", 1)
+    assert row["roles"]["score"]["last_error"] == f"was killed by SIGKILL (see {log})"
     orphan = job()
     respawner_process.kill()
     respawner_process.wait(10)
