@@ -83,12 +83,17 @@ class ConfigError(ValueError):
 
 
 class ConfigProblems(ConfigError):
-    """Several reasons why a run cannot start; `detail_lines` have them, one a line, with tracebacks below them."""
+    """Several reasons why a run cannot start, or why `what`; `detail_lines` have them, one a line, with tracebacks
+    below them.
+    """
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    def __init__(self, problems: Sequence[str], what: str = "") -> None:
         one = len(problems) == 1
-        text = problems[0].partition("\n")[0] if one else f"the run cannot start: {len(problems)} problems"
-        super().__init__(text)
+        if one:
+            text = f"{what}: {problems[0]}" if what else problems[0]
+        else:
+            text = f"{what or 'the run cannot start'}: {len(problems)} problems"
+        super().__init__(text.partition("\n")[0])
         lines = [line for problem in problems for line in problem.split("\n")]
         self.detail_lines = tuple(lines[1:] if one else lines)
 
