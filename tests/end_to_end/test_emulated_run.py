@@ -19,7 +19,9 @@ from infra.kafka.broker import Broker
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.series import batches
+from pipelines.present.view.metric_texts import TEXTS
 from schemas.codec import encode
+from schemas.metric_labels import split_labels
 from schemas.records import Settled
 from schemas.topics import SETTLED
 
@@ -57,6 +59,15 @@ def test_emulated_run_reaches_its_goal_and_passes_the_audit(ended: LaminarRun) -
 def test_watch_waits_for_the_topics_of_a_starting_run(ended: LaminarRun) -> None:
     (watched,) = WATCHED
     assert f"waiting for the topics of run {NAME}, which is starting: " in watched
+
+
+def test_every_metric_of_the_run_has_a_help_text(ended: LaminarRun) -> None:
+    for metric in read_metrics(ended.folder / "metrics.jsonl"):
+        stage = metric.name.partition("/")[0]
+        names = {split_labels(key)[0] for key in metric.values} if stage in TEXTS else ()
+        for name in names:
+            kind = name.partition("/")[0]
+            assert {name, f"{kind}/", kind if stage == "steps" else name} & TEXTS[stage].keys(), (stage, name)
 
 
 def test_emulated_steps_take_their_configured_time(ended: LaminarRun) -> None:
