@@ -83,9 +83,7 @@ class ConfigError(ValueError):
 
 
 class ConfigProblems(ConfigError):
-    """Several reasons why a run cannot start, or why `what`; `detail_lines` have them, one a line, with tracebacks
-    below them.
-    """
+    """Several reasons why a run cannot start, or for `what`; `detail_lines` have them, with tracebacks below them."""
 
     def __init__(self, problems: Sequence[str], what: str = "") -> None:
         one = len(problems) == 1

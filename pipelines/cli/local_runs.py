@@ -137,10 +137,13 @@ def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
 
 def _phase(run: RunFolder, state: RunState, problem: str | None) -> str:
     """Return the phase of `run`; of a submitted run that has not ended, as far as its topics and its roles show it."""
-    recorded = run.state.get("phase") or state.work_phase
+    from pipelines.inspect.run_state.events import work_phase
+
+    shown = work_phase(state.step, state.goal)
+    recorded = run.state.get("phase") or shown
     if run.supervised or problem is not None or run.status == "ended":
         return str(recorded)
-    return "training" if recorded == "training" and not state.step else state.work_phase
+    return "training" if recorded == "training" and not state.step else shown
 
 
 def _roles(run: RunFolder) -> dict[str, RoleState]:

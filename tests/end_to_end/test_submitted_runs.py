@@ -19,7 +19,7 @@ from record_samples import SAMPLES
 
 from infra.kafka.broker import Broker, free_port
 from pipelines.config import KafkaConfig, load_config, parse_config, save_config
-from pipelines.inspect.run_state.state import GOAL_REACHED
+from pipelines.inspect.run_state.events import GOAL_REACHED
 from pipelines.inspect.submissions import Submission, submissions
 from pipelines.run.topics import make_topics
 from schemas.codec import encode

@@ -21,6 +21,7 @@ from pipelines.inspect.run_state.events import (
     RolesChanged,
     RoleState,
     Tick,
+    work_phase,
 )
 from pipelines.inspect.run_state.learning import NO_SIGNS, WARN_STEPS, LearningSigns
 from schemas.metric_labels import values_by_task
@@ -89,9 +90,6 @@ PACE_POINTS = 16
 
 FIRST_PHASE = "broker"
 """The phase in which a run starts, and starts again when it is resumed."""
-
-GOAL_REACHED = "goal reached"
-"""The phase of a submitted run with all optimizer steps, whose roles have not been stopped."""
 
 Values = Mapping[str, float]
 
@@ -176,14 +174,7 @@ class RunState:
 
     @property
     def phase(self) -> str:
-        return self.phases[-1].phase if self.phases else self.work_phase
-
-    @property
-    def work_phase(self) -> str:
-        """The phase that its optimizer steps show, of a run whose phases no supervisor records."""
-        if self.goal and self.step >= self.goal:
-            return GOAL_REACHED
-        return "training" if self.step else "starting"
+        return self.phases[-1].phase if self.phases else work_phase(self.step, self.goal)
 
     @property
     def elapsed_s(self) -> float:

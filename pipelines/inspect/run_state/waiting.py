@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.run_state.errors import error_counts
-from pipelines.inspect.run_state.state import GOAL_REACHED, RunState
+from pipelines.inspect.run_state.events import GOAL_REACHED
+from pipelines.inspect.run_state.state import RunState
 
 QUIET_S = (5.0, 30.0)
 """Without an optimizer step for twice its mean time, but at least and at most these times, a training run names what it

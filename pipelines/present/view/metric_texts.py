@@ -27,7 +27,7 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
         "kl/ref": "KL of the policy to the reference model in the last batch, nats per token.",
         "learning_rate": "Learning rate of the last update.",
         "loss": "Mean policy loss in the last update.",
-        "mismatch/": "Difference of rollout's and trainer's logprobs under the same weights: nats, or a share of tokens.",
+        "mismatch/": "Difference of rollout's and trainer's logprobs under the same weights: nats or share of tokens.",
         "queue/lag": "Batches that wait for the trainer.",
         "response_length/clip_ratio": "Share of responses in the last batch that reached the limit of tokens, 0 to 1.",
         "response_length/max": "Longest response of the last batch, in tokens.",
