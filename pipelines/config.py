@@ -83,12 +83,15 @@ class ConfigError(ValueError):
 
 
 class ConfigProblems(ConfigError):
-    """Several reasons why a run cannot start, or `what`; `detail_lines` has them, a line each, with tracebacks."""
+    """Several reasons why a run cannot start, or for `what`; `detail_lines` has them, a line each, with tracebacks."""
 
-    def __init__(self, problems: Sequence[str], what: str = "the run cannot start") -> None:
+    def __init__(self, problems: Sequence[str], what: str = "") -> None:
         one = len(problems) == 1
-        text = problems[0].partition("\n")[0] if one else f"{what}: {len(problems)} problems"
-        super().__init__(text)
+        if one:
+            text = f"{what}: {problems[0]}" if what else problems[0]
+        else:
+            text = f"{what or 'the run cannot start'}: {len(problems)} problems"
+        super().__init__(text.partition("\n")[0])
         lines = [line for problem in problems for line in problem.split("\n")]
         self.detail_lines = tuple(lines[1:] if one else lines)
 
@@ -316,7 +319,7 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
     except ValidationError as error:
         problems += [_error_line(origin, problem) for problem in error.errors()]
     if problems:
-        raise ConfigProblems(problems, f"{origin} is not valid")
+        raise ConfigProblems(problems, f"{origin} is not valid" if len(problems) > 1 else "")
     return config
 
 

@@ -17,15 +17,15 @@ from infra.store.errors import VersionGone
 from operators.rollout.engine import Engine, PartialResponse, Request
 from operators.rollout.weight_loader import Weights
 from schemas.records import PolicyVersion, Sampling
+from schemas.records.versions import named_version
 
-LATEST = "latest"
 Event = dict[str, Any]
 """`id`, new `tokens` and their `logprobs`, `version`, `finish` (None: more follows), `error`."""
 
 
 @dataclass(frozen=True, eq=False)
 class ServedRequest:
-    """One request. `version` is `latest`, a version (1.20), or the number of one (v20)."""
+    """One request. `version` is a name of a version, see `named_version`."""
 
     id: str
     version: str
@@ -35,16 +35,14 @@ class ServedRequest:
 
 def find_version(name: str, versions: Collection[PolicyVersion]) -> PolicyVersion:
     """The version among `versions` that `name` names. Raises LookupError."""
-    if name == LATEST:
-        found = list(versions)
-    elif name.startswith("v") and name[1:].isdecimal():
-        found = [version for version in versions if version.number == int(name[1:])]
-    else:
-        found = [version for version in versions if str(version) == name]
-    if not found:
+    try:
+        found = named_version(name, versions)
+    except ValueError:
+        found = None
+    if found is None:
         known = ", ".join(map(str, sorted(versions))) or "none yet"
         raise LookupError(f"this machine has no weight version {name[:40]!r}; it has {known}")
-    return max(found)
+    return found
 
 
 class ServedRequests:

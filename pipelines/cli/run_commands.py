@@ -11,8 +11,8 @@ import typer
 
 from infra.escaping import print_escaped
 from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
-from pipelines.inspect.run_files import LOGS
-from pipelines.inspect.run_folders import RUNS
+from pipelines.inspect.run_files import LOGS, SUBMITTED
+from pipelines.inspect.run_folders import RUNS, RunFolder
 from pipelines.present.output import Report, RowOutput, table
 
 POLL_S = 0.5
@@ -110,7 +110,7 @@ def resume_command(
         return Report(nothing, lambda: f"nothing to resume: {text}", as_json=json)
     stopped = found.supervised and found.status != "running"
     if changes and not stopped:
-        raise typer.BadParameter("settings change only when a stopped run of `laminar run` resumes", param_hint="--set")
+        raise typer.BadParameter(_unchangeable(found), param_hint="--set")
     submitted = submissions(found.folder)
     absent = [each for each in submitted if each.state != "removed" and each.respawner() is None]
     check_submissions(found.folder, absent, accept_changes=accept_changes)
@@ -127,6 +127,19 @@ def resume_command(
     if removed := [each.role.name for each in submitted if each.state == "removed"]:
         text += f"; ended for good: {', '.join(removed)} (`{laminar_command()} submit ... --detach` starts them again)"
     return Report(data, lambda: text, as_json=json)
+
+
+def _unchangeable(found: RunFolder) -> str:
+    """Why a resumption cannot change settings of a run that is running or was submitted, and how they are changed."""
+    from pipelines.inspect.run_folders import laminar_command, run_command
+
+    if found.supervised:
+        return f"run {found.run} is running: stop it before with `{run_command(found.folder, 'runs stop')}`"
+    return (
+        f"each role of run {found.run} was submitted with a configuration of its own, in {found.folder / SUBMITTED}/: "
+        f"end the role with `{run_command(found.folder, 'runs stop --role ROLE')}`, then submit it again with "
+        f"`{laminar_command()} submit ROLE {found.folder / SUBMITTED}/ROLE.toml --detach --set SECTION.KEY=VALUE`"
+    )
 
 
 def drain_command(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +22,9 @@ def trim_command(
     kafka: Brokers,
     version: Annotated[
         str | None,
-        typer.Option("--version", metavar="VERSION", help="epoch.number; by default the newest with a checkpoint."),
+        typer.Option(
+            "--version", metavar="VERSION", help="epoch.number (1.12); by default the newest with a checkpoint."
+        ),
     ] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Delete the records; without it, a dry run.")] = False,
     run: RunOption = None,
@@ -56,7 +58,7 @@ def trim_command(
     config = load_config(file)
     checkpoints = {PolicyVersion.parse(each.name): each for each in list_checkpoints(checkpoints_of(config))}
     try:
-        plan = plan_trim(connection.client, connection.run, checkpoints, _parsed(version))
+        plan = plan_trim(connection.client, connection.run, checkpoints, _named(version, checkpoints))
     except TrimRefused as refusal:
         reason = str(refusal)
         return Report(
@@ -77,11 +79,14 @@ def trim_command(
     return Report(data, lambda: _text(data, plan), as_json=json)
 
 
-def _parsed(version: str | None) -> PolicyVersion | None:
+def _named(version: str | None, checkpoints: Collection[PolicyVersion]) -> PolicyVersion | None:
     from schemas.records import PolicyVersion
+    from schemas.records.versions import named_version
 
+    if version is None:
+        return None
     try:
-        return None if version is None else PolicyVersion.parse(version)
+        return named_version(version, checkpoints) or PolicyVersion.parse(version)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--version") from error
 

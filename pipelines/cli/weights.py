@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = Commands(no_args_is_help=True)
 VersionArgument = Annotated[
-    str, typer.Argument(metavar="VERSION", help="epoch.number, or `latest`.", show_default=False)
+    str, typer.Argument(metavar="VERSION", help="epoch.number (1.12), or `latest`.", show_default=False)
 ]
 StoreOption = Annotated[
     Path | None, typer.Option("--store", metavar="DIR", help="This machine's weight store; by default the run's.")
@@ -243,7 +243,7 @@ def publish(
 def _find(versions: list[str], address: Address) -> tuple[Connection, list[WeightVersion]]:
     """Return the connection and the manifests of `versions`. Raises as `find_version` does."""
     for version in versions:
-        _parsed(version)  # reject an invalid version before connecting
+        _named(version, ())  # reject an invalid version before connecting
     connection = address.open_log()
     manifests = Manifests(connection.client, connection.run)
     return connection, [manifests[find_version(connection, manifests, version)] for version in versions]
@@ -252,18 +252,18 @@ def _find(versions: list[str], address: Address) -> tuple[Connection, list[Weigh
 def find_version(
     connection: Connection, manifests: Mapping[PolicyVersion, WeightVersion], version: str
 ) -> PolicyVersion:
-    """Return the version that `version` names: `latest` or epoch.number.
+    """Return the version that `version` names: `latest`, epoch.number or v12.
 
     Raises typer.BadParameter for an invalid version, RuntimeError if the run does not have it.
     """
-    parsed = _parsed(version)
+    found = _named(version, manifests)
     if not manifests:
         raise RuntimeError(f"run {connection.run} has no weights yet")
-    if parsed is not None and parsed not in manifests:
+    if found is None:
         raise RuntimeError(
-            f"run {connection.run} has no version {parsed}; its versions: {min(manifests)} to {max(manifests)}"
+            f"run {connection.run} has no version {version}; its versions: {min(manifests)} to {max(manifests)}"
         )
-    return parsed or max(manifests)
+    return found
 
 
 def _config(folder: Path | None) -> Config | None:
@@ -322,8 +322,10 @@ def _manifest_text(manifest: WeightVersion) -> str:
     return "\n".join(text)
 
 
-def _parsed(text: str) -> PolicyVersion | None:
+def _named(text: str, versions: Collection[PolicyVersion]) -> PolicyVersion | None:
+    from schemas.records.versions import named_version
+
     try:
-        return None if text == "latest" else PolicyVersion.parse(text)
+        return named_version(text, versions)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="VERSION") from error

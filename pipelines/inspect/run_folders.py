@@ -273,6 +273,9 @@ def _submitted_role(submission: Submission) -> dict[str, Any]:
         "alive": submission.status in ("up", "unsupervised"),
         "status": submission.status,
         "error": submission.error,
+        "last_error": submission.last_error,
+        "last_ended_at": submission.last_ended_at,
+        "log": str(submission.log),
     }
 
 

@@ -29,7 +29,8 @@ SubmissionStatus = Literal["up", "unsupervised", "died", "ended", "failed", "rem
 class Submission:
     """A submitted role of the run in `folder`; `state` is what was written last, `error` why it failed.
 
-    `pid` is its respawner, `worker` the process of the pipeline, which the respawner starts.
+    `pid` is its respawner, `worker` the process of the pipeline, which the respawner starts. `last_error` is why the
+    process ended before its last restart, at `last_ended_at` in Unix seconds.
     """
 
     folder: Path
@@ -44,6 +45,8 @@ class Submission:
     restarts: int = 0
     state: State = "up"
     error: str | None = None
+    last_error: str | None = None
+    last_ended_at: float | None = None
 
     @property
     def role(self) -> Role:

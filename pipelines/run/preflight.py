@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from infra.files import size_text
 from infra.models.demo_config import PHRASES
 from infra.models.sizes import parameter_count
 from operators.gateway.config import GatewayConfig
@@ -123,21 +124,16 @@ def model_problems(config: Config) -> Iterator[str]:
 
 STATE_BYTES = 12
 """Of a checkpoint, per parameter: weights and two moments in float32."""
-WEIGHT_BYTES = 2
-"""Of a published version, per parameter, at least."""
 MIN_VERSIONS = 2
 """A store needs room for the version in use and the one that arrives."""
-GIB = 1 << 30
 
 
 def host_problems(config: Config, *, new: bool) -> Iterator[str]:
     """What this machine lacks for `config`; a run that is not `new` has written its checkpoints already."""
-    folder = Path(config.model.path)
     unwritable = _unwritable("run.folder", config.run_folder)
     if unwritable is not None:
         yield unwritable
-    if config.model.path and not config.emulated and folder.is_dir():
-        parameters = parameter_count(folder)
+    if parameters := _parameters(config):
         kept = config.trainer.checkpoints_kept + 1 if new else 1
         checkpoints = config.trainer.checkpoint_folder or str(config.run_folder)
         if "://" not in checkpoints and not (unwritable and checkpoints == str(config.run_folder)):
@@ -145,12 +141,7 @@ def host_problems(config: Config, *, new: bool) -> Iterator[str]:
             advice = "free some space, or lower trainer.checkpoints_kept"
             what = f"{kept} checkpoints of {parameters} parameters"
             yield from _room(key, Path(checkpoints), kept * parameters * STATE_BYTES, what, advice)
-        what = f"{MIN_VERSIONS} weight versions of {parameters} parameters"
-        store, advice = (
-            store_folder(config),
-            f"free some space (`{laminar_command()} doctor --clean`), or set relay.store",
-        )
-        yield from _room("relay.store", store, MIN_VERSIONS * parameters * WEIGHT_BYTES, what, advice)
+    yield from store_problems(config)
 
 
 def port_problems(config: Config) -> Iterator[str]:
@@ -162,6 +153,23 @@ def port_problems(config: Config) -> Iterator[str]:
     ):
         if port and (reason := _port_problem(host, port)):
             yield f"{key}.port: {host}:{port} cannot be used: {reason}"
+
+
+def store_problems(config: Config) -> Iterator[str]:
+    """That this machine's weight store has too little space for the model; what it holds already counts as space."""
+    if parameters := _parameters(config):
+        weight_bytes = 4 if config.rollout.weights_dtype == "float32" else 2
+        store, needed = store_folder(config), MIN_VERSIONS * parameters * weight_bytes
+        held = sum(file.stat().st_size for file in store.glob("*") if file.is_file()) if store.is_dir() else 0
+        advice = f"free some space (`{laminar_command()} doctor --clean`), or set relay.store to a larger place"
+        what = f"{MIN_VERSIONS} weight versions of {parameters} parameters"
+        yield from _room("relay.store", store, needed, what, advice, held)
+
+
+def _parameters(config: Config) -> int:
+    """The parameters of the model; 0 if it is emulated, does not exist yet, or is not on this machine."""
+    folder = Path(config.model.path)
+    return parameter_count(folder) if config.model.path and not config.emulated and folder.is_dir() else 0
 
 
 def _existing(folder: Path) -> Path:
@@ -182,11 +190,12 @@ def _unwritable(key: str, folder: Path) -> str | None:
         return f"{key}: {folder} cannot be written: no file can be created in {place} ({reason}): set another {key}"
 
 
-def _room(key: str, folder: Path, needed: int, what: str, advice: str) -> Iterator[str]:
+def _room(key: str, folder: Path, needed: int, what: str, advice: str, held: int = 0) -> Iterator[str]:
+    """That `folder` has too little space for `needed` bytes, of which it has `held` already."""
     place = _existing(folder)
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(place).free + held
     if free < needed:
-        yield f"{key}: {place} has {free / GIB:.2f} GiB free, but {what} need {needed / GIB:.2f} GiB: {advice}"
+        yield f"{key}: {place} has {size_text(free)} free, but {what} need {size_text(needed)}: {advice}"
 
 
 def _port_problem(host: str, port: int) -> str | None:

@@ -13,6 +13,9 @@ from pipelines.inspect.run_folders import read_run, run_command
 from schemas.release import OldRelease
 from schemas.topics import run_prefix
 
+UNNAMED = "run.name is not set: it names the topics to read and write"
+"""Why a role that is started alone cannot run without a run name."""
+
 
 def with_run_name(config: Config, file: Path) -> Config:
     """`config` with a run name; the default is made from the name of its file and the time."""

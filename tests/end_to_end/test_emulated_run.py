@@ -12,18 +12,22 @@ from pathlib import Path
 import pytest
 import tomli_w
 from kafka import KafkaProducer
-from laminar_runs import REPOSITORY, CommandServer, LaminarRun
+from laminar_runs import REPOSITORY, Command, CommandServer, LaminarRun
 from small_runs import EMULATED
 
 from infra.kafka.broker import Broker
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.series import batches
+from pipelines.present.view.metric_texts import TEXTS
 from schemas.codec import encode
+from schemas.metric_labels import split_labels
 from schemas.records import Settled
 from schemas.topics import SETTLED
 
 NAME = f"emulated-run-{os.getpid()}"
+WATCHED: list[str] = []
+"""What `laminar watch` has printed, started before the run had topics."""
 STEPS = EMULATED["trainer"]["optimizer_steps"]
 
 
@@ -34,6 +38,10 @@ def ended(command_server: CommandServer, tmp_path_factory: pytest.TempPathFactor
     config.write_text(tomli_w.dumps(EMULATED))
     run = LaminarRun(command_server, here, config, NAME)
     try:
+        run.until(run.state, 60, "its state")
+        watch = Command(command_server, here / "elsewhere", "watch", "--plain", "--run", str(run.folder))
+        assert watch.wait() == 0, watch.output()
+        WATCHED.append(watch.output())
         run.wait(120)
         yield run
     finally:
@@ -46,6 +54,20 @@ def test_emulated_run_reaches_its_goal_and_passes_the_audit(ended: LaminarRun) -
     assert audit["passed"]
     assert (audit["trained"], audit["lost"], audit["trained_twice"]) == (STEPS * 32, 0, 0)
     assert ended.leftovers() == []
+
+
+def test_watch_waits_for_the_topics_of_a_starting_run(ended: LaminarRun) -> None:
+    (watched,) = WATCHED
+    assert f"waiting for the topics of run {NAME}, which is starting: " in watched
+
+
+def test_every_metric_of_the_run_has_a_help_text(ended: LaminarRun) -> None:
+    for metric in read_metrics(ended.folder / "metrics.jsonl"):
+        stage = metric.name.partition("/")[0]
+        names = {split_labels(key)[0] for key in metric.values} if stage in TEXTS else ()
+        for name in names:
+            kind = name.partition("/")[0]
+            assert {name, f"{kind}/", kind if stage == "steps" else name} & TEXTS[stage].keys(), (stage, name)
 
 
 def test_emulated_steps_take_their_configured_time(ended: LaminarRun) -> None:

@@ -21,6 +21,7 @@ from pipelines.inspect.run_state.events import (
     RolesChanged,
     RoleState,
     Tick,
+    work_phase,
 )
 from pipelines.inspect.run_state.learning import NO_SIGNS, WARN_STEPS, LearningSigns
 from schemas.metric_labels import values_by_task
@@ -173,7 +174,7 @@ class RunState:
 
     @property
     def phase(self) -> str:
-        return self.phases[-1].phase if self.phases else "training" if self.step else "starting"
+        return self.phases[-1].phase if self.phases else work_phase(self.step, self.goal)
 
     @property
     def elapsed_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.run_state.errors import error_counts
+from pipelines.inspect.run_state.events import GOAL_REACHED
 from pipelines.inspect.run_state.state import RunState
 
 QUIET_S = (5.0, 30.0)
@@ -25,6 +26,8 @@ def waiting_for(state: RunState) -> str | None:
         return None
     if phase in _OF_PHASE:
         return _OF_PHASE[phase]
+    if phase == GOAL_REACHED:
+        return "its end" if state.folder is None else f"its end: `{run_command(state.folder, 'runs drain')}`"
     if phase == "checks":
         return _check(state)
     if state.paused_since is not None:

@@ -1,8 +1,9 @@
-"""What a role that is submitted needs of its configuration and of this machine, checked without Kafka."""
+"""What a role that is submitted needs of its configuration, of this machine and, before it is detached, of Kafka."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipelines.config import Config, ConfigError, ConfigProblems, load_config
@@ -10,7 +11,9 @@ from pipelines.inspect.submissions import Submission
 from pipelines.roles import WITH_STORE, Role, submitted_process
 from pipelines.run.inputs import accept_inputs, changed_inputs, changed_text
 from pipelines.run.paths import files_read
-from pipelines.run.preflight import unknown_environments
+from pipelines.run.preflight import store_problems, unknown_environments
+from pipelines.run.run_names import UNNAMED
+from pipelines.run.topics import existing_topics
 from pipelines.shards import partitions_of
 from schemas.topics import INBOX
 
@@ -22,7 +25,7 @@ _SECTIONS = {"evaluation": ("prompts",), **dict.fromkeys(WITH_STORE, ("relay",))
 def role_problems(config: Config, role: Role) -> Iterator[str]:
     """All reasons why `role` cannot run with `config` on this machine."""
     if not config.run.name:
-        yield "run.name is not set: it names the topics to read and write"
+        yield UNNAMED
     if role.pipeline in ("prompts", "rollout"):
         yield from unknown_environments(config)
     if role.pipeline in _READS_MODEL and not config.emulated:
@@ -46,6 +49,17 @@ def submission_problems(config: Config, submitted: Submission) -> Iterator[str]:
     """As `role_problems`, of all roles that `submitted` runs."""
     problems = (role_problems(config, role) for role in _roles_of(config, submitted))
     yield from dict.fromkeys(problem for of_role in problems for problem in of_role)
+
+
+def place_problems(config: Config, submitted: Submission) -> Iterator[str]:
+    """Why the roles that `submitted` runs could not start now: space for weights on this machine, and Kafka.
+
+    Not for a resumed role, which waits until Kafka has started.
+    """
+    roles = _roles_of(config, submitted)
+    if any(role.pipeline in WITH_STORE for role in roles):
+        yield from store_problems(config)
+    yield from existing_topics(replace(config, kafka=config.kafka.for_role(roles[0].pipeline)))[1]
 
 
 def _roles_of(config: Config, submitted: Submission) -> Sequence[Role]:

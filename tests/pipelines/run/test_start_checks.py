@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from infra.files import GIB
 from infra.store.errors import StoreBusy
 from operators.trainer.advantages import generalised, whitened_returns
 from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import WITHOUT_GROUPS
 from pipelines.config import Config, ConfigProblems, parse_config
 from pipelines.run.learnability import unlearnable
-from pipelines.run.preflight import GIB, host_problems, missing_requirements, port_problems, unknown_environments
+from pipelines.run.preflight import (
+    host_problems,
+    missing_requirements,
+    port_problems,
+    store_problems,
+    unknown_environments,
+)
 from pipelines.run.supervisor import store_in_use
 
 
@@ -77,11 +85,21 @@ def test_host_checks_name_missing_room(tmp_path: Path, monkeypatch: pytest.Monke
     config = config_of(run={"name": "checked", "folder": str(tmp_path / "runs")}, model={"path": str(model)})
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=15 * GIB))
     (disk,) = host_problems(config, new=True)
-    assert disk.startswith(f"run.folder: {tmp_path} has 15.00 GiB free, but 3 checkpoints of 536870912 parameters")
-    assert "need 18.00 GiB: free some space, or lower trainer.checkpoints_kept" in disk
+    assert disk.startswith(f"run.folder: {tmp_path} has 15.0 GiB free, but 3 checkpoints of 536870912 parameters")
+    assert "need 18.0 GiB: free some space, or lower trainer.checkpoints_kept" in disk
     assert list(host_problems(config, new=False)) == []
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=GIB))
     assert [each.partition(":")[0] for each in host_problems(config, new=True)] == ["run.folder", "relay.store"]
+    store = tmp_path / "store"
+    store.mkdir()
+    config = replace(config, relay=replace(config.relay, store=str(store)))
+    (room,) = store_problems(config)
+    assert room.startswith(
+        f"relay.store: {store} has 1.0 GiB free, but 2 weight versions of 536870912 parameters need 4"
+    )
+    with (store / "1.1.safetensors").open("wb") as file:
+        file.truncate(3 * GIB)
+    assert list(store_problems(config)) == []  # what the store holds already is room for newer versions
 
 
 def test_host_checks_name_a_folder_without_files(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pipelines.inspect.run_folders import read_run
 from pipelines.inspect.submissions import Submission, read_submission, submissions
 from pipelines.run.inputs import record_inputs
 from pipelines.run.submission.detached import start_respawner
+from pipelines.run.submission.respawner import last_error
 from pipelines.run.submission.role_checks import sections_of
 
 pytestmark = pytest.mark.usefixtures("killed_programs")
@@ -118,6 +119,25 @@ def test_respawner_stops_the_process_of_a_killed_one_and_names_the_error(folder:
     assert (now.state, now.restarts) == ("failed", 0)
     assert now.error == f"it cannot run: model.path: there is no folder /nowhere (see {respawner.log})"
     assert read_run(folder).state["error"] == f"trainer: {now.error}"
+
+
+def test_last_error_is_of_the_last_start(tmp_path: Path) -> None:
+    log = tmp_path / "score.log"
+    log.write_text("laminar: no disk\n")
+    begin = log.stat().st_size
+    with log.open("a") as file:
+        file.write("Traceback\nKeyError: 'a'\n")
+    assert last_error(log, begin) == "KeyError: 'a'"
+    assert last_error(log) == "no disk"
+
+
+def test_resume_cannot_change_settings_of_submitted_roles(folder: Path, laminar: Laminar) -> None:
+    submitted(folder, "score")
+    code, _, error = laminar("resume", "--set", "score.shards=2")
+    assert code == 2
+    assert f"was submitted with a configuration of its own, in {folder}/submitted/: end the role with `" in error
+    assert f"runs stop --role ROLE --run {folder}`, then submit it again with `" in error
+    assert f"submit ROLE {folder}/submitted/ROLE.toml --detach --set SECTION.KEY=VALUE`" in error
 
 
 def test_resume_starts_no_role_if_one_cannot_run(folder: Path, laminar: Laminar, tmp_path: Path) -> None:
