@@ -53,6 +53,11 @@ class MessageFrame:
     before: tuple[int, ...]
     after: tuple[int, ...]
 
+    def within(self, token_ids: Sequence[int], ended: bool) -> list[int]:
+        """The tokens of the message itself: the inverse of `around`."""
+        first = len(self.before) + (0 if ended else len(self.end))
+        return list(token_ids[first : len(token_ids) - len(self.after)])
+
     def around(self, message: Sequence[int], ended: bool) -> list[int]:
         """The tokens between the end of one turn and the start of the next."""
         return [*(() if ended else self.end), *self.before, *message, *self.after]

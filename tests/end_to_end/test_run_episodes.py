@@ -189,7 +189,7 @@ def undisturbed(trajectories: list[Trajectory], model: Path, pool: EnvironmentPo
         return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        return continuation(tokenizer, text, split_special_tokens=True)
 
     episodes = EpisodeEngine(engine, {"SlowCalculator": pool}, encode, decode)
     for each in trajectories:
