@@ -103,13 +103,18 @@ class BatchPace:
     tokens: float
 
 
+MODES = "greedy", "sampled"
+"""How held-out questions are answered."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Held-out accuracy of one weight version; None if not measured. With several tasks `by_task` has the greedy and
     `sampled_by_task` the sampled one of each.
 
     Accuracy is the share of correct answers, those with a full reward; `*_reward` are mean rewards. `unmeasured`: by
-    mode, the valid answers and the questions of a round with too few answers. `given_up`: it will not be repeated.
+    mode, the valid answers, the questions and the failed answers of a round with too few valid ones. `given_up`: the
+    modes of these that will not be repeated.
     """
 
     version: int
@@ -121,8 +126,8 @@ class Evaluation:
     sampled_by_task: Values = field(default_factory=dict)
     greedy_reward: float | None = None
     sampled_reward: float | None = None
-    unmeasured: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    given_up: bool = False
+    unmeasured: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    given_up: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,24 +303,32 @@ def merge_evaluation(known: Evaluation | None, metric: Metric) -> Evaluation:
         values.get("reward/greedy", known.greedy_reward),
         values.get("reward/sampled", known.sampled_reward),
         _unmeasured(known.unmeasured, values),
-        bool(values.get("given_up")),
+        _given_up(known.given_up, values),
     )
 
 
-def _unmeasured(known: Mapping[str, tuple[int, int]], values: Values) -> Mapping[str, tuple[int, int]]:
+def _given_up(known: frozenset[str], values: Values) -> frozenset[str]:
+    new = [mode for mode in MODES if values.get("given_up") and f"unanswered/{mode}" in values]
+    return frozenset(mode for mode in {*known, *new} if f"accuracy/{mode}" not in values)
+
+
+def _unmeasured(known: Mapping[str, tuple[int, int, int]], values: Values) -> Mapping[str, tuple[int, int, int]]:
     found = {mode: counts for mode, counts in known.items() if f"accuracy/{mode}" not in values}
-    for mode in ("greedy", "sampled"):
+    for mode in MODES:
         if f"accuracy/{mode}" not in values and f"unanswered/{mode}" in values:
             answers = int(values.get("questions", 0))
-            found[mode] = answers, answers + int(values[f"unanswered/{mode}"])
+            questions = answers + int(values[f"unanswered/{mode}"])
+            found[mode] = answers, questions, int(values.get(f"failed/{mode}", 0))
     return found
 
 
 def unmeasured_rounds(evaluation: Evaluation) -> list[str]:
-    """The rounds of `evaluation` with too few answers for an accuracy, as `version 0 sampled (2 of 400 answers)`."""
+    """The rounds of `evaluation` with too few answers for an accuracy, as `version 0 sampled (2 of 400 answers)`; where
+    answers failed, with their share, as `version 0 greedy (48 of 64 answers, 25 % failed)`."""
     return [
-        f"version {evaluation.version} {mode} ({answers} of {questions} answers)"
-        for mode, (answers, questions) in sorted(evaluation.unmeasured.items())
+        f"version {evaluation.version} {mode} ({answers} of {questions} answers"
+        + (f", {100 * failed / questions:.0f} % failed)" if failed else ")")
+        for mode, (answers, questions, failed) in sorted(evaluation.unmeasured.items())
     ]
 
 

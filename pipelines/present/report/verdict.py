@@ -103,8 +103,8 @@ def unmeasured_verdict(summary: Summary) -> str | None:
     if not rounds:
         return None
     return (
-        f"Not measured: {', '.join(rounds)}. The version was gone or replicas failed before enough held-out questions "
-        "were answered."
+        f"Not measured: {', '.join(rounds)}. An accuracy needs answers to 95 % of the held-out questions: failed episodes "
+        "and rewards are none, nor are questions left when the version was gone or replicas failed."
     )
 
 

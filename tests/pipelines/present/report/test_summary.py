@@ -173,6 +173,9 @@ def test_report_names_a_round_that_is_not_measured() -> None:
     assert (summary["heldout_sampled_before"], summary["heldout_sampled_after"]) == (None, 0.7)
     assert summary["heldout_unmeasured"] == ["version 0 sampled (2 of 400 answers)"]
     assert "Not measured: version 0 sampled (2 of 400 answers)." in closing_lines(Path("runs/r"), summary)
+    values = {"final": 0.0, "questions": 48.0, "unanswered/greedy": 16.0, "failed/greedy": 16.0}
+    failing = summary_of([Metric("evaluation", 0, values, START)], RunFacts("r"))
+    assert failing["heldout_unmeasured"] == ["version 0 greedy (48 of 64 answers, 25 % failed)"]
 
 
 @pytest.mark.parametrize(
