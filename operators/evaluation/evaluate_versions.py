@@ -35,8 +35,8 @@ class EvaluationFold(ShardFold):
 
     The open rounds and their prompt numbers are in every commit note, as a few short entries. A round whose version is
     gone before it is complete ends as not measured. If it is the final one, the trainer may publish that version again;
-    after `REPUBLISH_MS` its metrics are published again with `given_up`, so that the run can end. A final round with too
-    many failed episodes or rewards is given up at once.
+    after `REPUBLISH_MS` its metrics are published again with `given_up`, so that the run can end. A final round with
+    too many failed episodes or rewards is given up at once.
     """
 
     def __init__(

@@ -15,8 +15,8 @@ from schemas.records import Experience, PolicyVersion
 Mode = Literal["greedy", "sampled"]
 
 MEASURED_SHARE = 0.95
-"""A round is measured if at least this share of its questions has a valid answer. The questions that remain when a version
-is gone, when replicas, episodes or rewards fail, are no sample of the others: short answers come first."""
+"""A round is measured if at least this share of its questions has a valid answer. The questions that remain when a
+version is gone, when replicas, episodes or rewards fail, are no sample of the others: short answers come first."""
 FULL_REWARD = 1.0
 """The reward of a correct answer, where no verifier says what is correct."""
 

@@ -28,8 +28,13 @@ class RewardSpec:
     """Keyword arguments of the reward."""
     label: str = ""
     """Name of its component; empty: the name of the function or of the reward."""
+    correct_from: float | None = None
+    """The value from which an answer is correct, for the accuracy; unset: 1, of the first built-in reward that compares
+    answers, or of the total reward. Set it where a full reward is not 1, as with costs of steps or partial credit."""
 
     def __post_init__(self) -> None:
+        if self.correct_from is not None and not -1e6 <= self.correct_from <= 1e6:
+            raise ValueError(f"rewards: correct_from of {self.name!r} must be between -1e6 and 1e6")
         if not -1e6 <= self.weight <= 1e6:
             raise ValueError(f"rewards: weight of {self.name!r} must be between -1e6 and 1e6, not {self.weight}")
         if is_custom(self.name):
@@ -84,6 +89,8 @@ class Rubric:
     def __post_init__(self) -> None:
         if not self.rewards:
             raise ValueError("rewards must name at least one reward, such as 'exact'")
+        if sum(spec.correct_from is not None for spec in self.rewards) > 1:
+            raise ValueError("rewards: only one reward may have correct_from: an answer has one accuracy")
         names = [spec.component for spec in self.rewards]
         for name in names:
             if names.count(name) > 1 or name == "accuracy":
@@ -96,6 +103,13 @@ class Rubric:
             _check_pattern("answer_regex", self.answer_regex)
         if not -1e6 <= self.on_error <= 1e6:
             raise ValueError(f"on_error must be between -1e6 and 1e6, not {self.on_error}")
+
+    @property
+    def accuracy(self) -> tuple[RewardSpec, float] | None:
+        """The reward that says whether an answer is correct, and its value from which it is; None if no reward does."""
+        declared = [(spec, spec.correct_from) for spec in self.rewards if spec.correct_from is not None]
+        comparing = [(spec, 1.0) for spec in self.rewards if not is_custom(spec.name) and REWARDS[spec.name].accuracy]
+        return next(iter([*declared, *comparing]), None)
 
     def needs_process(self, spec: RewardSpec) -> bool:
         """Whether the reward `spec` always runs in a verifier process: it may be slow, or hang.

@@ -18,13 +18,12 @@ from infra.workers.error_text import first_line
 from operators.score.attempt import AnswerContext
 from operators.score.config import Rubric
 from operators.score.pool import VerifierResult
-from operators.score.rewards import REWARDS, is_custom
 from schemas.arrow import arrow_schema
 from schemas.block import Block
 from schemas.records import Experience
 
 ACCURACY = "accuracy"
-"""A component of weight 0: 1 if the first reward that measures accuracy is 1 or more, else 0.
+"""A component of weight 0: 1 if the answer is correct by `Rubric.accuracy`, else 0.
 
 It is separate from the reward because some verifiers give partial credit: reasoning-gym's gcd gives it if the correct
 number occurs anywhere in the answer.
@@ -106,13 +105,14 @@ def score_answer(results: Sequence[VerifierResult], rubric: Rubric) -> ScoredAns
     components: list[WeightedReward] = []
     errors: list[str] = []
     accuracy: list[WeightedReward] = []
+    measure, least = rubric.accuracy or (None, 0.0)
     for spec, result in zip(rubric.rewards, results, strict=True):
         if result.value is None or not math.isfinite(result.value):
             errors.append(f"{spec.component}: {result.error or f'returned {result.value}'}")
             continue
         components.append(WeightedReward(spec.component, result.value, float(spec.weight)))
-        if not accuracy and not is_custom(spec.name) and REWARDS[spec.name].accuracy:
-            accuracy.append(WeightedReward(ACCURACY, float(result.value >= 1), 0.0))
+        if spec is measure:
+            accuracy.append(WeightedReward(ACCURACY, float(result.value >= least), 0.0))
     reward = sum(component.value * component.weight for component in components)
     if not math.isfinite(reward):
         errors.append(f"the weighted sum is {reward}")

@@ -117,11 +117,11 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
 def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     """Return the summary, JSON-ready.
 
-    reward_first and reward_last are means over the first and the last tenth of the trained trajectories. heldout_before
-    is the accuracy of the first evaluated version, heldout_after of the final one (greedy; `_sampled_`: sampled as in
-    training), heldout_reward_* the mean reward of the greedy answers. heldout_unmeasured names the
-    rounds that had too few answers for an accuracy. heldout_warm_start_best is the greedy accuracy of the best
-    supervised checkpoint of the warm start.
+    reward_first and reward_last are means over the first and the last tenth of the trained trajectories;
+    reward_constant is the reward of all of them, if it was the same. heldout_before is the accuracy of the first
+    evaluated version, heldout_after of the final one (greedy; `_sampled_`: sampled as in training), heldout_reward_*
+    the mean reward of the greedy answers. heldout_unmeasured names the rounds that had too few answers for an accuracy.
+    heldout_warm_start_best is the greedy accuracy of the best supervised checkpoint of the warm start.
     warm_start_careful_share and warm_start_habit_share are the shares of its examples from a careful teacher and of
     those that teach a bad habit. `tasks` has the metrics by task, `components` the means of each reward function, if
     there are several.
@@ -142,6 +142,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "reached": facts.reached,
         "error": facts.error,
         **first_and_last("reward", trained, "reward/mean"),
+        "reward_constant": constant_reward(steps),
         "heldout_before": before and before.greedy,
         "heldout_after": after and after.greedy,
         "heldout_sampled_before": before and before.sampled,
@@ -194,6 +195,13 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "machine": dict(facts.machine),
         "packages": dict(facts.packages),
     }
+
+
+def constant_reward(steps: Sequence[Metric]) -> float | None:
+    """Return the reward of all trajectories of the updates `steps`, if it was the same; else None."""
+    means = {metric.values.get("reward/mean") for metric in steps}
+    same = len(means) == 1 and all(metric.values.get("reward/std") == 0 for metric in steps)
+    return means.pop() if same else None
 
 
 def by_task(

@@ -24,8 +24,10 @@ def standard_error(accuracy: float, questions: int) -> float:
 def training_verdict(summary: Summary) -> str:
     """Return the change of the reward and of the held-out accuracy."""
     sentences = []
-    first, last = summary.get("reward_first"), summary.get("reward_last")
-    if first is not None and last is not None:
+    first, last, constant = (summary.get(f"reward_{name}") for name in ("first", "last", "constant"))
+    if constant is not None:
+        sentences.append(f"All rewards were equal ({figure(constant)}), so nothing could be learned.")
+    elif first is not None and last is not None:
         sentences.append(
             f"Training reward changed from {figure(first)} to {figure(last)} (first and last tenth of the "
             "trajectories)."
@@ -103,8 +105,8 @@ def unmeasured_verdict(summary: Summary) -> str | None:
     if not rounds:
         return None
     return (
-        f"Not measured: {', '.join(rounds)}. An accuracy needs answers to 95 % of the held-out questions: failed episodes "
-        "and rewards are none, nor are questions left when the version was gone or replicas failed."
+        f"Not measured: {', '.join(rounds)}. An accuracy needs answers to 95 % of the held-out questions; an episode or "
+        "a reward that failed is none, and questions remain when a version is gone or replicas fail."
     )
 
 
