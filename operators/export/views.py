@@ -311,19 +311,19 @@ def _text_views(messages: bool) -> Mapping[str, View]:
         "trl": View(
             "TRL's prompt and completion, with the reward: a row for each turn of the model",
             turns,
-            "finish_reason != 'failed' and prompt_environment != 'agent'",
+            "reward_error is null and prompt_environment != 'agent'",
             lambda table: _turn_view(table, turns),
         ),
         "sft": View(
             "prompt and completion of complete answers with a reward of 0.5 or more: a row for each turn of the model",
             turns,
-            "finish_reason = 'stop' and reward >= 0.5 and prompt_environment != 'agent'",
+            "finish_reason = 'stop' and reward_error is null and reward >= 0.5 and prompt_environment != 'agent'",
             lambda table: _turn_view(table, turns),
         ),
         "preference": View(
             "prompt, chosen and rejected: the best and the worst answer of each group, among its rows in one file",
             pairs,
-            "finish_reason != 'failed' and prompt_environment = ''",
+            "reward_error is null and prompt_environment = ''",
             lambda table: _preference_view(table, pairs),
         ),
     }

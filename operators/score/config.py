@@ -83,8 +83,9 @@ class Rubric:
     """The text before the answer, for `answer = "marker"`."""
     answer_regex: str = ""
     """The expression that finds the answer, for `answer = "regex"`."""
-    on_error: float = 0.0
-    """Reward of a trajectory whose generation or verification failed."""
+    on_error: float | None = None
+    """Reward of a trajectory whose reward or episode failed, if the model ended a turn: it is then trained. Unset: a
+    failed trajectory is not trained."""
 
     def __post_init__(self) -> None:
         if not self.rewards:
@@ -101,7 +102,7 @@ class Rubric:
             raise ValueError("answer_marker must not be empty")
         if self.answer == "regex":
             _check_pattern("answer_regex", self.answer_regex)
-        if not -1e6 <= self.on_error <= 1e6:
+        if self.on_error is not None and not -1e6 <= self.on_error <= 1e6:
             raise ValueError(f"on_error must be between -1e6 and 1e6, not {self.on_error}")
 
     @property
@@ -179,6 +180,11 @@ class ScoreConfig(Rubric):
     def rubrics(self) -> tuple[Rubric, ...]:
         """All rubrics; the first is for tasks that are not named."""
         return (self, *self.tasks)
+
+    @property
+    def rewards_failures(self) -> Mapping[str, bool]:
+        """By task, and for all others by "", whether failed trajectories have a reward to train."""
+        return {"": self.on_error is not None} | {task.name: task.on_error is not None for task in self.tasks}
 
     def check_tasks(self, known: Collection[str]) -> None:
         """Raise ValueError if a task named here is not in `known`."""

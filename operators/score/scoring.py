@@ -1,6 +1,7 @@
-"""Turns trajectories into experiences: every finished trajectory gets a reward, even if its verifiers fail.
+"""Turns trajectories into experiences, one for each, even if generation, environment or verifiers failed.
 
-So groups always complete. If something failed, the experience has an `error` and the reward `on_error`.
+So groups always complete. If something failed, the experience has an `error`, and the reward `on_error` or 0; the
+buffer trains it only if `on_error` is set.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def _compose(
     errors = trajectories.column("error").to_pylist()
     rubrics = {task: scorer.rubric(task) for task in {answer.task for answer in answers}}
     scored = [
-        ScoredAnswer(float(rubrics[answer.task].on_error), (), f"generation failed: {error or 'no reason given'}")
+        ScoredAnswer(
+            float(rubrics[answer.task].on_error or 0.0), (), f"generation failed: {error or 'no reason given'}"
+        )
         if lost
         else score_answer(next(results), rubrics[answer.task])
         for answer, lost, error in zip(answers, failed, errors, strict=True)
@@ -119,7 +122,7 @@ def score_answer(results: Sequence[VerifierResult], rubric: Rubric) -> ScoredAns
     # Tracebacks follow the errors, so that the first line names all of them.
     traces = [trace for _, _, trace in (each.partition("\n") for each in errors) if trace]
     error = "\n".join(["; ".join(map(first_line, errors)), *traces]) or None
-    return ScoredAnswer(float(rubric.on_error) if error else reward, (*components, *accuracy), error)
+    return ScoredAnswer(float(rubric.on_error or 0.0) if error else reward, (*components, *accuracy), error)
 
 
 def _experiences(trajectories: Block, scored: Sequence[ScoredAnswer], now: int) -> Block:

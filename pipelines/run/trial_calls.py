@@ -90,7 +90,12 @@ def check_rewards(config: Config, tasks: Sequence[TaskPrompts], found: TrialResu
                 failures,
                 len(results),
                 f" of task {name!r} with the response {text!r}",
-                f". Such trajectories get score.on_error = {of_task.on_error:g}",
+                ". Such trajectories "
+                + (
+                    "are not trained (score.on_error is not set)"
+                    if of_task.on_error is None
+                    else f"get score.on_error = {of_task.on_error:g}"
+                ),
             )
 
 

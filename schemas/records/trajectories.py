@@ -120,8 +120,8 @@ class RewardComponent:
 class Experience:
     """A trajectory with its reward. Written by score, read by experience and evaluation; exports contain it.
 
-    `error` says why a verifier failed; the reward then follows the configured policy, so that the group still
-    completes.
+    `error` says why generation, the environment or a verifier failed: the reward is then `score.on_error`, or 0 and not
+    trained, and the group still completes.
     """
 
     trajectory: Trajectory

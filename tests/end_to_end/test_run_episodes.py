@@ -16,6 +16,7 @@ from small_runs import COMPACT, SMALL
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
+from infra.models.chat import continuation
 from infra.models.checkpoint_folder import load_model, load_tokenizer, save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig

@@ -77,11 +77,13 @@ def error_verdict(summary: Summary, folder: Path) -> str | None:
     )
     if not (text := errors_text(counts)):
         return None
-    effect = " Responses whose reward failed were trained with score.on_error." if counts.reward_errors else ""
+    effect = "They were not trained."
+    if summary.get("failures_rewarded"):
+        effect = "Responses and episodes whose reward or environment failed were trained with score.on_error."
     tasks = {task: TaskErrors(**values) for task, values in (summary.get("errors_by_task") or {}).items()}
     which = f", {found}" if (found := which_errors(tasks)) else ""
     command = run_command(folder, "topics find experiences", "-w \"reward_error != ''\"")
-    return f"Errors in {text}{which}.{effect} `{command}` lists them."
+    return f"Errors in {text}{which}. {effect} `{command}` lists them."
 
 
 def refused_verdict(summary: Summary, folder: Path) -> str | None:
@@ -105,8 +107,8 @@ def unmeasured_verdict(summary: Summary) -> str | None:
     if not rounds:
         return None
     return (
-        f"Not measured: {', '.join(rounds)}. An accuracy needs answers to 95 % of the held-out questions; an episode or "
-        "a reward that failed is none, and questions remain when a version is gone or replicas fail."
+        f"Not measured: {', '.join(rounds)}. An accuracy needs answers to 95 % of the held-out questions; an episode "
+        "or a reward that failed is none, and questions remain when a version is gone or replicas fail."
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from operators.evaluation.evaluate_versions import REPUBLISH_MS, EvaluateVersion
 from operators.evaluation.report_rounds import ask_questions, report_rounds
 from operators.evaluation.rounds import open_round, round_name
 from schemas.metric_labels import labelled
-from schemas.records import Episode, Metric, PolicyVersion, Prompt, RewardComponent
+from schemas.records import Metric, PolicyVersion, Prompt, RewardComponent
 from schemas.topics import EVAL_PROMPTS, EXPERIENCES, METRICS, RELAY, SETTLED, partition_of
 
 
@@ -144,35 +143,19 @@ def test_round_with_few_answers_is_not_measured() -> None:
     }
 
 
-def test_round_without_valid_answers_has_no_accuracy() -> None:
+@pytest.mark.parametrize("lost", [True, False])
+def test_round_without_valid_answers_has_no_accuracy(lost: bool) -> None:
+    """A final round of failures is given up at once: its version is not gone."""
     evaluation = Evaluation(questions=1, sampled=False)
-    evaluation.publish(0)
+    evaluation.publish(6, final=not lost)
     evaluation.shard.run()
     (asked,) = evaluation.log.rows(EVAL_PROMPTS)
-    evaluation.score(experience(failed(asked, 0, "weight version 1.0 is gone")))
+    gone, made = failed(asked, 0, "weight version 1.0 is gone"), trajectory(asked, 0, under=version(6))
+    evaluation.score(experience(gone) if lost else experience(made, error="raised"))
     evaluation.shard.run()
-    assert evaluation.points() == [(0, {"questions": 0.0, "unanswered/greedy": 1.0, "final": 0.0})]
+    values = {"final": 0.0} if lost else {"failed/greedy": 1.0, "final": 1.0, "given_up": 1.0}
+    assert evaluation.points() == [(6, {"questions": 0.0, "unanswered/greedy": 1.0, **values})]
     assert len(evaluation.log.rows(SETTLED)) == 1
-
-
-@pytest.mark.parametrize(("failures", "measured"), [(2, True), (3, False)])
-@pytest.mark.parametrize("kind", ["episode", "reward"])
-def test_failed_episodes_and_rewards_are_no_answers(kind: str, failures: int, measured: bool) -> None:
-    evaluation = Evaluation(40, sampled=False)
-    evaluation.publish(6, final=True)
-    evaluation.shard.run()
-    asked = evaluation.log.rows(EVAL_PROMPTS)
-    for prompt in asked[failures:]:
-        evaluation.score(experience(trajectory(prompt, 0, under=version(6)), reward=1.0))
-    for prompt in asked[:failures]:
-        answer = trajectory(prompt, 0, under=version(6))
-        if kind == "episode":
-            answer = replace(answer, finish_reason="failed", error="it raised", episode=Episode((), "failed"))
-        evaluation.score(experience(answer, reward=0.0, error="it raised"))
-    evaluation.shard.run()
-    counts = {"questions": 40.0 - failures, "unanswered/greedy": failures, "failed/greedy": failures, "final": 1.0}
-    means = {"accuracy/greedy": 1.0, "reward/greedy": 1.0}
-    assert evaluation.points() == [(6, counts | (means if measured else {"given_up": 1.0}))]
 
 
 @pytest.mark.parametrize("late", [False, True])
