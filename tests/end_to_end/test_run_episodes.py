@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +135,11 @@ def test_episodes_are_generated_scored_and_trained(run: tuple[LaminarRun, object
         assert turns(mask) == len(episode.rewards)
         assert each.components[0].value == sum(episode.rewards)
         counts.append(len(episode.rewards))
+        ((question, *said),) = [json.loads(conversation.messages) for conversation in trajectory.conversations]
+        assert (question["content"], "".join(each["content"] for each in said)) == (
+            trajectory.prompt.text,
+            trajectory.text,
+        )
         if RESULT in trajectory.text:
             observed = np.flatnonzero(~mask)
             assert len(observed) >= len(RESULT)
