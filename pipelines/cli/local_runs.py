@@ -161,8 +161,8 @@ def _status_of(role: Mapping[str, Any]) -> RoleStatus:
 
 
 def _measured(state: RunState) -> dict[str, Any]:
+    from pipelines.inspect.run_state.evaluation import unmeasured_rounds
     from pipelines.inspect.run_state.rates import progress, seconds_left
-    from pipelines.inspect.run_state.state import unmeasured_rounds
     from pipelines.present.view.state_json import measured
 
     last, before = state.evaluation, state.first_evaluation

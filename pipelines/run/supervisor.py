@@ -381,6 +381,6 @@ def is_reached(state: RunState, config: Config) -> bool:
     last = state.evaluation
     if last is None or not last.final or last.version < config.trainer.optimizer_steps:  # that of an earlier goal
         return False
-    if last.given_up:  # a final version that is gone does not keep the run from its end
-        return True
-    return last.greedy is not None and (last.sampled is not None or not config.evaluation.sampled)
+    done = {mode for mode, accuracy in (("greedy", last.greedy), ("sampled", last.sampled)) if accuracy is not None}
+    done |= last.given_up  # a round that cannot be measured does not keep the run from its end
+    return done >= ({"greedy", "sampled"} if config.evaluation.sampled else {"greedy"})

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
+from pipelines.inspect.run_state.evaluation import Evaluation, merge_evaluation
 from pipelines.inspect.run_state.events import (
     CheckStarted,
     Event,
@@ -24,7 +25,6 @@ from pipelines.inspect.run_state.events import (
     work_phase,
 )
 from pipelines.inspect.run_state.learning import NO_SIGNS, WARN_STEPS, LearningSigns
-from schemas.metric_labels import values_by_task
 from schemas.records import Metric, PolicyVersion, RelayArrival, RelayStatus, ReplicaStatus, StageStatus, WeightVersion
 from schemas.topics import OF_WORK, PAUSE, STEP_COUNTERS
 
@@ -102,28 +102,6 @@ class BatchPace:
     at: int
     trajectories: float
     tokens: float
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Held-out accuracy of one weight version; None if not measured. With several tasks `by_task` has the greedy and
-    `sampled_by_task` the sampled one of each.
-
-    Accuracy is the share of correct answers, those with a full reward; `*_reward` are mean rewards. `unmeasured`: by
-    mode, the valid answers and the questions of a round with too few answers. `given_up`: it will not be repeated.
-    """
-
-    version: int
-    greedy: float | None
-    sampled: float | None
-    questions: int | None
-    final: bool
-    by_task: Values = field(default_factory=dict)
-    sampled_by_task: Values = field(default_factory=dict)
-    greedy_reward: float | None = None
-    sampled_reward: float | None = None
-    unmeasured: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,42 +260,6 @@ def _evaluation(state: RunState, metric: Metric) -> RunState:
         greedy=state.greedy if greedy is None else state.greedy.put(version, greedy),
         sampled=state.sampled if sampled is None else state.sampled.put(version, sampled),
     )
-
-
-def merge_evaluation(known: Evaluation | None, metric: Metric) -> Evaluation:
-    """`known` updated by `metric` of the same version; greedy and sampled answers come in separate records."""
-    known = known or Evaluation(metric.step, None, None, None, False)
-    values = metric.values
-    return Evaluation(
-        metric.step,
-        values.get("accuracy/greedy", known.greedy),
-        values.get("accuracy/sampled", known.sampled),
-        int(values["questions"]) if "questions" in values else known.questions,
-        bool(values.get("final")) or known.final,
-        {**known.by_task, **values_by_task(values, "accuracy/greedy")},
-        {**known.sampled_by_task, **values_by_task(values, "accuracy/sampled")},
-        values.get("reward/greedy", known.greedy_reward),
-        values.get("reward/sampled", known.sampled_reward),
-        _unmeasured(known.unmeasured, values),
-        bool(values.get("given_up")),
-    )
-
-
-def _unmeasured(known: Mapping[str, tuple[int, int]], values: Values) -> Mapping[str, tuple[int, int]]:
-    found = {mode: counts for mode, counts in known.items() if f"accuracy/{mode}" not in values}
-    for mode in ("greedy", "sampled"):
-        if f"accuracy/{mode}" not in values and f"unanswered/{mode}" in values:
-            answers = int(values.get("questions", 0))
-            found[mode] = answers, answers + int(values[f"unanswered/{mode}"])
-    return found
-
-
-def unmeasured_rounds(evaluation: Evaluation) -> list[str]:
-    """The rounds of `evaluation` with too few answers for an accuracy, as `version 0 sampled (2 of 400 answers)`."""
-    return [
-        f"version {evaluation.version} {mode} ({answers} of {questions} answers)"
-        for mode, (answers, questions) in sorted(evaluation.unmeasured.items())
-    ]
 
 
 def _published(state: RunState, version: PolicyVersion, at: int) -> RunState:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from pipelines.inspect.run_state.errors import refused_text, score_errors_text
+from pipelines.inspect.run_state.evaluation import unmeasured_rounds
 from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
-from pipelines.inspect.run_state.state import RunState, unmeasured_rounds
+from pipelines.inspect.run_state.state import RunState
 from pipelines.inspect.run_state.waiting import waiting_for
 from pipelines.present.output import utc
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from operators.evaluation.rounds import accuracy_of
 from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig, TaskRubric
 from operators.score.pool import VerifierResult
@@ -103,6 +104,17 @@ def test_failed_verifier_gives_on_error_and_keeps_other_components(result: Verif
     (experience,) = scored([trajectory("#4")], judge)
     assert (experience.reward, experience.error) == (-0.5, message)
     assert [component.name for component in experience.components] == ["format", "extra"]
+
+
+@pytest.mark.parametrize(("value", "correct"), [(0.9, 1.0), (0.5, 1.0), (0.4, 0.0)])
+def test_accuracy_is_that_of_the_reward_with_correct_from(value: float, correct: float) -> None:
+    """A solved episode whose steps cost has no reward of 1; other rewards do not count for the accuracy."""
+    config = ScoreConfig(rewards=(RewardSpec("exact"), RewardSpec("environment", correct_from=0.5)))
+    (experience,) = scored(
+        [trajectory("#4")], FixedJudge(config, VerifierResult(0.0, None), VerifierResult(value, None))
+    )
+    assert experience.components[-1] == RewardComponent("accuracy", correct, 0.0)
+    assert accuracy_of(experience) == correct
 
 
 def test_tracebacks_follow_the_first_line_of_an_error() -> None:
@@ -306,6 +318,11 @@ def test_math_verify_works_outside_the_main_thread() -> None:
         (lambda: RewardSpec("length", options={"limit": 4, "target": 4}), "target < limit"),
         (lambda: RewardSpec("exact", weight=float("nan")), "weight"),
         (lambda: RewardSpec("module:"), "module:function"),
+        (lambda: RewardSpec("exact", correct_from=float("nan")), "correct_from of 'exact'"),
+        (
+            lambda: ScoreConfig(rewards=(RewardSpec("exact", correct_from=1), RewardSpec("code", correct_from=1))),
+            "only one reward may have correct_from",
+        ),
         (lambda: ScoreConfig(rewards=()), "rewards must name"),
         (
             lambda: ScoreConfig(rewards=(RewardSpec("exact"), RewardSpec("exact"))),

@@ -168,7 +168,7 @@ def test_trial_warns_of_code_that_fails_on_some_prompts(tmp_path: Path) -> None:
     assert found.problems == []
     reward, environment = found.warnings
     assert "mine.py:sums fails on 1 of the first 8 prompts of task 'rows' with the response '# 4': ValueError" in reward
-    assert "Such trajectories get score.on_error = 0\n" in reward
+    assert "Such trajectories are not trained (score.on_error is not set)\n" in reward
     assert ", in sums" in reward
     assert "Odd fails at its reset on 4 of the first 8 prompts: KeyError: 'refrence' (mine.py:" in environment
 

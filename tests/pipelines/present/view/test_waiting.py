@@ -144,6 +144,16 @@ def test_run_ends_if_its_final_version_cannot_be_measured(values: dict[str, floa
     assert is_reached(fold_all(new_run("r", 1, START), [trainer_metric(1), last]), config) == reached
 
 
+def test_run_waits_for_its_sampled_round_if_the_greedy_one_failed() -> None:
+    settings = {"prompts": {"heldout": 4, "task": "gcd"}, "trainer": {"optimizer_steps": 1}}
+    config = parse_config({"run": {"name": "r"}, **settings}, "test")
+    failed = {"final": 1.0, "questions": 2.0, "unanswered/greedy": 2.0, "failed/greedy": 2.0, "given_up": 1.0}
+    state = fold_all(new_run("r", 1, START), [trainer_metric(1), Metric("evaluation", 1, failed, START)])
+    assert not is_reached(state, config)
+    sampled = Metric("evaluation", 1, {"final": 1.0, "questions": 4.0, "accuracy/sampled": 0.5}, START)
+    assert is_reached(fold_all(state, [sampled]), config)
+
+
 def test_errors_are_in_line_screen_and_json() -> None:
     state = fold_all(new_run("r", 80, START), [SCORED])
     text = "14 % of 64 trajectories (rewards 8, episodes 1)"
