@@ -11,6 +11,7 @@ from pathlib import Path
 
 from infra.models.demo_config import PHRASES
 from infra.models.sizes import parameter_count
+from infra.sizes import size_text
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
 from pipelines.inspect.run_folders import laminar_command
@@ -125,7 +126,6 @@ WEIGHT_BYTES = 2
 """Of a published version, per parameter, at least."""
 MIN_VERSIONS = 2
 """A store needs room for the version in use and the one that arrives."""
-GIB = 1 << 30
 
 
 def host_problems(config: Config, *, new: bool) -> Iterator[str]:
@@ -173,7 +173,7 @@ def _room(key: str, folder: Path, needed: int, what: str, advice: str) -> Iterat
     place = _existing(folder)
     free = shutil.disk_usage(place).free
     if free < needed:
-        yield f"{key}: {place} has {free / GIB:.2f} GiB free, but {what} need {needed / GIB:.2f} GiB: {advice}"
+        yield f"{key}: {place} has {size_text(free)} free, but {what} need {size_text(needed)}: {advice}"
 
 
 def _port_problem(host: str, port: int) -> str | None:
