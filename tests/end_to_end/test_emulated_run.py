@@ -88,6 +88,14 @@ def test_run_exits_with_1_if_the_audit_fails(
     summary = json.loads((run.folder / "summary.json").read_text())
     assert (summary["reached"], summary["audit_passed"], summary["lost"]) == (True, False, 1)
     assert "The audit FAILED: 1 lost" in run.output()
+    with admin_client(ClientProperties.at(broker.bootstrap_servers)) as admin:
+        assert list_topics(admin, run_prefix(run_id))
+        words = ("runs", "delete", run_id, "--topics", "--yes")
+        deletion = Command(command_server, tmp_path, *words, output=tmp_path / "deletion.txt")
+        assert deletion.wait() == 0, deletion.output()
+        assert list_topics(admin, run_prefix(run_id)) == []
+    assert not run.folder.exists()
+    assert f"deleted {run_id}: " in deletion.output()
 
 
 def test_emulated_zygote_imports_no_torch() -> None:
