@@ -95,7 +95,10 @@ def _live_processes(folder: Path) -> Iterator[str]:
 
 
 def delete_run(planned: Deletion, delete_topics: Callable[[], None] = lambda: None) -> None:
-    """Delete the run of `planned`, and before its files its topics. Raises DeletionRefused if it was started meanwhile, OSError if a file stays."""
+    """Delete the run of `planned`, and before its files its topics.
+
+    Raises DeletionRefused if it was started meanwhile, OSError if a file stays.
+    """
     folder, unfinished = planned.folder, being_deleted(planned.folder)
     if planned.unfinished is not None:
         shutil.rmtree(planned.unfinished)  # does not follow links, nor such that replace a folder meanwhile

@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 import tomli_w
 from kafka import KafkaProducer
-from laminar_runs import REPOSITORY, CommandServer, LaminarRun
+from laminar_runs import REPOSITORY, Command, CommandServer, LaminarRun
 from small_runs import EMULATED
 
+from infra.kafka.admin import admin_client, list_topics
 from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.series import batches
 from schemas.codec import encode
 from schemas.records import Settled
-from schemas.topics import SETTLED
+from schemas.topics import SETTLED, run_prefix
 
 NAME = f"emulated-run-{os.getpid()}"
 STEPS = EMULATED["trainer"]["optimizer_steps"]
@@ -60,6 +62,7 @@ def test_emulated_run_needs_no_model_relay_or_torch(ended: LaminarRun) -> None:
     assert not (ended.folder / "model").exists()
     assert load_config(ended.folder / "config.toml").emulated
     assert "<svg" in (ended.folder / "report.html").read_text()
+    assert f"Report: runs/{NAME}/report.html (open it in a browser)" in ended.output()
 
 
 def test_emulated_run_uses_every_replica(ended: LaminarRun) -> None:
