@@ -231,6 +231,7 @@ _PREFERENCE_SCHEMA = _schema(
     ("rejected", pa.utf8()),
     ("reward_chosen", pa.float64()),
     ("reward_rejected", pa.float64()),
+    ("task", pa.utf8()),
     ("trajectory_id", pa.utf8()),
     ("rejected_trajectory_id", pa.utf8()),
     ("group_id", pa.utf8()),

@@ -79,7 +79,9 @@ def test_trim_without_execute_shows_its_plan_and_deletes_nothing(run: TrimmedRun
 
 
 @pytest.mark.usefixtures("checkpoint")
-def test_trim_with_execute_deletes_and_keeps_the_checkpoint(run: TrimmedRun, trim: Trim, folder: Path) -> None:
+def test_trim_with_execute_deletes_and_keeps_the_checkpoint(
+    run: TrimmedRun, trim: Trim, folder: Path, laminar: Trim
+) -> None:
     code, text, _ = trim("--execute", "--json")
     found = json.loads(text)
     assert (code, found["executed"], found["version"], found["trim_point"]) == (0, True, "1.2", 1)
@@ -89,6 +91,10 @@ def test_trim_with_execute_deletes_and_keeps_the_checkpoint(run: TrimmedRun, tri
     kept = list((folder / "trim-points" / "1.2").iterdir())
     assert kept
     assert all(file.samefile(folder / "checkpoints" / "1.2" / file.name) for file in kept)  # they take no space
+    found_rows = laminar("topics", "find", "settled", "--run", run.run, "-n", "1")
+    assert (
+        "earlier records of settled were deleted: `laminar runs trim` let the log begin at version 1.2" in found_rows[2]
+    )
     code, text, _ = trim("--execute", "--json")
     assert code == 1
     assert "1.2 is not newer" in json.loads(text)["refused"]
