@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-GIB = 1 << 30
 BLOCK_BYTES = 4096
 """Bytes of a disk block."""
 MIN_FREE_BYTES = 16 * 1024 * 1024
@@ -34,11 +33,6 @@ def describe_free_space(path: Path) -> str:
         path = path.parent
     usage = shutil.disk_usage(path)
     return f"{usage.free:,} of {usage.total:,} bytes are free on the disk of {path}"
-
-
-def size_text(size: int) -> str:
-    """`size` in GiB, or in MiB if it is small."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB // 10 else f"{size / (1 << 20):.1f} MiB"
 
 
 def is_full(path: Path) -> bool:

@@ -302,6 +302,7 @@ def _text_views(messages: bool) -> Mapping[str, View]:
         ("rejected", text),
         ("reward_chosen", pa.float64()),
         ("reward_rejected", pa.float64()),
+        ("task", pa.utf8()),
         ("trajectory_id", pa.utf8()),
         ("rejected_trajectory_id", pa.utf8()),
         ("group_id", pa.utf8()),

@@ -10,6 +10,7 @@ from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.inspect.run_folders import RUNS, run_command
 from pipelines.present.output import Report, Row, RowOutput
+from pipelines.roles import described
 
 if TYPE_CHECKING:
     from pipelines.inspect.run_folders import RunFolder
@@ -20,7 +21,8 @@ COLUMNS = ("run", "status", "phase", "started", "duration", "restarts", "folder"
 
 
 def list_command(printing: Printing, folder: RunsFolder = RUNS) -> RowOutput:
-    """List the runs of this machine, newest first. Status `died`: the run's supervisor was killed.
+    """List the runs of this machine, newest first. Status `died`: the run's supervisor was killed. `deleting`: what
+    deletes it was killed, and `laminar runs delete` ends it.
 
     \b
     Examples:
@@ -216,7 +218,7 @@ def _status_lines(
         yield f"  resume      {run_command(run.folder, 'runs resume')}"
     yield from [f"  {'kafka':<12}{problem}"] if problem else ()
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
-    yield from (f"  {name:<12}{_role_text(role)}" for name, role in roles.items() if _is_listed(run))
+    yield from (f"  {name:<12}{_role_text(name, role)}" for name, role in roles.items() if _is_listed(run))
     if run.status == "running" and run.supervised:
         yield f"  {'supervisor':<12}pid {run.state.get('pid')}"
     yield f"  {'folder':<12}{run.folder}"
@@ -231,9 +233,9 @@ def _names_of(roles: Mapping[str, Mapping[str, Any]], status: str) -> str:
     return ", ".join(name for name, role in roles.items() if role.get("status") == status)
 
 
-def _role_text(role: Mapping[str, Any]) -> str:
+def _role_text(name: str, role: Mapping[str, Any]) -> str:
     """Return the status of a role, its processes by their names, and what its process does."""
-    parts = [role["status"]]
+    parts = [role["status"] + described(name).removeprefix(name)]
     parts += [f"pid {role['pid']}"] if role.get("pid") else []
     if "respawner" in role and role["alive"]:
         parts.append(f"respawner {role['respawner'] or 'has ended'}")

@@ -99,12 +99,11 @@ def verify(
       laminar weights verify
       laminar weights verify 1.12 --json | jq 'all(.[]; .matches)'
     """
-    from infra.store.weight_store import WeightStore
-    from pipelines.cli.weight_bytes import store_root
+    from pipelines.cli.weight_bytes import existing_store, store_root
     from pipelines.cli.weight_bytes import verify as verify_bytes
 
     connection, (manifest,) = _find([version], address)
-    with WeightStore(store_root(connection, _config(address.folder), store)) as opened:
+    with existing_store(store_root(connection, _config(address.folder), store)) as opened:
         rows = verify_bytes(opened, manifest)
     differs = any(not row["matches"] for row in rows)
     columns = ("check", "manifest", "store", "matches")
@@ -125,12 +124,11 @@ def diff(
     Examples:
       laminar weights diff 1.11 1.12
     """
-    from infra.store.weight_store import WeightStore
     from pipelines.cli.weight_bytes import diff as diff_bytes
-    from pipelines.cli.weight_bytes import store_root
+    from pipelines.cli.weight_bytes import existing_store, store_root
 
     connection, (before, after) = _find([old, new], address)
-    with WeightStore(store_root(connection, _config(address.folder), store)) as opened:
+    with existing_store(store_root(connection, _config(address.folder), store)) as opened:
         rows = diff_bytes(opened, before, after)
     return RowOutput(
         [rows],

@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from infra.files import size_text
 from infra.models.demo_config import PHRASES
 from infra.models.sizes import parameter_count
+from infra.sizes import size_text
 from operators.gateway.config import GatewayConfig
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra

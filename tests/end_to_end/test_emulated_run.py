@@ -15,7 +15,9 @@ from kafka import KafkaProducer
 from laminar_runs import REPOSITORY, Command, CommandServer, LaminarRun
 from small_runs import EMULATED
 
+from infra.kafka.admin import admin_client, list_topics
 from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.series import batches
@@ -23,7 +25,7 @@ from pipelines.present.view.metric_texts import TEXTS
 from schemas.codec import encode
 from schemas.metric_labels import split_labels
 from schemas.records import Settled
-from schemas.topics import SETTLED
+from schemas.topics import SETTLED, run_prefix
 
 NAME = f"emulated-run-{os.getpid()}"
 WATCHED: list[str] = []
@@ -82,6 +84,7 @@ def test_emulated_run_needs_no_model_relay_or_torch(ended: LaminarRun) -> None:
     assert not (ended.folder / "model").exists()
     assert load_config(ended.folder / "config.toml").emulated
     assert "<svg" in (ended.folder / "report.html").read_text()
+    assert f"Report: runs/{NAME}/report.html (open it in a browser)" in ended.output()
 
 
 def test_emulated_run_uses_every_replica(ended: LaminarRun) -> None:
@@ -110,6 +113,14 @@ def test_run_exits_with_1_if_the_audit_fails(
     summary = json.loads((run.folder / "summary.json").read_text())
     assert (summary["reached"], summary["audit_passed"], summary["lost"]) == (True, False, 1)
     assert "The audit FAILED: 1 lost" in run.output()
+    with admin_client(ClientProperties.at(broker.bootstrap_servers)) as admin:
+        assert list_topics(admin, run_prefix(run_id))
+        words = ("runs", "delete", run_id, "--topics", "--yes")
+        deletion = Command(command_server, tmp_path, *words, output=tmp_path / "deletion.txt")
+        assert deletion.wait() == 0, deletion.output()
+        assert list_topics(admin, run_prefix(run_id)) == []
+    assert not run.folder.exists()
+    assert f"deleted {run_id}: " in deletion.output()
 
 
 def test_emulated_zygote_imports_no_torch() -> None:

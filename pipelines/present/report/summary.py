@@ -15,6 +15,7 @@ from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE, SUMMARY_FILE
 from pipelines.inspect.run_state.agents import agents_of
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
+from pipelines.inspect.run_state.busy import busy_shares_of
 from pipelines.inspect.run_state.episodes import episodes_of
 from pipelines.inspect.run_state.errors import error_counts, errors_by_task, refused_rows
 from pipelines.inspect.run_state.evaluation import Evaluation, unmeasured_rounds
@@ -184,6 +185,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         },
         "dropped_share_by_length_decile": dropped_by_length(metrics) or None,
         **first_and_last("response_length", trained, "response_length/mean"),
+        "busy": busy_shares_of(metrics),
         "tokens_generated": tokens,
         "tokens_per_s": round(tokens / facts.wall_seconds, 1) if tokens and facts.wall_seconds else None,
         "started_at": facts.started_at,

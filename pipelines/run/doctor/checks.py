@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from infra.files import GIB, size_text
 from infra.runners.prism import PATH_VARIABLE
+from infra.sizes import GIB, size_text
 from pipelines.inspect.run_folders import laminar_command
 from pipelines.run.doctor.machine import Machine
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.files import GIB
+from infra.sizes import GIB
 from infra.store.errors import StoreBusy
 from operators.trainer.advantages import generalised, whitened_returns
 from operators.trainer.algorithms import FUNCTIONS
@@ -81,14 +81,14 @@ def test_host_checks_name_missing_room(tmp_path: Path, monkeypatch: pytest.Monke
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16"}))
     with (model / "model.safetensors").open("wb") as file:
-        file.truncate(GIB)  # half a billion parameters
+        file.truncate(1 << 30)  # half a billion parameters
     config = config_of(run={"name": "checked", "folder": str(tmp_path / "runs")}, model={"path": str(model)})
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=15 * GIB))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=15 << 30))
     (disk,) = host_problems(config, new=True)
     assert disk.startswith(f"run.folder: {tmp_path} has 15.0 GiB free, but 3 checkpoints of 536870912 parameters")
     assert "need 18.0 GiB: free some space, or lower trainer.checkpoints_kept" in disk
     assert list(host_problems(config, new=False)) == []
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=GIB))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30))
     assert [each.partition(":")[0] for each in host_problems(config, new=True)] == ["run.folder", "relay.store"]
     store = tmp_path / "store"
     store.mkdir()

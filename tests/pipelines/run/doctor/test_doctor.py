@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.files import GIB
 from infra.kafka.broker import Broker
 from infra.kafka.settings_check import SettingProblem
+from infra.sizes import GIB
 from infra.store.errors import StoreError
 from infra.store.ownership import StaleStore, open_folder, stale_stores
 from pipelines.cli.main import main
