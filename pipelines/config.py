@@ -31,6 +31,7 @@ from operators.rollout.environments.config import ENVIRONMENTS
 from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
+from pipelines.config_changes import apply_change
 from pipelines.config_paths import beside
 from pipelines.roles import ADMIN, ROLE
 from pipelines.run_config import ProgressConfig, RunConfig
@@ -295,8 +296,7 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
-    for change in changes:
-        _apply_change(table, change)
+    _change(table, changes)
     return parse_config(table, str(file))
 
 
@@ -331,8 +331,7 @@ def save_config(config: Config, file: Path) -> None:
 def plain_table(config: Config, changes: Sequence[str] = ()) -> dict[str, Any]:
     """`config` as the table of a TOML file, with `changes` as in `load_config`. Raises ConfigError."""
     table: dict[str, Any] = _without_none(TypeAdapter(Config).dump_python(config, mode="json"))
-    for change in changes:
-        _apply_change(table, change)
+    _change(table, changes)
     return table
 
 
@@ -352,39 +351,12 @@ def flattened(config: Config) -> dict[str, Any]:
     return dict(leaves(_without_none(TypeAdapter(Config).dump_python(config, mode="json")), ""))
 
 
-def _apply_change(table: dict[str, Any], change: str) -> None:
-    name, equals, text = change.partition("=")
-    if not equals or not name:
-        raise ConfigError(f"--set {change!r}: expected section.key=value")
+def _change(table: dict[str, Any], changes: Sequence[str]) -> None:
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *path, last = name.strip().split(".")
-    place: Any = table
-    for end, part in enumerate(path, 1):
-        if isinstance(place, list) or (part.isdigit() and not place):
-            place = _item(place or [], part, change, path[: end - 1])
-        else:
-            place = place.setdefault(part, {})
-        if not isinstance(place, dict | list):
-            raise ConfigError(f"--set {change!r}: {'.'.join(path[:end])} is not a section")
-    if isinstance(place, list):
-        raise ConfigError(
-            f"--set {change!r}: {'.'.join(path)} is a list: set a key of one item, as {'.'.join(path)}.0.{last}, or "
-            f'the whole list, as {".".join(path)}=[{{name="...", {last}=...}}]'
-        )
-    place[last] = value
-
-
-def _item(items: list[Any], number: str, change: str, path: Sequence[str]) -> Any:
-    """Item `number`, counted from 0, of the list at `path`. Raises ConfigError."""
-    if number.isdigit() and int(number) < len(items):
-        return items[int(number)]
-    known = f"has {len(items)} items, counted from 0" if items else "has no items in the file"
-    raise ConfigError(
-        f'--set {change!r}: {".".join(path)} {known}: set the whole list, as {".".join(path)}=[{{name="...", ...}}]'
-    )
+        for change in changes:
+            apply_change(table, change)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _unknown_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple[str, ...]) -> Iterator[str]:

@@ -51,16 +51,15 @@ def trim_command(
     """
     from pipelines.inspect.run_folders import find_run
 
-    wanted = _parsed(version)
     with Progress("connecting to the run's Kafka") as progress:
         connection = connect(run, kafka.brokers, kafka.command_config, folder, read_only=not execute)
-        return _trim(connection, find_run(folder, run or connection.run).folder, wanted, progress, execute, json)
+        return _trim(connection, find_run(folder, run or connection.run).folder, version, progress, execute, json)
 
 
 def _trim(
     connection: Connection,
     run_folder: Path,
-    version: PolicyVersion | None,
+    version: str | None,
     progress: Progress,
     execute: bool,
     json: bool,
