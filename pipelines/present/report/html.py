@@ -110,7 +110,7 @@ def page(
             _table("Summary", _summary_rows(summary)),
             f"<div>{_agents(summary.get('agents'))}{_episodes(summary.get('episodes'))}{_audit(audit)}{_machine(summary)}</div></div>",
             _insight(insight) if insight else "",
-            f'<h2>Next commands</h2><div class="card"><pre>{escape(commands)}</pre></div>',
+            f'<h2>Next commands</h2><div class="card"><pre>\n{escape(commands)}</pre></div>',
             _details("Configuration", config),
             "</main></body></html>\n",
         ]
