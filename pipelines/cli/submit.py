@@ -106,6 +106,8 @@ def submit(
         raise typer.BadParameter("--replica is only for rollout, and excludes --index", param_hint="--replica")
     if group_size > 1 and pipeline not in SHARDED:
         raise typer.BadParameter(f"{pipeline} has one process only", param_hint="--group-size")
+    if group_size > 1 and (detach or dry_run):
+        raise typer.BadParameter("a group runs in the foreground and without --dry-run", param_hint="--group-size")
     if machine is not None and (pipeline != "relay" or index):
         raise typer.BadParameter("--machine is only for relay, and excludes --index", param_hint="--machine")
     if group_size > 1:
