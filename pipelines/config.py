@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +16,6 @@ from pydantic import TypeAdapter, ValidationError
 from infra.deploy.config import DeployConfig
 from infra.kafka.properties import ClientProperties
 from infra.models.sizes import context_length, vocabulary_size
-from infra.name_lookup import suggest_name
 from operators.agents.config import AgentsConfig
 from operators.autoscaler.config import AutoscalingConfig
 from operators.evaluation.config import EvaluationConfig
@@ -31,6 +30,7 @@ from operators.rollout.environments.config import ENVIRONMENTS
 from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
+from pipelines.config_errors import error_line, unknown_keys
 from pipelines.config_paths import beside
 from pipelines.roles import ADMIN, ROLE
 from pipelines.run_config import ProgressConfig, RunConfig
@@ -299,7 +299,7 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
 
 def parse_config(table: dict[str, Any], origin: str) -> Config:
     """Parse and validate `table`; errors name it as `origin`. Raises ConfigError."""
-    problems = list(_unknown_keys(Config, table, origin, ()))
+    problems = list(unknown_keys(Config, table, origin, ()))
     table = {"prompts": _DEFAULT_PROMPTS, **table}
     table = add_named_environments(table)
     run = table.get("run", {})
@@ -314,7 +314,7 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
         # TOML values are typed, so validation is strict; in JSON mode a strict validator accepts lists for tuples.
         config = TypeAdapter(Config).validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
-        problems += [_error_line(origin, problem) for problem in error.errors()]
+        problems += [error_line(origin, problem) for problem in error.errors()]
     if problems:
         raise ConfigProblems(problems, f"{origin} is not valid")
     return config
@@ -382,31 +382,6 @@ def _item(items: list[Any], number: str, change: str, path: Sequence[str]) -> An
     raise ConfigError(
         f'--set {change!r}: {".".join(path)} {known}: set the whole list, as {".".join(path)}=[{{name="...", ...}}]'
     )
-
-
-def _unknown_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple[str, ...]) -> Iterator[str]:
-    hints = get_type_hints(kind)
-    valid = [f.name for f in dataclasses.fields(kind)]
-    for name, value in table.items():
-        dotted = ".".join((*path, name))
-        if name not in valid:
-            yield f"{origin}: unknown key {dotted}{suggest_name(name, valid)}"
-            continue
-        inner = next((t for t in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(t)), None)
-        if inner is None:
-            continue
-        rows: Iterable[Any] = value if isinstance(value, list) else [value]
-        for row in rows:
-            if isinstance(row, dict):
-                yield from _unknown_keys(inner, row, origin, (*path, name))  # type: ignore[arg-type]
-
-
-def _error_line(origin: str, problem: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
-    given = problem.get("input")
-    shown = "" if isinstance(given, dict | list) else f" (it is {given!r})"
-    return f"{origin}: {where}: {message}{shown}"
 
 
 def _without_none(value: Any) -> Any:
