@@ -41,7 +41,6 @@ Values = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-@dataclass(frozen=True, slots=True)
 class RunState:
     """A snapshot. `now` is the newest time in any event; values are the newest of their series; lag is of `OF_WORK`."""
 
