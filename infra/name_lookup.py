@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ _MAX_LISTED = 8
 
 
 def import_user_module(name: str) -> Any:
-    """Import `package.module` or `path/to/file.py`. Raises ValueError if there is no such module or file."""
+    """Import `package.module` or `path/to/file.py`, which may import modules beside it.
+
+    Raises ValueError if there is no such module or file.
+    """
     if not name.endswith(".py"):
         try:
             return importlib.import_module(name)
@@ -28,6 +32,8 @@ def import_user_module(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ValueError(f"there is no file {path}")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last: a file beside it must not replace an installed module
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -6,17 +6,18 @@ import logging
 import os
 import warnings
 
-_NOISE = ("apitools not found", "Token indices sequence length is longer", "Task %r ran for")
+_NOISE = ("apitools not found", "Token indices sequence length is longer")
 """Beginnings of messages: Beam reports parts for Google Cloud that Laminar does not use; tokenizers report texts that
-are too long for the model, which Laminar counts and refuses itself; kafka-python reports that its own work of a poll
-took more than 0.1 s, as it does on a busy machine."""
-_LOGGERS = (None, "transformers.tokenization_utils_base", "kafka.net.selector")
+are too long for the model, which Laminar counts and refuses itself."""
+_LOGGERS = (None, "transformers.tokenization_utils_base")
 
 
 def quiet_libraries() -> None:
     """Drop these lines, and progress bars of loading and writing weights. To be called before the imports."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when transformers is imported
     warnings.filterwarnings("ignore", category=SyntaxWarning)  # of libraries' sources when they are first compiled
+    # kafka-python logs each reconnect, and what it cancels as it closes, as an error; it raises what fails.
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_is_wanted)
 

@@ -31,6 +31,7 @@ from operators.rollout.environments.config import ENVIRONMENTS
 from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
+from pipelines.config_changes import apply_change
 from pipelines.config_paths import beside
 from pipelines.roles import ADMIN, ROLE
 from pipelines.run_config import ProgressConfig, RunConfig
@@ -83,12 +84,15 @@ class ConfigError(ValueError):
 
 
 class ConfigProblems(ConfigError):
-    """Several reasons why a run cannot start; `detail_lines` have them, one a line, with tracebacks below them."""
+    """Several reasons why a run cannot start, or for `what`; `detail_lines` has them, a line each, with tracebacks."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    def __init__(self, problems: Sequence[str], what: str = "") -> None:
         one = len(problems) == 1
-        text = problems[0].partition("\n")[0] if one else f"the run cannot start: {len(problems)} problems"
-        super().__init__(text)
+        if one:
+            text = f"{what}: {problems[0]}" if what else problems[0]
+        else:
+            text = f"{what or 'the run cannot start'}: {len(problems)} problems"
+        super().__init__(text.partition("\n")[0])
         lines = [line for problem in problems for line in problem.split("\n")]
         self.detail_lines = tuple(lines[1:] if one else lines)
 
@@ -292,8 +296,7 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
-    for change in changes:
-        _apply_change(table, change)
+    _change(table, changes)
     return parse_config(table, str(file))
 
 
@@ -316,7 +319,7 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
     except ValidationError as error:
         problems += [_error_line(origin, problem) for problem in error.errors()]
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigProblems(problems, f"{origin} is not valid" if len(problems) > 1 else "")
     return config
 
 
@@ -328,8 +331,7 @@ def save_config(config: Config, file: Path) -> None:
 def plain_table(config: Config, changes: Sequence[str] = ()) -> dict[str, Any]:
     """`config` as the table of a TOML file, with `changes` as in `load_config`. Raises ConfigError."""
     table: dict[str, Any] = _without_none(TypeAdapter(Config).dump_python(config, mode="json"))
-    for change in changes:
-        _apply_change(table, change)
+    _change(table, changes)
     return table
 
 
@@ -349,20 +351,12 @@ def flattened(config: Config) -> dict[str, Any]:
     return dict(leaves(_without_none(TypeAdapter(Config).dump_python(config, mode="json")), ""))
 
 
-def _apply_change(table: dict[str, Any], change: str) -> None:
-    name, equals, text = change.partition("=")
-    if not equals or not name:
-        raise ConfigError(f"--set {change!r}: expected section.key=value")
+def _change(table: dict[str, Any], changes: Sequence[str]) -> None:
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *path, last = name.strip().split(".")
-    for part in path:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"--set {change!r}: {part} is not a section")
-    table[last] = value
+        for change in changes:
+            apply_change(table, change)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _unknown_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple[str, ...]) -> Iterator[str]:

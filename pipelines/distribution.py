@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 NAME = "laminar-rl"
-LAMINAR = (sys.executable, "-c", "from pipelines.cli.main import main; main()")
-"""The command `laminar` for child processes: it need not be on PATH."""
+LAMINAR = (sys.executable, "-P", "-c", "from pipelines.cli.main import main; main()")
+"""The command `laminar` for child processes, with its module path (-P): it need not be on PATH."""
 
 
 def version() -> str:

@@ -24,7 +24,14 @@ def build(pipeline: beam.Pipeline, config: Config, shard: int | None = None) -> 
     """
     shards, ranks = config.experience.shards, config.trainer.ranks
     sources = [_source(config, number) for number in shard_numbers("experience", shards, shard)]
-    make = MakeBatches(config.experience, config.kafka.partitions, ranks, config.prompts.curricula, config.vocabulary)
+    make = MakeBatches(
+        config.experience,
+        config.kafka.partitions,
+        ranks,
+        config.prompts.curricula,
+        config.vocabulary,
+        config.score.rewards_failures,
+    )
     (
         pipeline
         | "read experiences" >> ReadTopics(*sources)

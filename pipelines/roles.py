@@ -69,6 +69,12 @@ DATA_PLANE = "data-plane"
 LIGHT = "light"
 """The process of the compact layout that runs the roles without a model as branches of one pipeline."""
 
+
+def described(process: str) -> str:
+    """How people read the name of a process: most have that of their role."""
+    return f"{process} (the roles without a model)" if process == LIGHT else process
+
+
 WITH_ENGINE = ("rollout", "trainer")
 """Pipelines that compute with the model. They never share a process with another role."""
 

@@ -26,14 +26,22 @@ class TopicError(RuntimeError):
     """A topic could not be created or deleted, or exists with other settings."""
 
 
+class OtherPartitions(TopicError):
+    """Topics exist with another number of partitions than the configuration gives them."""
+
+
 @dataclass(frozen=True)
 class TopicSpec:
-    """The settings of a new topic. Replication factor -1 is the cluster's default; `config` uses Kafka's names."""
+    """The settings of a new topic. Replication factor -1 is the cluster's default; `config` uses Kafka's names.
+
+    `partitions_from` names the setting that decides the number of partitions.
+    """
 
     name: str
     partitions: int
     replication_factor: int = -1
     config: Mapping[str, str] = field(default_factory=dict)
+    partitions_from: str = "the number of partitions"
 
 
 @dataclass(frozen=True)
@@ -66,8 +74,8 @@ def cluster_id(client: KafkaAdminClient) -> str:
 def create_topics(client: KafkaAdminClient, specs: Iterable[TopicSpec]) -> list[str]:
     """Create the missing topics, wait until each has its leaders, and return the names of those created.
 
-    Idempotent. Raises TopicError, after checking every topic, if an existing one has another number of partitions or
-    one could not be created; RetriableError if a retry may succeed.
+    Idempotent. Raises, after checking every topic, OtherPartitions if an existing one has another number of partitions,
+    and TopicError if one could not be created; RetriableError if a retry may succeed.
     """
     wanted = {spec.name: spec for spec in specs}
     if not wanted:
@@ -76,16 +84,29 @@ def create_topics(client: KafkaAdminClient, specs: Iterable[TopicSpec]) -> list[
     created, problems = _create(client, missing) if missing else ([], [])
     if not problems:
         client.wait_for_topics(list(wanted), timeout_ms=30_000)
-    standing = _existing(client, sorted(wanted.keys() - set(created)))
-    problems += [
-        f"{name} has {len(partitions)} partitions instead of {wanted[name].partitions}; "
-        "the number is fixed for a run: delete the topic, or choose another run name"
-        for name, partitions in standing.items()
-        if len(partitions) != wanted[name].partitions
-    ]
-    if problems:
-        raise TopicError("\n".join(sorted(problems)))
+    differing = partition_problems(wanted.values(), partition_counts(client, sorted(wanted.keys() - set(created))))
+    if problems or differing:
+        raise (OtherPartitions if differing else TopicError)("\n".join(sorted([*problems, *differing])))
     return sorted(created)
+
+
+def partition_counts(client: KafkaAdminClient, topics: Sequence[str]) -> dict[str, int]:
+    """The number of partitions of those of `topics` that exist."""
+    return {name: len(partitions) for name, partitions in _existing(client, topics).items()}
+
+
+def partition_problems(specs: Iterable[TopicSpec], counts: Mapping[str, int]) -> list[str]:
+    """A line for each setting of `specs` that does not fit existing topics, whose partitions are `counts`."""
+    found: dict[tuple[str, int, int], list[str]] = {}
+    for spec in specs:
+        if (count := counts.get(spec.name, spec.partitions)) != spec.partitions:
+            found.setdefault((spec.partitions_from, spec.partitions, count), []).append(spec.name)
+    return [
+        f"{setting} is {wanted}, but {_some(sorted(names))} {'has' if len(names) == 1 else 'have'} "
+        f"{count} partition{'s' * (count > 1)}, a number that is fixed for a run: set {setting} back to {count}, "
+        "or choose another run name"
+        for (setting, wanted, count), names in found.items()
+    ]
 
 
 def check_new_topics(client: KafkaAdminClient, specs: Iterable[TopicSpec]) -> None:
@@ -198,7 +219,8 @@ def _create(
 
 
 def _some(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more topics"
+    more = len(names) - 1
+    return f"{names[0]} and {more} more topic{'s' * (more > 1)}" if more else names[0]
 
 
 def _existing(client: KafkaAdminClient, topics: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 _ANSWER, _MESSAGE = "0answer0", "0message0"
 """Placeholders that occur in no template."""
+_BEFORE = "\n", "0", "a", "."
+"""Texts that a tokenizer rarely joins with the next one in one token."""
 
 
 class ChatTokenizer(Protocol):
@@ -27,6 +29,22 @@ class ChatTokenizer(Protocol):
         """Format `conversation` as one text."""
 
 
+class ConversationTokenizer(Protocol):
+    """As `ChatTokenizer`, with the text of tokens."""
+
+    eos_token_id: int | Sequence[int] | None
+    chat_template: str | None
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """Return the token ids of `text`."""
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
+        """Return the text of `token_ids`."""
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any:
+        """Format `conversation` as one text."""
+
+
 @dataclass(frozen=True, slots=True)
 class MessageFrame:
     """Token ids around a message between two turns: `end` ends the previous turn if it has no end token of its own."""
@@ -35,9 +53,38 @@ class MessageFrame:
     before: tuple[int, ...]
     after: tuple[int, ...]
 
+    def within(self, token_ids: Sequence[int], ended: bool) -> list[int]:
+        """The tokens of the message itself: the inverse of `around`."""
+        first = len(self.before) + (0 if ended else len(self.end))
+        return list(token_ids[first : len(token_ids) - len(self.after)])
+
     def around(self, message: Sequence[int], ended: bool) -> list[int]:
         """The tokens between the end of one turn and the start of the next."""
         return [*(() if ended else self.end), *self.before, *message, *self.after]
+
+
+def continuation(tokenizer: ConversationTokenizer, text: str, **options: Any) -> list[int]:
+    """The tokens of `text` where it follows other tokens. `options` are those of `encode`.
+
+    Many tokenizers put a space before a text, which is right only at the start of a sequence. Then the tokens are those
+    that the text has after another one.
+    """
+
+    def encode(whole: str) -> list[int]:
+        return list(tokenizer.encode(whole, add_special_tokens=False, **options))
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
+
+    alone, later = encode(text), []
+    for before in _BEFORE:
+        head, whole = encode(before), encode(before + text)
+        after = whole[len(head) :] if whole[: len(head)] == head else alone
+        for token_ids in (alone, after):
+            if decode([*head, *token_ids]) == decode(head) + text:
+                return token_ids
+        later.append(after)
+    return next((after for after in later if after != alone), alone)  # no tokens have exactly this text
 
 
 def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Mapping[str, str]]) -> str:
@@ -72,7 +119,7 @@ def turn_ends(tokenizer: ChatTokenizer) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*stop_tokens(tokenizer), *special]))
 
 
-def message_frame(tokenizer: ChatTokenizer, role: str) -> MessageFrame:
+def message_frame(tokenizer: ConversationTokenizer, role: str) -> MessageFrame:
     """The tokens around a message of `role` that follows a turn of the model.
 
     Raises ValueError for a template that fails on such messages or does not contain them exactly once.
@@ -83,7 +130,7 @@ def message_frame(tokenizer: ChatTokenizer, role: str) -> MessageFrame:
     between, message_found, after = rest.partition(_MESSAGE)
     if not (answer_found and message_found) or _MESSAGE in after:
         raise ValueError(f"the chat template must contain a message of {role} after the assistant's exactly once")
-    before = tokenizer.encode(between, add_special_tokens=False)
+    before = continuation(tokenizer, between)
     ends = int(bool(before) and before[0] in turn_ends(tokenizer))
-    after_tokens = tokenizer.encode(after, add_special_tokens=False)
+    after_tokens = continuation(tokenizer, after)
     return MessageFrame(tuple(before[:ends]), tuple(before[ends:]), tuple(after_tokens))

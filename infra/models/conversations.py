@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from infra.json_text import decode_json
-from infra.models.chat import stop_tokens, turn_ends
+from infra.models.chat import ConversationTokenizer, continuation, stop_tokens, turn_ends
 
 Message = Mapping[str, Any]
 _PLACEHOLDER = "0recorded0response0"
@@ -19,22 +19,6 @@ _PLACEHOLDER = "0recorded0response0"
 
 class TemplateError(ValueError):
     """The chat template cannot render these messages."""
-
-
-class ConversationTokenizer(Protocol):
-    """The required part of the interface of Hugging Face's tokenizers."""
-
-    eos_token_id: int | Sequence[int] | None
-    chat_template: str | None
-
-    def encode(self, text: str, **options: Any) -> list[int]:
-        """Return the token ids of `text`."""
-
-    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
-        """Return the text of `token_ids`."""
-
-    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any:
-        """Format `conversation` as one text."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +47,13 @@ class ConversationFormat:
         Raises TemplateError.
         """
         if self.plain:
-            return list(self.tokenizer.encode(_contents(messages[recorded:]), add_special_tokens=False))
+            return continuation(self.tokenizer, _contents(messages[recorded:]))
         response = {"role": "assistant", "content": _PLACEHOLDER}
         text = self._render([*messages[: recorded - 1], response, *messages[recorded:]], tools)
         _, found, after = text.rpartition(_PLACEHOLDER)
         if not found:
             raise TemplateError("the chat template drops the model's own response")
-        token_ids = list(self.tokenizer.encode(after, add_special_tokens=False))
+        token_ids = continuation(self.tokenizer, after)
         if token_ids and last_token in self.stop_token_ids and token_ids[0] in self.stop_token_ids:
             del token_ids[0]
         return token_ids

@@ -92,6 +92,29 @@ def open_folder(root: Path, run: Path | None = None) -> locks.Lock:
             continue
 
 
+def stores_of(run: Path, base: Path = names.SHARED_MEMORY) -> list[tuple[Path, int]]:
+    """The stores under `base` of the run in the folder `run`, which need not exist any more, with their bytes."""
+    found = []
+    for root in sorted(base.glob(names.STORES)):
+        if root.is_symlink() or root.lstat().st_uid != os.geteuid():
+            continue
+        owner = _read_owner(root)
+        if owner is not None and owner.run and Path(owner.run).resolve() == run.resolve():
+            found.append((root, _bytes_in(root)))
+    return found
+
+
+def is_used(root: Path) -> bool:
+    """Whether a process has the store `root` open."""
+    try:
+        lock = locks.try_lock_exclusive(root / names.USERS)
+    except FileNotFoundError:
+        return False
+    if lock is not None:
+        lock.release()
+    return lock is None
+
+
 def claim_store(root: Path, cluster: str, run: Path | None = None) -> locks.Lock:
     """Open the store `root` for the run in folder `run`, of the Kafka cluster with id `cluster`; return a shared lock.
 

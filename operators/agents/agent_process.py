@@ -6,6 +6,7 @@ import http.client
 import json
 import logging
 import os
+import re
 import subprocess
 import threading
 import time
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 MAX_REPORT_BYTES = 1_000_000
 ERROR_CHARACTERS = 500
+_TRACEBACK_BYTES = 16_384
+_FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+).*$', re.M)
 _POLL_S = 0.02
 _RETRY_S = 0.5
 
@@ -162,11 +165,23 @@ class CommandProcess:
 
 
 def _tail(transcript: Path, start: int) -> str:
-    """The last lines of what the agent wrote from byte `start` on."""
+    """The last lines of what the agent wrote from byte `start` on; before them, the error of a Python traceback."""
     with suppress(OSError), transcript.open("rb") as file:
-        file.seek(max(start, transcript.stat().st_size - 4 * ERROR_CHARACTERS))
-        return file.read().decode(errors="replace").strip()[-ERROR_CHARACTERS:]
+        file.seek(max(start, transcript.stat().st_size - _TRACEBACK_BYTES))
+        text = file.read().decode(errors="replace").strip()
+        return f"{_raised(text)}{text[-ERROR_CHARACTERS:]}"
     return ""
+
+
+def _raised(text: str) -> str:
+    """The line of the exception at the end of `text` and where it was raised, if `text` ends with a traceback."""
+    frames = list(_FRAME.finditer(text))
+    after = text[frames[-1].end() :].splitlines() if frames else []
+    error = next((line for line in after if line and not line[0].isspace()), "")
+    if not error:
+        return ""
+    own = [frame for frame in frames if "site-packages" not in frame["file"]] or frames
+    return f"{error[:ERROR_CHARACTERS]} ({os.path.basename(own[-1]['file'])}:{own[-1]['line']})\n"
 
 
 def read_report(file: Path) -> dict[str, Any]:

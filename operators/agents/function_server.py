@@ -7,6 +7,7 @@ and writes a line when the process of one has started or ended. `FunctionServer`
 from __future__ import annotations
 
 import ctypes
+import inspect
 import json
 import os
 import select
@@ -92,7 +93,7 @@ class FunctionServer:
         if self._server is None or self._server.poll() is not None:
             if self._server is not None:
                 _close_input(self._server)
-            command = [sys.executable, "-m", "operators.agents.function_server", self._target]
+            command = [sys.executable, "-P", "-m", "operators.agents.function_server", self._target]
             with self._log.open("ab") as log:
                 self._server = subprocess.Popen(
                     die_with_parent_command(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
@@ -127,9 +128,20 @@ def _close_input(server: subprocess.Popen[bytes]) -> None:
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """The function `module:function`. Raises ValueError if there is none, and what the import of its module raises."""
+    """The function `module:function`. Raises ValueError if there is none, or it does not take a client and a task, and
+    what the import of its module raises."""
     module, _, name = target.rpartition(":")
     function: Callable[..., Any] = member_of(module, name, "function", callable)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # it is not written in Python
+        return function
+    try:
+        signature.bind("client", "task")
+    except TypeError as error:
+        raise ValueError(
+            f"{target} is called as {name}(client, task), but its definition is {name}{signature}: {error}"
+        ) from None
     return function
 
 

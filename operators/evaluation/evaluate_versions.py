@@ -35,7 +35,8 @@ class EvaluationFold(ShardFold):
 
     The open rounds and their prompt numbers are in every commit note, as a few short entries. A round whose version is
     gone before it is complete ends as not measured. If it is the final one, the trainer may publish that version again;
-    after `REPUBLISH_MS` its metrics are published again with `given_up`, so that the run can end.
+    after `REPUBLISH_MS` its metrics are published again with `given_up`, so that the run can end. A final round with
+    too many failed episodes or rewards is given up at once.
     """
 
     def __init__(
@@ -143,9 +144,12 @@ class EvaluationFold(ShardFold):
         del self._rounds[current.name]
         for number in current.answers:
             self._pending.remove(*self._offsets.pop(number))
-        if current.version == self._final and not current.is_measured():
+        values = current.values()
+        if current.version == self._final and current.is_lost():
             self._lost = self._now()  # lost with its machine; the trainer may publish it again
-        metric = Metric(NAME, current.version.number, current.values(), self._now())
+        elif current.final and not current.is_measured():
+            values[GIVEN_UP] = 1.0
+        metric = Metric(NAME, current.version.number, values, self._now())
         if current.final:
             self._results[current.mode] = metric
         return ClosedRound(current.name, tuple(current.answers.values()), metric)

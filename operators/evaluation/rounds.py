@@ -15,8 +15,8 @@ from schemas.records import Experience, PolicyVersion
 Mode = Literal["greedy", "sampled"]
 
 MEASURED_SHARE = 0.95
-"""A round is measured if at least this share of its questions was answered under its version. The questions that remain
-when a version is gone, or replicas fail, are no sample of the others: short answers come first."""
+"""A round is measured if at least this share of its questions has a valid answer. The questions that remain when a
+version is gone, when replicas, episodes or rewards fail, are no sample of the others: short answers come first."""
 FULL_REWARD = 1.0
 """The reward of a correct answer, where no verifier says what is correct."""
 
@@ -51,11 +51,17 @@ class Round:
         """Whether enough answers are valid for the round to have an accuracy."""
         return _enough(sum(map(self._is_valid, self.answers.values())), len(self.expected))
 
+    def is_lost(self) -> bool:
+        """Whether it is not measured because its version was gone: under the same weights it could be."""
+        answers = self.answers.values()
+        return not _enough(sum(self._is_valid(each) or _has_failed(each) for each in answers), len(self.expected))
+
     def values(self) -> dict[str, float]:
         """The values of the metric: number of valid answers, accuracy and mean reward; with several tasks, by task too.
 
-        An answer is valid if it was generated under the version of this round. `unanswered/MODE` is the number of
-        questions without one, if there are any. With too many of them there is no accuracy and no reward.
+        An answer is valid if it was generated under the version of this round and neither its episode nor its reward
+        failed. `unanswered/MODE` is the number of questions without one, if there are any, and `failed/MODE` of those
+        whose episode or reward failed. With too many of them there is no accuracy and no reward.
         """
         by_task: dict[str, list[Experience]] = defaultdict(list)
         for answer in self.answers.values():
@@ -71,6 +77,8 @@ class Round:
         values = {"questions": float(len(valid))}
         if unanswered := len(answers) - len(valid):
             values[f"unanswered/{self.mode}"] = float(unanswered)
+        if failed := sum(map(_has_failed, answers)):
+            values[f"failed/{self.mode}"] = float(failed)
         if _enough(len(valid), len(answers)):
             values[f"accuracy/{self.mode}"] = fmean(map(accuracy_of, valid))
             mean = fmean(answer.reward for answer in valid)
@@ -78,7 +86,13 @@ class Round:
         return {labelled(name, **labels): value for name, value in values.items()}
 
     def _is_valid(self, answer: Experience) -> bool:
-        return answer.trajectory.policy_version == self.version
+        return answer.error is None and answer.trajectory.policy_version == self.version
+
+
+def _has_failed(answer: Experience) -> bool:
+    """Whether its episode or its reward failed."""
+    trajectory = answer.trajectory
+    return answer.error is not None and (trajectory.finish_reason != "failed" or trajectory.episode is not None)
 
 
 DIGITS = 12

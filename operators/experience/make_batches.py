@@ -80,12 +80,14 @@ class MakeBatches:
     """A global batch is one transaction: its micro-batches, a Settled row for each member, and the low-water mark.
 
     A batch has at least `global_batch` trajectories, all trainable. An untrainable trajectory is settled when it
-    arrives (and is a dead letter if it is malformed), and its group completes without it. Staleness is measured here,
+    arrives (and is a dead letter if it is malformed), and its group completes without it. If failures leave only one
+    member of a group, it is dropped. Staleness is measured here,
     at consumption: newest announced version minus the version that generated.
 
     `partitions` is the partition count of the topics keyed by group; each of `config.shards` has its own share of them
     (see `shard_coordination`). `ranks` is that of the trainer; `levels` the number of curriculum levels by task;
-    `vocabulary` the model's in tokens (None: only the trainer detects unknown tokens, at the cost of a batch).
+    `vocabulary` the model's in tokens (None: only the trainer detects unknown tokens, at the cost of a batch);
+    `rewards_failures` says by task whether failed trajectories have a reward to train (see `untrainable`).
     """
 
     config: ExperienceConfig
@@ -93,6 +95,7 @@ class MakeBatches:
     ranks: int = 1
     levels: Mapping[str, int] = field(default_factory=dict)
     vocabulary: int | None = None
+    rewards_failures: Mapping[str, bool] = field(default_factory=dict)
 
     def restore(
         self,
@@ -123,7 +126,7 @@ class _Buffering(ShardFold):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._ranks = step.config, step.ranks
-        self._vocabulary = step.vocabulary or ANY_TOKEN
+        self._vocabulary, self._rewards_failures = step.vocabulary or ANY_TOKEN, step.rewards_failures
         self._writers = step.config.make_writers()
         self._sampler = step.config.make_sampler()
         self._prompt_order = PromptOrder(settlements) if step.config.over_age == "wait" else None
@@ -198,7 +201,7 @@ class _Buffering(ShardFold):
         partition = PartitionKey(received.topic, received.partition)
         block = ExperienceBlock(received.record, received.partition, received.offset)
         now = self._clock()
-        bad_rows = untrainable(block, self._vocabulary)
+        bad_rows = untrainable(block, self._vocabulary, self._rewards_failures)
         accept_all = not bad_rows and not self._writers and self._prompt_order is None
         for number, run in RowRun(block, 0, len(block)).by_group():
             fresh = self._settlements.register(number, block.members[run.first : run.last])  # without duplicates
@@ -245,6 +248,8 @@ class _Buffering(ShardFold):
             self._groups.add_proposed(group)
             return
         reason = self._sampler.refuse(group)
+        if len(group.members) == 1 and self._settlements.has_failed(group.number):
+            reason = f"only one of {group.expected} members has a reward: there is nothing to compare it with"
         if reason is None:
             self._groups.make_ready(group)
         else:

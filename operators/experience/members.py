@@ -74,6 +74,7 @@ class ExperienceBlock:
         self.rewards = records.column("reward").to_numpy()
         self.temperatures = self.column("prompt.sampling.temperature").to_numpy()
         self.failed = self._finished("failed")
+        self.unverified = pc.is_valid(records.column("error")).to_numpy(zero_copy_only=False)
         self._read_versions()
 
     def __len__(self) -> int:

@@ -32,6 +32,8 @@ class SettlementLedger:
         self._held: dict[int, set[int]] = {}
         """By group: members registered and not settled."""
         self._left: set[int] = set()
+        self._failed: set[int] = set()
+        """Groups with a failed member, until all their members are settled."""
         self._emissions = 0
         self._columns: dict[str, list[Any]] = defaultdict(list)
 
@@ -44,10 +46,13 @@ class SettlementLedger:
             key = parse_trajectory_id(record.trajectory_id)
             own = partition_of(key.number, partitions) % shards == shard
             if own and key.purpose != "evaluation":  # evaluation settles its own trajectories in the same topic
+                number = key.number if key.purpose == "train" else ~key.number
                 if record.group_closed:
-                    settlements._left.add(key.number if key.purpose == "train" else ~key.number)
+                    settlements._left.add(number)
+                if record.outcome == "failed":
+                    settlements._failed.add(number)
                 settlements._ledger.add(key, record.group_size, 0)
-        settlements._forget(set(settlements._left))
+        settlements._forget(settlements._left | settlements._failed)
         return settlements
 
     def begin_emission(self) -> None:
@@ -84,6 +89,10 @@ class SettlementLedger:
     def has_left(self, number: int) -> bool:
         """Whether group `number` left the buffer before all its members had arrived."""
         return number in self._left
+
+    def has_failed(self, number: int) -> bool:
+        """Whether a member of group `number`, not all of whose members are settled, has failed."""
+        return number in self._failed
 
     def mark_left(self, number: int) -> None:
         """Mark group `number` as left: it waits for no more members, and its Settled records will say so."""
@@ -145,12 +154,16 @@ class SettlementLedger:
             self._columns[name] += [value] * len(members)
         if same[-1]:
             self._left.add(number)
+        if outcome == "failed":
+            self._failed.add(number)
         self._ledger.add_members(*_prompt(number), members, block.sizes[first], self._emissions)
         self._forget({number})
 
     def _forget(self, numbers: set[int]) -> None:
-        """Forget the groups of `numbers` that have left and whose members are all settled."""
-        self._left.difference_update([n for n in numbers if not self.settled_members(n)])
+        """Forget the groups of `numbers` whose members are all settled."""
+        settled = [number for number in numbers if not self.settled_members(number)]
+        self._left.difference_update(settled)
+        self._failed.difference_update(settled)
 
 
 def _prompt(number: int) -> tuple[Purpose, int]:

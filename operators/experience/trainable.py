@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -27,9 +29,14 @@ class Untrainable(NamedTuple):
     malformed: bool
 
 
-def untrainable(block: ExperienceBlock, vocabulary: int) -> dict[int, Untrainable]:
-    """The rows of `block` that a model of `vocabulary` tokens cannot be trained on, and why; usually none."""
-    no_response = block.failed | (block.tokens == 0) | ~block.generated
+def untrainable(
+    block: ExperienceBlock, vocabulary: int, rewards_failures: Mapping[str, bool] = MappingProxyType({})
+) -> dict[int, Untrainable]:
+    """The rows of `block` that a model of `vocabulary` tokens cannot be trained on, and why; usually none.
+
+    `rewards_failures`: by task, and for all others by "", whether failed trajectories have a reward to train.
+    """
+    no_response = _unmeasured(block, rewards_failures) | (block.tokens == 0) | ~block.generated
     found = {row: Untrainable(_failure(block, row), False) for row in np.flatnonzero(no_response).tolist()}
     too_long = set(np.flatnonzero(block.lengths > MAX_LENGTH).tolist())
     no_prompt = set(np.flatnonzero(block.lengths == block.tokens).tolist())
@@ -47,10 +54,27 @@ def untrainable(block: ExperienceBlock, vocabulary: int) -> dict[int, Untrainabl
     return found
 
 
-def _failure(block: ExperienceBlock, row: int) -> str:
+def _unmeasured(block: ExperienceBlock, rewards_failures: Mapping[str, bool]) -> np.ndarray:
+    """Rows without a reward, bool[rows]: their generation, environment or verifier failed."""
+    found = block.failed | block.unverified
+    if found.any() and any(rewards_failures.values()):
+        tasks, others = block.column("prompt.task"), rewards_failures.get("", False)
+        for row in np.flatnonzero(found).tolist():
+            found[row] = not (rewards_failures.get(tasks[row].as_py(), others) and _has_turn(block, row))
+    return found
+
+
+def _has_turn(block: ExperienceBlock, row: int) -> bool:
+    """Whether the model's part is there: of a failed episode any turn, of a response all."""
     if not block.failed[row]:
-        return "nothing was generated"
-    return first_line(block.errors[row] or "generation failed")
+        return True
+    in_episode = block.column("episode.ending")[row].is_valid
+    return in_episode and bool(block.loss_masks.between(row, row + 1).any())
+
+
+def _failure(block: ExperienceBlock, row: int) -> str:
+    error = block.errors[row] or ("generation failed" if block.failed[row] else "nothing was generated")
+    return first_line(error)
 
 
 def _unequal_lengths(block: ExperienceBlock) -> set[int]:

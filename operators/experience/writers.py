@@ -18,14 +18,6 @@ class Writer:
 
 
 @dataclass(frozen=True)
-class Verified(Writer):
-    """Refuses members whose verifier failed: their reward is the configured `on_error`, not a measurement."""
-
-    def refuse(self, member: GroupMember) -> str | None:
-        return f"not verified: {member.error}" if member.error else None
-
-
-@dataclass(frozen=True)
 class Finished(Writer):
     """Refuses responses cut off at their length limit (overlong filtering: DAPO, arXiv 2503.14476, 3.4)."""
 
@@ -47,4 +39,4 @@ class Bounded(Writer):
         return f"{member.length} tokens are more than {self.tokens}" if member.length > self.tokens else None
 
 
-WRITERS: Mapping[str, type[Writer]] = {"all": Writer, "verified": Verified, "finished": Finished, "bounded": Bounded}
+WRITERS: Mapping[str, type[Writer]] = {"all": Writer, "finished": Finished, "bounded": Bounded}

@@ -47,7 +47,7 @@ def _feature_type(kind: pa.DataType) -> dict[str, Any]:
 
 def card(contents: Contents, parts: Sequence[ExportPart]) -> str:
     """The card of an export of `contents` with `parts`."""
-    view = view_of(contents.source, contents.view)
+    view = view_of(contents.source, contents.view, contents.messages)
     conditions = contents.conditions
     columns = [f"| `{field.name}` | `{field.type}` |" for field in contents.schema]
     return "\n".join(

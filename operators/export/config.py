@@ -29,9 +29,11 @@ class Contents:
     starts: Mapping[int, int] = field(default_factory=dict)
     split: Split = "all"
     """Of experiences and trajectories: the rows of training, those of held-out questions, or all."""
+    messages: bool = False
+    """Of TEXT_VIEWS: prompts and answers are lists of messages."""
 
     def __post_init__(self) -> None:
-        view_of(self.source, self.view)
+        view_of(self.source, self.view, self.messages)
         for name, kinds in (("format", Format), ("split", Split)):
             if getattr(self, name) not in get_args(kinds):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(kinds))}, not {getattr(self, name)!r}")
@@ -48,7 +50,7 @@ class Contents:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of its files."""
-        return view_of(self.source, self.view).schema
+        return view_of(self.source, self.view, self.messages).schema
 
     def selected_rows(self, rows: pa.Table) -> pa.Table:
         """The rows of `rows` (with all columns) for which the conditions of the view and `where` hold."""
@@ -59,12 +61,12 @@ class Contents:
     @property
     def conditions(self) -> list[str]:
         """The conditions that all its rows satisfy: of the split, of the view, and `where`."""
-        every = (SPLITS[self.split], view_of(self.source, self.view).condition, self.where)
+        every = (SPLITS[self.split], view_of(self.source, self.view, self.messages).condition, self.where)
         return [condition for condition in every if condition]
 
     def view_rows(self, rows: pa.Table) -> pa.Table:
         """The rows of a file, made from selected `rows`."""
-        return view_of(self.source, self.view).transform(rows)
+        return view_of(self.source, self.view, self.messages).transform(rows)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import partition_ranges
-from infra.kafka.topic_reader import StoredRecord, read_partition
+from infra.kafka.topic_reader import StoredRecord, read_partition, read_rows
 from infra.runners.step_metrics import phase
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import ExportConfig
@@ -23,7 +23,7 @@ from operators.export.folder import ExportError, ExportFolder, next_offsets, rea
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from schemas.block import Block
 from schemas.block_codec import decode_as_blocks
-from schemas.records import DeadLetter
+from schemas.records import DeadLetter, Experience
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,17 @@ def _record_rows(rows: Sequence[ReceivedRecord]) -> RecordRows:
     first = rows[0]
     block = first.record if isinstance(first.record, Block) else Block.of([row.record for row in rows])
     return RecordRows.of_one(block, first.offset, first.timestamp)
+
+
+def has_messages(client: ClientProperties, name: str) -> bool:
+    """Whether the prompts of the experiences in topic `name` are messages: whether that of the first is.
+
+    Raises ExportError if there is none.
+    """
+    first = next(read_rows(client, name, Experience), None)
+    if first is None:
+        raise ExportError(f"{name} has no experiences yet, so the form of its prompts is not known: export it later")
+    return bool(first.trajectory.prompt.messages)
 
 
 @dataclass(frozen=True)

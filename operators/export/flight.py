@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -120,7 +121,7 @@ class TopicServer(flight.FlightServerBase):
         endpoints = []
         for partition, held in ranges.items():
             until = {} if ticket.follow else {partition: held.end}
-            part = Ticket(ticket.topic, ticket.where, ticket.view, {partition: held.beginning}, until, ticket.follow)
+            part = replace(ticket, start={partition: held.beginning}, until=until)
             endpoints.append(flight.FlightEndpoint(part.encode(), []))
         return flight.FlightInfo(contents.schema, descriptor, endpoints, -1, -1)
 

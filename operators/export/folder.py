@@ -73,7 +73,9 @@ def read_contents(root: StorageFolder) -> Contents:
     try:
         fields = json.loads((root / STATE / "export.json").read_text(encoding="utf-8"))
         starts = {int(partition): _count(offset) for partition, offset in fields.pop("starts").items()}
-        return Contents(**{name: _text(value) for name, value in fields.items()}, starts=starts)  # type: ignore[arg-type]
+        messages = fields.pop("messages", False) is True
+        texts: dict[str, Any] = {name: _text(value) for name, value in fields.items()}
+        return Contents(**texts, starts=starts, messages=messages)
     except FileNotFoundError:
         raise ExportError(f"{root} is not an export ({STATE}/export.json is missing)") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -227,7 +229,7 @@ class ExportFolder:
 
 
 def _check_same(root: StorageFolder, held: Contents, wanted: Contents) -> None:
-    for name in ("run", "topic", "format", "view", "where"):
+    for name in ("run", "topic", "format", "view", "where", "messages"):
         existing, requested = getattr(held, name), getattr(wanted, name)
         if existing != requested:
             raise ExportError(f"{root} is an export with {name} {existing!r}, not {requested!r}: use another folder")

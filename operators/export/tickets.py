@@ -33,6 +33,7 @@ class Ticket:
     follow: bool = False
     split: Split | None = None
     """None: that of the view, see `default_split`."""
+    messages: bool = False
 
     def __post_init__(self) -> None:
         if self.topic not in CATALOGUE:
@@ -44,7 +45,8 @@ class Ticket:
 
     def contents(self, run: str) -> Contents:
         """The contents it requests of `run`. Raises ValueError for a condition or view that its topic does not have."""
-        return Contents(run, self.topic, view=self.view, where=self.where, split=self.split or default_split(self.view))
+        split = self.split or default_split(self.view)
+        return Contents(run, self.topic, view=self.view, where=self.where, split=split, messages=self.messages)
 
     def encode(self) -> bytes:
         """The ticket as JSON."""
@@ -74,7 +76,7 @@ def parse_ticket(data: bytes) -> Ticket:
 def _validated(request: Mapping[str, Any]) -> dict[str, Any]:
     start = request.get("from", "beginning")
     view = request.get("view", "full")
-    for name, kind in (("topic", str), ("where", str), ("view", str), ("follow", bool)):
+    for name, kind in (("topic", str), ("where", str), ("view", str), ("follow", bool), ("messages", bool)):
         if name in request and not isinstance(request[name], kind):
             raise ValueError(f"{name} must be of type {kind.__name__}, not {request[name]!r}")
     if view not in get_args(ViewName):
@@ -90,6 +92,7 @@ def _validated(request: Mapping[str, Any]) -> dict[str, Any]:
         "start": start if isinstance(start, str) else _offsets("from", start),
         "until": _offsets("until", request.get("until", {})),
         "follow": request.get("follow", False),
+        "messages": request.get("messages", False),
     }
 
 

@@ -21,8 +21,8 @@ from schemas.block_codec import decode_as_blocks
 
 LogRows = Callable[[Contents, ExportPart], tuple[pa.Table, list[int]]]
 """From the log: the full rows of a part's offsets, and the offsets of undecodable records."""
-_KEYS = ("kafka_offset", "kafka_row", "conversation")
-"""The columns that identify a row; only the view conversations has the last one."""
+_KEYS = ("kafka_offset", "kafka_row", "conversation", "turn")
+"""The columns that identify a row; the last two only in views with several rows for a trajectory."""
 
 
 @dataclass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 from operators.export.columns import LOG_POSITION, row_schema
 from schemas.topics import EXPERIENCES, Topic
 
-# The view `conversations`: the episodes of agents, one row for each trained conversation.
+# The view `conversations`: one row for each trained conversation of an episode.
 MESSAGES = pa.list_(
     pa.struct(
         [("role", pa.utf8()), ("content", pa.utf8()), ("tool_calls", pa.utf8()), ("tool_call_id", pa.utf8())],
@@ -36,6 +37,8 @@ COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
     ("policy_version", pa.int64()),
     ("purpose", pa.utf8()),
 )
+_OF_TURNS = "prompt_text", "prompt_messages", "prompt_environment", "completion_text", "conversations"
+"""The columns that the turns of the model are read from."""
 _OF_TRAJECTORY = ("trajectory_id", "task", "group_id", "policy_version", "purpose")
 
 
@@ -79,6 +82,8 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 ViewName = Literal["full", "trl", "verl", "sft", "preference", "conversations"]
 Split = Literal["train", "test", "all"]
+TEXT_VIEWS: tuple[ViewName, ...] = ("trl", "sft", "preference")
+"""Views whose prompts and answers are texts, or lists of messages if the run has a chat template."""
 SPLITS: Mapping[Split, str] = {"train": "purpose != 'evaluation'", "test": "purpose = 'evaluation'", "all": ""}
 """The condition of each split: `test` has the questions that are held out from training."""
 
@@ -95,13 +100,16 @@ class View(NamedTuple):
     transform: Callable[[pa.Table], pa.Table]
 
 
-def view_of(topic: Topic, name: ViewName) -> View:
-    """View `name` of `topic`. Raises ValueError if the view does not exist for this topic."""
+def view_of(topic: Topic, name: ViewName, messages: bool = False) -> View:
+    """View `name` of `topic`; `messages`: those of TEXT_VIEWS have lists of messages in place of texts.
+
+    Raises ValueError if the view does not exist for this topic.
+    """
     if name == "full":
         return View("every field of every record", row_schema(topic), "", lambda table: table)
     if topic is not EXPERIENCES:
         raise ValueError(f"the view {name} is of experiences; {topic.short_name} have only the view full")
-    return _VIEWS[name]
+    return _text_views(messages)[name] if name in TEXT_VIEWS else _VIEWS[name]
 
 
 def default_split(view: ViewName) -> Split:
@@ -115,10 +123,43 @@ def _schema(*fields: tuple[str, pa.DataType]) -> pa.Schema:
     )
 
 
-def _completion_view(table: pa.Table) -> pa.Table:
-    return _select_columns(
-        _COMPLETION_SCHEMA, table, {"prompt": table["prompt_text"], "completion": table["completion_text"]}
-    )
+def _turn_view(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A row for each turn of the model, whose prompt is all that precedes the turn."""
+    names = [name for name in (*schema.names, *_OF_TURNS) if name in table.schema.names]
+    rows = [
+        row for trajectory in table.select(dict.fromkeys(names)).to_pylist() for row in _turn_rows(trajectory, schema)
+    ]
+    return pa.Table.from_pylist(rows, schema)
+
+
+def _turn_rows(trajectory: dict[str, Any], schema: pa.Schema) -> Iterator[dict[str, Any]]:
+    as_messages = schema.field("prompt").type == _MESSAGES
+    for number, (before, answer) in enumerate(_turns(trajectory)):
+        after_prompt = before[len(_prompt_messages(trajectory)) :]
+        text = trajectory["prompt_text"] + "".join(message["content"] for message in after_prompt)
+        own = (
+            {"prompt": before, "completion": [answer]}
+            if as_messages
+            else {"prompt": text, "completion": answer["content"]}
+        )
+        yield {**trajectory, **own, "turn": number}
+
+
+def _turns(trajectory: dict[str, Any]) -> Iterator[tuple[list[dict[str, str]], dict[str, str]]]:
+    """Yield each turn of the model as a message, after the messages before it."""
+    prompt = _prompt_messages(trajectory)
+    if not trajectory["prompt_environment"]:
+        yield prompt, {"role": "assistant", "content": trajectory["completion_text"]}
+        return
+    for conversation in trajectory["conversations"]:
+        messages = json.loads(conversation["messages"] or "[]")
+        for at in range(len(prompt), len(messages)):
+            if messages[at]["role"] == "assistant":
+                yield messages[:at], messages[at]
+
+
+def _prompt_messages(trajectory: dict[str, Any]) -> list[dict[str, str]]:
+    return trajectory["prompt_messages"] or [{"role": "user", "content": trajectory["prompt_text"]}]
 
 
 def _question_view(table: pa.Table) -> pa.Table:
@@ -175,7 +216,7 @@ def plain_answer(reference: str) -> str:
     return reference if answer is None else answer if isinstance(answer, str) else json.dumps(answer)
 
 
-def _preference_view(table: pa.Table) -> pa.Table:
+def _preference_view(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The best and the worst answer of each group whose rewards differ; of equal rewards the first answer."""
     numbered = pa.table({"group": table["group_id"], "reward": table["reward"], "row": pa.arange(0, len(table))})
     best = numbered.sort_by([("reward", "descending"), ("row", "ascending")]).group_by("group", use_threads=False)
@@ -187,13 +228,19 @@ def _preference_view(table: pa.Table) -> pa.Table:
     chosen, rejected = table.take(pairs["row_first"]), table.take(pairs["row_first_worst"])
     differ = pc.greater(chosen["reward"], rejected["reward"])
     chosen, rejected = chosen.filter(differ), rejected.filter(differ)
+    texts = {
+        "prompt": chosen["prompt_text"].combine_chunks(),
+        "chosen": chosen["completion_text"].combine_chunks(),
+        "rejected": rejected["completion_text"].combine_chunks(),
+    }
+    if schema.field("prompt").type == _MESSAGES:
+        answers = {name: _one_message("assistant", texts[name]) for name in ("chosen", "rejected")}
+        texts = {"prompt": _messages(chosen, texts["prompt"]), **answers}
     return _select_columns(
-        _PREFERENCE_SCHEMA,
+        schema,
         chosen,
         {
-            "prompt": chosen["prompt_text"],
-            "chosen": chosen["completion_text"],
-            "rejected": rejected["completion_text"],
+            **texts,
             "reward_chosen": chosen["reward"],
             "reward_rejected": rejected["reward"],
             "rejected_trajectory_id": rejected["trajectory_id"],
@@ -216,28 +263,6 @@ def _struct(**parts: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
 
 
-_COMPLETION_SCHEMA = _schema(
-    ("prompt", pa.utf8()),
-    ("completion", pa.utf8()),
-    ("reward", pa.float64()),
-    ("task", pa.utf8()),
-    ("ground_truth", pa.utf8()),
-    ("trajectory_id", pa.utf8()),
-    ("group_id", pa.utf8()),
-    ("policy_version", pa.int64()),
-    ("purpose", pa.utf8()),
-)
-_PREFERENCE_SCHEMA = _schema(
-    ("prompt", pa.utf8()),
-    ("chosen", pa.utf8()),
-    ("rejected", pa.utf8()),
-    ("reward_chosen", pa.float64()),
-    ("reward_rejected", pa.float64()),
-    ("trajectory_id", pa.utf8()),
-    ("rejected_trajectory_id", pa.utf8()),
-    ("group_id", pa.utf8()),
-    ("purpose", pa.utf8()),
-)
 _QUESTION_SCHEMA = _schema(
     ("data_source", pa.utf8()),
     ("prompt", _MESSAGES),
@@ -248,29 +273,60 @@ _QUESTION_SCHEMA = _schema(
 )
 _CONVERSATION_SCHEMA = _schema(*COLUMNS)
 _VIEWS: Mapping[str, View] = {
-    "trl": View(
-        "TRL's prompt and completion, with the reward",
-        _COMPLETION_SCHEMA,
-        "finish_reason != 'failed'",
-        _completion_view,
-    ),
-    "sft": View(
-        "prompt and completion of complete answers with a reward of 0.5 or more",
-        _COMPLETION_SCHEMA,
-        "finish_reason = 'stop' and reward >= 0.5",
-        _completion_view,
-    ),
-    "preference": View(
-        "prompt, chosen and rejected: the best and the worst answer of each group, among its rows in one file",
-        _PREFERENCE_SCHEMA,
-        "finish_reason != 'failed'",
-        _preference_view,
-    ),
     "conversations": View(
-        "conversations of agents' episodes, each with its messages, tokens, mask, logprobs and reward",
+        "the conversations of episodes, each with its messages, tokens, mask, logprobs and reward",
         _CONVERSATION_SCHEMA,
-        "prompt_environment = 'agent' and finish_reason != 'failed'",
+        "prompt_environment != '' and finish_reason != 'failed'",
         lambda table: conversation_rows(table, _CONVERSATION_SCHEMA),
     ),
     "verl": View("verl's prompts: one row for each group", _QUESTION_SCHEMA, "member = 0", _question_view),
 }
+
+
+@cache
+def _text_views(messages: bool) -> Mapping[str, View]:
+    text = _MESSAGES if messages else pa.utf8()
+    turns = _schema(
+        ("prompt", text),
+        ("completion", text),
+        ("reward", pa.float64()),
+        ("task", pa.utf8()),
+        ("ground_truth", pa.utf8()),
+        ("trajectory_id", pa.utf8()),
+        ("group_id", pa.utf8()),
+        ("policy_version", pa.int64()),
+        ("purpose", pa.utf8()),
+        ("turn", pa.int64()),
+    )
+    pairs = _schema(
+        ("prompt", text),
+        ("chosen", text),
+        ("rejected", text),
+        ("reward_chosen", pa.float64()),
+        ("reward_rejected", pa.float64()),
+        ("task", pa.utf8()),
+        ("trajectory_id", pa.utf8()),
+        ("rejected_trajectory_id", pa.utf8()),
+        ("group_id", pa.utf8()),
+        ("purpose", pa.utf8()),
+    )
+    return {
+        "trl": View(
+            "TRL's prompt and completion, with the reward: a row for each turn of the model",
+            turns,
+            "reward_error is null and prompt_environment != 'agent'",
+            lambda table: _turn_view(table, turns),
+        ),
+        "sft": View(
+            "prompt and completion of complete answers with a reward of 0.5 or more: a row for each turn of the model",
+            turns,
+            "finish_reason = 'stop' and reward_error is null and reward >= 0.5 and prompt_environment != 'agent'",
+            lambda table: _turn_view(table, turns),
+        ),
+        "preference": View(
+            "prompt, chosen and rejected: the best and the worst answer of each group, among its rows in one file",
+            pairs,
+            "reward_error is null and prompt_environment = ''",
+            lambda table: _preference_view(table, pairs),
+        ),
+    }

@@ -11,12 +11,10 @@ import numpy as np
 from infra.models.conversations import Message
 from operators.gateway.reports import NO_REPORT, AgentReport
 from operators.gateway.turn_tree import EndedTurn, Ranges, leaf_turns, length_of
-from schemas.records import Branches, Segment, TurnRequest
+from schemas.records import MAX_MESSAGES_CHARACTERS, Branches, Segment, TurnRequest
 
 MAX_SEGMENTS = 64
 """Conversations of an episode that are trained: the newest ones."""
-MAX_MESSAGES_CHARACTERS = 500_000
-"""The messages of all conversations are recorded up to this size."""
 
 ReadResponse = Callable[[TurnRequest, Sequence[int]], Message]
 """The message of a response: a function of the turn and of its tokens."""

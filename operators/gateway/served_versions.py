@@ -45,13 +45,13 @@ class ServedSampling:
 
 
 def version_name(model: str) -> str:
-    """The weight version that `model` names: `laminar`, `laminar:latest`, `laminar:v120` or `laminar:1.120`.
+    """The weight version that `model` names: `laminar`, `laminar:latest` or `laminar:1.120`.
 
     Raises ApiError.
     """
     name, _, version = model.partition(":")
     if name != MODEL:
-        wanted = f"{MODEL}:latest, or one version, such as {MODEL}:v120"
+        wanted = f"{MODEL}:latest, or one version, such as {MODEL}:1.120"
         raise ApiError(404, f"there is no model {model[:80]!r}: use {wanted}", code="model_not_found", param="model")
     return version or "latest"
 

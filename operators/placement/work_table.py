@@ -180,8 +180,10 @@ class WorkTable:
 
     def load(self, owner: Owner, purpose: Purpose | None = None) -> int:
         """How many trajectories `owner` has."""
-        loads = self._by_owner.get(owner, {})
-        return sum(len(names) for kind, names in loads.items() if purpose in (None, kind))
+        loads = self._by_owner.get(owner)
+        if loads is None:
+            return 0
+        return len(loads[purpose]) if purpose else sum(map(len, loads.values()))
 
     def outstanding_training(self) -> int:
         """How many training trajectories are dispatched and not released."""

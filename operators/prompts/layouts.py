@@ -40,7 +40,7 @@ def question_of(row: Any, index: int, config: TaskConfig, task: str) -> Question
         answer = _find(row, config.answer_column, ANSWER_COLUMNS, "answer_column", "no answer")
         reference["answer"] = _answer(answer, config)
     for name in config.reference_columns:
-        reference[name] = _find(row, name, (), "extra_columns" if name in config.extra_columns else "where")
+        reference[name] = _find(row, name, (), "extra_columns" if name in config.extra_columns else "where or levels")
     own_task = next((row[name] for name in TASK_COLUMNS if isinstance(row.get(name), str) and row[name]), task)
     _check_encodable(text, reference)
     return Question(index, text, messages, reference, own_task)

@@ -196,9 +196,11 @@ class EmulatedEngine:
             return 1
         rows, config = self._scheduler.rows, self._scheduler.config
         first_end = int(rows.left().min())
+        if rows.count == 1 or config.surely_fit(rows.count, rows.tokens + rows.count * first_end):
+            return first_end
         lengths = rows.length[: rows.count]
         fits, overflows = 0, first_end
-        if config.kv_held_by(lengths + overflows) <= config.kv_capacity or rows.count == 1:
+        if config.kv_held_by(lengths + overflows) <= config.kv_capacity:
             return first_end
         while overflows - fits > 1:
             middle = (fits + overflows) // 2

@@ -82,9 +82,10 @@ class Completion:
     `finish_reason` is `stop` (a stop token, which is the last token), `length` or `failed` (`error` has the reason).
     With an environment, `episode` has its rewards, and `stop` means that the environment was done.
 
-    An agent's episode may have more tokens than are trained: then `positions`, int64[n], are those of `generated` among
-    all tokens of the trajectory, `prompt` are the tokens before them, `text` is the agent's answer, and `conversations`
-    says where in `generated` the context restarts. `conversation_rewards` has the agent's own report of each.
+    `conversations` has its messages, and says where in `generated` the context restarts. An agent's episode may have
+    more tokens than are trained: then `positions`, int64[n], are those of `generated` among all tokens of the
+    trajectory, `prompt` are the tokens before them, and `text` is the agent's answer. `conversation_rewards` has the
+    agent's own report of each.
     """
 
     trajectory_id: str

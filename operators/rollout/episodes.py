@@ -23,7 +23,7 @@ from operators.rollout.environments.pool import EnvironmentFailed, EnvironmentPo
 from operators.rollout.stop_strings import StoppingEngine
 from operators.rollout.turns import append_observation, last_turn, observation_ranges, turn_ranges, with_loss_mask
 from operators.rollout.wrapped_engine import WrappedEngine
-from schemas.records import Ending, Episode
+from schemas.records import MAX_MESSAGES_CHARACTERS, Conversation, Ending, Episode
 
 ENVIRONMENT_WAIT_S = 0.005
 """A step without other work waits so many seconds for an environment."""
@@ -247,8 +247,39 @@ class EpisodeEngine(WrappedEngine):
         frame = self._frames.get(episode.pool.spec.resolved_name)
         if frame is None or not token_ids:
             return token_ids
-        stops = episode.request.sampling.stop_token_ids
-        return frame.around(token_ids, ended=at > 0 and int(episode.known.token_ids[at - 1]) in stops)
+        return frame.around(token_ids, self._ended_before(episode, at))
+
+    def _conversation(self, episode: _ActiveEpisode) -> Conversation:
+        """The messages of the prompt, of the turns and of the observations between them."""
+        prompt, known = episode.request.environment_prompt, episode.known
+        assert prompt is not None
+        messages = [{"role": each.role, "content": each.content} for each in prompt.messages]
+        messages = messages or [{"role": "user", "content": prompt.text}]
+        between = observation_ranges(known.drawn)
+        for number, (before, turn) in enumerate(zip(between, turn_ranges(known.drawn), strict=True)):
+            if before:
+                text = self._observation_text(episode, number, before)
+                messages.append({"role": episode.pool.spec.role or "user", "content": text})
+            text = self._decode(known.token_ids[turn.start : turn.stop].tolist())
+            messages.append({"role": "assistant", "content": text})
+        recorded = json.dumps(messages, ensure_ascii=False)
+        whole = len(recorded) <= MAX_MESSAGES_CHARACTERS
+        return Conversation(0, len(episode.request.prompt), recorded if whole else "")
+
+    def _observation_text(self, episode: _ActiveEpisode, number: int, tokens: range) -> str:
+        """The text of observation `number`, which has `tokens`: that of the environment, or else theirs."""
+        text = episode.verified[number] if number < len(episode.verified) else None
+        if text is not None:
+            return text
+        token_ids = episode.known.token_ids[tokens.start : tokens.stop].tolist()
+        frame = self._frames.get(episode.pool.spec.resolved_name)
+        return self._decode(
+            token_ids if frame is None else frame.within(token_ids, self._ended_before(episode, tokens.start))
+        )
+
+    def _ended_before(self, episode: _ActiveEpisode, at: int) -> bool:
+        """Whether the token before position `at` of the response is a stop token."""
+        return at > 0 and int(episode.known.token_ids[at - 1]) in episode.request.sampling.stop_token_ids
 
     def _find_divergence(self, episode: _ActiveEpisode, state: EpisodeState) -> str | None:
         """The error if a replay of the episode gave another observation than before; None if all are equal."""
@@ -264,7 +295,8 @@ class EpisodeEngine(WrappedEngine):
     def _end(self, episode: _ActiveEpisode, reason: str, ending: Ending, error: str | None = None) -> None:
         del self._active[episode.name]
         record = Episode(episode.rewards, ending)
-        self._ended.append(Completion(episode.name, episode.known, reason, error, record))
+        conversations = (self._conversation(episode),)
+        self._ended.append(Completion(episode.name, episode.known, reason, error, record, conversations=conversations))
 
     def _fail(self, episode: _ActiveEpisode, error: str) -> None:
         self._end(episode, "failed", "failed", error)

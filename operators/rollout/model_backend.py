@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infra.machine import visible_gpus
+from infra.models.chat import continuation
 from infra.models.checkpoint_folder import load_tokenizer
 from infra.store.weight_store import WeightStore
 from infra.transport.kv_transfer import KVTransfers
@@ -48,8 +49,8 @@ class ModelBackend:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of `text`; the spelling of a special token is encoded as ordinary text."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        """The tokens of `text` after others; the spelling of a special token is encoded as ordinary text."""
+        return continuation(self._tokenizer, text, split_special_tokens=True)
 
     def check(self, prompt: Prompt) -> None:
         """Raise ValueError if the prompt's tokens are not those of its text by this model's tokenizer."""

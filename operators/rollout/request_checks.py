@@ -44,7 +44,7 @@ def check_loadable(status: EngineStatus, version: PolicyVersion) -> None:
 
 
 def _check_tokens(what: str, token_ids: np.ndarray, vocabulary: int) -> None:
-    if token_ids.ndim != 1 or not np.issubdtype(token_ids.dtype, np.integer):
+    if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
         raise ValueError(f"the {what} must be a 1-D array of integers, not {token_ids.dtype}{list(token_ids.shape)}")
     if len(token_ids) and not (token_ids.min() >= 0 and token_ids.max() < vocabulary):
         unknown = token_ids[(token_ids < 0) | (token_ids >= vocabulary)][0]

@@ -63,10 +63,10 @@ class Roofline:
         self._points = [(b, ms * 1e-3 - reading * config.decode_context * b) for b, ms in config.decode_ms]
         self._stride = stride
         self._per_token = reading * stride * stride  # a round is `stride` real rounds, each over `stride` times the KV
-        self._drafts: list[tuple[int, float]] = [(0, 1.0)]
+        self._drafts: list[tuple[int, float]] = []
         if speculation is not None:
             gained = 1 + speculation.draft_share * (expected_tokens(np.array(speculation.acceptance), LENGTHS) - 1)
-            self._drafts += zip(LENGTHS.tolist(), gained.tolist(), strict=True)
+            self._drafts = list(zip(LENGTHS.tolist(), gained.tolist(), strict=True))
         self._prefill = config.prefill_us * 1e-6 * stride
         self.move_s = config.kv_move_us * 1e-6 * stride
         """Emulated seconds to transfer the KV of one token from another machine."""
@@ -74,11 +74,11 @@ class Roofline:
     def pace(self, batch: int, kv_tokens: int, prefill_tokens: int) -> StepPace:
         """The rounds of `batch` ≥ 1 requests that hold `kv_tokens` of KV, after a prefill of `prefill_tokens`."""
         reading = self._per_token * kv_tokens
-        drafts = self._drafts if batch <= MOST_ROWS else self._drafts[:1]
-        first, gained = min(
-            ((self._stride * self._base(batch * (1 + draft)) + reading, gained) for draft, gained in drafts),
-            key=lambda each: each[0] / each[1],
-        )
+        first, gained = self._stride * self._base(batch) + reading, 1.0
+        for draft, tokens in self._drafts if batch <= MOST_ROWS else ():
+            verification = self._stride * self._base(batch * (1 + draft)) + reading
+            if verification / tokens < first / gained:
+                first, gained = verification, tokens
         return StepPace(self._prefill * prefill_tokens, first / gained, self._per_token * batch / gained)
 
     def _base(self, batch: int) -> float:

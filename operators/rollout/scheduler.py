@@ -55,6 +55,10 @@ class SchedulerConfig:
         blocks = lengths if self.block == 1 else -(-lengths // self.block) * self.block
         return int(blocks.sum())
 
+    def surely_fit(self, requests: int, tokens: int) -> bool:
+        """Whether `requests` requests of `tokens` tokens together fit the KV capacity whatever their blocks."""
+        return tokens + requests * (self.block - 1) <= self.kv_capacity
+
 
 class Scheduler(Generic[R]):
     """The waiting queue and the running `rows` of one engine.
@@ -114,6 +118,8 @@ class Scheduler(Generic[R]):
     def preempt(self) -> list[RowCopy]:
         """Return the requests started last to the queue until the others fit the KV capacity; returns the moves."""
         moves: list[RowCopy] = []
+        if self.config.surely_fit(self.rows.count, self.rows.tokens):
+            return moves
         while self.kv_used > self.config.kv_capacity:  # a single request always fits
             youngest = next(reversed(self._running))
             requests = self.rows.requests  # new rows are the last ones, so the youngest is near the end

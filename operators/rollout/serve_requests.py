@@ -22,9 +22,8 @@ from operators.rollout.engine import Engine, PartialResponse, Request
 from operators.rollout.evicted_versions import EvictedVersions
 from operators.rollout.weight_loader import Weights
 from schemas.records import PolicyVersion, Sampling
+from schemas.records.versions import LATEST, NAMES, named_version
 
-LATEST = "latest"
-_ONE_VERSION = re.compile(r"v\d{1,15}|\d{1,15}\.\d{1,15}", re.ASCII)
 PULL_CHECK_S = 0.1
 """While requests only wait for their versions, `step` need not be called more often."""
 Event = dict[str, Any]
@@ -33,7 +32,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class ServedRequest:
-    """One request. `version` is `latest`, a version (1.20), or the number of one (v20)."""
+    """One request. `version` is a name of a version, see `named_version`."""
 
     id: str
     version: str
@@ -43,16 +42,14 @@ class ServedRequest:
 
 def find_version(name: str, versions: Collection[PolicyVersion]) -> PolicyVersion:
     """The version among `versions` that `name` names. Raises LookupError."""
-    if name == LATEST:
-        found = list(versions)
-    elif name.startswith("v") and name[1:].isdecimal():
-        found = [version for version in versions if version.number == int(name[1:])]
-    else:
-        found = [version for version in versions if str(version) == name]
-    if not found:
+    try:
+        found = named_version(name, versions)
+    except ValueError:
+        found = None
+    if found is None:
         known = ", ".join(map(str, sorted(versions))) or "none yet"
         raise LookupError(f"this machine has no weight version {name[:40]!r}; it has {known}")
-    return max(found)
+    return found
 
 
 class _Source(NamedTuple):
@@ -139,7 +136,7 @@ class ServedRequests:
             version = find_version(name, self._weights.versions())
             return _Source(version, partial(self._weights.pin, version))
         except LookupError:
-            if self._evicted is None or not _ONE_VERSION.fullmatch(name):
+            if self._evicted is None or name == LATEST or not re.fullmatch(NAMES, name):
                 raise
         awaited = [each.version for each in (*self._waiting, *self._pulling)]
         pulled = self._evicted.get(name, awaited)

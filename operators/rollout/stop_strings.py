@@ -46,7 +46,8 @@ class StopMatcher:
     def _has_last_char(self, token_id: int) -> bool:
         known = self._token_has_last_char.get(token_id)
         if known is None:
-            known = self._token_has_last_char[token_id] = not self._last_chars.isdisjoint(self._decode([token_id]))
+            text = self._decode([token_id, token_id])  # twice, because some tokenizers drop the first token's space
+            known = self._token_has_last_char[token_id] = not self._last_chars.isdisjoint(text)
         return known
 
 

@@ -28,8 +28,13 @@ class RewardSpec:
     """Keyword arguments of the reward."""
     label: str = ""
     """Name of its component; empty: the name of the function or of the reward."""
+    correct_from: float | None = None
+    """The value from which an answer is correct, for the accuracy; unset: 1, of the first built-in reward that compares
+    answers, or of the total reward. Set it where a full reward is not 1, as with costs of steps or partial credit."""
 
     def __post_init__(self) -> None:
+        if self.correct_from is not None and not -1e6 <= self.correct_from <= 1e6:
+            raise ValueError(f"rewards: correct_from of {self.name!r} must be between -1e6 and 1e6")
         if not -1e6 <= self.weight <= 1e6:
             raise ValueError(f"rewards: weight of {self.name!r} must be between -1e6 and 1e6, not {self.weight}")
         if is_custom(self.name):
@@ -78,12 +83,15 @@ class Rubric:
     """The text before the answer, for `answer = "marker"`."""
     answer_regex: str = ""
     """The expression that finds the answer, for `answer = "regex"`."""
-    on_error: float = 0.0
-    """Reward of a trajectory whose generation or verification failed."""
+    on_error: float | None = None
+    """Reward of a trajectory whose reward or episode failed, if the model ended a turn: it is then trained. Unset: a
+    failed trajectory is not trained."""
 
     def __post_init__(self) -> None:
         if not self.rewards:
             raise ValueError("rewards must name at least one reward, such as 'exact'")
+        if sum(spec.correct_from is not None for spec in self.rewards) > 1:
+            raise ValueError("rewards: only one reward may have correct_from: an answer has one accuracy")
         names = [spec.component for spec in self.rewards]
         for name in names:
             if names.count(name) > 1 or name == "accuracy":
@@ -94,8 +102,15 @@ class Rubric:
             raise ValueError("answer_marker must not be empty")
         if self.answer == "regex":
             _check_pattern("answer_regex", self.answer_regex)
-        if not -1e6 <= self.on_error <= 1e6:
+        if self.on_error is not None and not -1e6 <= self.on_error <= 1e6:
             raise ValueError(f"on_error must be between -1e6 and 1e6, not {self.on_error}")
+
+    @property
+    def accuracy(self) -> tuple[RewardSpec, float] | None:
+        """The reward that says whether an answer is correct, and its value from which it is; None if no reward does."""
+        declared = [(spec, spec.correct_from) for spec in self.rewards if spec.correct_from is not None]
+        comparing = [(spec, 1.0) for spec in self.rewards if not is_custom(spec.name) and REWARDS[spec.name].accuracy]
+        return next(iter([*declared, *comparing]), None)
 
     def needs_process(self, spec: RewardSpec) -> bool:
         """Whether the reward `spec` always runs in a verifier process: it may be slow, or hang.
@@ -165,6 +180,11 @@ class ScoreConfig(Rubric):
     def rubrics(self) -> tuple[Rubric, ...]:
         """All rubrics; the first is for tasks that are not named."""
         return (self, *self.tasks)
+
+    @property
+    def rewards_failures(self) -> Mapping[str, bool]:
+        """By task, and for all others by "", whether failed trajectories have a reward to train."""
+        return {"": self.on_error is not None} | {task.name: task.on_error is not None for task in self.tasks}
 
     def check_tasks(self, known: Collection[str]) -> None:
         """Raise ValueError if a task named here is not in `known`."""

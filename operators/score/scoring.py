@@ -1,6 +1,7 @@
-"""Turns trajectories into experiences: every finished trajectory gets a reward, even if its verifiers fail.
+"""Turns trajectories into experiences, one for each, even if generation, environment or verifiers failed.
 
-So groups always complete. If something failed, the experience has an `error` and the reward `on_error`.
+So groups always complete. If something failed, the experience has an `error`, and the reward `on_error` or 0; the
+buffer trains it only if `on_error` is set.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from infra.workers.error_text import first_line
 from operators.score.attempt import AnswerContext
 from operators.score.config import Rubric
 from operators.score.pool import VerifierResult
-from operators.score.rewards import REWARDS, is_custom
 from schemas.arrow import arrow_schema
 from schemas.block import Block
 from schemas.records import Experience
 
 ACCURACY = "accuracy"
-"""A component of weight 0: 1 if the first reward that measures accuracy is 1 or more, else 0.
+"""A component of weight 0: 1 if the answer is correct by `Rubric.accuracy`, else 0.
 
 It is separate from the reward because some verifiers give partial credit: reasoning-gym's gcd gives it if the correct
 number occurs anywhere in the answer.
@@ -88,7 +88,9 @@ def _compose(
     errors = trajectories.column("error").to_pylist()
     rubrics = {task: scorer.rubric(task) for task in {answer.task for answer in answers}}
     scored = [
-        ScoredAnswer(float(rubrics[answer.task].on_error), (), f"generation failed: {error or 'no reason given'}")
+        ScoredAnswer(
+            float(rubrics[answer.task].on_error or 0.0), (), f"generation failed: {error or 'no reason given'}"
+        )
         if lost
         else score_answer(next(results), rubrics[answer.task])
         for answer, lost, error in zip(answers, failed, errors, strict=True)
@@ -114,13 +116,14 @@ def score_answer(results: Sequence[VerifierResult], rubric: Rubric) -> ScoredAns
     components: list[WeightedReward] = []
     errors: list[str] = []
     accuracy: list[WeightedReward] = []
+    measure, least = rubric.accuracy or (None, 0.0)
     for spec, result in zip(rubric.rewards, results, strict=True):
         if result.value is None or not math.isfinite(result.value):
             errors.append(f"{spec.component}: {result.error or f'returned {result.value}'}")
             continue
         components.append(WeightedReward(spec.component, result.value, float(spec.weight)))
-        if not accuracy and not is_custom(spec.name) and REWARDS[spec.name].accuracy:
-            accuracy.append(WeightedReward(ACCURACY, float(result.value >= 1), 0.0))
+        if spec is measure:
+            accuracy.append(WeightedReward(ACCURACY, float(result.value >= least), 0.0))
     reward = sum(component.value * component.weight for component in components)
     of_conversations = _of_conversations(results, rubric)
     if not all(map(math.isfinite, (reward, *of_conversations))):
@@ -128,7 +131,7 @@ def score_answer(results: Sequence[VerifierResult], rubric: Rubric) -> ScoredAns
     # Tracebacks follow the errors, so that the first line names all of them.
     traces = [trace for _, _, trace in (each.partition("\n") for each in errors) if trace]
     error = "\n".join(["; ".join(map(first_line, errors)), *traces]) or None
-    reward, of_conversations = (float(rubric.on_error), ()) if error else (reward, of_conversations)
+    reward, of_conversations = (float(rubric.on_error or 0.0), ()) if error else (reward, of_conversations)
     return ScoredAnswer(reward, (*components, *accuracy), error, of_conversations)
 
 

@@ -14,12 +14,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from infra.sizes import size_text
 from infra.store.weight_files import folder_tensors
 from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import LearnerConfig
 from operators.trainer.training_config import TrainingConfig
 
-GIB = 1 << 30
 _LAYER = re.compile(r"\.(\d+)\.")
 _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8
 _LAYER_ACTIVATIONS = 16
@@ -118,9 +118,9 @@ def check_memory(plan: MemoryPlan, available: int, where: str, ranks: int) -> No
     if plan.total <= available:
         return
     largest = sorted(plan.parts.items(), key=lambda part: -part[1])[:4]
-    described = ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in largest)
+    described = ", ".join(f"{name} {size_text(size)}" for name, size in largest)
     raise ValueError(
-        f"a rank needs {plan.total / GIB:.2f} GiB ({described}), but {where} has {available / GIB:.2f} GiB free: raise "
+        f"a rank needs {size_text(plan.total)} ({described}), but {where} has {size_text(available)} free: raise "
         f"trainer.ranks (now {ranks}), set trainer.learner.gradient_checkpointing or offload, or lower "
         "trainer.learner.micro_batch_tokens and logits_chunk_tokens (see `laminar train memory`)"
     )

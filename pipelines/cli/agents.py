@@ -9,7 +9,7 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption, RunOption
-from pipelines.inspect.run_folders import RUNS, folder_of
+from pipelines.inspect.run_folders import RUNS, folder_of, laminar_command
 from pipelines.present.output import Report
 
 app = Commands(no_args_is_help=True)
@@ -53,7 +53,7 @@ def serve(run: RunOption = None, json: JsonOption = False) -> Report:
 def _served_text(found: dict[str, Any]) -> str:
     return (
         f"url         {found['url']}\nworker key  {found['worker_key']}\npeople key  {found['people_key']}\n\n"
-        f"{KEY_VARIABLE}={found['worker_key']} laminar agents play {found['url']} -- python my_agent.py"
+        f"{KEY_VARIABLE}={found['worker_key']} {laminar_command()} agents play {found['url']} -- python my_agent.py"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,12 +14,15 @@ from infra.escaping import escape_json, print_escaped
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption, RunOption
 from pipelines.inspect.run_folders import RUNS, folder_of
+from pipelines.present.progress import Progress
 
 if TYPE_CHECKING:
     from pipelines.run.gateway_access import GatewayAccess
 
 app = Commands()
 _DATA = b"data: "
+WAIT_S = 3.0
+"""How often a wait for an answer is reported."""
 
 
 @app.command()
@@ -28,7 +32,7 @@ def chat(
     ] = None,
     run: RunOption = None,
     version: Annotated[
-        str, typer.Option("--version", "-v", metavar="VERSION", help="latest, v120 or 1.120.")
+        str, typer.Option("--version", "-v", metavar="VERSION", help="epoch.number (1.120), or `latest`.")
     ] = "latest",
     system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", min=0, max=2, help="0: greedy.")] = 0.0,
@@ -50,7 +54,7 @@ def chat(
     \b
     Examples:
       laminar chat "12+34="
-      laminar chat --version v20 --temperature 1
+      laminar chat --version 1.20 --temperature 1
       laminar chat "12+34=" --json | jq .choices[0].message.content
     """
     access = _access(run, url, key)
@@ -60,17 +64,28 @@ def chat(
         if question is None:
             raise typer.BadParameter("--json needs a question", param_hint="QUESTION")
         body = {**settings, "messages": [*messages, {"role": "user", "content": question}]}
-        with access.post("chat/completions", body) as response:
+        with _waiting(version), access.post("chat/completions", body) as response:
             print_escaped(escape_json(json_module.dumps(json_module.load(response), indent=2, ensure_ascii=False)))
         return
     for asked in [question] if question is not None else _questions():
         messages.append({"role": "user", "content": asked})
         answer = ""
-        for part in _answer(access, {**settings, "messages": messages}):
-            answer += part
-            print_escaped(part, end="")
+        with ExitStack() as before_text:
+            before_text.enter_context(_waiting(version))
+            for part in _answer(access, {**settings, "messages": messages}):
+                before_text.close()
+                answer += part
+                print_escaped(part, end="")
         print_escaped()
         messages.append({"role": "assistant", "content": answer})
+
+
+def _waiting(version: str) -> Progress:
+    """Return the lines on standard error while there is no text of an answer."""
+    what = "the first question starts a process that loads the model, later ones load another version"
+    return Progress(
+        f"waiting for the gateway to answer under version {version}: {what}", every_s=WAIT_S, only_slow=True
+    )
 
 
 def _access(run: str | None, url: str | None, key: str | None) -> GatewayAccess:

@@ -27,7 +27,8 @@ def deploy(
 
     Roles, replicas and resources come from CONFIG, images, storage and machines from its section [deploy]; the same
     CONFIG always gives the same files. infra/deploy/files holds the files of examples/deployed.toml. --set changes
-    only the files of the cluster, so it takes keys of [deploy] alone.
+    only the files of the cluster, so it takes keys of [deploy] alone. Model, rows, rewards and environments must be
+    files below deploy.volume_path; the command lists what to copy there.
 
     \b
     Examples:
@@ -36,16 +37,22 @@ def deploy(
       sh cluster/kubernetes/secrets.sh DIR && kubectl apply -k cluster/kubernetes
     """
     from pipelines.config import load_config
-    from pipelines.run.deployment_checks import check_deployable
+    from pipelines.run.deployment_checks import check_deployable, volume_files
 
     if other := [each for each in changes or () if not each.startswith("deploy.")]:
         raise typer.BadParameter(f"{other[0]}: set it in {config}, which the pods read", param_hint="--set")
-    check_deployable(load_config(config, changes or []), config)  # before the imports below, which take seconds
+    loaded = load_config(config, changes or [])
+    check_deployable(loaded, config)  # before the imports below, which take seconds
     from pipelines.run.deployment import files_of, plan_of
 
     plan = plan_of(config, tuple(changes or ()))
     if plan.note:
         print_escaped(plan.note, err=True)
+    if needed := volume_files(loaded):
+        listed = ", ".join(f"{path} ({key})" for key, path in needed)
+        print_escaped(
+            f"copy to the volume before the roles start (docs/deploy.md has the commands): {listed}", err=True
+        )
     files = files_of(plan)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

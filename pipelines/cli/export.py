@@ -272,6 +272,8 @@ def _contents(
     from infra.kafka.offset_span import parse_span
     from infra.kafka.ranges import resolve_span
     from operators.export.config import Contents
+    from operators.export.export_topic import has_messages
+    from operators.export.views import TEXT_VIEWS
     from pipelines.cli.topic_names import full_name
     from schemas.topics import run_of, run_prefix
 
@@ -286,6 +288,8 @@ def _contents(
         raise typer.BadParameter(str(error)) from error
     if span.last is not None:
         raise typer.BadParameter(f"{offset!r} has an end; give only a start offset", param_hint="--since-offset")
+    if contents.view in TEXT_VIEWS:
+        options = {**options, "messages": has_messages(connection.client, name)}
     starts = {number: offsets.beginning for number, offsets in resolve_span(connection.client, name, span).items()}
     return Contents(run, contents.topic, where=where, starts=starts, **options)
 

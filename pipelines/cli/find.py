@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -11,12 +11,15 @@ import pyarrow.compute as pc
 import typer
 
 from infra.conditions.tables import table_condition
+from infra.escaping import print_escaped
+from infra.kafka.ranges import PartitionRange
 from infra.kafka.topic_reader import schema_of
 from operators.export.columns import LOG_POSITION, row_schema
 from operators.export.formats import json_value
-from pipelines.cli.options import Address
+from pipelines.cli.options import Address, Connection
 from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, known_topic
+from pipelines.inspect.audit.trim_points import newest_trim_point
 from pipelines.inspect.log.chunks import LogChunk, read_chunks
 from pipelines.present.output import Chunks, Report, RowOutput, arrow_stream, utc
 from pipelines.present.record_text import MAX_LINE, brief
@@ -74,6 +77,8 @@ def find_command(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     ranges = reading.ranges(connection, name)
+    if hint := _trimmed(connection, known, ranges):
+        print_escaped(hint, err=True)
 
     def tables() -> Iterator[pa.Table]:
         remaining = count
@@ -90,6 +95,20 @@ def find_command(
         return Chunks(arrow_stream(tables()))
     parts = ([json_value(row) for row in batch.to_pylist()] for each in tables() for batch in each.to_batches(256))
     return RowOutput(parts, selected or None, form, "no matching rows", lambda row: _line(dict(row)))
+
+
+def _trimmed(connection: Connection, topic: Topic, ranges: Mapping[int, PartitionRange]) -> str:
+    """Return a note on earlier records that `laminar runs trim` has deleted; empty if `ranges` do not begin there."""
+    trim_point = newest_trim_point(connection.client, connection.run)
+    if trim_point is None:
+        return ""
+    cuts = dict(zip(trim_point.partitions, trim_point.offsets, strict=True))
+    if not any(0 < cuts.get(f"{topic.short_name}:{number}", 0) >= each.beginning for number, each in ranges.items()):
+        return ""
+    return (
+        f"earlier records of {topic.short_name} were deleted: `laminar runs trim` let the log begin at version "
+        f"{trim_point.version} ({utc(trim_point.trimmed_at)} UTC)"
+    )
 
 
 def stats_command(topic: TopicArgument, reading: ReadOptions, address: Address) -> Report | RowOutput:

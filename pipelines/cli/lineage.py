@@ -27,7 +27,7 @@ Link = tuple[WeightVersion, WeightVersion | None]
 
 @app.command("lineage")
 def lineage_command(
-    version: Annotated[str, typer.Argument(metavar="VERSION", help="epoch.number, or `latest`.")],
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="epoch.number (1.12), or `latest`.")],
     address: Address,
     depth: Annotated[
         int, typer.Option("--depth", min=0, help="How many versions to go back; 0: to the run's first.")

@@ -10,6 +10,7 @@ from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.inspect.run_folders import RUNS, run_command
 from pipelines.present.output import Report, Row, RowOutput
+from pipelines.roles import described
 
 if TYPE_CHECKING:
     from pipelines.inspect.run_folders import RunFolder
@@ -20,7 +21,8 @@ COLUMNS = ("run", "status", "phase", "started", "duration", "restarts", "folder"
 
 
 def list_command(printing: Printing, folder: RunsFolder = RUNS) -> RowOutput:
-    """List the runs of this machine, newest first. Status `died`: the run's supervisor was killed.
+    """List the runs of this machine, newest first. Status `died`: the run's supervisor was killed. `deleting`: what
+    deletes it was killed, and `laminar runs delete` ends it.
 
     \b
     Examples:
@@ -42,7 +44,8 @@ def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonO
 
     A role of `submit --detach` has two processes: the respawner, and the process that works. `unsupervised`: the
     respawner has ended, so the role works, but would not be started again. `died`: both have ended. `failed`: the role
-    is not started again, for the reason shown. `removed`: `laminar runs stop --role` has ended it for good.
+    is not started again, for the reason shown. Below a role that was started again is its last error.
+    `removed`: `laminar runs stop --role` has ended it for good.
 
     \b
     Examples:
@@ -53,12 +56,13 @@ def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonO
 
     found = find_run(folder, run)
     state, problem = (_read_state(found), None) if found.supervised else _state_from_log(found)
-    data = to_json(found)
+    phase = _phase(found, state, problem)
+    data = {**to_json(found), "phase": phase}
     for name, role in data["roles"].items():
         role["liveness"] = _liveness(found, name) if _is_listed(found) and role.get("alive") else None
     return Report(
         {**data, **_measured(state), "kafka": problem},
-        lambda: "\n".join(_status_lines(found, state, data["roles"], problem)),
+        lambda: "\n".join(_status_lines(found, state, phase, data["roles"], problem)),
         as_json=json,
         exit_code=1 if found.status in ("failed", "died") else 0,
     )
@@ -133,6 +137,17 @@ def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
     return fold_all(state, [RolesChanged(_roles(run)), Tick(int(time.time() * 1000))]), None
 
 
+def _phase(run: RunFolder, state: RunState, problem: str | None) -> str:
+    """Return the phase of `run`; of a submitted run that has not ended, as far as its topics and its roles show it."""
+    from pipelines.inspect.run_state.events import work_phase
+
+    shown = work_phase(state.step, state.goal)
+    recorded = run.state.get("phase") or shown
+    if run.supervised or problem is not None or run.status == "ended":
+        return str(recorded)
+    return "training" if recorded == "training" and not state.step else shown
+
+
 def _roles(run: RunFolder) -> dict[str, RoleState]:
     from pipelines.inspect.run_state.events import RoleState
 
@@ -148,8 +163,8 @@ def _status_of(role: Mapping[str, Any]) -> RoleStatus:
 
 
 def _measured(state: RunState) -> dict[str, Any]:
+    from pipelines.inspect.run_state.evaluation import unmeasured_rounds
     from pipelines.inspect.run_state.rates import progress, seconds_left
-    from pipelines.inspect.run_state.state import unmeasured_rounds
     from pipelines.present.view.state_json import measured
 
     last, before = state.evaluation, state.first_evaluation
@@ -186,13 +201,12 @@ def _liveness_text(report: Mapping[str, Any] | None) -> str:
 
 
 def _status_lines(
-    run: RunFolder, state: RunState, roles: Mapping[str, Mapping[str, Any]], problem: str | None
+    run: RunFolder, state: RunState, phase: str, roles: Mapping[str, Mapping[str, Any]], problem: str | None
 ) -> Iterator[str]:
     from pipelines.present.view.panels import fact_lines
     from pipelines.present.view.text import phase_name, steps_text, with_downtime
 
-    phase = "training" if state.step else "starting"
-    phase = phase_name((run.state.get("phase") or phase) if run.supervised else phase)
+    phase = phase_name(phase)
     status = {"running": f"running, {phase}", "died": f"died in phase {phase}"}.get(run.status, run.status)
     if not run.supervised and run.status in ("died", "failed"):
         status = f"{_names_of(roles, run.status)} {run.status}, {phase}"
@@ -204,7 +218,7 @@ def _status_lines(
         yield f"  resume      {run_command(run.folder, 'runs resume')}"
     yield from [f"  {'kafka':<12}{problem}"] if problem else ()
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
-    yield from (f"  {name:<12}{_role_text(role)}" for name, role in roles.items() if _is_listed(run))
+    yield from (f"  {name:<12}{_role_text(name, role)}" for name, role in roles.items() if _is_listed(run))
     if run.status == "running" and run.supervised:
         yield f"  {'supervisor':<12}pid {run.state.get('pid')}"
     yield f"  {'folder':<12}{run.folder}"
@@ -219,11 +233,14 @@ def _names_of(roles: Mapping[str, Mapping[str, Any]], status: str) -> str:
     return ", ".join(name for name, role in roles.items() if role.get("status") == status)
 
 
-def _role_text(role: Mapping[str, Any]) -> str:
+def _role_text(name: str, role: Mapping[str, Any]) -> str:
     """Return the status of a role, its processes by their names, and what its process does."""
-    parts = [role["status"]]
+    parts = [role["status"] + described(name).removeprefix(name)]
     parts += [f"pid {role['pid']}"] if role.get("pid") else []
     if "respawner" in role and role["alive"]:
         parts.append(f"respawner {role['respawner'] or 'has ended'}")
     parts += [f"{role['restarts']} restart{'s' * (role['restarts'] > 1)}"] if role.get("restarts") else []
-    return ", ".join(parts) + (_liveness_text(role["liveness"]) if role["alive"] else "")
+    text = ", ".join(parts) + (_liveness_text(role["liveness"]) if role["alive"] else "")
+    if not (role["alive"] and role.get("last_error")):
+        return text
+    return f"{text}\n  {'':<12}last ended {time.time() - role['last_ended_at']:.0f} s ago: {role['last_error']}"

@@ -131,6 +131,10 @@ class Address(Brokers):
         return connect(self.run, self.brokers, self.command_config, read_only=True)
 
 
+class RunStarting(RuntimeError):
+    """The run has no topics yet."""
+
+
 def connect(
     run: str | None,
     brokers: str | None,
@@ -201,7 +205,7 @@ def read_state(run: str | None, runs: Path) -> dict[str, str]:
         raise typer.BadParameter(f"{error}; or give --bootstrap-server") from None
     state = {key: found.state.get(key) or "" for key in ("run", "bootstrap_servers", "client_properties")}
     if found.status == "running" and not (state["bootstrap_servers"] or state["client_properties"]):
-        raise RuntimeError(f"run {found.run} is starting and has no topics yet: try again in a moment")
+        raise RunStarting(f"run {found.run} is starting and has no topics yet: try again in a moment")
     if not state["run"] or not (state["bootstrap_servers"] or state["client_properties"]):
         raise typer.BadParameter(f"{found.folder} has no address of the run's Kafka: give --bootstrap-server")
     return state

@@ -32,7 +32,7 @@ def run(
     """Train a model with all pipelines on this machine: broker, warm start, roles, evaluation, audit and report.
 
     All results are in runs/NAME. Exits with 0 if the goal was reached and the audit passed: no trajectory lost or
-    trained twice. Before anything is started the settings, this machine, the model's files, and the first prompts
+    trained twice. Before a broker is started the settings, this machine, the model's files, and the first prompts
     with their rewards and environments are checked, and all problems are reported at once; --check does only that.
 
     \b

@@ -11,8 +11,8 @@ import typer
 
 from infra.escaping import print_escaped
 from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
-from pipelines.inspect.run_files import LOGS
-from pipelines.inspect.run_folders import RUNS
+from pipelines.inspect.run_files import LOGS, SUBMITTED
+from pipelines.inspect.run_folders import RUNS, RunFolder
 from pipelines.present.output import Report, RowOutput, table
 
 POLL_S = 0.5
@@ -74,6 +74,9 @@ def resume_command(
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting from now on; may be repeated."),
     ] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Use data, code and model files that have changed since the start.")
+    ] = False,
     run: RunOption = None,
     folder: RunsFolder = RUNS,
     json: JsonOption = False,
@@ -85,6 +88,9 @@ def resume_command(
     successor continues. A run of `laminar run` continues in the
     foreground until it reaches its goal, with its own broker. A run that has reached its goal continues with more
     optimizer steps; its model so far stays as model-STEPS.
+
+    A run is not resumed if a file that it reads has changed since it started: prompts, held-out questions, the code of
+    rewards, environments and agents with what it imports beside it, the model's folder.
 
     \b
     Examples:
@@ -104,23 +110,36 @@ def resume_command(
         return Report(nothing, lambda: f"nothing to resume: {text}", as_json=json)
     stopped = found.supervised and found.status != "running"
     if changes and not stopped:
-        raise typer.BadParameter("settings change only when a stopped run of `laminar run` resumes", param_hint="--set")
+        raise typer.BadParameter(_unchangeable(found), param_hint="--set")
     submitted = submissions(found.folder)
     absent = [each for each in submitted if each.state != "removed" and each.respawner() is None]
-    check_submissions(absent)
+    check_submissions(found.folder, absent, accept_changes=accept_changes)
     resumed = [start_respawner(each) for each in absent]
     if stopped:
         from pipelines.run.local import resume_locally
         from pipelines.run.stop_requests import StopRequests
 
         stops = context.with_resource(StopRequests(final=bool(context.obj)))
-        return resume_locally(found, stops, changes=changes or [], as_json=json)
+        return resume_locally(found, stops, changes=changes or [], accept_changes=accept_changes, as_json=json)
     data = {"run": found.run, "resumed": {each.role.name: each.pid for each in resumed}}
     names = ", ".join(each.role.name for each in resumed)
     text = f"resumed run {found.run}: {names}" if resumed else f"nothing to resume: all of run {found.run} is running"
     if removed := [each.role.name for each in submitted if each.state == "removed"]:
         text += f"; ended for good: {', '.join(removed)} (`{laminar_command()} submit ... --detach` starts them again)"
     return Report(data, lambda: text, as_json=json)
+
+
+def _unchangeable(found: RunFolder) -> str:
+    """Why a resumption cannot change settings of a run that is running or was submitted, and how they are changed."""
+    from pipelines.inspect.run_folders import laminar_command, run_command
+
+    if found.supervised:
+        return f"run {found.run} is running: stop it before with `{run_command(found.folder, 'runs stop')}`"
+    return (
+        f"each role of run {found.run} was submitted with a configuration of its own, in {found.folder / SUBMITTED}/: "
+        f"end the role with `{run_command(found.folder, 'runs stop --role ROLE')}`, then submit it again with "
+        f"`{laminar_command()} submit ROLE {found.folder / SUBMITTED}/ROLE.toml --detach --set SECTION.KEY=VALUE`"
+    )
 
 
 def drain_command(

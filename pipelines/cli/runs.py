@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli import local_runs, pauses, run_commands, stop, trim
+from pipelines.cli import delete, local_runs, pauses, run_commands, stop, trim
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.inspect.audit.result import STAGES, Audit
@@ -23,7 +23,7 @@ MAX_NAMES = 20
 
 @app.callback()
 def runs() -> None:
-    """List, pause, resume, stop, audit and trim runs.
+    """List, pause, resume, stop, audit, trim and delete runs.
 
     \b
     Examples:
@@ -33,6 +33,7 @@ def runs() -> None:
       laminar runs pause
       laminar runs audit --run first
       laminar runs trim
+      laminar runs delete first
     """
 
 
@@ -46,6 +47,7 @@ app.command("resume")(run_commands.resume_command)
 app.command("drain")(run_commands.drain_command)
 app.command("compare")(run_commands.compare_command)
 app.command("trim")(trim.trim_command)
+app.command("delete")(delete.delete_command)
 
 
 @app.command()

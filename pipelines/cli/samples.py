@@ -13,6 +13,7 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, ColourOption, Connection, JsonOption, ModelOption
 from pipelines.cli.trajectory import model_of
 from pipelines.present.output import Report, Texts
+from schemas.records.versions import NAMES
 
 if TYPE_CHECKING:
     from pipelines.inspect.log.samples import SampleFilter
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from schemas.records import PolicyVersion
 
 app = Commands()
-_VERSION = re.compile(r"latest|\d{1,9}\.\d{1,9}")
 _PROMPT = re.compile(r"([pei](?:0|[1-9]\d{0,17}))(?:\.\d{1,6})?")
 DEFAULT_COUNT, DEFAULT_CHANGES = 3, 5
 
@@ -75,7 +75,7 @@ def samples(
     from pipelines.present.sample_text import SampleStyle, comparison_json, comparison_texts, group_texts, groups_json
 
     names = [name.strip() for name in (version or "").split(",") if name.strip()]
-    names += [word for word in prompts or () if names and _VERSION.fullmatch(word)]
+    names += [word for word in prompts or () if names and re.fullmatch(NAMES, word)]
     groups = frozenset(_group_id(word) for word in prompts or () if word not in names)
     _check(best, worst, diff, groups, names)
     comparing = diff or len(names) == 2

@@ -106,6 +106,8 @@ def submit(
         raise typer.BadParameter("--replica is only for rollout, and excludes --index", param_hint="--replica")
     if group_size > 1 and pipeline not in SHARDED:
         raise typer.BadParameter(f"{pipeline} has one process only", param_hint="--group-size")
+    if group_size > 1 and (detach or dry_run):
+        raise typer.BadParameter("a group runs in the foreground and without --dry-run", param_hint="--group-size")
     if machine is not None and (pipeline != "relay" or index):
         raise typer.BadParameter("--machine is only for relay, and excludes --index", param_hint="--machine")
     if group_size > 1:
@@ -127,11 +129,17 @@ def submit(
             return _detached(loaded, pipeline, index, runner, context.args, json)
         if dry_run:
             return _outlined(loaded, config, pipeline, index, runner, context.args, svg, json)
+        from pipelines.run.submission.detached import refuse_submitted
+
+        if loaded.run.name:
+            refuse_submitted(loaded, pipeline, index)
+        from infra.kafka.admin import OtherPartitions
         from infra.kafka.log_gaps import CannotResume
         from operators.prompts.question import SourceError
         from pipelines.run.run_guard import RunFailing
         from pipelines.run.submission.guard import claimed_store, guarded, prepare
     process = submitted_process(loaded, pipeline, index)
+    cannot_run = (RunFailing, ConfigError, SourceError, CannotResume, OldRelease, OtherPartitions)
     configure_logging()
     try:
         prepare(loaded, process, lambda line: print_escaped(line, err=True))
@@ -140,7 +148,7 @@ def submit(
                 import_pipeline(role)
         with claimed_store(loaded, process), guarded(loaded, process):
             run_process(loaded, process, runner, context.args)
-    except (RunFailing, ConfigError, SourceError, CannotResume, OldRelease) as error:  # another start would fail again
+    except cannot_run as error:  # another start would fail again
         raise _cannot_run(error) from None
     except KeyboardInterrupt:  # before the pipeline runs; from then on Ctrl-C drains it
         raise typer.Exit(130) from None
@@ -177,17 +185,18 @@ def _outlined(
 ) -> Report:
     from dataclasses import asdict, replace
 
-    from pipelines.run.run_names import with_run_name
+    from pipelines.run.run_names import UNNAMED, with_run_name
     from pipelines.run.submission import drawing
-    from pipelines.run.submission.outline import existing_topics, outline
+    from pipelines.run.submission.outline import outline
+    from pipelines.run.topics import existing_topics
 
-    config = with_run_name(config, file)
+    unnamed = [] if config.run.name else [UNNAMED]
+    config = with_run_name(config, file)  # an example, to show the topics
     named = config.kafka.bootstrap_servers or config.kafka.client_properties
-    existing, problem = existing_topics(config) if named else ({}, None)
+    existing, problems = existing_topics(config) if named else ({}, [])
     process = submitted_process(config, pipeline, index)
     found = outline(config, process, runner, beam_options, existing)
-    if problem is not None and problem not in found.missing:
-        found = replace(found, missing=(*found.missing, problem))
+    found = replace(found, missing=tuple(dict.fromkeys([*unnamed, *found.missing, *problems])))
     if svg is not None:
         svg.write_text(drawing.svg(found), encoding="utf-8")
     return Report(asdict(found), lambda: drawing.text(found), as_json=json, exit_code=1 if found.missing else 0)
@@ -195,11 +204,15 @@ def _outlined(
 
 def _detached(config: Config, pipeline: str, index: int, runner: str, beam_options: list[str], json: bool) -> Report:
     from pipelines.config import ConfigError
+    from pipelines.run.run_names import UNNAMED
     from pipelines.run.submission.detached import detach
 
     if not config.run.name:
-        raise ConfigError("run.name is not set; it names the run whose topics the pipeline reads and writes")
-    submission = detach(config, pipeline, index, runner, beam_options)
+        raise _cannot_run(ConfigError(UNNAMED))
+    try:
+        submission = detach(config, pipeline, index, runner, beam_options)
+    except ConfigError as error:
+        raise _cannot_run(error) from None
     name = submission.role.name
     data = {"role": name, "run": config.run.name, "respawner": submission.pid, "log": str(submission.log)}
     text = f"submitted {name} of run {config.run.name}: respawner {submission.pid}, log {submission.log}"

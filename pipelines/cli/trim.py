@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.sizes import size_text
 from pipelines.cli.options import Brokers, JsonOption, RunOption, RunsFolder, connect
 from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report, table
+from pipelines.present.progress import Progress
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipelines.cli.options import Connection
     from pipelines.trim.plan import TrimPlan
     from schemas.records import PolicyVersion
 
@@ -22,7 +27,9 @@ def trim_command(
     kafka: Brokers,
     version: Annotated[
         str | None,
-        typer.Option("--version", metavar="VERSION", help="epoch.number; by default the newest with a checkpoint."),
+        typer.Option(
+            "--version", metavar="VERSION", help="epoch.number (1.12); by default the newest with a checkpoint."
+        ),
     ] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Delete the records; without it, a dry run.")] = False,
     run: RunOption = None,
@@ -32,43 +39,62 @@ def trim_command(
     """Delete the oldest records of a run's log, up to a version that has a checkpoint. Dry run unless --execute.
 
     Only records of settled trajectories that no restart, export or consumer group needs are deleted. A trim point with
-    their counts and hashes is written first, and the checkpoint is copied to trim-points/ in the run's folder. Audit,
+    their counts and hashes is written first, and the checkpoint is kept in trim-points/ in the run's folder. Audit,
     replay and lineage then begin at the trim point; the audit's counts do not change. The run may keep running. Exits
-    with 1 if the audit fails.
+    with 1 if the audit fails. Kafka frees disk space by whole segments (segment.bytes, by default 1 GiB): a small log
+    stays as large as it is.
 
     \b
     Examples:
       laminar runs trim
       laminar runs trim --run first --version 1.200 --execute
     """
+    from pipelines.inspect.run_folders import find_run
+
+    with Progress("connecting to the run's Kafka") as progress:
+        connection = connect(run, kafka.brokers, kafka.command_config, folder, read_only=not execute)
+        return _trim(connection, find_run(folder, run or connection.run).folder, version, progress, execute, json)
+
+
+def _trim(
+    connection: Connection,
+    run_folder: Path,
+    version: str | None,
+    progress: Progress,
+    execute: bool,
+    json: bool,
+) -> Report:
     from infra.models.checkpoint_list import list_checkpoints
     from pipelines.config import load_config
-    from pipelines.inspect.run_folders import config_file, find_run
+    from pipelines.inspect.run_folders import config_file
     from pipelines.training_step import checkpoints_of
-    from pipelines.trim.plan import TrimRefused, plan_trim
+    from pipelines.trim.plan import TrimRefused, freed_bytes, plan_trim
     from pipelines.trim.plan import execute as execute_trim
     from schemas.records import PolicyVersion
 
-    connection = connect(run, kafka.brokers, kafka.command_config, folder, read_only=not execute)
-    run_folder = find_run(folder, run or connection.run).folder
     if (file := config_file(run_folder)) is None:
         raise RuntimeError(f"{run_folder} has no configuration, which says where the checkpoints are")
     config = load_config(file)
     checkpoints = {PolicyVersion.parse(each.name): each for each in list_checkpoints(checkpoints_of(config))}
     try:
-        plan = plan_trim(connection.client, connection.run, checkpoints, _parsed(version))
+        chosen = _named(version, checkpoints)
+        plan = plan_trim(connection.client, connection.run, checkpoints, chosen, begin=progress.begin)
     except TrimRefused as refusal:
         reason = str(refusal)
         return Report(
             {"run": connection.run, "executed": False, "refused": reason}, lambda: reason, as_json=json, exit_code=1
         )
+    log = run_folder / "kafka" / "log"
+    freed = freed_bytes(log, plan) if log.is_dir() else None
     if execute:
+        progress.begin("writing the trim point, and deleting records")
         execute_trim(connection.client, plan, run_folder)
     data: dict[str, Any] = {
         "run": connection.run,
         "executed": execute,
         "trim_point": plan.trim_point.number,
         "version": str(plan.trim_point.version),
+        "freed_bytes": freed,
         "checkpoint": plan.trim_point.checkpoint or None,
         "closed_below": dict(zip(plan.trim_point.purposes, plan.trim_point.closed_below, strict=True)),
         "counts": dict(zip(plan.trim_point.count_names, plan.trim_point.counts, strict=True)),
@@ -77,11 +103,14 @@ def trim_command(
     return Report(data, lambda: _text(data, plan), as_json=json)
 
 
-def _parsed(version: str | None) -> PolicyVersion | None:
+def _named(version: str | None, checkpoints: Collection[PolicyVersion]) -> PolicyVersion | None:
     from schemas.records import PolicyVersion
+    from schemas.records.versions import named_version
 
+    if version is None:
+        return None
     try:
-        return None if version is None else PolicyVersion.parse(version)
+        return named_version(version, checkpoints) or PolicyVersion.parse(version)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--version") from error
 
@@ -103,6 +132,9 @@ def _text(data: dict[str, Any], plan: TrimPlan) -> Any:
         f"the log of run {plan.run} {verb} at version {data['version']}: {records:,} records, {size:,} bytes {deleted}"
     ]
     lines.append(f"counts in the trim point: {counts or 'none'}")
+    if (freed := data["freed_bytes"]) is not None:
+        worth = "" if freed else ", so this trim frees nothing yet: wait until the log has grown"
+        lines.append(f"on disk: {size_text(freed)}. Kafka deletes whole segments, of 1 GiB by default{worth}")
     if not data["executed"]:
         lines.append("Dry run: nothing was deleted. Use --execute.")
     return Group(table(data["partitions"], COLUMNS), *lines)

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from infra.escaping import print_escaped
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Connection, JsonOption
+from pipelines.cli.options import Address, Connection, JsonOption, RunStarting
 from pipelines.inspect.run_state.local_run import in_phase, started_run, stopped_run
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.present.output import Report
 from pipelines.present.view.state_json import state_to_json
+from pipelines.present.view.text import phase_name
 from pipelines.present.view.watch import Watch
 from schemas.topics import METRICS, REPLICAS
 
@@ -42,6 +44,7 @@ def watch(
     """Watch a run: reward, accuracy, staleness, speed, lag, replicas. Joins no consumer group; works on any machine.
 
     On a terminal the view is redrawn until you press Ctrl-C; otherwise, and of a stopped run, one snapshot is printed.
+    Of a run that is starting on this machine, it waits for the topics.
 
     \b
     Examples:
@@ -49,7 +52,7 @@ def watch(
       laminar watch --run first -b kafka:9092
       laminar watch --json | jq .reward
     """
-    connection, local = address.open_log(), _local_run(address)
+    connection, local = _connect(address)
     with attached(connection, local) as watching:
         state = catch_up(watching)
         ended = local is not None and not local.supervised and local.status != "running"
@@ -64,6 +67,30 @@ def watch(
         with suppress(KeyboardInterrupt), LiveView(console(), connection.run) as view:
             follow(watching, view)
     return None
+
+
+def _connect(address: Address) -> tuple[Connection, RunFolder | None]:
+    """Return the run's Kafka and its folder on this machine; while the run starts, wait until it has its topics."""
+    from infra.kafka.ranges import UnknownTopic, partition_ranges
+    from infra.kafka.readiness import BrokerUnreachable
+
+    printed = ""
+    while True:
+        local = _local_run(address)
+        try:
+            connection = address.open_log()
+            partition_ranges(connection.client, REPLICAS.name(connection.run))
+            return connection, local
+        except (RunStarting, UnknownTopic, BrokerUnreachable) as error:
+            if local is None or local.status != "running":
+                raise
+            if isinstance(error, BrokerUnreachable) and not local.supervised:
+                raise
+            line = f"waiting for the topics of run {local.run}, which is starting: {phase_name(local.state['phase'])}"
+        if line != printed:
+            print_escaped(line, err=True)
+            printed = line
+        time.sleep(REFRESH_S)
 
 
 def follow(watching: Watch, view: LiveView) -> NoReturn:

@@ -40,6 +40,16 @@ def store_root(connection: Connection, config: Config | None, given: Path | None
     return Path(configured) if configured not in ("", "auto") else default_root(connection.run)
 
 
+def existing_store(root: Path) -> WeightStore:
+    """Open the weight store in `root`, and create none. Raises VersionGone if there is none."""
+    if not root.is_dir():
+        raise VersionGone(
+            f"there is no weight store {root}: a run removes its store when it ends; `laminar weights list` shows "
+            "where its versions are, `laminar weights pull` writes one to a folder"
+        )
+    return WeightStore(root)
+
+
 def verify(store: WeightStore, manifest: WeightVersion) -> list[Row]:
     """Return a row for each check of the bytes in `store` against `manifest`. Raises VersionGone."""
     with store.read(manifest.version) as data:
@@ -89,11 +99,9 @@ def pull_from_store(root: Path, manifest: WeightVersion, model: Path, folder: Pa
     Returns the source; None if the store does not have the version. Raises FileExistsError, FileNotFoundError for a
     model folder without configuration.
     """
-    if not root.is_dir():
-        return None
     try:
         with (
-            WeightStore(root) as store,
+            existing_store(root) as store,
             store.read(manifest.version, manifest.blake3) as data,
             _beside(model, folder) as file,
         ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = Commands(no_args_is_help=True)
 VersionArgument = Annotated[
-    str, typer.Argument(metavar="VERSION", help="epoch.number, or `latest`.", show_default=False)
+    str, typer.Argument(metavar="VERSION", help="epoch.number (1.12), or `latest`.", show_default=False)
 ]
 StoreOption = Annotated[
     Path | None, typer.Option("--store", metavar="DIR", help="This machine's weight store; by default the run's.")
@@ -99,12 +99,11 @@ def verify(
       laminar weights verify
       laminar weights verify 1.12 --json | jq 'all(.[]; .matches)'
     """
-    from infra.store.weight_store import WeightStore
-    from pipelines.cli.weight_bytes import store_root
+    from pipelines.cli.weight_bytes import existing_store, store_root
     from pipelines.cli.weight_bytes import verify as verify_bytes
 
     connection, (manifest,) = _find([version], address)
-    with WeightStore(store_root(connection, _config(address.folder), store)) as opened:
+    with existing_store(store_root(connection, _config(address.folder), store)) as opened:
         rows = verify_bytes(opened, manifest)
     differs = any(not row["matches"] for row in rows)
     columns = ("check", "manifest", "store", "matches")
@@ -125,12 +124,11 @@ def diff(
     Examples:
       laminar weights diff 1.11 1.12
     """
-    from infra.store.weight_store import WeightStore
     from pipelines.cli.weight_bytes import diff as diff_bytes
-    from pipelines.cli.weight_bytes import store_root
+    from pipelines.cli.weight_bytes import existing_store, store_root
 
     connection, (before, after) = _find([old, new], address)
-    with WeightStore(store_root(connection, _config(address.folder), store)) as opened:
+    with existing_store(store_root(connection, _config(address.folder), store)) as opened:
         rows = diff_bytes(opened, before, after)
     return RowOutput(
         [rows],
@@ -243,7 +241,7 @@ def publish(
 def _find(versions: list[str], address: Address) -> tuple[Connection, list[WeightVersion]]:
     """Return the connection and the manifests of `versions`. Raises as `find_version` does."""
     for version in versions:
-        _parsed(version)  # reject an invalid version before connecting
+        _named(version, ())  # reject an invalid version before connecting
     connection = address.open_log()
     manifests = Manifests(connection.client, connection.run)
     return connection, [manifests[find_version(connection, manifests, version)] for version in versions]
@@ -252,18 +250,18 @@ def _find(versions: list[str], address: Address) -> tuple[Connection, list[Weigh
 def find_version(
     connection: Connection, manifests: Mapping[PolicyVersion, WeightVersion], version: str
 ) -> PolicyVersion:
-    """Return the version that `version` names: `latest` or epoch.number.
+    """Return the version that `version` names: `latest`, epoch.number or v12.
 
     Raises typer.BadParameter for an invalid version, RuntimeError if the run does not have it.
     """
-    parsed = _parsed(version)
+    found = _named(version, manifests)
     if not manifests:
         raise RuntimeError(f"run {connection.run} has no weights yet")
-    if parsed is not None and parsed not in manifests:
+    if found is None:
         raise RuntimeError(
-            f"run {connection.run} has no version {parsed}; its versions: {min(manifests)} to {max(manifests)}"
+            f"run {connection.run} has no version {version}; its versions: {min(manifests)} to {max(manifests)}"
         )
-    return parsed or max(manifests)
+    return found
 
 
 def _config(folder: Path | None) -> Config | None:
@@ -322,8 +320,10 @@ def _manifest_text(manifest: WeightVersion) -> str:
     return "\n".join(text)
 
 
-def _parsed(text: str) -> PolicyVersion | None:
+def _named(text: str, versions: Collection[PolicyVersion]) -> PolicyVersion | None:
+    from schemas.records.versions import named_version
+
     try:
-        return None if text == "latest" else PolicyVersion.parse(text)
+        return named_version(text, versions)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="VERSION") from error

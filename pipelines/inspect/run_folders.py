@@ -29,7 +29,7 @@ RUNS = Path("runs")
 SAME_START_S = 1.0
 """A larger difference between a process's start and state.json means that its pid was reused."""
 
-Status = Literal["running", "ended", "stopped", "failed", "died", "unreadable"]
+Status = Literal["running", "ended", "stopped", "failed", "died", "unreadable", "deleting"]
 
 
 class NoSuchRun(RuntimeError):
@@ -41,7 +41,7 @@ class RunFolder:
     """A run's folder, its state from state.json, and its status.
 
     stopped: by a person, before its goal. died: the supervisor process is gone, but has not recorded the run's end.
-    unreadable: state.json is damaged.
+    unreadable: state.json is damaged. deleting: `laminar runs delete` was killed; its folder is `being_deleted`.
     """
 
     folder: Path
@@ -107,12 +107,26 @@ def check_release(state: Mapping[str, Any], path: Path) -> None:
 
 def list_runs(runs: Path) -> list[RunFolder]:
     """The runs under `runs`, newest first. One with a damaged state.json is `unreadable`; its state has the error."""
-    found = {path.parent for name in (STATE_FILE, SUBMITTED) for path in runs.glob(f"*/{name}")}
+    found = {path.parent for name in (STATE_FILE, SUBMITTED) for path in runs.glob(f"[!.]*/{name}")}
     folders = sorted(folder for folder in found if not folder.is_symlink())
-    return sorted(map(_read_any, folders), key=lambda run: run.started_at, reverse=True)
+    deleting = [
+        RunFolder(folder, {"run": folder.name[1 : -len(_DELETING)]}, "deleting")
+        for folder in sorted(runs.glob(f".*{_DELETING}"))
+        if folder.is_dir() and not folder.is_symlink()
+    ]
+    return [*sorted(map(read_any, folders), key=lambda run: run.started_at, reverse=True), *deleting]
 
 
-def _read_any(folder: Path) -> RunFolder:
+_DELETING = ".deleting"
+
+
+def being_deleted(folder: Path) -> Path:
+    """The folder that `laminar runs delete` makes of the run's `folder` until all its files are gone."""
+    return folder.with_name(f".{folder.name}{_DELETING}")
+
+
+def read_any(folder: Path) -> RunFolder:
+    """As `read_run`; a run with a damaged state.json, or of an old release, is `unreadable`. Raises NoSuchRun."""
     try:
         return read_run(folder)
     except (OSError, ValueError, OldRelease) as error:
@@ -128,7 +142,7 @@ def folder_of(runs: Path, run: str | None) -> Path:
         return Path(run) if "/" in run else runs / run
     if (runs / LATEST).exists():
         return runs / (runs / LATEST).resolve().name
-    known = list_runs(runs)
+    known = [each for each in list_runs(runs) if each.status != "deleting"]
     if not known:
         raise NoSuchRun(f"there is no run yet under {runs}/: name a run of another folder by its path, --run DIR/NAME")
     return known[0].folder
@@ -273,6 +287,9 @@ def _submitted_role(submission: Submission) -> dict[str, Any]:
         "alive": submission.status in ("up", "unsupervised"),
         "status": submission.status,
         "error": submission.error,
+        "last_error": submission.last_error,
+        "last_ended_at": submission.last_ended_at,
+        "log": str(submission.log),
     }
 
 

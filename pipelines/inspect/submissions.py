@@ -2,6 +2,7 @@
 
 submitted/score.json     what was requested, its respawner and its process, and its state
 submitted/score.toml     the whole configuration at that time
+submitted/score.inputs   the fingerprints of the files that it reads
 logs/score.log           its log
 """
 
@@ -28,7 +29,8 @@ SubmissionStatus = Literal["up", "unsupervised", "died", "ended", "failed", "rem
 class Submission:
     """A submitted role of the run in `folder`; `state` is what was written last, `error` why it failed.
 
-    `pid` is its respawner, `worker` the process of the pipeline, which the respawner starts.
+    `pid` is its respawner, `worker` the process of the pipeline, which the respawner starts. `last_error` is why the
+    process ended before its last restart, at `last_ended_at` in Unix seconds.
     """
 
     folder: Path
@@ -43,6 +45,8 @@ class Submission:
     restarts: int = 0
     state: State = "up"
     error: str | None = None
+    last_error: str | None = None
+    last_ended_at: float | None = None
 
     @property
     def role(self) -> Role:
@@ -58,6 +62,11 @@ class Submission:
     def config(self) -> Path:
         """Its configuration file."""
         return self.file.with_suffix(".toml")
+
+    @property
+    def inputs(self) -> Path:
+        """The record of the files that it reads."""
+        return self.file.with_suffix(".inputs")
 
     @property
     def log(self) -> Path:

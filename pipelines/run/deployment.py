@@ -12,7 +12,8 @@ from infra.deploy.compose import compose_file
 from infra.deploy.kubernetes import kubernetes_files
 from infra.deploy.plan import DeploymentPlan, Placement, Unit
 from infra.deploy.role_acls import role_acls
-from operators.trainer.memory_plan import GIB, offloaded_bytes, plan_rank, shape_of
+from infra.sizes import GIB
+from operators.trainer.memory_plan import offloaded_bytes, plan_rank, shape_of
 from pipelines.config import Config, load_config
 from pipelines.roles import AUTOSCALER, SHARDED, pipelines_of, roles_of
 from pipelines.run.deployment_checks import check_deployable

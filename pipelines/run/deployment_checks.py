@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from infra.deploy.plan import SECRETS
-from pipelines.config import Config, ConfigError
+from pipelines.config import Config, ConfigProblems
+from pipelines.run.paths import files_read
+from pipelines.run.preflight import unknown_environments
+from pipelines.run.run_names import UNNAMED
+
+_IN_SECRETS = ("kafka.", "relay.", "gateway.")
+"""Sections whose files are in Secrets."""
 
 
 def check_deployable(config: Config, file: Path) -> None:
-    """Raise ConfigError if `config`, read from `file`, cannot be deployed, with all problems."""
+    """Raise ConfigProblems if `config`, read from `file`, cannot be deployed, with all problems."""
     if problems := deployment_problems(config):
-        raise ConfigError(f"{file} cannot be deployed: {'; '.join(problems)}")
+        raise ConfigProblems(problems, f"{file} cannot be deployed")
 
 
 def deployment_problems(config: Config) -> list[str]:
     """Why the configuration cannot be deployed, each with the setting to change."""
-    if not config.run.name:
-        return ["run.name is not set: it names the run whose topics the roles read and write"]
-    volume, found = PurePosixPath(config.deploy.volume_path), []
+    found = [] if config.run.name else [UNNAMED]
     if config.has_gateway:
         found.append("[agents] and [gateway] are not deployed yet: submit both roles on a machine that agents reach")
     if config.autoscaling is not None and config.autoscaling.actuator == "local":
         found.append("autoscaling.actuator is 'local': in a cluster set 'kubernetes', or a command")
     if not config.kafka.bootstrap_servers:
         found.append("kafka.bootstrap_servers is not set: name the brokers as pods reach them")
-    in_volume = {"run.folder": str(config.run.folder)} | ({} if config.emulated else {"model.path": config.model.path})
-    for key, path in in_volume.items():
-        if volume not in (PurePosixPath(path), *PurePosixPath(path).parents):
-            found.append(f"{key} is {path!r}, but must be below deploy.volume_path ({volume}), which all pods mount")
+    found += unknown_environments(config)
+    found += _outside_volume(config)
     if not config.emulated and config.relay.listen == "127.0.0.1":
         found.append('relay.listen is 127.0.0.1: with "0.0.0.0" the relays of other machines can connect')
     for key, gpus in (("trainer.gpus", config.trainer.gpus), ("rollout.gpus", config.rollout.gpus)):
@@ -46,3 +49,26 @@ def deployment_problems(config: Config) -> list[str]:
     if (name := PurePosixPath(config.kafka.client_properties).name) not in ("", "{role}.properties"):
         found.append(f"kafka.client_properties names {name}, but must name {{role}}.properties: each role has a Secret")
     return found
+
+
+def volume_files(config: Config) -> list[tuple[str, str]]:
+    """The model and the files that the roles read from the volume, each with its setting."""
+    model = [] if config.emulated else [("model.path", config.model.path)]
+    files = [(key, str(path)) for key, path in files_read(config) if not key.startswith(_IN_SECRETS)]
+    return list(dict.fromkeys([*model, *files]))
+
+
+def _outside_volume(config: Config) -> Iterator[str]:
+    volume = PurePosixPath(config.deploy.volume_path)
+    written = [("run.folder", str(config.run.folder))]
+    if config.trainer.checkpoint_folder and "://" not in config.trainer.checkpoint_folder:
+        written.append(("trainer.checkpoint_folder", config.trainer.checkpoint_folder))
+    for key, path in (*written, *volume_files(config)):
+        if volume not in (PurePosixPath(path), *PurePosixPath(path).parents):
+            place = f"must be below deploy.volume_path ({volume}), which all containers mount"
+            copy = (
+                ""
+                if (key, path) in written
+                else f": copy it there, and set the path {volume / PurePosixPath(path).name}"
+            )
+            yield f"{key} is {path!r}, but {place}{copy}"

@@ -12,7 +12,7 @@ from typing import Any
 from infra.store.ownership import remove_store
 from pipelines.inspect.run_state.events import RoleStatus
 from pipelines.roles import CANNOT_RUN, RoleProcess
-from pipelines.run.restarts import Restarts
+from pipelines.run.restarts import Restarts, exit_text
 from pipelines.run.zygote_process import CLOSE_S, ZygoteEnded, ZygoteProcess
 
 EXCUSED_PAUSE_S = 1.0
@@ -140,7 +140,7 @@ class Fleet:
             raise RoleFailed(f"{name} died {member.deaths.rate()}; last error: {last_line(log)} (see {log})")
         member.restarts += 1
         member.due = time.monotonic() + pause
-        self._note(f"{name} {_exit_text(code)}; restarting it")
+        self._note(f"{name} {exit_text(code)}; restarting it")
 
     def _start(self, name: str, member: FleetMember) -> None:
         self._zygote.send(
@@ -160,9 +160,9 @@ class Fleet:
         log, was_ready, code = self._logs / "zygote.log", self._zygote.ready, self._zygote.reap()
         if self._zygote_deaths.record_death() is None or (code >= 0 and not was_ready):  # an import error would repeat
             raise RoleFailed(
-                f"the zygote process, which starts the roles, {_exit_text(code)}: {last_line(log)} (see {log})"
+                f"the zygote process, which starts the roles, {exit_text(code)}: {last_line(log)} (see {log})"
             )
-        self._note(f"the zygote process {_exit_text(code)}, and all roles with it; restarting all of them")
+        self._note(f"the zygote process {exit_text(code)}, and all roles with it; restarting all of them")
         self._zygote = self._new_zygote()
         for member in self.members.values():
             died = member.pid is not None
@@ -177,7 +177,3 @@ def last_line(log: Path) -> str:
     """The last line in the log of a process."""
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     return lines[-1] if lines else "its log is empty"
-
-
-def _exit_text(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

@@ -16,6 +16,7 @@ from infra.http_client import post_json
 from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys
 from pipelines.config import load_config
 from pipelines.inspect.run_files import CONFIG_FILE
+from pipelines.inspect.run_folders import config_file, laminar_command, read_run
 
 ERROR_BYTES = 10_000
 
@@ -57,12 +58,22 @@ def access_of(folder: Path | None, holder: str) -> GatewayAccess:
     """
     if folder is None:
         raise GatewayError("there is no run on this machine: name one with --run, or give --url and --key")
-    config = load_config(folder / CONFIG_FILE)
+    file = config_file(folder)
+    if file is None:
+        read_run(folder)  # raises NoSuchRun if there is none
+        raise GatewayError(f"run {folder.name} has no configuration in {folder} yet: it is starting, or has failed")
+    config = load_config(file)
     if not config.has_gateway:
-        raise GatewayError(f"run {config.run.name} has no gateway: add a section [gateway] to its configuration")
+        raise GatewayError(
+            f"run {config.run.name} has no gateway, and an active run gets none: start a run with a section [gateway] "
+            f"in its configuration; `{laminar_command()} weights pull` writes a model of this one"
+        )
     address = folder / ADDRESS_FILE
     if not address.exists():
-        raise GatewayError(f"the gateway of run {config.run.name} has not started")
+        submitted = (
+            "" if (folder / CONFIG_FILE).is_file() else f": `{laminar_command()} submit gateway {file} --detach`"
+        )
+        raise GatewayError(f"the gateway of run {config.run.name} has not started{submitted}")
     named = "" if config.gateway is None else config.gateway.secret_file
     secret = read_secret(Path(named) if named else folder / SECRET_FILE)
     keys = EpisodeKeys(config.run.name, secret)

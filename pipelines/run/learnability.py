@@ -16,7 +16,7 @@ SMALL_MODEL = 30_000_000
 SMALL_RATE = 1e-5
 
 
-def _is_warm_start(config: Config) -> bool:
+def is_warm_start(config: Config) -> bool:
     """Whether the model is that of a warm start: a resumed run names it."""
     return Path(config.model.path).absolute().is_relative_to((config.run.folder / CACHE).absolute())
 
@@ -44,7 +44,7 @@ def unlearnable(config: Config) -> Iterator[str]:
 
 def doubtful_settings(config: Config) -> Iterator[str]:
     """Settings that are rarely meant."""
-    if config.warm_start is not None and config.model.path and not _is_warm_start(config):
+    if config.warm_start is not None and config.model.path and not is_warm_start(config):
         yield (
             "[warm_start] has no effect beside model.path: it creates and trains a small model of its own. Remove one "
             "of them; to warm up a model of yours, train it on worked answers before the run"

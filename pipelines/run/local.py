@@ -32,8 +32,9 @@ from pipelines.present.report.summary import summarise
 from pipelines.present.report.verdict import is_failing
 from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
+from pipelines.run.inputs import INPUTS_FILE, accept_inputs, changed_inputs, changed_text, record_inputs
 from pipelines.run.paths import with_absolute_paths
-from pipelines.run.preflight import gpu_problems, missing_requirements
+from pipelines.run.preflight import gpu_problems, missing_requirements, port_problems
 from pipelines.run.run_guard import RunFailing
 from pipelines.run.run_names import check_new, with_run_name
 from pipelines.run.state import RunStateFile, link_latest, remove_run
@@ -74,8 +75,11 @@ def run_locally(
     config = with_absolute_paths(with_run_name(config, file))
     check(config)
     folder = config.run_folder
+    if (folder / STATE_FILE).exists():  # of a run without topics
+        remove_run(folder, None)
     (folder / LOGS).mkdir(parents=True)
     before = link_latest(folder)
+    record_inputs(config, folder / INPUTS_FILE)
     steps, warn_steps = config.trainer.optimizer_steps, config.run.warn_steps
     state = RunStateFile(folder, config.run.name, steps, warn_steps=warn_steps)
     try:
@@ -100,20 +104,33 @@ def check_locally(config: Config, file: Path, *, as_json: bool = False) -> Repor
 
 
 def resume_locally(
-    run: RunFolder, stops: StopRequests, *, changes: Sequence[str] = (), as_json: bool = False
+    run: RunFolder,
+    stops: StopRequests,
+    *,
+    changes: Sequence[str] = (),
+    accept_changes: bool = False,
+    as_json: bool = False,
 ) -> Report:
     """Resume `run`, whose supervisor has ended, from its log and its newest checkpoint; otherwise as `run_locally`.
 
     `changes` ("section.key=value") of RESUMABLE keys hold from now on; more optimizer steps extend a run that has
-    reached its goal. Raises ConfigError if it ended before its topics were created, and for another change.
+    reached its goal. Files that the run reads and that have changed are used with `accept_changes` only. Raises
+    ConfigError if it ended before its topics were created, and for another change.
     """
     file = run.folder / CONFIG_FILE  # written after the run's topics are created, so their records are this run's
     if not file.exists():
         raise ConfigError(f"run {run.run} ended before its topics were created ({file} is missing): start a new run")
     config, before = load_config(file, changes), load_config(file)
     check_resumable(before, config)
-    if problems := problems_of(config, new=False):
+    problems = problems_of(config, new=False)
+    if (changed := changed_inputs(config, run.folder / INPUTS_FILE)) and not accept_changes:
+        problems.append(changed_text(run.folder, changed))
+    if problems:
         raise ConfigProblems(problems)
+    if changed:
+        accept_inputs(config, run.folder / INPUTS_FILE, changed)
+    elif not (run.folder / INPUTS_FILE).exists():  # the run of an earlier release
+        record_inputs(config, run.folder / INPUTS_FILE)
     if config.trainer.optimizer_steps > before.trainer.optimizer_steps:
         _keep_model(run.folder, before.trainer.optimizer_steps)
     now = time.time()
@@ -194,7 +211,8 @@ def _end_failed(state: RunStateFile, error: BaseException) -> None:
     except OSError as unwritten:
         error.add_note(f"{state.folder / STATE_FILE} could not be written: {unwritten}")
     if (state.folder / CONFIG_FILE).exists():
-        error.add_note(f"once that is fixed, resume the run: `{run_command(state.folder, 'runs resume')}`")
+        options = "--accept-changes" if isinstance(error, RunFailing) else ""  # the user's code is what is fixed
+        error.add_note(f"once that is fixed, resume the run: `{run_command(state.folder, 'runs resume', options)}`")
 
 
 def check_resumable(before: Config, after: Config) -> None:
@@ -239,4 +257,5 @@ def check(config: Config) -> None:
 
 def problems_of(config: Config, *, new: bool = True) -> list[str]:
     """All requirements of a new or resumed run that this machine does not meet, without running code of the user."""
-    return [*missing_requirements(config, new=new), *gpu_problems(config, visible_gpus())]
+    found = (missing_requirements(config, new=new), port_problems(config), gpu_problems(config, visible_gpus()))
+    return [problem for problems in found for problem in problems]

@@ -24,7 +24,7 @@ def with_absolute_paths(config: Config) -> Config:
             return f"{_absolute(script)}:{text.rpartition(':')[2]}" if script else text
         return text if not text or "://" in str(text) else _absolute(text)
 
-    mapped: Config = _mapped(config, "", absolute)
+    mapped: Config = map_paths(config, "", absolute)
     return mapped
 
 
@@ -38,17 +38,17 @@ def files_read(config: Config) -> list[tuple[str, Path]]:
             found.append((key.replace(".tasks.", ".").removesuffix(".name"), Path(file)))
         return text
 
-    _mapped(replace(config, kafka=config.kafka.for_role(ADMIN)), "", collect)
+    map_paths(replace(config, kafka=config.kafka.for_role(ADMIN)), "", collect)
     return found
 
 
-def _mapped(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:
-    """`value`, which stands at `key`, with the results of `change` in the place of its paths."""
+def map_paths(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:
+    """`value`, which stands at `key`, with the results of `change` in the place of its paths and hooks."""
     if isinstance(value, tuple):
-        return tuple(_mapped(item, key, change) for item in value)
+        return tuple(map_paths(item, key, change) for item in value)
     if is_dataclass(value):
         before = {field.name: getattr(value, field.name) for field in fields(value)}
-        after = {name: _mapped(each, f"{key}.{name}".lstrip("."), change) for name, each in before.items()}
+        after = {name: map_paths(each, f"{key}.{name}".lstrip("."), change) for name, each in before.items()}
         return value if after == before else replace(value, **after)  # type: ignore[type-var]
     return change(key, value) if key in _FILES or key in TARGETS else value
 

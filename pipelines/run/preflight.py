@@ -11,6 +11,8 @@ from pathlib import Path
 
 from infra.models.demo_config import PHRASES
 from infra.models.sizes import parameter_count
+from infra.sizes import size_text
+from operators.gateway.config import GatewayConfig
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
 from pipelines.inspect.run_folders import laminar_command
@@ -32,7 +34,7 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
     if config.emulated:
         yield from _emulation(config)
     elif config.model.path or not warm_start:
-        yield from _model(config)
+        yield from model_problems(config)
     elif config.warm_start is None:
         yield "model.path is not set: name a Hugging Face folder, or give a [warm_start] section"
     warm = config.warm_start if warm_start and not config.model.path else None
@@ -108,7 +110,8 @@ def _emulation(config: Config) -> Iterator[str]:
         yield "rollout.engine is 'emulated', which has no model: remove model.path and [warm_start]"
 
 
-def _model(config: Config) -> Iterator[str]:
+def model_problems(config: Config) -> Iterator[str]:
+    """What the folder of model.path lacks."""
     try:
         folder: Path = config.model_folder()
     except ConfigError as error:
@@ -121,21 +124,16 @@ def _model(config: Config) -> Iterator[str]:
 
 STATE_BYTES = 12
 """Of a checkpoint, per parameter: weights and two moments in float32."""
-WEIGHT_BYTES = 2
-"""Of a published version, per parameter, at least."""
 MIN_VERSIONS = 2
 """A store needs room for the version in use and the one that arrives."""
-GIB = 1 << 30
 
 
 def host_problems(config: Config, *, new: bool) -> Iterator[str]:
     """What this machine lacks for `config`; a run that is not `new` has written its checkpoints already."""
-    folder = Path(config.model.path)
     unwritable = _unwritable("run.folder", config.run_folder)
     if unwritable is not None:
         yield unwritable
-    if config.model.path and not config.emulated and folder.is_dir():
-        parameters = parameter_count(folder)
+    if parameters := _parameters(config):
         kept = config.trainer.checkpoints_kept + 1 if new else 1
         checkpoints = config.trainer.checkpoint_folder or str(config.run_folder)
         if "://" not in checkpoints and not (unwritable and checkpoints == str(config.run_folder)):
@@ -143,14 +141,35 @@ def host_problems(config: Config, *, new: bool) -> Iterator[str]:
             advice = "free some space, or lower trainer.checkpoints_kept"
             what = f"{kept} checkpoints of {parameters} parameters"
             yield from _room(key, Path(checkpoints), kept * parameters * STATE_BYTES, what, advice)
+    yield from store_problems(config)
+
+
+def port_problems(config: Config) -> Iterator[str]:
+    """The configured ports that no process of a run can listen at, on this machine and while no role runs."""
+    gateway = config.gateway or GatewayConfig()
+    for key, host, port in (
+        ("relay", config.relay.listen, config.relay.port),
+        ("gateway", gateway.host, gateway.port),
+    ):
+        if port and (reason := _port_problem(host, port)):
+            yield f"{key}.port: {host}:{port} cannot be used: {reason}"
+
+
+def store_problems(config: Config) -> Iterator[str]:
+    """That this machine's weight store has too little space for the model; what it holds already counts as space."""
+    if parameters := _parameters(config):
+        weight_bytes = 4 if config.rollout.weights_dtype == "float32" else 2
+        store, needed = store_folder(config), MIN_VERSIONS * parameters * weight_bytes
+        held = sum(file.stat().st_size for file in store.glob("*") if file.is_file()) if store.is_dir() else 0
+        advice = f"free some space (`{laminar_command()} doctor --clean`), or set relay.store to a larger place"
         what = f"{MIN_VERSIONS} weight versions of {parameters} parameters"
-        store, advice = (
-            store_folder(config),
-            f"free some space (`{laminar_command()} doctor --clean`), or set relay.store",
-        )
-        yield from _room("relay.store", store, MIN_VERSIONS * parameters * WEIGHT_BYTES, what, advice)
-    if config.relay.port and (reason := _port_problem(config.relay.listen, config.relay.port)):
-        yield f"relay.port: {config.relay.listen}:{config.relay.port} cannot be used: {reason}"
+        yield from _room("relay.store", store, needed, what, advice, held)
+
+
+def _parameters(config: Config) -> int:
+    """The parameters of the model; 0 if it is emulated, does not exist yet, or is not on this machine."""
+    folder = Path(config.model.path)
+    return parameter_count(folder) if config.model.path and not config.emulated and folder.is_dir() else 0
 
 
 def _existing(folder: Path) -> Path:
@@ -161,6 +180,8 @@ def _existing(folder: Path) -> Path:
 def _unwritable(key: str, folder: Path) -> str | None:
     """Why no file can be written into `folder`, which need not exist yet; None if one can."""
     place = _existing(folder)
+    if (file := next((each for each in (folder, *folder.parents) if each.is_file()), None)) is not None:
+        return f"{key}: {file} is a file: set another {key}"
     try:
         with tempfile.TemporaryFile(dir=place):  # access rights alone do not tell: root has them in /proc, too
             return None
@@ -169,11 +190,12 @@ def _unwritable(key: str, folder: Path) -> str | None:
         return f"{key}: {folder} cannot be written: no file can be created in {place} ({reason}): set another {key}"
 
 
-def _room(key: str, folder: Path, needed: int, what: str, advice: str) -> Iterator[str]:
+def _room(key: str, folder: Path, needed: int, what: str, advice: str, held: int = 0) -> Iterator[str]:
+    """That `folder` has too little space for `needed` bytes, of which it has `held` already."""
     place = _existing(folder)
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(place).free + held
     if free < needed:
-        yield f"{key}: {place} has {free / GIB:.2f} GiB free, but {what} need {needed / GIB:.2f} GiB: {advice}"
+        yield f"{key}: {place} has {size_text(free)} free, but {what} need {size_text(needed)}: {advice}"
 
 
 def _port_problem(host: str, port: int) -> str | None:

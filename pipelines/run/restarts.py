@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,3 +33,8 @@ class Restarts:
     def rate(self) -> str:
         """The number of deaths, for messages."""
         return f"{len(self.deaths)} times in {WITHIN_S:.0f} s"
+
+
+def exit_text(code: int) -> str:
+    """How a process with this exit code has ended, for messages."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

@@ -45,21 +45,28 @@ class RunKafka:
         self._folder, self._note = folder, note
         self._own: Broker | None = None
         self._restarts = Restarts()
+        self._started = False
         self._answered_at = self._probed_at = -float("inf")
         self._unavailable = False
         self.topics: frozenset[str] = frozenset()
         """The run's topics, set once they are created; probes check that they still exist."""
         self._missing: frozenset[str] = frozenset()
 
+    @property
+    def starts_broker(self) -> bool:
+        """Whether `start` starts a local broker."""
+        given = self.config.bootstrap_servers or self.config.client_properties
+        return not given or self._folder.is_dir()
+
     def start(self) -> None:
         """Return once Kafka answers; `config` then has its address. Raises BrokerStartError, BrokerUnreachable."""
-        given = self.config.bootstrap_servers or self.config.client_properties
-        if not given or self._folder.is_dir():
+        if self.starts_broker:
             self._own = Broker(BrokerConfig(self._folder, last_port(self._folder)))
             self._start_broker()
             self.config = replace(self.config, bootstrap_servers=self._own.bootstrap_servers)
         setting = self.config.address_setting
         wait_for_brokers(self.config.client(), WAIT_S, lambda _, line: self._note(line), setting=setting)
+        self._started = True
 
     def refuse_existing(self, run: str) -> None:
         """Raise ConfigError if Kafka has topics of a run of this name: their records would be mixed with this run's."""
@@ -85,10 +92,12 @@ class RunKafka:
             self.answers()
 
     def answers(self) -> bool:
-        """Whether Kafka answers now.
+        """Whether Kafka answers now; it does before its start, too: nobody waits for it.
 
         Raises BrokerUnreachable after an outage longer than `outage_timeout_s`, TopicError if topics were deleted.
         """
+        if not self._started:
+            return True
         if self._has_died():
             return False
         client, now = self.config.client(), time.monotonic()

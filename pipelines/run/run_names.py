@@ -8,9 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.config import Config, ConfigError
-from pipelines.inspect.run_files import STATE_FILE
-from pipelines.inspect.run_folders import run_command
+from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE, SUBMITTED
+from pipelines.inspect.run_folders import read_run, run_command
+from schemas.release import OldRelease
 from schemas.topics import run_prefix
+
+UNNAMED = "run.name is not set: it names the topics to read and write"
+"""Why a role that is started alone cannot run without a run name."""
 
 
 def with_run_name(config: Config, file: Path) -> Config:
@@ -22,10 +26,21 @@ def with_run_name(config: Config, file: Path) -> Config:
 
 
 def check_new(config: Config) -> None:
-    """Raise ConfigError if the run exists or its name is not valid."""
-    if (config.run_folder / STATE_FILE).exists():
+    """Raise ConfigError if the run exists, unless it ended before its topics, or if its name is not valid."""
+    folder = config.run_folder
+    if (folder / SUBMITTED).is_dir() or ((folder / STATE_FILE).exists() and not is_unused(folder)):
         raise ConfigError(
             f"run {config.run.name!r} exists already in {config.run.folder}: choose another run.name, or resume it: "
             f"`{run_command(config.run_folder, 'runs resume')}`"
         )
     run_prefix(config.run.name)
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether `folder` is of a run that has ended, or was killed, before its topics were created: in its checks."""
+    if any((folder / name).exists() for name in (CONFIG_FILE, "checkpoints")):
+        return False
+    try:
+        return read_run(folder).status in ("stopped", "failed", "died")
+    except (ValueError, OldRelease):
+        return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -175,18 +175,13 @@ class Supervisor:
         return BackgroundAudit(self.folder / CONFIG_FILE, every_s, self.view.note, self.state.set_audit)
 
     def _prepare(self) -> None:
-        """Prepare what roles need: Kafka, topics, a model, and config.toml with their addresses."""
-        self._enter("broker")
+        """Prepare what roles need: Kafka, topics, a model, and config.toml with their addresses.
+
+        A local broker is started after the check of the user's code; a cluster is connected to during this check.
+        """
         self._start_trial()
-        with self._stops.interruptible():
-            self._kafka.start()
-            self.config = replace(self.config, kafka=self._kafka.config)
-            if not self._resumed:
-                self._kafka.refuse_existing(self.config.run.name)
-            check_kafka(self.config)
-        self._read_check()
-        self._enter("checks")
-        self._finish_trial()
+        for prepare in [self._finish_trial, self._connect][:: 1 if self._kafka.starts_broker else -1]:
+            prepare()
         with self._stops.interruptible():
             make_topics(self.config, self.view.note)
             self._kafka.topics = frozenset(topic.name(self.config.run.name) for topic in CATALOGUE.values())
@@ -198,8 +193,18 @@ class Supervisor:
         if not self.config.model.path and not self.config.emulated:
             self._warm_start()
 
+    def _connect(self) -> None:
+        """Start the local broker, or wait for the configured cluster, and check it."""
+        self._enter("broker")
+        with self._stops.interruptible():
+            self._kafka.start()
+            self.config = replace(self.config, kafka=self._kafka.config)
+            if not self._resumed:
+                self._kafka.refuse_existing(self.config.run.name)
+            check_kafka(self.config)
+
     def _start_trial(self) -> None:
-        """Start the check of prompts, rewards and environments; it runs while Kafka starts."""
+        """Start the check of prompts, rewards and environments."""
         file = self.folder / TRIAL_CONFIG_FILE
         for name in (RESULT_FILE, CHECK_FILE):
             (self.folder / name).unlink(missing_ok=True)
@@ -208,6 +213,8 @@ class Supervisor:
 
     def _finish_trial(self) -> None:
         """Wait for the check. Raises ConfigProblems with all its problems, RoleFailed if it ended without a result."""
+        self._read_check()
+        self._enter("checks")
         while self._fleet.members[TRIAL].wanted:
             self._read_check()
             self._tick()
@@ -319,10 +326,13 @@ class Supervisor:
 
     def _check_errors(self, state: RunState) -> None:
         """Raise RunFailing if the run cannot learn, once its samples are written."""
-        client, run = self.config.kafka.client(), self.config.run.name
+
+        def read() -> Iterable[Mapping[str, object]]:
+            return rows_of(self.config.kafka.client(), self.config.run.name, EXPERIENCES, COLUMNS)
+
         with self._stops.interruptible():
             try:
-                self._kafka.retry(lambda: self._guard.check(state, lambda: rows_of(client, run, EXPERIENCES, COLUMNS)))
+                self._kafka.retry(lambda: self._guard.check(state, read))
             except RunFailing:
                 self._kafka.retry(self._write_samples)
                 raise
@@ -371,6 +381,6 @@ def is_reached(state: RunState, config: Config) -> bool:
     last = state.evaluation
     if last is None or not last.final or last.version < config.trainer.optimizer_steps:  # that of an earlier goal
         return False
-    if last.given_up:  # a final version that is gone does not keep the run from its end
-        return True
-    return last.greedy is not None and (last.sampled is not None or not config.evaluation.sampled)
+    done = {mode for mode, accuracy in (("greedy", last.greedy), ("sampled", last.sampled)) if accuracy is not None}
+    done |= last.given_up  # a round that cannot be measured does not keep the run from its end
+    return done >= ({"greedy", "sampled"} if config.evaluation.sampled else {"greedy"})

@@ -5,10 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from infra.kafka.admin import TopicSpec, admin_client, check_new_topics, create_topics, list_topics
+from infra.kafka.admin import (
+    TopicSpec,
+    admin_client,
+    check_new_topics,
+    create_topics,
+    list_topics,
+    partition_counts,
+    partition_problems,
+)
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
-from infra.kafka.readiness import retry_transient
+from infra.kafka.readiness import connection_problem, retry_transient
 from infra.kafka.settings_check import SettingProblem, UnsuitableKafka, checked_broker_settings, find_problems
 from pipelines.config import Config, KafkaConfig
 from pipelines.shards import partitions_of
@@ -21,6 +29,15 @@ more."""
 HOUR_MS = 3_600_000
 DELIVER_S = 60.0
 """Time limit of the delivery of all schemas."""
+ANSWER_S = 3.0
+"""Time limit of each broker's response before a role is submitted."""
+PARTITIONS_FROM = {
+    "one": "the number of partitions",
+    "shards": "kafka.partitions",
+    "ranks": "trainer.ranks × experience.shards",
+    "replicas": "placement.max_replicas",
+}
+"""The settings that decide the number of partitions of topics, see `partitions_of`."""
 
 
 def settings_of(topic: Topic, metrics_hours: float | None = None) -> dict[str, str]:
@@ -43,7 +60,8 @@ def settings_of(topic: Topic, metrics_hours: float | None = None) -> dict[str, s
 def topic_spec(config: Config, topic: Topic) -> TopicSpec:
     """The specification to create `topic` for a run."""
     copies, name = config.kafka.replication_factor, topic.name(config.run.name)
-    return TopicSpec(name, len(partitions_of(config, topic)), copies, settings_of(topic, config.kafka.metrics_hours))
+    settings = settings_of(topic, config.kafka.metrics_hours)
+    return TopicSpec(name, len(partitions_of(config, topic)), copies, settings, PARTITIONS_FROM[topic.partitions])
 
 
 def unsuitable_settings(client: ClientProperties) -> list[SettingProblem]:
@@ -78,6 +96,23 @@ def check_kafka(config: Config) -> None:
     with admin_client(config.kafka.client()) as admin:
         retry_transient(lambda: check_new_topics(admin, specs))
         _refuse_fatal(retry_transient(lambda: find_problems(admin, specs, config.kafka.transaction_timeout_s)))
+
+
+def existing_topics(config: Config) -> tuple[dict[str, int], list[str]]:
+    """The partition counts of the run's existing topics, and why roles cannot use them; empty if Kafka is unreachable,
+    with the reason.
+    """
+    try:
+        client = config.kafka.client()
+        if (reason := connection_problem(client.admin(), ANSWER_S)) is not None:
+            setting = config.kafka.address_setting
+            return {}, [f"{setting} is {client.bootstrap_servers!r}, but Kafka does not answer there: {reason}"]
+    except (ValueError, OSError) as error:
+        return {}, [f"kafka: {error}"]
+    specs = _specs(config)
+    with admin_client(client) as admin:
+        counts = retry_transient(lambda: partition_counts(admin, [spec.name for spec in specs]))
+    return counts, partition_problems(specs, counts)
 
 
 def _refuse_fatal(problems: Sequence[SettingProblem]) -> None:

@@ -26,9 +26,10 @@ from operators.prompts.refused_rows import estimate_refused, refusal_kind
 from operators.prompts.rendering import render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
-from pipelines.config import Config
+from pipelines.config import Config, ConfigError
 from pipelines.run.learnability import doubtful_settings
 from pipelines.run.paths import files_read
+from pipelines.run.preflight import model_problems
 from pipelines.run.trial_calls import TRIED_PROMPTS, Started, TaskPrompts, check_environments, check_rewards
 from pipelines.run.trial_result import CHECK_FILE, TrialResult, write_check
 from schemas.records import Prompt
@@ -104,6 +105,8 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
             found.add_problem(f"prompts: {second}")
             return []
     try:
+        if config.model.path and (missing := list(model_problems(config))):
+            raise ConfigError("; ".join(missing))  # at once: the import of the tokenizer's library takes seconds
         started("the tokenizer")
         shared, context, vocabulary = _model(config)
         first = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from infra.workers.error_text import first_line
@@ -16,7 +17,7 @@ from operators.prompts.config import TaskConfig
 from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.pool import EnvironmentFailed, EnvironmentPool, EnvironmentUnavailable
 from operators.score.attempt import AnswerContext
-from operators.score.config import Rubric, ScoreConfig
+from operators.score.config import RewardSpec, Rubric, ScoreConfig
 from operators.score.pool import VerifierResult, VerifierUnavailable
 from operators.score.scorer import Scorer
 from operators.score.scoring import score_answer
@@ -51,11 +52,13 @@ def check_rewards(config: Config, tasks: Sequence[TaskPrompts], found: TrialResu
     Without any prompt the rewards are loaded only. The first response of each task is added to `found.tried`.
     """
     limit = config.run.check_timeout_s
+    named: set[str] = set()
     if not tasks:
         for rubric in config.score.tasks or (config.score,):
-            started(f"the import of {_names(rubric)}")
+            if (subject := f"the import of {_names(rubric)}") not in named:  # of several tasks, the first
+                started(subject)
+            named.add(subject)
             _judge(_alone(rubric, config.score), (), limit, found)
-    named: set[str] = set()
     for task, prompts in tasks:
         name = prompts[0].task
         of_task = rubric_of(config.score, name)
@@ -63,35 +66,66 @@ def check_rewards(config: Config, tasks: Sequence[TaskPrompts], found: TrialResu
         started(f"{_names(of_task)} on the first prompts of task {name!r}")
         environment = 0.0 if task.environment else None
         answers = [_answer(each, of_task, environment) for each in prompts if each.task == name]
-        if not (results := _judge(one, answers, limit, found)):
+        variants = [] if task.environment else _variants(prompts[0], answers[0])
+        loaded, judged = _judge(one, [*answers, *variants], limit, found)
+        if not judged:
             continue
-        first = score_answer(results[0], of_task)
+        results, of_variants = judged[: len(answers)], judged[len(answers) :]
+        of_variants = of_variants if len(of_variants) == len(variants) else []  # the time was over
+        first = score_answer(results[0], replace(of_task, rewards=loaded))
         found.tried.append(
             {
                 "task": name,
                 "prompt": answers[0].prompt,
                 "response": answers[0].text,
-                "reward": None if first.error else first.reward,
+                "reward": None if first.error or loaded != of_task.rewards else first.reward,
             }
         )
-        for number, spec in enumerate(one.rewards):
+        for number, spec in enumerate(loaded):
             failures = [
                 Failure(spec.name, at, str(each[number].error))
                 for at, each in enumerate(results)
                 if each[number].value is None
             ]
-            if not failures or f"{spec.name} {first_line(failures[0].error)}" in named:  # of several tasks, the first
-                continue
-            named.add(f"{spec.name} {first_line(failures[0].error)}")
-            text = answers[failures[0].prompt].text[:60]
-            _report(
-                found,
-                f"score.rewards: {spec.name} fails",
-                failures,
-                len(results),
-                f" of task {name!r} with the response {text!r}",
-                f". Such trajectories get score.on_error = {of_task.on_error:g}",
-            )
+            alone, whole = (each[number] for each in of_variants) if of_variants else (None, None)
+            context = f" of task {name!r} with the response "
+            if failures and _is_first(failures[0], named):
+                text = answers[failures[0].prompt].text[:60]
+                consequence = f". Such trajectories {_consequence(of_task.on_error)}"
+                hint = _extraction_hint(of_task) if alone is not None and alone.value is not None else ""
+                head = f"score.rewards: {spec.name} fails"
+                _report(found, head, failures, len(results), f"{context}{text!r}", consequence, hint)
+            elif not failures and whole is not None and whole.value is None:
+                line, newline, trace = str(whole.error).partition("\n")
+                if _is_first(Failure(spec.name, 0, line), named):
+                    text = f"{spec.name} fails{context}{variants[1].text[:60]!r}: {line}"
+                    found.warnings.append(f"score.rewards: {text}{_extraction_hint(of_task)}{newline}{trace}")
+
+
+def _is_first(failure: Failure, named: set[str]) -> bool:
+    """Whether no earlier task had this failure; adds it to `named`."""
+    text = f"{failure.subject} {first_line(failure.error)}"
+    is_first = text not in named
+    named.add(text)
+    return is_first
+
+
+def _consequence(on_error: float | None) -> str:
+    return "are not trained (score.on_error is not set)" if on_error is None else f"get score.on_error = {on_error:g}"
+
+
+def _variants(prompt: Prompt, answer: AnswerContext) -> list[AnswerContext]:
+    """`answer` with other responses: the reference's answer alone, and a whole sentence, as models write."""
+    return [answer._replace(text=each) for each in (_reference_answer(prompt), f"The answer is {answer.text}")]
+
+
+def _extraction_hint(rubric: Rubric) -> str:
+    """What to do with a reward that works with an answer alone, and not with a response that has more."""
+    setting = "set score.answer (now 'whole'), and " if rubric.answer == "whole" else ""
+    return (
+        f". It works with the answer alone: {setting}take the parameter answer, which has the answer that score.answer "
+        "extracts from the response"
+    )
 
 
 def rubric_of(score: ScoreConfig, task: str) -> Rubric:
@@ -101,15 +135,20 @@ def rubric_of(score: ScoreConfig, task: str) -> Rubric:
 
 def trial_response(prompt: Prompt, rubric: Rubric) -> str:
     """A response to `prompt` with an answer in the form that `rubric` extracts: the reference's if there is one."""
-    reference = json.loads(prompt.reference)
-    answer = reference.get("answer") if isinstance(reference, Mapping) else None
-    text = str(answer[0] if isinstance(answer, list) and answer else answer or 1)
+    text = _reference_answer(prompt)
     forms: Mapping[str, Callable[[], str]] = {
         "marker": lambda: f"{rubric.answer_marker} {text}",
         "boxed": lambda: f"\\boxed{{{text}}}",
         "fenced": lambda: f"```\n{text}\n```",
     }
     return forms.get(rubric.answer, lambda: text)()
+
+
+def _reference_answer(prompt: Prompt) -> str:
+    """The reference's answer, "1" without one."""
+    reference = json.loads(prompt.reference)
+    answer = reference.get("answer") if isinstance(reference, Mapping) else None
+    return str(answer[0] if isinstance(answer, list) and answer else answer or 1)
 
 
 def check_environments(config: Config, tasks: Sequence[TaskPrompts], found: TrialResult, started: Started) -> None:
@@ -166,13 +205,19 @@ def _play(pool: EnvironmentPool, prompt: Prompt, number: int, text: str) -> Fail
 
 
 def _report(
-    found: TrialResult, head: str, failures: Sequence[Failure], tried: int, context: str, consequence: str
+    found: TrialResult,
+    head: str,
+    failures: Sequence[Failure],
+    tried: int,
+    context: str,
+    consequence: str,
+    hint: str = "",
 ) -> None:
-    """Add a problem if all `tried` prompts failed, else a warning, with the first error and its traceback."""
+    """Add a problem if all `tried` prompts failed, else a warning, with the first error, `hint` and its traceback."""
     line, newline, trace = failures[0].error.partition("\n")
     if len(failures) == tried:
         place = "on the first prompt" if tried == 1 else f"on each of the first {tried} prompts"
-        found.add_problem(f"{head} {place}{context}: {failures[0].error}")
+        found.add_problem(f"{head} {place}{context}: {line}{hint}{newline}{trace}")
         return
     place = f"on {len(failures)} of the first {tried} prompts"
     found.warnings.append(f"{head} {place}{context}: {line}{consequence}{newline}{trace}")
@@ -188,19 +233,35 @@ def _answer(prompt: Prompt, rubric: Rubric, environment: float | None) -> Answer
 
 def _judge(
     score: ScoreConfig, answers: Sequence[AnswerContext], limit_s: float, found: TrialResult
-) -> list[list[VerifierResult]]:
-    """The results of `answers` until `limit_s` is over; none, and a problem, if the rewards cannot be loaded."""
-    results: list[list[VerifierResult]] = []
+) -> tuple[tuple[RewardSpec, ...], list[list[VerifierResult]]]:
+    """The rewards that can be loaded, and their results of `answers` until `limit_s` is over.
+
+    Each reward that cannot be loaded is a problem.
+    """
     try:
-        with Scorer(score, start_limit_s=limit_s) as scorer:
-            deadline = time.monotonic() + limit_s
-            for answer in answers:
-                begun = time.monotonic()
-                results += scorer.judge([answer])
-                if (now := time.monotonic()) > deadline or now - begun >= score.time_limit_s:  # not a second hang
-                    break
+        return score.rewards, _results(score, answers, limit_s)
     except (VerifierUnavailable, ValueError, ImportError, OSError) as error:
-        found.add_problem(_unavailable("score.rewards", error, limit_s))
+        problem = _unavailable("score.rewards", error, limit_s)
+    singles = [replace(score, rewards=(spec,)) for spec in score.rewards]
+    if len(singles) > 1:
+        loaded = tuple(spec for each in singles for spec in _judge(each, (), limit_s, found)[0])
+        if 0 < len(loaded) < len(singles):
+            return _judge(replace(score, rewards=loaded), answers, limit_s, found)
+        if not loaded:
+            return (), []
+    found.add_problem(problem)
+    return (), []
+
+
+def _results(score: ScoreConfig, answers: Sequence[AnswerContext], limit_s: float) -> list[list[VerifierResult]]:
+    results: list[list[VerifierResult]] = []
+    with Scorer(score, start_limit_s=limit_s) as scorer:
+        deadline = time.monotonic() + limit_s
+        for answer in answers:
+            begun = time.monotonic()
+            results += scorer.judge([answer])
+            if (now := time.monotonic()) > deadline or now - begun >= score.time_limit_s:  # not a second hang
+                break
     return results
 
 

@@ -135,7 +135,7 @@ def start_zygote(log_file: Path, model: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with log_file.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "pipelines.run.zygote", model],
+            [sys.executable, "-P", "-m", "pipelines.run.zygote", model],  # -P: the module path of the command `laminar`
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

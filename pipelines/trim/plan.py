@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from infra.kafka.admin import (
@@ -77,11 +78,13 @@ def plan_trim(
     checkpoints: Mapping[PolicyVersion, StorageFolder],
     version: PolicyVersion | None = None,
     now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+    begin: Callable[[str], None] = lambda _: None,
 ) -> TrimPlan:
-    """Plan a trim to `version`, by default the newest version that has a checkpoint.
+    """Plan a trim to `version`, by default the newest version that has a checkpoint. `begin` reports what begins.
 
     Raises TrimRefused, and RuntimeError as the audit does.
     """
+    begin("auditing the whole log")
     earlier = newest_trim_point(client, run)
     before = None if earlier is None else TrimmedHistory.of(earlier)
     needs = needs_of(client, run)  # first, because the needs of an active run only shrink
@@ -94,12 +97,14 @@ def plan_trim(
             f"the audit of run {run} fails: {numbers['lost']} lost, {numbers['trained_twice']} trained twice (the "
             "command runs audit names them). A log that fails is not trimmed"
         )
+    begin("searching the first record of each partition that is still needed")
     manifests = Manifests(client, run)
     target = _version(run, whole, checkpoints, needs, earlier, version)
     last = whole.last_batch(target)
     rest = TrimmedHistory(target, last, _closed_below(client, run, whole, last, needs))
     cuts = _cuts(client, run, snapshot, needs, rest, manifests)
     begins = {(run_prefix(run) + place.short_name, place.partition): cut.offset for place, cut in cuts.items()}
+    begin("auditing what would remain of the log")
     remaining = fold_run(client, run, snapshot, rest, begins).audit()
     counts = {name: audit.numbers()[name] - remaining.numbers()[name] for name in COUNTERS}
     if not remaining.passed or remaining.in_flight != audit.in_flight or min(counts.values()) < 0:
@@ -212,6 +217,19 @@ def _cuts(
 
 
 _DELIVER_S = 60.0
+
+
+def freed_bytes(log: Path, plan: TrimPlan) -> int:
+    """The bytes that the broker with its files in `log` frees after `plan`: Kafka deletes whole segments only."""
+    freed = 0
+    for place, cut in plan.cuts.items():
+        segments = sorted((log / f"{run_prefix(plan.run)}{place}".replace(":", "-")).glob("*.log"))
+        freed += sum(
+            segment.stat().st_size
+            for segment, following in pairwise(segments)
+            if int(following.stem) <= cut.offset  # the last segment is never deleted
+        )
+    return freed
 
 
 def execute(client: ClientProperties, plan: TrimPlan, folder: Path) -> None:

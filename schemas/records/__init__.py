@@ -28,6 +28,7 @@ from schemas.records.status import (
     TrimPoint,
 )
 from schemas.records.trajectories import (
+    MAX_MESSAGES_CHARACTERS,
     Conversation,
     Ending,
     Episode,

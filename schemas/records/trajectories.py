@@ -17,6 +17,9 @@ Ending = Literal["done", "turns", "length", "failed"]
 
 Outcome = Literal["batched", "dropped", "failed", "evaluated", "imported"]
 
+MAX_MESSAGES_CHARACTERS = 500_000
+"""The messages of a trajectory's conversations are recorded up to this size."""
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -52,11 +55,13 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One conversation of an agent's episode: the response tokens from `start` to the start of the next conversation.
+    """One conversation of an episode: the response tokens from `start` to the start of the next conversation.
 
     The first one begins with the trajectory's prompt, and `start` is 0; each later one begins anew at `start`, and the
     model has read nothing before it. Its first `prompt_tokens` tokens precede its first response. `messages` is JSON,
-    the conversation in the shape of OpenAI's API; "" if it was too long to be recorded.
+    the conversation in the shape of OpenAI's API; "" if it was too long to be recorded. With an environment there is
+    one conversation, with the messages of the prompt (without a chat template its text, as one of the user), the turns
+    as those of the assistant, and observations with the environment's role, or else as those of the user.
     """
 
     start: int
@@ -70,9 +75,9 @@ class Trajectory:
 
     `newest_version` is the newest one announced when it finished: staleness at finish is measured against it. Times are
     in Unix milliseconds: when its last owner was free to start it, generated its first token of it (None if it
-    generated none), and finished it. `episode` is set if it ran in an environment. `conversations` are those of an
-    agent's episode that are trained: the response has their tokens, one conversation after another.
-    `conversation_rewards` has the agent's own report of each; empty if it reported no rewards of conversations.
+    generated none), and finished it. `episode` is set if it ran in an environment. `conversations` are those of its
+    episode that are trained: the response has their tokens, one conversation after another.
+    `conversation_rewards` has an agent's own report of each; empty if it reported no rewards of conversations.
     """
 
     prompt: Prompt
@@ -117,9 +122,9 @@ class RewardComponent:
 class Experience:
     """A trajectory with its reward. Written by score, read by experience and evaluation; exports contain it.
 
-    `error` says why a verifier failed; the reward then follows the configured policy, so that the group still
-    completes. `conversation_rewards` has the reward of each of the trajectory's conversations, and `reward` is their
-    mean; it is empty if they all have `reward`.
+    `error` says why generation, the environment or a verifier failed: the reward is then `score.on_error`, or 0 and not
+    trained, and the group still completes. `conversation_rewards` has the reward of each of the trajectory's
+    conversations, and `reward` is their mean; it is empty if they all have `reward`.
     """
 
     trajectory: Trajectory

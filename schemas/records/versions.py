@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 _VERSION = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
@@ -25,6 +26,21 @@ class PolicyVersion:
         if match is None:
             raise ValueError(f"not a policy version: {text[:80]!r} (expected 'epoch.number', e.g. '1.12')")
         return cls(int(match[1]), int(match[2]))
+
+
+LATEST = "latest"
+NAMES = rf"{LATEST}|v[0-9]{{1,18}}|{_VERSION.pattern}"
+"""What people may call a version: also v12, the newest with the number 12."""
+
+
+def named_version(name: str, versions: Collection[PolicyVersion]) -> PolicyVersion | None:
+    """The newest of `versions` that `name` names, see `NAMES`; None if there is none. Raises ValueError."""
+    if name == LATEST:
+        return max(versions, default=None)
+    if name[:1] == "v" and re.fullmatch(NAMES, name):
+        return max((each for each in versions if each.number == int(name[1:])), default=None)
+    wanted = PolicyVersion.parse(name)
+    return wanted if wanted in versions else None
 
 
 @dataclass(frozen=True, slots=True)

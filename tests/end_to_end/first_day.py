@@ -18,8 +18,15 @@ UNUSABLE = [{"question": "And now?", "answer": None, "unit": "apples"}]
 """One of forty rows: refused, but few enough."""
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
 REWARD = """
+from my_letters import letters
+
+
 def variety(text: str, reference: dict) -> float:
-    return min(len(set(text)) / 12, 1.0) if reference["unit"] == "apples" else 0.0
+    return min(letters(text) / 12, 1.0) if reference["unit"] == "apples" else 0.0
+"""
+BESIDE = """
+def letters(text: str) -> int:
+    return len(set(text))
 """
 ENVIRONMENT = """
 class Echo:
@@ -71,6 +78,7 @@ def write_folder(folder: Path, model: Path) -> dict[str, Any]:
     (folder / "model" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [*QUESTIONS, *UNUSABLE]))
     (folder / "my_reward.py").write_text(REWARD)
+    (folder / "my_letters.py").write_text(BESIDE)
     (folder / "my_environment.py").write_text(ENVIRONMENT)
     table: dict[str, Any] = {
         "run": {"layout": "compact", "warn_steps": 2},

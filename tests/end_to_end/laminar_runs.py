@@ -68,7 +68,7 @@ class Command:
 
     def __init__(self, command_server: CommandServer, here: Path, *arguments: str, output: Path | None = None) -> None:
         self.here, self.output_file = here, output or here / "output.txt"
-        self._command_server = command_server
+        self.server = command_server
         self._code: int | None = None
         here.mkdir(parents=True, exist_ok=True)
         self.pid = command_server.start(arguments, here, self.output_file)
@@ -76,7 +76,7 @@ class Command:
     def exit_code(self) -> int | None:
         """The exit code; None while it runs."""
         if self._code is None:
-            self._code = self._command_server.exit_code(self.pid)
+            self._code = self.server.exit_code(self.pid)
         return self._code
 
     def wait(self, seconds: float = 120.0) -> int:
@@ -122,12 +122,12 @@ class LaminarRun(Command):
         sets = [argument for change in changes for argument in ("--set", change)]
         super().__init__(command_server, here, "run", str(config), "--name", name, *sets)
 
-    def resume(self, *changes: str) -> None:
+    def resume(self, *changes: str, options: Sequence[str] = ()) -> None:
         """Resume the run after it has ended: `laminar runs resume`."""
         self._code = None
         sets = [argument for change in changes for argument in ("--set", change)]
-        words = ("runs", "resume", "--run", self.name, *sets)
-        self.pid = self._command_server.start(words, self.here, self.output_file)
+        words = ("runs", "resume", "--run", self.name, *sets, *options)
+        self.pid = self.server.start(words, self.here, self.output_file)
         self.until(lambda: self.state().get("pid") == self.pid, 60, "resumed run")
 
     def state(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class LaminarRun(Command):
 
     def _temporary_files(self) -> list[Path]:
         """What is in the temporary directory of commands and was not there when the run was started."""
-        folder = self._command_server.temporary
+        folder = self.server.temporary
         caches = {path for pattern in CACHES for path in folder.glob(pattern)}
         return sorted({*folder.iterdir()} - self._temporary_before - caches)
 

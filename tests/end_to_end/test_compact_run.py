@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from pathlib import Path
 
 import psutil
 from kills import kill
-from laminar_runs import StartRun
+from laminar_runs import Command, StartRun
 from small_runs import COMPACT, LENGTH_REWARD
 from stops import stop_cleanly
 
 from infra.kafka.broker import Broker
 from pipelines.roles import LIGHT
+from pipelines.run.inputs import INPUTS_FILE
 
 PROCESSES = (LIGHT, "rollout-0", "trainer")
 STEPS = 20
@@ -40,15 +43,26 @@ def test_compact_run_survives_kills_of_each_process(start_run: StartRun, broker:
     assert not run.leftovers()
 
 
-def test_compact_run_stops_on_a_signal_and_resumes_isolated(start_run: StartRun, broker: Broker, run_id: str) -> None:
+def test_compact_run_stops_on_a_signal_and_resumes_isolated(
+    start_run: StartRun, broker: Broker, run_id: str, tmp_path: Path
+) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
-    run = start_run(run_id, servers, COMPACT, "trainer.optimizer_steps=6", LENGTH_REWARD)
+    (tmp_path / "mine.py").write_text("import beside\n\n\ndef mine(text): return beside.value(text)\n")
+    (tmp_path / "beside.py").write_text("def value(text): return 0.0\n")
+    reward = LENGTH_REWARD.replace("}}]", f"}}}}, {{name='{tmp_path}/mine.py:mine'}}]")
+    run = start_run(run_id, servers, COMPACT, "trainer.optimizer_steps=6", reward)
     run.until_phase("training")
     light = psutil.Process(run.pid_of(LIGHT))
     stop_cleanly(run, signal.SIGTERM)
     assert not light.is_running()
-    run.resume("run.layout=isolated")
+    (tmp_path / "beside.py").write_text("def value(text): return 1.0\n")
+    refused = Command(run.server, run.here, "runs", "resume", "--run", run_id, output=tmp_path / "refused.txt")
+    assert refused.wait() == 1
+    assert "1 of the files that the run reads are not as they were at its start" in refused.output()
+    assert f"\n    {tmp_path}/beside.py has changed\n" in refused.output()
+    run.resume("run.layout=isolated", options=["--accept-changes"])
     assert run.wait(240) == 0, run.output()
+    assert [len(each["changes"]) for each in json.loads((run.folder / INPUTS_FILE).read_text())["accepted"]] == [1]
     assert {"score", "experience"} <= set(run.state()["roles"])
     audit = run.audit()
     assert (audit["passed"], audit["trained"], audit["trained_twice"]) == (True, 6 * 16, 0)

@@ -12,18 +12,24 @@ from pathlib import Path
 import pytest
 import tomli_w
 from kafka import KafkaProducer
-from laminar_runs import REPOSITORY, CommandServer, LaminarRun
+from laminar_runs import REPOSITORY, Command, CommandServer, LaminarRun
 from small_runs import EMULATED
 
+from infra.kafka.admin import admin_client, list_topics
 from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.series import batches
+from pipelines.present.view.metric_texts import TEXTS
 from schemas.codec import encode
+from schemas.metric_labels import split_labels
 from schemas.records import Settled
-from schemas.topics import SETTLED
+from schemas.topics import SETTLED, run_prefix
 
 NAME = f"emulated-run-{os.getpid()}"
+WATCHED: list[str] = []
+"""What `laminar watch` has printed, started before the run had topics."""
 STEPS = EMULATED["trainer"]["optimizer_steps"]
 
 
@@ -34,6 +40,10 @@ def ended(command_server: CommandServer, tmp_path_factory: pytest.TempPathFactor
     config.write_text(tomli_w.dumps(EMULATED))
     run = LaminarRun(command_server, here, config, NAME)
     try:
+        run.until(run.state, 60, "its state")
+        watch = Command(command_server, here / "elsewhere", "watch", "--plain", "--run", str(run.folder))
+        assert watch.wait() == 0, watch.output()
+        WATCHED.append(watch.output())
         run.wait(120)
         yield run
     finally:
@@ -48,6 +58,20 @@ def test_emulated_run_reaches_its_goal_and_passes_the_audit(ended: LaminarRun) -
     assert ended.leftovers() == []
 
 
+def test_watch_waits_for_the_topics_of_a_starting_run(ended: LaminarRun) -> None:
+    (watched,) = WATCHED
+    assert f"waiting for the topics of run {NAME}, which is starting: " in watched
+
+
+def test_every_metric_of_the_run_has_a_help_text(ended: LaminarRun) -> None:
+    for metric in read_metrics(ended.folder / "metrics.jsonl"):
+        stage = metric.name.partition("/")[0]
+        names = {split_labels(key)[0] for key in metric.values} if stage in TEXTS else ()
+        for name in names:
+            kind = name.partition("/")[0]
+            assert {name, f"{kind}/", kind if stage == "steps" else name} & TEXTS[stage].keys(), (stage, name)
+
+
 def test_emulated_steps_take_their_configured_time(ended: LaminarRun) -> None:
     trained = batches(read_metrics(ended.folder / "metrics.jsonl"))
     assert [each.step for each in trained] == list(range(1, STEPS + 1))
@@ -60,6 +84,7 @@ def test_emulated_run_needs_no_model_relay_or_torch(ended: LaminarRun) -> None:
     assert not (ended.folder / "model").exists()
     assert load_config(ended.folder / "config.toml").emulated
     assert "<svg" in (ended.folder / "report.html").read_text()
+    assert f"Report: runs/{NAME}/report.html (open it in a browser)" in ended.output()
 
 
 def test_emulated_run_uses_every_replica(ended: LaminarRun) -> None:
@@ -88,6 +113,14 @@ def test_run_exits_with_1_if_the_audit_fails(
     summary = json.loads((run.folder / "summary.json").read_text())
     assert (summary["reached"], summary["audit_passed"], summary["lost"]) == (True, False, 1)
     assert "The audit FAILED: 1 lost" in run.output()
+    with admin_client(ClientProperties.at(broker.bootstrap_servers)) as admin:
+        assert list_topics(admin, run_prefix(run_id))
+        words = ("runs", "delete", run_id, "--topics", "--yes")
+        deletion = Command(command_server, tmp_path, *words, output=tmp_path / "deletion.txt")
+        assert deletion.wait() == 0, deletion.output()
+        assert list_topics(admin, run_prefix(run_id)) == []
+    assert not run.folder.exists()
+    assert f"deleted {run_id}: " in deletion.output()
 
 
 def test_emulated_zygote_imports_no_torch() -> None:

@@ -101,13 +101,15 @@ def test_run_is_stopped_when_every_reward_fails(
 
 def test_short_run_of_errors_exits_with_1(start_run: StartRun, rewards: Path, broker: Broker, run_id: str) -> None:
     unlimited = ("run.stop_error_window=0", "run.warn_steps=2")
-    changes = (UNCHECKED, *unlimited, "trainer.optimizer_steps=2", "prompts.heldout=0")
+    changes = (UNCHECKED, *unlimited, "trainer.optimizer_steps=2", "prompts.heldout=0", "score.on_error=0")
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
     run = start_run(run_id, servers, COMPACT, reward(rewards, "gives_text"), *changes)
     assert run.wait() == 1
     output = run.output()
     assert f"Run {run_id} FAILED: its trajectories have errors" in output
     assert "Errors in 100 % of" in output
+    assert "were trained with score.on_error" in output
+    assert "All rewards were equal (0.00), so nothing could be learned." in output
     assert "Warning: rewards do not differ within any group in up to 2 optimizer steps" in output
     assert "reached its goal" not in output
     assert json.loads((run.folder / "summary.json").read_text())["error_share"] == 1.0
@@ -135,6 +137,7 @@ def test_share_of_errors_that_stops_a_run_and_steps_that_warn_are_settings(
     assert re.search(r"cannot learn: errors in [3-7]\d % of \d+ trajectories \(rewards \d+\) of the newest", output)
     assert re.search(r"^\[.* steps .*  errors \d+ % of \d+ trajectories \(rewards ", output, re.M)
     assert "warning: the gradient was 0 in the last " in output
+    assert "They were not trained." in output
 
 
 ENVIRONMENT = """

@@ -201,7 +201,8 @@ def test_reading_a_stopped_run_starts_no_broker_and_prints_no_noise(words: str, 
 def test_run_prints_no_noise_and_writes_no_file_outside_its_folder(ended: Answer, shell: Shell) -> None:
     assert NOISE.search(ended.text) is None
     assert UNROUNDED.search(ended.text) is None
-    expected = {"model", "rows.jsonl", "my_reward.py", "my_environment.py", "train.toml", "runs", "elsewhere"}
+    mine = {"my_reward.py", "my_letters.py", "my_environment.py"}
+    expected = {"model", "rows.jsonl", "train.toml", "runs", "elsewhere", *mine}
     assert {path.name for path in shell.here.iterdir()} <= expected | {"__pycache__"}
 
 

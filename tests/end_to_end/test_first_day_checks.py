@@ -74,12 +74,14 @@ def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
     with (model / "model.safetensors").open("wb") as file:
         file.truncate(1 << 42)  # a sparse file: 4 TiB of weights
     with socket.create_server(("127.0.0.1", 0)) as used:
+        used_port = used.getsockname()[1]
         found = problems(
             run(
                 shell,
                 prompts={"environment": "ecko", "heldout": 50, "samples_per_prompt": 1},
-                relay={"port": used.getsockname()[1]},
-                score={"rewards": [{"name": f"mine.py:{name}"} for name in ("raises", "string", "nan", "gone")]},
+                relay={"port": used_port},
+                gateway={"port": used_port},
+                score={"rewards": [{"name": f"mine.py:{name}"} for name in ("raises", "gone", "lost")]},
                 trainer={"learner": {"learning_rate": 0.0}},
             )
         )
@@ -87,7 +89,8 @@ def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
         "prompts.environment: there is no environment 'ecko' in rollout.environments",
         "run.folder: ",  # free disk
         "relay.store: ",  # shared memory
-        "cannot be used: Address already in use",
+        f"relay.port: 127.0.0.1:{used_port} cannot be used: Address already in use",
+        f"gateway.port: 127.0.0.1:{used_port} cannot be used: Address already in use",
         "trainer.learner.learning_rate = 0: the model would not change",
         "prompts.samples_per_prompt = 1, task 'rows': the advantage of tis",
         "prompts: heldout = 50 leaves none of the ",
@@ -95,6 +98,8 @@ def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
         "% of 21 rows (",
         "too long: prompt ",
         "has no function 'gone'",
+        "has no function 'lost'",
+        "mine.py:raises fails on each of the first",
     ):
         assert any(expected in line for line in found), f"{expected!r} is missing in\n" + "\n".join(found)
 
@@ -110,6 +115,7 @@ def test_start_names_each_reward_that_fails(shell: Shell) -> None:
     for reward, reason in reasons.items():
         on_prompt = f"mine.py:{reward} fails on each of the first 8 prompts of task 'rows' with the response "
         assert re.search(f"{re.escape(on_prompt)}'# \\d+': {re.escape(reason)}", answer.text), answer.text
+    assert "starting Apache Kafka" not in answer.text
 
 
 def test_module_that_is_a_file_here_is_named(shell: Shell) -> None:

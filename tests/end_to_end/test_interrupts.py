@@ -60,6 +60,9 @@ def test_ctrl_c_stops_a_run_with_a_starting_broker(start_run: StartRun, run_id: 
     run = start_run(run_id)
     run.until((run.folder / "kafka" / "server.properties").exists, 60, "a broker's start")
     stop_cleanly(run, signal.SIGINT)
+    again = start_run(run_id, here=run.here)  # it has no topics: its name is free
+    again.until(lambda: again.state().get("pid") == again.pid, 60, "another run of the same name")
+    stop_cleanly(again, signal.SIGINT)
 
 
 def test_ctrl_c_stops_a_warm_start(start_run: StartRun, broker: Broker, run_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from small_runs import COMPACT, SMALL
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
+from infra.models.chat import continuation
 from infra.models.checkpoint_folder import load_model, load_tokenizer, save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
@@ -133,6 +135,11 @@ def test_episodes_are_generated_scored_and_trained(run: tuple[LaminarRun, object
         assert turns(mask) == len(episode.rewards)
         assert each.components[0].value == sum(episode.rewards)
         counts.append(len(episode.rewards))
+        ((question, *said),) = [json.loads(conversation.messages) for conversation in trajectory.conversations]
+        assert (question["content"], "".join(each["content"] for each in said)) == (
+            trajectory.prompt.text,
+            trajectory.text,
+        )
         if RESULT in trajectory.text:
             observed = np.flatnonzero(~mask)
             assert len(observed) >= len(RESULT)
@@ -189,7 +196,7 @@ def undisturbed(trajectories: list[Trajectory], model: Path, pool: EnvironmentPo
         return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        return continuation(tokenizer, text, split_special_tokens=True)
 
     episodes = EpisodeEngine(engine, {"SlowCalculator": pool}, encode, decode)
     for each in trajectories:

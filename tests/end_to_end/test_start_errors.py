@@ -137,6 +137,7 @@ def test_run_rejects_an_existing_run_folder(start_run: StartRun, run_id: str, tm
     state = tmp_path / "runs" / run_id / "state.json"
     state.parent.mkdir(parents=True)
     state.write_text("{}")
+    (state.parent / "config.toml").write_text("")
     assert f"run {run_id!r} exists already in" in error_line(start_run(run_id, here=tmp_path))
     assert state.read_text() == "{}"
 

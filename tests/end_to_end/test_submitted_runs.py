@@ -18,7 +18,8 @@ from laminar_runs import CommandServer
 from record_samples import SAMPLES
 
 from infra.kafka.broker import Broker, free_port
-from pipelines.config import KafkaConfig, parse_config, save_config
+from pipelines.config import KafkaConfig, load_config, parse_config, save_config
+from pipelines.inspect.run_state.events import GOAL_REACHED
 from pipelines.inspect.submissions import Submission, submissions
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
@@ -91,6 +92,18 @@ def test_status_of_an_ended_run_waits_for_nothing_and_lists_its_roles(submitted:
     place = ("--run", str(submitted))
     before = shell("runs", "status", *place, "--json").json
     assert (before["waits_for"], before["lag"]) == ("the first heartbeat of a replica", {"experiences": 1})
+    error = f"no disk (see {submission.log})"
+    replace(submission, restarts=2, last_error=error, last_ended_at=time.time() - 5).write()
+    config = load_config(submission.config)
+    save_config(replace(config, trainer=replace(config.trainer, optimizer_steps=3)), submission.config)
+    reached = shell("runs", "status", *place, "--json").json
+    assert reached["phase"] == GOAL_REACHED
+    assert re.fullmatch(rf"its end: `\S*laminar runs drain --run {submitted}`", reached["waits_for"])
+    assert (reached["roles"]["score"]["last_error"], reached["roles"]["score"]["log"]) == (error, str(submission.log))
+    text = shell("runs", "status", *place).text
+    assert f"run {submitted.name}: running, {GOAL_REACHED}, 3/3 steps" in text
+    assert re.search(rf"^  score +up, .*2 restarts.*\n +last ended \d+ s ago: {re.escape(error)}$", text, re.M), text
+    save_config(config, submission.config)
     replace(submission, state="ended").write()
     status = shell("runs", "status", *place, "--json").json
     assert (status["status"], status["waits_for"], status["lag"]) == ("ended", None, {})
@@ -103,6 +116,20 @@ def test_status_of_an_ended_run_waits_for_nothing_and_lists_its_roles(submitted:
     assert answer.code == 1
     assert re.search(r"score died, training, 3/7 steps", answer.text), answer.text
     assert re.search(r"^  score +died$", answer.text, re.M), answer.text
+    assert shell("runs", "status", *place, "--json").json["phase"] == "training"
+
+
+def test_chat_and_dry_run_name_what_a_run_lacks(submitted: Path, shell: Shell) -> None:
+    answer = shell("chat", "hello", "--run", str(submitted))
+    assert answer.code == 1
+    assert (
+        f"run {submitted.name} has no gateway, and an active run gets none: start a run with a section" in answer.text
+    )
+    assert "there is no run 'other'" in shell("chat", "hello", "--run", str(submitted.parent / "other")).text
+    file = str(submitted / "submitted" / "score.toml")
+    answer = shell("submit", "score", file, "--dry-run", "--set", "run.name=''", "--json")
+    assert answer.code == 1
+    assert "run.name is not set: it names the topics to read and write" in answer.json["missing"]
 
 
 def test_status_of_a_submitted_run_names_unreachable_kafka(submitted: Path, shell: Shell) -> None:
@@ -114,3 +141,34 @@ def test_status_of_a_submitted_run_names_unreachable_kafka(submitted: Path, shel
     assert answer.code == 0
     assert address in answer.json["kafka"]
     assert "Kafka does not respond" in shell("runs", "status", "--run", str(submitted)).text
+
+
+def test_detach_refuses_at_once_what_its_process_would_refuse(submitted: Path, shell: Shell, tmp_path: Path) -> None:
+    model, file, address = tmp_path / "model", str(submitted / "submitted" / "score.toml"), f"127.0.0.1:{free_port()}"
+    model.mkdir()
+    with (model / "model.safetensors").open("wb") as weights:
+        weights.truncate(1 << 40)  # more parameters than shared memory has bytes
+    changes = ("--set", f"model.path={model}", "--set", "kafka.partitions=4")
+    answer = shell("submit", "trainer", file, "--detach", *changes)
+    assert answer.code == 2, answer.text
+    assert re.search(
+        r"^  relay\.store: .* free, but 2 weight versions of \d+ parameters need \d+\.0 GiB", answer.text, re.M
+    )
+    topics = rf"laminar\.{submitted.name}\.experiences and 1 more topic have 1 partition, a number that is fixed"
+    advice = "set kafka.partitions back to 1, or choose another run name"
+    assert re.search(rf"^  kafka\.partitions is 4, but {topics} for a run: {advice}$", answer.text, re.M), answer.text
+    answer = shell("submit", "placement", file, "--detach", "--set", f"kafka.bootstrap_servers={address}")
+    assert answer.code == 2
+    assert f"kafka.bootstrap_servers is '{address}', but Kafka does not answer there: " in answer.text
+    assert [each.role.name for each in submissions(submitted)] == ["score"]
+
+
+def test_submit_refuses_a_role_that_is_submitted_already(submitted: Path, shell: Shell) -> None:
+    """In the foreground it would fence the other."""
+    for role in ("score", "data-plane"):
+        answer = shell("submit", role, str(submitted / "submitted" / "score.toml"))
+        assert answer.code == 1
+        process = f"its respawner is process {os.getpid()}"
+        assert f"score of run {submitted.name} is submitted already; {process}" in answer.text
+        assert re.search(rf"`\S*laminar runs status --run {submitted}` shows it", answer.text), answer.text
+        assert re.search(rf"`\S*laminar runs stop --role score --run {submitted}` ends it", answer.text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from in_memory_log import Log, Shard
@@ -24,12 +26,15 @@ class Buffer:
         levels: int | dict[str, int] = 0,
         vocabulary: int | None = None,
         log: Log | None = None,
+        rewards_failures: Mapping[str, bool] = MappingProxyType({}),
         **config: Any,
     ) -> None:
         self.log = log or Log()
         levels = levels if isinstance(levels, dict) else {"": levels}
         settings = ExperienceConfig(global_batch=global_batch, **config)
-        step = MakeBatches(settings, PARTITIONS, levels=levels, vocabulary=vocabulary)
+        step = MakeBatches(
+            settings, PARTITIONS, levels=levels, vocabulary=vocabulary, rewards_failures=dict(rewards_failures)
+        )
         control = topic_input(CONTROL, start="earliest")
         earliest = topic_input(RELAY), topic_input(CURRICULUM, keys=(LEVEL_REPLY,)), control
         inputs = topic_input(EXPERIENCES, keys=("p", "i"), blocks=True), *earliest

@@ -18,7 +18,9 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 def error_of(table: dict[str, Any]) -> str:
     with pytest.raises(ConfigError) as caught:
         parse_config(table, "my.toml")
-    return str(caught.value)
+    lines = getattr(caught.value, "detail_lines", ())
+    assert not lines or str(caught.value) == f"my.toml is not valid: {len(lines)} problems"
+    return "\n".join(lines) or str(caught.value)
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
@@ -162,11 +164,13 @@ def test_parse_config_reports_unknown_keys_beside_type_errors() -> None:
         ("model.path=", lambda c: c.model.path == ""),
         (" rollout.slots =4", lambda c: c.rollout.slots == 4),
         ("prompts.task_args={max_terms = 3}", lambda c: c.prompts.task_args == {"max_terms": 3}),
+        ("rollout.environments.0.turns=3", lambda c: c.rollout.environments[0].turns == 3),
     ],
 )
 def test_load_config_applies_changes(tmp_path: Path, change: str, value: Any) -> None:
     file = tmp_path / "a.toml"
-    file.write_text('[trainer]\noptimizer_steps = 3\n[prompts]\ntask = "gcd"\n[run]\nfolder = "x"\n')
+    text = '[trainer]\noptimizer_steps = 3\n[prompts]\ntask = "gcd"\n[run]\nfolder = "x"\n'
+    file.write_text(f'{text}[[rollout.environments]]\nname = "guess"\n')
     assert value(load_config(file, [change]))
 
 
@@ -176,13 +180,19 @@ def test_load_config_applies_changes(tmp_path: Path, change: str, value: Any) ->
         ("trainer.optimizer_steps", "expected section.key=value"),
         ("=5", "expected section.key=value"),
         ("trainer.optimizer_steps.x=5", "optimizer_steps is not a section"),
+        (
+            "score.rewards.1.weight=2",
+            "score.rewards has 1 items, counted from 0: set the whole list, as score.rewards=[",
+        ),
+        ("score.rewards.weight=2", "score.rewards is a list: set a key of one item, as score.rewards.0.weight, or the"),
+        ("rollout.environments.0.turns=2", "rollout.environments has no items in the file: set the whole list, as"),
         ("trainer.optimizer_step=5", "did you mean 'optimizer_steps'?"),
         ("trainer.optimizer_steps=many", "Input should be a valid integer (it is 'many')"),
     ],
 )
 def test_load_config_rejects_invalid_changes(tmp_path: Path, change: str, message: str) -> None:
     file = tmp_path / "a.toml"
-    file.write_text("[trainer]\noptimizer_steps = 3\n")
+    file.write_text('[trainer]\noptimizer_steps = 3\n[[score.rewards]]\nname = "exact"\n')
     with pytest.raises(ConfigError) as caught:
         load_config(file, [change])
     assert message in str(caught.value)

@@ -15,6 +15,7 @@ from kafka import KafkaProducer
 from record_samples import SAMPLES
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import free_port
 from infra.kafka.topic_reader import read_topic
 from pipelines.run.topics import publish_schemas, settings_of
 from schemas.arrow import arrow_schema
@@ -51,6 +52,23 @@ def test_other_reader_decodes_experiences(topics: Topics, tmp_path: Path) -> Non
         (number, member, 1.0 - member) for number in range(3) for member in range(2)
     ]
     assert "import schemas" not in READER.read_text()
+
+
+def test_other_reader_names_a_broker_or_topic_that_is_missing(topics: Topics, tmp_path: Path) -> None:
+    def fails(*words: str) -> str:
+        command = [sys.executable, "-I", str(READER), *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    address = f"127.0.0.1:{free_port()}"
+    error = fails(address, EXPERIENCES.name(topics.run))
+    assert error.startswith(f"no broker can be connected to: {address}: ")
+    assert "`laminar broker start --folder runs/NAME/kafka` starts it again" in error
+    servers = topics.client.bootstrap_servers
+    assert fails(servers, "laminar.none.settled").startswith("there is no topic laminar.none.schemas")
+    assert fails(servers).startswith("Print the records of any topic")
 
 
 def test_other_reader_decodes_every_record(topics: Topics, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def _tests(reference: Mapping[str, Any]) -> Sequence[Any]:
     given = reference.get("tests")
     tests = [given] if isinstance(given, str) else given
     if not isinstance(tests, list) or not tests:
-        raise ValueError("the reference has no tests")
+        raise ValueError("the reference has no tests: name their column, tests, in prompts.extra_columns")
     statements = all(isinstance(test, str) for test in tests)
     if not statements and not all(isinstance(test, dict) and {"input", "output"} <= set(test) for test in tests):
         raise ValueError("tests must all be Python statements, or all have input and output")

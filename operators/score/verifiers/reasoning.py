@@ -22,7 +22,10 @@ def verify(answer: str | None, entry: Mapping[str, Any], task: str) -> float:
     whatever the task's verifier raises on malformed text.
     """
     if "metadata" not in entry:
-        raise ValueError(f"the reference is not an entry of a reasoning-gym task (task {task!r})")
+        raise ValueError(
+            f"the reference is not an entry of a reasoning-gym task (task {task!r}): set score.rewards (by default "
+            "reasoning_gym) to another reward, such as exact, numeric, math_verify or your own"
+        )
     args, name = entry.get("task_args"), entry.get("task", task)
     dataset = _dataset(name, json.dumps(args) if args else "")
     return float(dataset.score_answer(answer, restored_entry(name, entry)))

@@ -65,3 +65,12 @@ class Tick:
 
 Heartbeat = ReplicaStatus | StageStatus | RelayStatus | RelayArrival
 Event = Metric | WeightVersion | Heartbeat | PhaseStarted | CheckStarted | RolesChanged | LagMeasured | Tick
+GOAL_REACHED = "goal reached"
+"""The phase of a submitted run with all optimizer steps, whose roles have not been stopped."""
+
+
+def work_phase(step: int, goal: int | None) -> str:
+    """The phase of a run with `step` optimizer steps whose phases no supervisor records."""
+    if goal and step >= goal:
+        return GOAL_REACHED
+    return "training" if step else "starting"

@@ -24,10 +24,6 @@ def in_phase(state: RunState, run: RunFolder) -> RunState:
 
 
 def stopped_run(state: RunState, run: RunFolder) -> RunState:
-    """Return `state` at the end of `run`; of a killed run, at its newest metric.
-
-    What is left in the log of a run that has ended is no lag: its roles have committed all that they had read.
-    """
+    """Return `state` at the end of `run`; of a killed run, at its newest metric."""
     ended = int(1000 * (run.state.get("ended_at") or 0)) or max(state.last_metric_at.values(), default=state.now)
-    lag = {} if run.status == "ended" else state.lag
-    return replace(fold(state, PhaseStarted(run.status, ended)), now=ended, lag=lag)
+    return replace(fold(state, PhaseStarted(run.status, ended)), now=ended)

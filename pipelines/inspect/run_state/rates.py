@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipelines.inspect.run_state.pace import seconds_of
 from pipelines.inspect.run_state.state import RunState
 
 RUNNING = ("running", "draining")
@@ -28,12 +29,9 @@ def rates(state: RunState) -> RunRates:
     speeds = [_speed(state, replica) for replica in (*running, *sampled)]
     known = [speed for speed in speeds if speed is not None]
     generated = sum(known) if known else None
-    if len(state.pace) < 2:
+    if (seconds := seconds_of(state.pace)) is None:
         return RunRates(None, None, None, generated)
     first, last = state.pace[0], state.pace[-1]
-    seconds = (last.at - first.at) / 1000
-    if seconds <= 0:
-        return RunRates(None, None, None, generated)
     return RunRates(
         steps=(last.step - first.step) / seconds,
         trajectories=(last.trajectories - first.trajectories) / seconds,
@@ -59,12 +57,10 @@ def seconds_left(state: RunState) -> float | None:
 
 
 def _is_recent(state: RunState, replica: int) -> bool:
-    return state.now - state.beats[replica][-1][0] <= SAMPLE_MS
+    return state.now - state.beats[replica][-1].at <= SAMPLE_MS
 
 
 def _speed(state: RunState, replica: int) -> float | None:
     beats = state.beats.get(replica, ())
-    seconds = (beats[-1][0] - beats[0][0]) / 1000 if beats else 0.0
-    if seconds > 0:
-        return max(0, beats[-1][1] - beats[0][1]) / seconds
-    return state.rollout.get(replica, {}).get("tokens_per_s")
+    seconds = seconds_of(beats)
+    return None if seconds is None else max(0, beats[-1].tokens - beats[0].tokens) / seconds

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.run_state.errors import error_counts
+from pipelines.inspect.run_state.events import GOAL_REACHED
 from pipelines.inspect.run_state.state import RunState
+from pipelines.roles import described
+from schemas.records import ReplicaStatus
+from schemas.topics import TRAJECTORIES
 
 QUIET_S = (5.0, 30.0)
 """Without an optimizer step for twice its mean time, but at least and at most these times, a training run names what it
@@ -25,6 +31,8 @@ def waiting_for(state: RunState) -> str | None:
         return None
     if phase in _OF_PHASE:
         return _OF_PHASE[phase]
+    if phase == GOAL_REACHED:
+        return "its end" if state.folder is None else f"its end: `{run_command(state.folder, 'runs drain')}`"
     if phase == "checks":
         return _check(state)
     if state.paused_since is not None:
@@ -57,7 +65,9 @@ def _before_a_step(state: RunState) -> str:
     """The first thing that is missing on the way from the roles to an optimizer step."""
     absent = [name for name, role in state.roles.items() if role.status in ("starting", "down")]
     if absent:
-        return f"the start of {', '.join(absent[:3])}" + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
+        return f"the start of {', '.join(map(described, absent[:3]))}" + (
+            f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+        )
     if not state.roles:
         return "the roles"
     live = [each for each in state.replicas.values() if each.state != "stopped"]
@@ -65,9 +75,20 @@ def _before_a_step(state: RunState) -> str:
         return "the first heartbeat of a replica"
     if not any(each.state in ("running", "draining") for each in live):
         return "a replica that has loaded weights"
-    running, counts = sum(each.running for each in live), error_counts(state.score)
-    work = f"{running} trajectories are running"
-    if not counts.trajectories:
-        return f"the first scored trajectory: {work}" if running else "the first prompt at a replica"
-    which = "next" if state.step else "first"
-    return f"the {which} optimizer step: {counts.trajectories} trajectories are scored, {work}"
+    work = [text.format(count) for count, text in _work(state, live) if count]
+    if not work:
+        return (
+            "the next prompt at a replica"
+            if error_counts(state.score).trajectories
+            else "the first prompt at a replica"
+        )
+    return f"the {'next' if state.step else 'first'} optimizer step: {', '.join(work)}"
+
+
+def _work(state: RunState, live: Sequence[ReplicaStatus]) -> Iterator[tuple[int, str]]:
+    """How much work there is on the way to an optimizer step, from the trainer back to the replicas."""
+    # The trainer commits offsets only with a checkpoint, the buffer only with a batch: their lag is no such work.
+    yield int(state.trainer.get("queue/lag", 0)), "{} batches wait for the trainer"
+    yield int(state.experience.get("buffer/trajectories", 0)), "{} trajectories are in the buffer"
+    yield state.lag.get(TRAJECTORIES.short_name, 0), "{} records of finished trajectories wait for score"
+    yield sum(each.running for each in live), "{} trajectories are running"

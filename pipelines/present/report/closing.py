@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.inspect.run_files import REPORT_FILE
 from pipelines.inspect.run_folders import laminar_command, run_command
+from pipelines.inspect.run_state.busy import busy_text
 from pipelines.inspect.run_state.episodes import endings_text
 from pipelines.present.report.verdict import is_failing, verdicts
 from pipelines.present.view.text import UNKNOWN, count, figure, with_downtime
+from pipelines.roles import described
 
 MAX_LINE = 120
 """The longest line of the next commands that has a purpose beside its command."""
@@ -54,16 +57,17 @@ def closing_lines(
     mean, most = summary.get("staleness_mean"), summary.get("staleness_max")
     over_limit = summary.get("over_age")
     over_text = f", {over_limit} trajectories above experience.max_staleness" if over_limit else ""
-    lines.append(
-        f"  {'staleness':<22}{figure(mean):>7}   mean, maximum {figure(most, 0)} version{'s' * (most != 1)}{over_text}"
-    )
+    range_text = f"mean of the run, maximum {figure(most, 0)} version{'s' * (most != 1)}"
+    lines.append(f"  {'staleness':<22}{figure(mean):>7}   {range_text}{over_text}")
     if episodes := summary.get("episodes"):
         of = f"mean of {episodes['episodes']} episodes; ended: {endings_text(episodes['endings'])}"
         lines.append(f"  {'turns':<22}{figure(episodes['turns_mean']):>7}   {of}")
     restarts = {name: number for name, number in (summary.get("restarts") or {}).items() if number}
     if restarts:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")
-    lines += ["", *verdicts(summary, folder)]
+    if busy := busy_text(summary.get("busy") or {}):
+        lines.append(f"  {'busy':<22}{'':>7}   {busy}")
+    lines += ["", *verdicts(summary, folder), "", f"Report: {folder / REPORT_FILE} (open it in a browser)"]
     commands = next_commands(folder)
     if file is not None:
         kept = [each for each in changes if each.partition("=")[0].strip() not in ("run.seed", "run.name")]
@@ -89,7 +93,6 @@ def _listed(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
 def next_commands(folder: Path) -> list[tuple[str, str]]:
     """Return commands that work unchanged in the working directory, each with its purpose."""
     return [
-        (f"{folder}/report.html", "the report: open it in a browser"),
         (run_command(folder, "samples"), "read what the model answers; --best, --worst, --diff"),
         (run_command(folder, "runs audit"), "verify again that no trajectory was lost or trained twice"),
         (run_command(folder, "weights list"), "list the published weight versions"),
@@ -110,4 +113,4 @@ def _changes(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def _times(item: tuple[str, int]) -> str:
     name, number = item
-    return f"{name} {number}×"
+    return f"{described(name)} {number}×"

@@ -13,6 +13,7 @@ from pipelines.inspect.audit.result import NUMBERS
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, INSIGHT_FILE, METRICS_FILE, SAMPLES_FILE
 from pipelines.inspect.run_state.agents import agent_rows
+from pipelines.inspect.run_state.busy import busy_text
 from pipelines.present.report.charts import Chart, charts, phases
 from pipelines.present.report.closing import next_commands
 from pipelines.present.report.page_style import head
@@ -39,8 +40,8 @@ LABELS: Mapping[str, str] = {
     "trajectories_trained": "trajectories trained",
     "optimizer_steps": "optimizer steps",
     "weight_versions": "weight versions published",
-    "staleness_mean": "staleness, mean",
-    "staleness_max": "staleness, maximum",
+    "staleness_mean": "staleness of the run, mean",
+    "staleness_max": "staleness of the run, maximum",
     "over_age": "trained above max_staleness",
     "response_length_first": "response length, first tenth",
     "response_length_last": "response length, last tenth",
@@ -109,7 +110,7 @@ def page(
             _table("Summary", _summary_rows(summary)),
             f"<div>{_agents(summary.get('agents'))}{_episodes(summary.get('episodes'))}{_audit(audit)}{_machine(summary)}</div></div>",
             _insight(insight) if insight else "",
-            f'<h2>Next commands</h2><div class="card"><pre>{escape(commands)}</pre></div>',
+            f'<h2>Next commands</h2><div class="card"><pre>\n{escape(commands)}</pre></div>',
             _details("Configuration", config),
             "</main></body></html>\n",
         ]
@@ -122,6 +123,8 @@ def _summary_rows(summary: Summary) -> Iterable[tuple[str, str]]:
     for key, label in LABELS.items():
         if key not in optional or summary.get(key) is not None:
             yield label, shown(summary.get(key))
+    if busy := busy_text(summary.get("busy") or {}):
+        yield "busy", busy
 
 
 def _subtitle(summary: Summary) -> str:
@@ -145,7 +148,8 @@ def _tiles(summary: Summary) -> Iterable[str]:
     if (best := summary.get("heldout_warm_start_best")) is not None:
         yield _tile(figure(best), "best supervised checkpoint")
     yield _tile(
-        f"{figure(summary.get('staleness_mean'))} / {shown(summary.get('staleness_max'))}", "staleness, mean / maximum"
+        f"{figure(summary.get('staleness_mean'))} / {shown(summary.get('staleness_max'))}",
+        "staleness of the run, mean / maximum",
     )
     yield _tile(
         count(summary.get("trajectories_trained")), f"trajectories, {summary.get('optimizer_steps') or 0} steps"

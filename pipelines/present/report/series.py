@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
-from pipelines.inspect.run_state.state import Evaluation, merge_evaluation
+from pipelines.inspect.run_state.evaluation import Evaluation, merge_evaluation
 from schemas.metric_labels import COMPONENT, COMPONENT_MEAN, COMPONENT_TRAJECTORIES, TASK, by_label
 from schemas.records import Metric
 

@@ -15,10 +15,11 @@ from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE, SUMMARY_FILE
 from pipelines.inspect.run_state.agents import agents_of
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
+from pipelines.inspect.run_state.busy import busy_shares_of
 from pipelines.inspect.run_state.episodes import episodes_of
 from pipelines.inspect.run_state.errors import error_counts, errors_by_task, refused_rows
+from pipelines.inspect.run_state.evaluation import Evaluation, unmeasured_rounds
 from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, learning_summary
-from pipelines.inspect.run_state.state import Evaluation, unmeasured_rounds
 from pipelines.inspect.run_times import downtime_s
 from pipelines.present.report.machine import describe_machine, package_versions
 from pipelines.present.report.series import (
@@ -67,6 +68,7 @@ class RunFacts:
     teaching: Mapping[str, Any] | None = None
     goal: int | None = None
     stop_error_share: float | None = None
+    failures_rewarded: bool = False
     warn_steps: int = WARN_STEPS
     machine: Mapping[str, Any] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -91,6 +93,7 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
     """Read the facts of a run from the files in its folder, without the metrics."""
     state = _json(folder / STATE_FILE)
     config = tomllib.loads((folder / CONFIG_FILE).read_text("utf-8")) if (folder / CONFIG_FILE).exists() else {}
+    score = config.get("score", {})
     started, ended = state.get("started_at"), state.get("ended_at")
     down = downtime_s(state.get("phases"))
     return RunFacts(
@@ -108,6 +111,7 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
         teaching=config.get("warm_start"),
         goal=state.get("goal", {}).get("optimizer_steps"),
         stop_error_share=config.get("run", {}).get("stop_error_share", RunConfig.stop_error_share),
+        failures_rewarded=any("on_error" in each for each in (score, *score.get("tasks", ()))),
         warn_steps=config.get("run", {}).get("warn_steps", WARN_STEPS),
         machine=describe_machine(),
         packages=package_versions(),
@@ -117,11 +121,11 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
 def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     """Return the summary, JSON-ready.
 
-    reward_first and reward_last are means over the first and the last tenth of the trained trajectories. heldout_before
-    is the accuracy of the first evaluated version, heldout_after of the final one (greedy; `_sampled_`: sampled as in
-    training), heldout_reward_* the mean reward of the greedy answers. heldout_unmeasured names the
-    rounds that had too few answers for an accuracy. heldout_warm_start_best is the greedy accuracy of the best
-    supervised checkpoint of the warm start.
+    reward_first and reward_last are means over the first and the last tenth of the trained trajectories;
+    reward_constant is the reward of all of them, if it was the same. heldout_before is the accuracy of the first
+    evaluated version, heldout_after of the final one (greedy; `_sampled_`: sampled as in training), heldout_reward_*
+    the mean reward of the greedy answers. heldout_unmeasured names the rounds that had too few answers for an accuracy.
+    heldout_warm_start_best is the greedy accuracy of the best supervised checkpoint of the warm start.
     warm_start_careful_share and warm_start_habit_share are the shares of its examples from a careful teacher and of
     those that teach a bad habit. `tasks` has the metrics by task, `components` the means of each reward function, if
     there are several.
@@ -142,6 +146,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "reached": facts.reached,
         "error": facts.error,
         **first_and_last("reward", trained, "reward/mean"),
+        "reward_constant": constant_reward(steps),
         "heldout_before": before and before.greedy,
         "heldout_after": after and after.greedy,
         "heldout_sampled_before": before and before.sampled,
@@ -165,6 +170,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "episodes": episodes_of(score),
         "warnings": list(learning_summary(signs)) or None,
         "stop_error_share": facts.stop_error_share,
+        "failures_rewarded": facts.failures_rewarded or None,
         "tasks": by_task(metrics, before, after, scored),
         "components": by_component(metrics),
         "optimizer_steps": steps[-1].step if steps else None,
@@ -179,6 +185,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         },
         "dropped_share_by_length_decile": dropped_by_length(metrics) or None,
         **first_and_last("response_length", trained, "response_length/mean"),
+        "busy": busy_shares_of(metrics),
         "tokens_generated": tokens,
         "tokens_per_s": round(tokens / facts.wall_seconds, 1) if tokens and facts.wall_seconds else None,
         "started_at": facts.started_at,
@@ -194,6 +201,13 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "machine": dict(facts.machine),
         "packages": dict(facts.packages),
     }
+
+
+def constant_reward(steps: Sequence[Metric]) -> float | None:
+    """Return the reward of all trajectories of the updates `steps`, if it was the same; else None."""
+    means = {metric.values.get("reward/mean") for metric in steps}
+    same = len(means) == 1 and all(metric.values.get("reward/std") == 0 for metric in steps)
+    return means.pop() if same else None
 
 
 def by_task(

@@ -24,8 +24,10 @@ def standard_error(accuracy: float, questions: int) -> float:
 def training_verdict(summary: Summary) -> str:
     """Return the change of the reward and of the held-out accuracy."""
     sentences = []
-    first, last = summary.get("reward_first"), summary.get("reward_last")
-    if first is not None and last is not None:
+    first, last, constant = (summary.get(f"reward_{name}") for name in ("first", "last", "constant"))
+    if constant is not None:
+        sentences.append(f"All rewards were equal ({figure(constant)}), so nothing could be learned.")
+    elif first is not None and last is not None:
         sentences.append(
             f"Training reward changed from {figure(first)} to {figure(last)} (first and last tenth of the "
             "trajectories)."
@@ -75,11 +77,13 @@ def error_verdict(summary: Summary, folder: Path) -> str | None:
     )
     if not (text := errors_text(counts)):
         return None
-    effect = " Responses whose reward failed were trained with score.on_error." if counts.reward_errors else ""
+    effect = "They were not trained."
+    if summary.get("failures_rewarded"):
+        effect = "Responses and episodes whose reward or environment failed were trained with score.on_error."
     tasks = {task: TaskErrors(**values) for task, values in (summary.get("errors_by_task") or {}).items()}
     which = f", {found}" if (found := which_errors(tasks)) else ""
     command = run_command(folder, "topics find experiences", "-w \"reward_error != ''\"")
-    return f"Errors in {text}{which}.{effect} `{command}` lists them."
+    return f"Errors in {text}{which}. {effect} `{command}` lists them."
 
 
 def refused_verdict(summary: Summary, folder: Path) -> str | None:
@@ -103,8 +107,8 @@ def unmeasured_verdict(summary: Summary) -> str | None:
     if not rounds:
         return None
     return (
-        f"Not measured: {', '.join(rounds)}. The version was gone or replicas failed before enough held-out questions "
-        "were answered."
+        f"Not measured: {', '.join(rounds)}. An accuracy needs answers to 95 % of the held-out questions; an episode "
+        "or a reward that failed is none, and questions remain when a version is gone or replicas fail."
     )
 
 

@@ -9,6 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pipelines.inspect.run_state.busy import busy_shares, busy_text
 from pipelines.inspect.run_state.errors import refused_text, score_errors_text
 from pipelines.inspect.run_state.events import RoleState
 from pipelines.inspect.run_state.learning import learning_warnings
@@ -24,6 +25,7 @@ from pipelines.present.view.text import (
     figure,
     figures,
     lag_text,
+    newest_accuracies,
     paused_text,
     percent,
     phase_name,
@@ -130,6 +132,8 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
         f"{count(speed.trajectories)} trajectories/s   {count(speed.tokens_trained)} tokens/s trained   "
         f"{count(speed.tokens_generated)} tokens/s generated",
     )
+    if busy := busy_text(busy_shares(state.busy)):
+        yield "busy", busy
     yield "lag", lag_text(state)
     if errors := score_errors_text(state.score):
         yield "errors", errors
@@ -146,9 +150,10 @@ _HEALTH = {"up": "green", "down": "bold red", "starting": "yellow", "ended": "di
 
 def processes(state: RunState, rows: int) -> RenderableType:
     """Return a row for each process, at most `rows`; if there are more, failed and restarted processes come first."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name, right in (("process", 0), ("pid", 1), ("state", 0), ("restarts", 1), ("last seen", 1), ("activity", 0)):
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), expand=True)
+    for name, right in (("process", 0), ("pid", 1), ("state", 0), ("restarts", 1), ("last seen", 1)):
         table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    table.add_column("activity", no_wrap=True, overflow="ellipsis", ratio=1)  # of all columns only this one is cut
     roles = list(state.roles.items())
     hidden = max(0, len(roles) - rows)
     if hidden:
@@ -212,17 +217,15 @@ def activity(state: RunState, role: RoleState) -> str:
 def _held_out(state: RunState) -> str:
     if state.first_evaluation is None or state.evaluation is None:
         return UNKNOWN
+    first = state.first_evaluation
+    before = {"greedy": first.greedy, "sampled": first.sampled}
     parts = []
-    for mode, before, curve in (
-        ("greedy", state.first_evaluation.greedy, state.greedy),
-        ("sampled", state.first_evaluation.sampled, state.sampled),
-    ):
-        if curve.last:
-            parts.append(f"{mode} {figure(before)} → {figure(curve.last.y)}")
-    questions = f"{state.evaluation.questions} questions, " if state.evaluation.questions else ""
-    missing = unmeasured_text(state)
-    shown = "   ".join(parts) or UNKNOWN
-    return f"{shown}   ({questions}version {state.evaluation.version})" + (f"   {missing}" if missing else "")
+    for mode, last in newest_accuracies(state):
+        change = f"{figure(before[mode])} → " if last.x > first.version else ""
+        parts.append(f"{mode} {change}{figure(last.y)} (version {last.x:.0f})")
+    parts = parts or [UNKNOWN]
+    parts += [f"{state.evaluation.questions} questions"] if state.evaluation.questions else []
+    return "   ".join([*parts, *filter(None, [unmeasured_text(state)])])
 
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row from the top, then by column

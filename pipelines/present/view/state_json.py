@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipelines.inspect.run_state.busy import busy_shares
 from pipelines.inspect.run_state.errors import error_counts, errors_by_task, refused_rows
 from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import rates
@@ -28,6 +29,7 @@ def measured(state: RunState) -> dict[str, Any]:
         "waits_for": waiting_for(state),
         "refused_rows": refused_rows(state.prompts),
         "warnings": list(learning_warnings(state.signs)),
+        "busy": busy_shares(state.busy),
         "lag": dict(state.lag),
     }
 

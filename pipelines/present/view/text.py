@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+from pipelines.inspect.run_state.curve import Point
 from pipelines.inspect.run_state.errors import refused_text, score_errors_text
+from pipelines.inspect.run_state.evaluation import unmeasured_rounds
 from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
-from pipelines.inspect.run_state.state import RunState, unmeasured_rounds
+from pipelines.inspect.run_state.state import RunState
 from pipelines.inspect.run_state.waiting import waiting_for
 from pipelines.present.output import utc
+from pipelines.roles import described
 
 UNKNOWN = "-"
 
@@ -78,12 +81,14 @@ def lag_text(state: RunState, most: int = 20) -> str:
 
 
 def staleness_text(state: RunState) -> str:
-    """Return `mean 0.8, max 2`, and the number above `experience.max_staleness` in the last batch, if any."""
+    """Return `0.8 in the last batch, max 2`, and how many of it are above `experience.max_staleness`, if any."""
     mean, most = state.trainer.get("staleness/mean"), state.trainer.get("staleness/max")
     if mean is None:
         return UNKNOWN
     over = state.experience.get("over_age")
-    return f"mean {figure(mean)}, max {figure(most, 0)}" + (f", {figure(over, 0)} above limit" if over else "")
+    return f"{figure(mean)} in the last batch, max {figure(most, 0)}" + (
+        f", {figure(over, 0)} above the limit" if over else ""
+    )
 
 
 def steps_text(state: RunState) -> str:
@@ -105,6 +110,12 @@ def unmeasured_text(state: RunState) -> str:
     found = {each.version: each for each in (state.first_evaluation, state.evaluation) if each is not None}
     rounds = [text for each in found.values() for text in unmeasured_rounds(each)]
     return f"not measured: {', '.join(rounds)}" if rounds else ""
+
+
+def newest_accuracies(state: RunState) -> list[tuple[str, Point]]:
+    """Return the newest held-out accuracy of each mode, at the number of its version."""
+    curves = (("greedy", state.greedy), ("sampled", state.sampled))
+    return [(mode, curve.last) for mode, curve in curves if curve.last is not None]
 
 
 def run_line(state: RunState) -> str:
@@ -129,9 +140,7 @@ def run_line(state: RunState) -> str:
     parts.extend(f"warning: {warning}" for warning in learning_warnings(state.signs))
     if waiting := waiting_for(state):
         parts.append(f"waits for {waiting}")
-    if state.greedy.last or state.sampled.last:
-        greedy, sampled = (curve.last.y if curve.last else None for curve in (state.greedy, state.sampled))
-        parts.append(f"held-out greedy {figure(greedy)} sampled {figure(sampled)}")
+    parts += [f"held-out {mode} {figure(last.y)} (version {last.x:.0f})" for mode, last in newest_accuracies(state)]
     parts.append(unmeasured_text(state))
     if speed.trajectories is not None:
         parts.append(f"{count(speed.trajectories)} trajectories/s")
@@ -141,5 +150,5 @@ def run_line(state: RunState) -> str:
         parts.append(f"lag {lag_text(state, most=3)}")
     down = [name for name, role in state.roles.items() if role.status == "down"]
     if down:
-        parts.append(f"down: {', '.join(down)}")
+        parts.append(f"down: {', '.join(map(described, down))}")
     return "  ".join(part for part in parts if part)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infra.runners.prism import PATH_VARIABLE
+from infra.sizes import GIB, size_text
 from pipelines.inspect.run_folders import laminar_command
 from pipelines.run.doctor.machine import Machine
 
 Verdict = Literal["ok", "limited", "missing"]
 
 OLDEST_PYTHON = (3, 11)
-GIB = 1 << 30
 MIN_DISK = 1 * GIB
 MIN_MEMORY = 3 * GIB
 """For the demonstration: 0.4 GiB for the broker, 2 GiB for the roles."""
@@ -116,16 +116,16 @@ def _gpu(machine: Machine) -> Iterator[Finding]:
 def _shared_memory(machine: Machine) -> Iterator[Finding]:
     size = machine.shared_memory
     if size is None or size < MIN_SHARED_MEMORY:
-        has = "cannot be written" if size is None else f"has {_gib(size)}"
+        has = "cannot be written" if size is None else f"has {size_text(size)}"
         detail = f"/dev/shm {has}: weights are stored on disk, which is slower"
         yield Finding(
             "shared memory", "limited", detail, "mount -o remount,size=2G /dev/shm (containers: --shm-size=2g)"
         )
     else:
-        yield Finding("shared memory", "ok", f"/dev/shm {_gib(size)}")
+        yield Finding("shared memory", "ok", f"/dev/shm {size_text(size)}")
     for store in machine.stale_stores:
         of = "unknown" if store.owner is None else str(store.owner)
-        detail = f"{store.root} uses {_gib(store.bytes)} and no process uses it; last opened by: {of}"
+        detail = f"{store.root} uses {size_text(store.bytes)} and no process uses it; last opened by: {of}"
         yield Finding(
             "stale store", "limited", detail, f"{laminar_command()} doctor --clean {shlex.quote(store.root.name)}"
         )
@@ -133,22 +133,22 @@ def _shared_memory(machine: Machine) -> Iterator[Finding]:
 
 def _resources(machine: Machine) -> Iterator[Finding]:
     if machine.disk_free < MIN_DISK:
-        yield Finding("disk", "missing", f"{_gib(machine.disk_free)} free, {_gib(MIN_DISK)} needed", "free some space")
+        yield Finding(
+            "disk", "missing", f"{size_text(machine.disk_free)} free, {size_text(MIN_DISK)} needed", "free some space"
+        )
     else:
-        yield Finding("disk", "ok", f"{_gib(machine.disk_free)} free")
+        yield Finding("disk", "ok", f"{size_text(machine.disk_free)} free")
     if machine.memory < MIN_MEMORY:
-        yield Finding("memory", "missing", f"{_gib(machine.memory)}, {_gib(MIN_MEMORY)} needed", "a larger machine")
+        yield Finding(
+            "memory", "missing", f"{size_text(machine.memory)}, {size_text(MIN_MEMORY)} needed", "a larger machine"
+        )
     else:
-        yield Finding("memory", "ok", _gib(machine.memory))
+        yield Finding("memory", "ok", size_text(machine.memory))
     if machine.cores < ROLES:
         detail = f"{machine.cores}: the {ROLES} processes of a run share them"
         yield Finding("cores", "limited", detail, "more cores make runs faster")
     else:
         yield Finding("cores", "ok", str(machine.cores))
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB // 10 else f"{size / (1 << 20):.1f} MiB"
 
 
 _CHECKS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (

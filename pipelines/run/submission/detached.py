@@ -6,6 +6,7 @@ when the runner has lost it. After a restart of the machine, `laminar runs resum
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,9 +17,9 @@ from infra.store.errors import StoreError
 from infra.store.ownership import remove_store
 from operators.relay.config import AUTO
 from pipelines.config import Config, ConfigProblems, load_config, save_config
-from pipelines.inspect.run_folders import has_ended
+from pipelines.inspect.run_folders import has_ended, run_command
 from pipelines.inspect.submissions import Submission, read_submission, submissions
-from pipelines.roles import WITH_STORE
+from pipelines.roles import ALL_SHARDS, WITH_STORE, Role, submitted_process
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.state import link_latest
 from pipelines.shards import store_folder
@@ -31,35 +32,62 @@ class AlreadySubmitted(RuntimeError):
 def detach(config: Config, pipeline: str, index: int, runner: str, options: Sequence[str]) -> Submission:
     """Submit shard `index` of `pipeline`, or all shards, to `runner` with a respawner.
 
-    Raises AlreadySubmitted, and ConfigProblems if the role cannot run with `config`.
+    Raises AlreadySubmitted, and ConfigProblems if the role cannot run with `config`, this machine or its Kafka.
     """
     config = with_absolute_paths(config)
     submission = Submission(config.run_folder, pipeline, index, runner, tuple(options))
-    name = submission.role.name
+    refuse_submitted(config, pipeline, index, detached=True)
     for before in submissions(config.run_folder):
-        if before.file != submission.file:
-            continue
-        if before.respawner() is not None:
-            raise AlreadySubmitted(
-                f"{name} of run {config.run.name} is submitted already; its respawner is process {before.pid}"
-            )
-        submission = replace(submission, worker=before.worker, worker_created=before.worker_created)
-    from pipelines.run.submission.role_checks import submission_problems  # larger imports
+        if before.file == submission.file:
+            submission = replace(submission, worker=before.worker, worker_created=before.worker_created)
+    from pipelines.run.inputs import record_inputs  # larger imports
+    from pipelines.run.submission.role_checks import place_problems, sections_of, submission_problems
 
-    if problems := list(submission_problems(config, submission)):
+    if problems := [*submission_problems(config, submission), *place_problems(config, submission)]:
         raise ConfigProblems(problems)
     is_new_run = not config.run_folder.exists()
     submission.file.parent.mkdir(parents=True, exist_ok=True)
     if is_new_run:
         link_latest(config.run_folder)
     save_config(config, submission.config)
+    record_inputs(config, submission.inputs, sections_of(config, submission))
     return start_respawner(submission)
+
+
+def refuse_submitted(config: Config, pipeline: str, index: int, *, detached: bool = False) -> None:
+    """Raise AlreadySubmitted if a role of this submission has a respawner, other than the parent of this process.
+
+    If it is not `detached`, also if such a role has a process that has lost its respawner: it would be fenced.
+    """
+    wanted = submitted_process(config, pipeline, index).roles
+    for each in submissions(config.run_folder):
+        respawner = each.respawner()
+        process = respawner or (None if detached else each.working_process())
+        others = submitted_process(config, each.pipeline, each.index).roles
+        if process is None or each.pid == os.getppid() or not _share_a_role(wanted, others):
+            continue
+        name, folder = each.role.name, config.run_folder
+        which = "its respawner" if respawner is not None else "its process"
+        raise AlreadySubmitted(
+            f"{name} of run {config.run.name} is submitted already; {which} is process {process.pid}: "
+            f"`{run_command(folder, 'runs status')}` shows it, "
+            f"`{run_command(folder, f'runs stop --role {name}')}` ends it"
+        )
+
+
+def _share_a_role(some: Sequence[Role], others: Sequence[Role]) -> bool:
+    """Whether a role is among both; all shards of a pipeline include each."""
+    return any(
+        one.pipeline == other.pipeline and (one.index == other.index or ALL_SHARDS in (one.index, other.index))
+        for one in some
+        for other in others
+    )
 
 
 def start_respawner(submission: Submission) -> Submission:
     """Start a respawner for `submission`."""
     submission.log.parent.mkdir(parents=True, exist_ok=True)
-    submission = replace(submission, pid=None, state="up", error=None)
+    submission = replace(submission, pid=None, state="up", error=None, last_error=None)
     submission.write()
     process = spawn(
         [sys.executable, "-m", "pipelines.run.submission.respawner", str(submission.file)],

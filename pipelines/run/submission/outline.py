@@ -13,11 +13,11 @@ from pipelines.config import Config
 from pipelines.inspect.run_folders import laminar_command
 from pipelines.roles import Role, RoleProcess, flink_options
 from pipelines.run.preflight import missing_requirements
+from pipelines.run.run_names import UNNAMED
 from pipelines.shards import partitions_of
 from schemas.topics import CATALOGUE, Topic
 
 EVERY_PIPELINE = "every pipeline"
-TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _use(config: Config, topic: Topic, existing: Mapping[str, int]) -> TopicUse:
 
 
 def _missing_settings(config: Config) -> list[str]:
-    found = [] if config.run.name else ["run.name is not set: it names the topics to read and write"]
+    found = [] if config.run.name else [UNNAMED]
     if not _has_kafka(config):
         found.append(
             "kafka.bootstrap_servers is not set, which a pipeline of its own needs: "
@@ -137,19 +137,3 @@ def _missing_for_runner(runner: Runner, options: Sequence[str]) -> list[str]:
     if runner == "portable" and "job_endpoint" not in named:
         return ["no job server is configured: pass -- --job_endpoint=HOST:PORT"]
     return []
-
-
-def existing_topics(config: Config) -> tuple[dict[str, int], str | None]:
-    """The partition counts of the run's existing topics, and why they are unknown, if they are."""
-    from infra.kafka.admin import admin_client, describe
-    from infra.kafka.readiness import connection_problem
-
-    try:
-        client = config.kafka.client()
-        if (reason := connection_problem(client.admin(), TIMEOUT_S)) is not None:
-            return {}, f"Kafka does not answer: {reason}"
-    except (ValueError, OSError) as error:
-        return {}, f"kafka: {error}"
-    names = [topic.name(config.run.name) for topic in CATALOGUE.values()]
-    with admin_client(client) as admin:
-        return {name: each.partitions for name, each in describe(admin, names).items()}, None

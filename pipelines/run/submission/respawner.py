@@ -26,7 +26,7 @@ from pipelines.distribution import LAMINAR
 from pipelines.inspect.run_folders import has_ended
 from pipelines.inspect.submissions import Submission, read_submission
 from pipelines.roles import ALL_SHARDS, CANNOT_RUN, SHARDED
-from pipelines.run.restarts import Restarts
+from pipelines.run.restarts import Restarts, exit_text
 
 PREDECESSOR_S = 60.0
 """How long a process whose respawner was killed may drain; then its successor fences it."""
@@ -41,6 +41,7 @@ class Respawner:
     def __init__(self, submission: Submission) -> None:
         self._submission = submission
         self._child: subprocess.Popen[bytes] | None = None
+        self._log_begin = 0
         self._stopping = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -54,13 +55,15 @@ class Respawner:
             if code == 0 or self._stopping.is_set():
                 break
             pause = None if code == CANNOT_RUN else deaths.record_death()
+            submission = self._submission
+            why = exit_text(code) if code < 0 else last_error(submission.log, self._log_begin)
             if pause is None:
                 reason = "it cannot run" if code == CANNOT_RUN else f"it died {deaths.rate()}, last with code {code}"
-                error = f"{reason}: {last_error(self._submission.log)} (see {self._submission.log})"
-                self._write(replace(self._submission, state="failed", error=error))
+                self._write(replace(submission, state="failed", error=f"{reason}: {why} (see {submission.log})"))
                 return
-            print_escaped(f"{self._submission.role.name} exited with code {code}; submitting it again")
-            self._write(replace(self._submission, restarts=self._submission.restarts + 1))
+            print_escaped(f"{submission.role.name} {exit_text(code)}; submitting it again")
+            restarts, error = submission.restarts + 1, f"{why} (see {submission.log})"
+            self._write(replace(submission, restarts=restarts, last_error=error, last_ended_at=time.time()))
             self._stopping.wait(pause)
         self._write(replace(self._submission, state="ended"))
 
@@ -70,6 +73,7 @@ class Respawner:
         if submission.pipeline in SHARDED and submission.index != ALL_SHARDS:
             arguments += ["--index", str(submission.index)]
         with tempfile.TemporaryDirectory(prefix="laminar-submitted-", ignore_cleanup_errors=True) as temporary_folder:
+            self._log_begin = submission.log.stat().st_size
             self._child = subprocess.Popen(
                 [*LAMINAR, *arguments, "--", *submission.options], env={**os.environ, "TMPDIR": temporary_folder}
             )
@@ -100,10 +104,10 @@ class Respawner:
             self._child.terminate()
 
 
-def last_error(log: Path) -> str:
-    """The last error that the pipeline has printed; else the last line of its log."""
+def last_error(log: Path, begin: int = 0) -> str:
+    """The last error that the pipeline has printed into its log, from `begin` on; else the last line."""
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+        file.seek(max(begin, log.stat().st_size - LOG_TAIL_BYTES))
         lines = file.read().decode(errors="replace").strip().splitlines()
     errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
     return next(reversed(errors or lines), "its log is empty")

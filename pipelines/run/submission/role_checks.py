@@ -1,14 +1,19 @@
-"""What a role that is submitted needs of its configuration and of this machine, checked without Kafka."""
+"""What a role that is submitted needs of its configuration, of this machine and, before it is detached, of Kafka."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from pipelines.config import Config, ConfigError, ConfigProblems, load_config
 from pipelines.inspect.submissions import Submission
 from pipelines.roles import WITH_STORE, Role, submitted_process
+from pipelines.run.inputs import accept_inputs, changed_inputs, changed_text
 from pipelines.run.paths import files_read
-from pipelines.run.preflight import unknown_environments
+from pipelines.run.preflight import store_problems, unknown_environments
+from pipelines.run.run_names import UNNAMED
+from pipelines.run.topics import existing_topics
 from pipelines.shards import partitions_of
 from schemas.topics import INBOX
 
@@ -20,7 +25,7 @@ _SECTIONS = {"evaluation": ("prompts",), **dict.fromkeys(WITH_STORE, ("relay",))
 def role_problems(config: Config, role: Role) -> Iterator[str]:
     """All reasons why `role` cannot run with `config` on this machine."""
     if not config.run.name:
-        yield "run.name is not set: it names the topics to read and write"
+        yield UNNAMED
     if role.pipeline in ("prompts", "rollout"):
         yield from unknown_environments(config)
     if role.pipeline in _READS_MODEL and not config.emulated:
@@ -46,19 +51,51 @@ def submission_problems(config: Config, submitted: Submission) -> Iterator[str]:
     yield from dict.fromkeys(problem for of_role in problems for problem in of_role)
 
 
+def place_problems(config: Config, submitted: Submission) -> Iterator[str]:
+    """Why the roles that `submitted` runs could not start now: space for weights on this machine, and Kafka.
+
+    Not for a resumed role, which waits until Kafka has started.
+    """
+    roles = _roles_of(config, submitted)
+    if any(role.pipeline in WITH_STORE for role in roles):
+        yield from store_problems(config)
+    yield from existing_topics(replace(config, kafka=config.kafka.for_role(roles[0].pipeline)))[1]
+
+
 def _roles_of(config: Config, submitted: Submission) -> Sequence[Role]:
     return submitted_process(config, submitted.pipeline, submitted.index).roles
 
 
-def check_submissions(submitted: Sequence[Submission]) -> None:
-    """Raise ConfigProblems if one of `submitted` cannot run with its configuration; each problem names the files."""
+def check_submissions(folder: Path, submitted: Sequence[Submission], *, accept_changes: bool) -> None:
+    """Raise ConfigProblems if one of `submitted`, of the run in `folder`, cannot run with its configuration.
+
+    Each problem names the configurations. Files that have changed since the submission are used with `accept_changes`.
+    """
     found: dict[str, list[str]] = {}
+    changes: dict[Path, list[str]] = {}
     for each in submitted:
         try:
-            problems = list(submission_problems(load_config(each.config), each))
+            config = load_config(each.config)
+            problems = list(submission_problems(config, each))
+            changes[each.inputs] = changed_inputs(config, each.inputs, sections_of(config, each))
         except ConfigError as error:
-            problems = [str(error)]
+            problems = [str(error), *getattr(error, "detail_lines", ())]
         for problem in problems:
             found.setdefault(problem, []).append(str(each.config))
-    if found:
-        raise ConfigProblems([f"{problem} (in {', '.join(files)})" for problem, files in found.items()])
+    texts = [f"{problem} (in {', '.join(files)})" for problem, files in found.items()]
+    changed = sorted({line for lines in changes.values() for line in lines})
+    if changed and not accept_changes:
+        texts.append(changed_text(folder, changed))
+    if texts:
+        raise ConfigProblems(texts)
+    for each in submitted:
+        if changes[each.inputs]:
+            config = load_config(each.config)
+            accept_inputs(config, each.inputs, changes[each.inputs], sections_of(config, each))
+
+
+def sections_of(config: Config, submitted: Submission) -> frozenset[str]:
+    """The sections whose files the roles of `submitted` read."""
+    roles = [role.pipeline for role in _roles_of(config, submitted)]
+    read = {section for role in roles for section in (role, *_SECTIONS.get(role, ()))}
+    return frozenset({*read, *(["model"] if any(role in _READS_MODEL for role in roles) else [])})

@@ -54,7 +54,12 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibrat
         raise ConfigError(f"{name} has {len(steps)} optimizer steps: at least {WARM_UP + 2} are needed to calibrate")
     decode = dict(_decode_steps(metrics))
     if not config.emulated and not decode:
-        raise ConfigError(f"{name} has too few heartbeats with running requests to calibrate its engine")
+        samples = sum(each.name == REPLICA for each in metrics)
+        raise ConfigError(
+            f"{name} has no two consecutive heartbeats of a replica with running requests, which show its engine's "
+            f"speed ({METRICS_FILE} has {samples}, one of each replica every 2 s): calibrate from a run that generates "
+            "for 10 s or more, with more trainer.optimizer_steps or a larger prompts.max_new_tokens"
+        )
     if config.emulated:  # it says itself how long everything takes
         return Calibration(config, len(ordered), len(decode))
     response = fmean(each.values["response_length/mean"] for each in ordered)

@@ -43,7 +43,12 @@ class Cluster:
     def __post_init__(self) -> None:
         config = self.config
         if not config.emulated:
-            raise ValueError(f"rollout.engine is {config.rollout.engine!r}: only emulated runs are predicted")
+            environment = next((task.environment for task in config.prompts.mixture if task.environment), "")
+            raise ValueError(
+                f"rollout.engine is {config.rollout.engine!r}: only emulated runs are predicted. Let this run take "
+                "a few optimizer steps, then predict by it: laminar simulate --calibrate runs/NAME"
+                + (f". Turns and waits of environments ({environment}) are not predicted" if environment else "")
+            )
         if len(config.prompts.mixture) != 1:
             raise ValueError(f"prompts has {len(config.prompts.mixture)} tasks: only runs with one task are predicted")
         for name in ("training_parts", "train_gpus", "gpus_per_replica"):

@@ -11,6 +11,7 @@ from kafka.errors import UnknownTopicOrPartitionError
 from kafka.structs import OffsetAndMetadata
 
 from infra.kafka.admin import (
+    OtherPartitions,
     TopicDescription,
     TopicError,
     TopicSpec,
@@ -56,8 +57,13 @@ def test_create_topics_creates_missing_topics_once(client: KafkaAdminClient, run
 
 def test_create_topics_rejects_other_partition_count(client: KafkaAdminClient, run_id: str) -> None:
     create_topics(client, [TopicSpec(f"{run_id}.a", 2)])
-    with pytest.raises(TopicError, match=rf"{run_id}\.a has 2 partitions instead of 4"):
-        create_topics(client, [TopicSpec(f"{run_id}.a", 4), TopicSpec(f"{run_id}.b", 1)])
+    spec = TopicSpec(f"{run_id}.a", 4, partitions_from="kafka.partitions")
+    with pytest.raises(OtherPartitions) as refused:
+        create_topics(client, [spec, TopicSpec(f"{run_id}.b", 1)])
+    assert str(refused.value) == (
+        f"kafka.partitions is 4, but {run_id}.a has 2 partitions, a number that is fixed for a run: "
+        "set kafka.partitions back to 2, or choose another run name"
+    )
     assert list_topics(client, run_id) == [f"{run_id}.a", f"{run_id}.b"]
 
 

@@ -93,6 +93,14 @@ def test_failed_attempt_is_repeated_and_then_reported(tmp_path: Path, reports: R
     assert (tmp_path / "agents" / "p0.3.log").read_text() == "no tool\n" * 3
 
 
+def test_error_of_a_traceback_begins_with_its_exception(tmp_path: Path, reports: Reports) -> None:
+    play(tmp_path, "{}['answr']", retries=0)
+    (error,) = (report["error"] for report in reports.received)
+    first, trace, *_ = error.splitlines()
+    assert first == "exit status 1: KeyError: 'answr' (<string>:1)"
+    assert trace == "Traceback (most recent call last):"
+
+
 @pytest.mark.parametrize(
     ("program", "error"),
     [

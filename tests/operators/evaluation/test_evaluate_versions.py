@@ -143,14 +143,18 @@ def test_round_with_few_answers_is_not_measured() -> None:
     }
 
 
-def test_round_without_valid_answers_has_no_accuracy() -> None:
+@pytest.mark.parametrize("lost", [True, False])
+def test_round_without_valid_answers_has_no_accuracy(lost: bool) -> None:
+    """A final round of failures is given up at once: its version is not gone."""
     evaluation = Evaluation(questions=1, sampled=False)
-    evaluation.publish(0)
+    evaluation.publish(6, final=not lost)
     evaluation.shard.run()
     (asked,) = evaluation.log.rows(EVAL_PROMPTS)
-    evaluation.score(experience(failed(asked, 0, "weight version 1.0 is gone")))
+    gone, made = failed(asked, 0, "weight version 1.0 is gone"), trajectory(asked, 0, under=version(6))
+    evaluation.score(experience(gone) if lost else experience(made, error="raised"))
     evaluation.shard.run()
-    assert evaluation.points() == [(0, {"questions": 0.0, "unanswered/greedy": 1.0, "final": 0.0})]
+    values = {"final": 0.0} if lost else {"failed/greedy": 1.0, "final": 1.0, "given_up": 1.0}
+    assert evaluation.points() == [(6, {"questions": 0.0, "unanswered/greedy": 1.0, **values})]
     assert len(evaluation.log.rows(SETTLED)) == 1
 
 

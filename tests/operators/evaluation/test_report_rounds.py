@@ -11,7 +11,7 @@ from record_factories import SAMPLING, experience, prompt, trajectory, version
 from operators.evaluation.report_rounds import AskQuestions, ClosedRound, OpenedRound, ReportRounds
 from operators.evaluation.rounds import Mode, Round
 from operators.io.elements import Output
-from schemas.records import Metric, Settled
+from schemas.records import Episode, Metric, Settled
 from schemas.topics import EVAL_PROMPTS, METRICS, SETTLED
 
 METRIC = Metric("evaluation", 1, {"questions": 1.0}, 9)
@@ -44,3 +44,20 @@ def test_rewards_that_cancel_out_have_the_mean_0() -> None:
     for number, reward in enumerate((0.1, 0.2, -0.3)):
         answered.answers[number] = experience(trajectory(prompt(number), 0, under=version(3)), reward=reward)
     assert str(answered.values()["reward/greedy"]) == "0.0"
+
+
+@pytest.mark.parametrize(("failures", "measured"), [(2, True), (3, False)])
+@pytest.mark.parametrize("kind", ["episode", "reward"])
+def test_failed_episodes_and_rewards_are_no_answers(kind: str, failures: int, measured: bool) -> None:
+    answered = Round(version(3), "greedy", True, range(40))
+    for number in range(40):
+        answer = trajectory(prompt(number), 0, under=version(3))
+        answered.answers[number] = experience(answer)
+        if number < failures:
+            if kind == "episode":
+                answer = replace(answer, finish_reason="failed", error="raised", episode=Episode((), "failed"))
+            answered.answers[number] = experience(answer, reward=0.0, error="raised")
+    counts = {"questions": 40.0 - failures, "unanswered/greedy": failures, "failed/greedy": failures, "final": 1.0}
+    means = {"accuracy/greedy": 1.0, "reward/greedy": 1.0}
+    assert answered.values() == counts | (means if measured else {})
+    assert (answered.is_measured(), answered.is_lost()) == (measured, False)

@@ -75,13 +75,12 @@ def test_metric_has_staleness_at_consumption_and_at_finish() -> None:
 
 
 def test_batch_has_enough_trainable_members() -> None:
-    buffer = Buffer(global_batch=4)
+    buffer = Buffer(global_batch=5)
     for number in range(3):
-        question = prompt(number, 2)
-        buffer.score(experience(trajectory(question, 0)), experience(failed(question, 1)))
-    buffer.group(4)
+        question = prompt(number, 3)
+        buffer.score(*(experience(trajectory(question, member)) for member in (0, 1)), experience(failed(question, 2)))
     buffer.shard.run()
-    assert buffer.batches() == [("p0.0", "p1.0", "p2.0", "p4.0", "p4.1")]
+    assert buffer.batches() == [("p0.0", "p0.1", "p1.0", "p1.1", "p2.0", "p2.1")]
     assert Counter(buffer.outcomes().values())["failed"] == 3
 
 

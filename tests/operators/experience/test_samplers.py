@@ -19,7 +19,7 @@ from operators.experience.groups import Group, Groups
 from operators.experience.members import GroupMember, read_members
 from operators.experience.pack_batches import balance, pack
 from operators.experience.samplers import SAMPLERS, DynamicSampling, GroupComplete, Sampler
-from operators.experience.writers import Bounded, Finished, Verified
+from operators.experience.writers import Bounded, Finished
 from schemas.block import Block
 from schemas.records import Conversation, MicroBatch, RewardComponent
 
@@ -29,13 +29,12 @@ def group(
     rewards: tuple[float, ...] = (0.0, 1.0),
     at: int = 0,
     expected: int = 0,
-    error: str | None = None,
     **how: Any,
 ) -> Group:
     """A closed group whose record is at offset `at`, and which arrived at time `at` of the buffer's clock."""
     question = prompt(number, expected or len(rewards))
     rows = [
-        experience(trajectory(question, member, **how), reward, components=_accuracy(reward), error=error)
+        experience(trajectory(question, member, **how), reward, components=_accuracy(reward))
         for member, reward in enumerate(rewards)
     ]
     members = read_members(Block.of(rows), number % 2, at)
@@ -149,9 +148,6 @@ def test_writers_refuse_with_reasons() -> None:
     assert Finished().refuse(member) == "cut off after 5 tokens"
     assert Bounded(tokens=7).refuse(member) == "8 tokens are more than 7"
     assert Bounded(tokens=8).refuse(member) is None
-    assert Verified().refuse(member) is None
-    (unverified,) = group(0, (1.0,), error="exact: raised").members
-    assert Verified().refuse(unverified) == "not verified: exact: raised"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from operators.experience.trainable import MAX_LENGTH
 from schemas.block_codec import encode_block
 from schemas.codec import MAX_VALUE_BYTES
 from schemas.columns import flags, floats, token_ids
-from schemas.records import Conversation, Experience, Response, VersionSpan
+from schemas.records import Conversation, Episode, Experience, Response, VersionSpan
 from schemas.topics import BATCHES, DEAD_LETTERS, SETTLED
 
 _CUTS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ _REWARDS: dict[str, tuple[float, ...]] = {
 
 def untrainable(kind: str, member: int = 0) -> Experience:
     """An experience that cannot be trained."""
-    question = prompt(0)
+    question = prompt(0, 3)
     if kind == "failed":
         return experience(failed(question, member, "out of memory"))
     if kind == "no version":
@@ -49,9 +49,9 @@ def untrainable(kind: str, member: int = 0) -> Experience:
     if kind == "nothing was generated":
         return experience(trajectory(question, member, tokens=0))
     if kind in _CUTS:
-        return experience(trajectory(prompt(0, sampling=replace(SAMPLING, **_CUTS[kind])), member))
+        return experience(trajectory(prompt(0, 3, sampling=replace(SAMPLING, **_CUTS[kind])), member))
     if kind == "the prompt is empty":
-        return experience(trajectory(prompt(0, token_ids=token_ids([])), member))
+        return experience(trajectory(prompt(0, 3, token_ids=token_ids([])), member))
     if kind == "large reward":
         return experience(trajectory(question, member), -1e39)
     if kind in _REWARDS:
@@ -61,9 +61,11 @@ def untrainable(kind: str, member: int = 0) -> Experience:
         made = trajectory(question, member, response=response, conversations=conversations, version_spans=spans)
         return experience(made, conversation_rewards=_REWARDS[kind])
     if kind == "unknown token in the prompt":
-        return experience(trajectory(prompt(0, token_ids=token_ids([7, 1])), member))
+        return experience(trajectory(prompt(0, 3, token_ids=token_ids([7, 1])), member))
     if kind == "too long":
-        return experience(trajectory(prompt(0, token_ids=token_ids(np.ones(MAX_LENGTH, np.int32))), member, tokens=1))
+        return experience(
+            trajectory(prompt(0, 3, token_ids=token_ids(np.ones(MAX_LENGTH, np.int32))), member, tokens=1)
+        )
     if kind in _CONVERSATIONS:
         starts, mask = _CONVERSATIONS[kind]
         response = Response(token_ids([5] * 4), floats([-0.5] * 4), flags(mask))
@@ -117,9 +119,58 @@ def test_untrainable_member_is_settled_and_its_group_completes(kind: str, reason
     letters = [(r.step, r.reason, r.topic, r.offset) for r in buffer.log.rows(DEAD_LETTERS)]
     failed = kind in ("failed", "no version", "nothing was generated")
     assert letters == ([] if failed else [("make batches", f"p0.0: {reason}", "experiences", 0)])
-    buffer.score(experience(trajectory(prompt(0), 1)))
+    buffer.score(*(experience(trajectory(prompt(0, 3), member)) for member in (1, 2)))
     buffer.shard.run()
-    assert buffer.batches() == [("p0.1",)]
+    assert buffer.batches() == [("p0.1", "p0.2")]
+
+
+FAILURES = {  # by kind: the trajectory, and the reason why it is not trained
+    "reward": (trajectory(prompt(0, 3), 0), "exact: raised"),
+    "episode": (
+        trajectory(
+            prompt(0, 3, environment="guess"), 0, finish_reason="failed", error="raised", episode=Episode((), "failed")
+        ),
+        "raised",
+    ),
+    "episode without a turn": (
+        failed(prompt(0, 3, environment="guess"), 0, "reset raised", episode=Episode((), "failed")),
+        "reset raised",
+    ),
+    "generation": (trajectory(prompt(0, 3), 0, finish_reason="failed", error="out of memory"), "out of memory"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.parametrize("rewarded", [{}, {"": True}, {"": True, "chain_sum": False}, {"chain_sum": True}])
+def test_failures_are_trained_only_with_a_reward_of_their_task(kind: str, rewarded: dict[str, bool]) -> None:
+    buffer = Buffer(global_batch=2, rewards_failures=rewarded)
+    made, reason = FAILURES[kind]
+    buffer.score(experience(made, -1.0, error="exact: raised"))
+    buffer.score(*(experience(trajectory(made.prompt, member)) for member in (1, 2)))
+    buffer.shard.run()
+    trained = rewarded.get("chain_sum", rewarded.get("", False)) and kind in ("reward", "episode")
+    assert buffer.batches() == [(*(("p0.0",) if trained else ()), "p0.1", "p0.2")]
+    reasons = {record.trajectory_id: (record.outcome, record.reason) for record in buffer.log.rows(SETTLED)}
+    assert reasons["p0.0"] == (("batched", "") if trained else ("failed", reason))
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("last", [True, False])
+def test_only_member_left_by_failures_is_not_trained(restart: bool, last: bool) -> None:
+    buffer = Buffer(global_batch=1)
+    failures = [experience(failed(prompt(0, 3), member)) for member in (0, 1)]
+    measured = [experience(trajectory(prompt(0, 3), 2))]
+    first, second = (failures, measured) if last else (measured, failures)
+    buffer.score(*first)
+    buffer.shard.run()
+    if restart:
+        buffer.shard.start()
+    buffer.score(*second)
+    buffer.shard.run()
+    assert buffer.batches() == []
+    (dropped,) = [record for record in buffer.log.rows(SETTLED) if record.outcome != "failed"]
+    assert (dropped.trajectory_id, dropped.outcome) == ("p0.2", "dropped")
+    assert dropped.reason == "only one of 3 members has a reward: there is nothing to compare it with"
 
 
 def test_environment_token_needs_no_logprob() -> None:

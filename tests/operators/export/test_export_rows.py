@@ -49,8 +49,8 @@ def test_as_table_computes_columns() -> None:
     assert ROWS["completion_tokens"].to_pylist() == [4, 4, 4, 0]
 
 
-def _view(name, rows: pa.Table = ROWS) -> list[dict]:
-    view = view_of(EXPERIENCES, name)
+def _view(name, rows: pa.Table = ROWS, messages: bool = False) -> list[dict]:
+    view = view_of(EXPERIENCES, name, messages)
     transformed = view.transform(table_condition(view.condition, rows.schema).rows(rows))
     assert transformed.schema.equals(view.schema)
     return transformed.to_pylist()
@@ -137,6 +137,56 @@ def test_view_of_no_rows_is_empty(name) -> None:
     assert _view(name, ROWS.slice(0, 0)) == []
     with pytest.raises(ValueError, match="is of experiences"):
         view_of(SETTLED, name)
+
+
+def episode_of(*contents: str, messages: tuple[Message, ...] = (), reward: float = 1.0) -> Experience:
+    """An episode in an environment whose turns and observations after the prompt have `contents`, in turn."""
+    made = experience(0, reward=reward, messages=messages)
+    said = [asdict(each) for each in messages] or [{"role": "user", "content": made.trajectory.prompt.text}]
+    said += [{"role": ("assistant", "tool")[at % 2], "content": content} for at, content in enumerate(contents)]
+    asked = replace(made.trajectory.prompt, environment="guess")
+    conversation = Conversation(0, 2, json.dumps(said))
+    played = replace(made.trajectory, prompt=asked, text="".join(contents), conversations=(conversation,))
+    return replace(made, trajectory=played)
+
+
+@pytest.mark.parametrize("name", ["trl", "sft"])
+def test_views_of_turns_have_observations_only_in_prompts(name) -> None:
+    rows = rows_of(experience(1), episode_of("7\n", "higher\n", "9\n"))
+    plain = [("What is 1 + 1?", "answer 0", 0), ("What is 0 + 1?", "7\n", 0), ("What is 0 + 1?7\nhigher\n", "9\n", 1)]
+    assert [(row["prompt"], row["completion"], row["turn"]) for row in _view(name, rows)] == plain
+    single, first, second = _view(name, rows, messages=True)
+    assert single["prompt"] == [{"role": "user", "content": "What is 1 + 1?"}]
+    assert [row["completion"] for row in (single, first, second)] == [
+        [{"role": "assistant", "content": text}] for text in ("answer 0", "7\n", "9\n")
+    ]
+    assert [(each["role"], each["content"]) for each in second["prompt"][1:]] == [
+        ("assistant", "7\n"),
+        ("tool", "higher\n"),
+    ]
+    assert first["prompt"] == second["prompt"][:1]
+
+
+def test_views_as_messages_have_those_of_the_prompt() -> None:
+    chat = (Message("system", "Guess."), Message("user", "Begin"))
+    single = replace(experience(1, 0, 1.0, messages=chat), error=None)
+    worse = experience(1, 1, 0.0, messages=chat)
+    rows = rows_of(single, worse, episode_of("7", "higher", "9", messages=chat))
+    given = [asdict(each) for each in chat]
+    prompts = [row["prompt"] for row in _view("trl", rows, messages=True)]
+    assert [prompt[:2] for prompt in prompts] == [given] * 4
+    assert [len(prompt) for prompt in prompts] == [2, 2, 2, 4]
+    (pair,) = _view("preference", rows, messages=True)  # episodes have none: an observation would be trained
+    assert (pair["prompt"], pair["chosen"], pair["rejected"]) == (
+        given,
+        [{"role": "assistant", "content": "answer 0"}],
+        [{"role": "assistant", "content": "answer 1"}],
+    )
+
+
+def test_conversations_view_has_episodes_of_environments() -> None:
+    (row,) = _view("conversations", rows_of(experience(1), episode_of("7", "higher", "9")))
+    assert [each["role"] for each in row["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
 def test_conversations_view_has_a_row_for_each_conversation() -> None:

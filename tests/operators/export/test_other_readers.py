@@ -17,14 +17,16 @@ from export_factories import CONTENTS, exported_to, polled
 from operators.export.card import write_card
 from operators.export.folder import DATA, STATE, read_parts
 from operators.export.formats import Format, json_value, read_table, sha256, write_table
-from operators.export.views import ViewName
+from operators.export.views import TEXT_VIEWS, ViewName
 
 VIEWS: tuple[ViewName, ...] = ("full", "trl", "sft", "preference", "verl")
 
 
-def exported(folder: Path, form: Format = "parquet", view: ViewName = "full") -> list[dict[str, Any]]:
+def exported(
+    folder: Path, form: Format = "parquet", view: ViewName = "full", messages: bool = False
+) -> list[dict[str, Any]]:
     """A dataset of two files, with the columns of an older release in the first; its rows."""
-    contents = replace(CONTENTS, format=form, view=view)
+    contents = replace(CONTENTS, format=form, view=view, messages=messages)
     exported_to(folder, [polled(0, 3), polled(4, 3, last=True)], contents, file_bytes=1)
     rows = pa.concat_tables(read_table(folder / DATA / part.file, form, contents.schema) for part in read_parts(folder))
     write_card(folder)
@@ -44,10 +46,12 @@ def loaded(folder: Path, cache: Path) -> list[dict[str, Any]]:
     return load_dataset(str(folder), split="train", cache_dir=str(cache)).to_list()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_every_view_is_read_by_all_readers(tmp_path: Path, view: ViewName) -> None:
+@pytest.mark.parametrize(
+    ("view", "messages"), [*((view, False) for view in VIEWS), *((view, True) for view in TEXT_VIEWS)]
+)
+def test_every_view_is_read_by_all_readers(tmp_path: Path, view: ViewName, messages: bool) -> None:
     folder = tmp_path / "export"
-    rows = exported(folder, view=view)
+    rows = exported(folder, view=view, messages=messages)
     assert len(rows) in (12, 6)
     files = str(folder / DATA / "*.parquet")
     assert ds.dataset(folder / DATA).to_table().to_pylist() == rows

@@ -41,23 +41,35 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def exported(folder: Path, view: ViewName) -> Path:
+CHAT = Message("system", "Be brief."), Message("user", "What is 1 + 1?")
+
+
+def exported(folder: Path, view: ViewName, messages: bool) -> Path:
     """A dataset of two files with six groups, each of a correct and a wrong answer."""
-    exported_to(folder, [polled(0, 3), polled(4, 3, last=True)], replace(CONTENTS, view=view), file_bytes=1)
+    chat = CHAT if messages else ()
+    polls = [polled(0, 3, messages=chat), polled(4, 3, last=True, messages=chat)]
+    exported_to(folder, polls, replace(CONTENTS, view=view, messages=messages), file_bytes=1)
     write_card(folder)
     return folder
 
 
+@pytest.mark.parametrize("messages", [False, True])
 @pytest.mark.parametrize(("view", "name", "untrained"), [("sft", "SFT", None), ("preference", "DPO", math.log(2))])
-def test_trl_takes_a_step(view: ViewName, name: str, untrained: float | None, model: Path, tmp_path: Path) -> None:
+def test_trl_takes_a_step(
+    view: ViewName, name: str, untrained: float | None, messages: bool, model: Path, tmp_path: Path
+) -> None:
     """A policy that equals its reference has a DPO loss of log 2, for any pairs."""
     trl = pytest.importorskip("trl", reason=ELSEWHERE)
-    rows = load_dataset(str(exported(tmp_path / "export", view)), split="train", cache_dir=str(tmp_path / "cache"))
+    export = exported(tmp_path / "export", view, messages)
+    rows = load_dataset(str(export), split="train", cache_dir=str(tmp_path / "cache"))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if messages:
+        tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     trainer = getattr(trl, f"{name}Trainer")(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
         args=getattr(trl, f"{name}Config")(output_dir=str(tmp_path / "out"), **ONE_STEP),
         train_dataset=rows,
-        processing_class=AutoTokenizer.from_pretrained(model),
+        processing_class=tokenizer,
     )
     before = [weight.detach().clone() for weight in trainer.model.parameters()]
     done = trainer.train()
@@ -75,14 +87,13 @@ def test_verl_dataset_reads_the_prompts(model: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     config = OmegaConf.create({"cache_dir": str(tmp_path), "max_prompt_length": 64, "filter_overlong_prompts": True})
-    chat = (Message("system", "Be brief."), Message("user", "What is 1 + 1?"))
-    polls = [polled(0, 3), polled(4, 3, last=True, messages=chat)]
+    polls = [polled(0, 3), polled(4, 3, last=True, messages=CHAT)]
     exported_to(tmp_path / "export", polls, replace(CONTENTS, view="verl"), file_bytes=1)
     files = sorted(map(str, (tmp_path / "export" / DATA).iterdir()))
     dataset = verl.RLHFDataset(files, tokenizer, config)
     (batch,) = torch.utils.data.DataLoader(dataset, batch_size=len(dataset), collate_fn=verl.collate_fn)
     texts = [[{"role": "user", "content": f"What is {number} + 1?"}] for number in range(3)]
-    assert [list(each) for each in batch["raw_prompt"]] == texts + [[asdict(message) for message in chat]] * 3
+    assert [list(each) for each in batch["raw_prompt"]] == texts + [[asdict(message) for message in CHAT]] * 3
     assert set(batch["data_source"]) == {"sums"}
     assert batch["reward_model"][0] == {"style": "rule", "ground_truth": "1"}
     assert list(batch["index"]) == [0, 1, 2, 4, 5, 6]

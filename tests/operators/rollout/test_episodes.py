@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -104,6 +105,12 @@ def test_episode_alternates_turns_and_observations(pools: OpenPools) -> None:
     heard = [sum(map(ord, "".join(texts[: i + 1]))) % 1000 for i in range(2)]
     assert decode(tokens.tolist()) == f"[7]{texts[0]}(1:{heard[0]}){texts[1]}(2:{heard[1]}){texts[2]}"
     assert (done.finish_reason, done.episode) == ("stop", Episode((0.25, 0.5, 0.75), "done"))
+    (conversation,) = done.conversations
+    said = [(each["role"], each["content"]) for each in json.loads(conversation.messages)]
+    assert said[0] == ("user", asked(7, "echo").text)
+    observed = ("[7]", f"(1:{heard[0]})", f"(2:{heard[1]})")
+    between = [[("user", text), ("assistant", turn)] for text, turn in zip(observed, texts, strict=True)]
+    assert said[1:] == [each for pair in between for each in pair]
     assert (done.generated.logprobs[~mask] == 0).all()
     plain = plain_logprobs(tiny_model(), one, done.generated)
     assert np.abs(done.generated.logprobs - plain)[mask].max() < 1e-4

@@ -2,79 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scored_trajectories import CONFIG, FixedJudge, scored, trajectory
 
-from operators.score.attempt import AnswerContext
-from operators.score.config import RewardSpec, Rubric, ScoreConfig, TaskRubric
+from operators.evaluation.rounds import accuracy_of
+from operators.score.config import RewardSpec, ScoreConfig, TaskRubric
 from operators.score.pool import VerifierResult
 from operators.score.score_trajectories import ErrorCounts
 from operators.score.scorer import Scorer
-from operators.score.scoring import AnswerJudge, score_trajectories
+from operators.score.scoring import score_trajectories
 from operators.score.verifiers import reasoning
 from schemas.block import Block
-from schemas.columns import flags, floats, token_ids
 from schemas.metric_labels import labelled
-from schemas.records import Conversation, Episode, Experience, Prompt, Response, RewardComponent, Sampling, Trajectory
+from schemas.records import Episode, RewardComponent
 
 MY_REWARD = str(Path(__file__).parents[3] / "examples" / "my_rewards.py:shows_work")
-
-
-def trajectory(text: str, reference: Any = None, task: str = "sums", tokens: int = 5, **changes: Any) -> Trajectory:
-    known = json.dumps({"answer": "4"} if reference is None else reference)
-    sampling = Sampling(1.0, 1.0, 0, 48, (2,), 0)
-    prompt = Prompt(0, "train", task, "What is 2 + 2?", token_ids([1, 2]), known, 8, sampling)
-    response = Response(token_ids([3] * tokens), floats([0.0] * tokens), flags([True] * tokens))
-    made = Trajectory(
-        prompt=prompt,
-        member=0,
-        lease=1,
-        attempt=0,
-        replica=0,
-        incarnation=1,
-        response=response,
-        text=text,
-        version_spans=(),
-        newest_version=None,
-        finish_reason="stop",
-        error=None,
-        started_at=1,
-        first_token_at=None,
-        finished_at=2,
-    )
-    return replace(made, **changes)
-
-
-class FixedJudge:
-    """A judge that gives the same outcomes to every trajectory."""
-
-    def __init__(self, config: ScoreConfig, *results: VerifierResult) -> None:
-        self.config, self.results = config, list(results)
-        self.judged = 0
-
-    def rubric(self, task: str) -> Rubric:
-        return self.config
-
-    def judge(self, answers: Sequence[AnswerContext]) -> list[list[VerifierResult]]:
-        self.judged += len(answers)
-        return [self.results for _ in answers]
-
-
-def scored(trajectories: Sequence[Trajectory], judge: AnswerJudge, now: int = 0) -> list[Experience]:
-    return score_trajectories(Block.of(trajectories), judge, now).records()
-
-
-CONFIG = ScoreConfig(
-    rewards=(RewardSpec("format", 0.25), RewardSpec("exact", 2.0), RewardSpec("mine:extra", -1.0)), on_error=-0.5
-)
 
 
 def test_reward_is_the_weighted_sum() -> None:
@@ -103,6 +52,17 @@ def test_failed_verifier_gives_on_error_and_keeps_other_components(result: Verif
     (experience,) = scored([trajectory("#4")], judge)
     assert (experience.reward, experience.error) == (-0.5, message)
     assert [component.name for component in experience.components] == ["format", "extra"]
+
+
+@pytest.mark.parametrize(("value", "correct"), [(0.9, 1.0), (0.5, 1.0), (0.4, 0.0)])
+def test_accuracy_is_that_of_the_reward_with_correct_from(value: float, correct: float) -> None:
+    """A solved episode whose steps cost has no reward of 1; other rewards do not count for the accuracy."""
+    config = ScoreConfig(rewards=(RewardSpec("exact"), RewardSpec("environment", correct_from=0.5)))
+    (experience,) = scored(
+        [trajectory("#4")], FixedJudge(config, VerifierResult(0.0, None), VerifierResult(value, None))
+    )
+    assert experience.components[-1] == RewardComponent("accuracy", correct, 0.0)
+    assert accuracy_of(experience) == correct
 
 
 def test_tracebacks_follow_the_first_line_of_an_error() -> None:
@@ -306,6 +266,11 @@ def test_math_verify_works_outside_the_main_thread() -> None:
         (lambda: RewardSpec("length", options={"limit": 4, "target": 4}), "target < limit"),
         (lambda: RewardSpec("exact", weight=float("nan")), "weight"),
         (lambda: RewardSpec("module:"), "module:function"),
+        (lambda: RewardSpec("exact", correct_from=float("nan")), "correct_from of 'exact'"),
+        (
+            lambda: ScoreConfig(rewards=(RewardSpec("exact", correct_from=1), RewardSpec("code", correct_from=1))),
+            "only one reward may have correct_from",
+        ),
         (lambda: ScoreConfig(rewards=()), "rewards must name"),
         (
             lambda: ScoreConfig(rewards=(RewardSpec("exact"), RewardSpec("exact"))),
@@ -328,67 +293,3 @@ def test_score_and_prompt_configs_import_nothing_heavy() -> None:
     program = "import sys, operators.score.config, operators.prompts.config; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     assert not {"reasoning_gym", "math_verify", "numpy", "pyarrow", "apache_beam", "torch"} & set(loaded)
-
-
-BRANCHES = tuple(Conversation(at, 1, json.dumps([{"role": "user", "content": f"u{at}"}])) for at in (0, 2))
-
-
-@pytest.mark.parametrize(
-    ("results", "rewards", "reward"),
-    [
-        ([VerifierResult(1.0, None)] * 3, (), 1.25),
-        (
-            [VerifierResult(0.5, None, (0.0, 1.0)), VerifierResult(1.0, None), VerifierResult(0.25, None, (0.5, 0.0))],
-            (2.0 - 0.5, 0.25 + 2.0),
-            (1.5 + 2.25) / 2,
-        ),
-    ],
-)
-def test_conversations_have_weighted_sums_of_their_own(
-    results: list[VerifierResult], rewards: tuple[float, ...], reward: float
-) -> None:
-    (experience,) = scored([trajectory("#4", conversations=BRANCHES)], FixedJudge(CONFIG, *results))
-    assert (experience.conversation_rewards, experience.reward) == (rewards, reward)
-
-
-def test_error_of_a_reward_leaves_no_rewards_of_conversations() -> None:
-    judge = FixedJudge(
-        CONFIG, VerifierResult(0.5, None, (0.0, 1.0)), VerifierResult(None, "x"), VerifierResult(0, None)
-    )
-    (experience,) = scored([trajectory("#4", conversations=BRANCHES)], judge)
-    assert (experience.conversation_rewards, experience.reward) == ((), -0.5)
-
-
-@pytest.mark.parametrize(
-    ("code", "rewards", "error"),
-    [
-        ("[each['reward'] for each in conversations]", (1.0, 0.25), None),
-        ("tuple(float(each['messages'][0]['content'] == 'u2') for each in conversations)", (0.0, 1.0), None),
-        ("0.5", (), None),
-        ("[1.0]", (), "ValueError: returned 1 numbers for 2 conversations: return one, or one for each"),
-        ("[1.0, float('nan')]", (), "ValueError: returned nan"),
-        ("[1.0, None]", (), "TypeError: returned NoneType instead of a number"),
-        ("[1.0] * 500", (), "ValueError: returned 500 numbers for 2 conversations: return one, or one for each"),
-    ],
-)
-def test_function_may_return_a_number_for_each_conversation(
-    code: str, rewards: tuple[float, ...], error: str | None, tmp_path: Path
-) -> None:
-    (tmp_path / "mine.py").write_text(f"def each(conversations):\n    return {code}\n")
-    config = ScoreConfig(rewards=(RewardSpec(f"{tmp_path / 'mine.py'}:each"),), workers=1, on_error=-1.0)
-    made = trajectory("#4", conversations=BRANCHES, conversation_rewards=(1.0, 0.25), episode=Episode((1.0,), "done"))
-    with Scorer(config) as scorer:
-        (experience,) = score_trajectories(Block.of([made]), scorer, 0).records()
-    assert experience.conversation_rewards == rewards
-    assert experience.reward == (-1.0 if error else sum(rewards) / len(rewards) if rewards else 0.5)
-    assert error is None or error in str(experience.error)
-
-
-def test_environment_reward_is_that_of_each_conversation() -> None:
-    config = ScoreConfig(rewards=(RewardSpec("environment", 2.0),))
-    made = trajectory("#4", conversations=BRANCHES, conversation_rewards=(1.0, 0.25), episode=Episode((1.0,), "done"))
-    plain = replace(made, conversation_rewards=())
-    with Scorer(config) as scorer:
-        own, shared = score_trajectories(Block.of([made, plain]), scorer, 0).records()
-    assert (own.conversation_rewards, own.reward) == ((2.0, 0.5), 1.25)
-    assert (shared.conversation_rewards, shared.reward) == ((), 2.0)

@@ -26,7 +26,8 @@ def config(tmp_path: Path) -> Path:
         '[kafka]\nbootstrap_servers = "kafka:9092"\n'
     )
     (tmp_path / "runs" / "known").mkdir(parents=True)
-    (tmp_path / "runs" / "known" / "state.json").write_text("{}")
+    for name in ("state.json", "config.toml"):
+        (tmp_path / "runs" / "known" / name).write_text("{}")
     return file
 
 

@@ -128,6 +128,12 @@ def test_weights_publish_verify_diff_and_pull(
     assert code == 1
     assert {row["check"] for row in json.loads(out) if not row["matches"]} == {"blake3", "matching chunks"}
 
+    gone = tmp_path / "gone"  # the run has ended, and its store is removed
+    for words in (("diff", "0.1", "0.2"), ("verify", "0.1")):
+        code, _, err = laminar("weights", *words, "--store", str(gone))
+        assert (code, f"there is no weight store {gone}" in err) == (1, True)
+    assert not gone.exists()
+
 
 def corrupt(root: Path, version: PolicyVersion) -> None:
     """Change a byte of a stored version, as a memory fault would."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from pipelines.cli.agents import KEY_VARIABLE, _served_text
+from pipelines.inspect.run_folders import laminar_command
 from pipelines.run.agents_elsewhere import RemoteAgents
 from pipelines.run.gateway_access import GatewayAccess, GatewayError
 
@@ -168,3 +170,10 @@ def test_a_rejected_key_ends_the_agents(gateway: Claimed) -> None:
 def test_an_address_that_is_none_is_rejected(url: str) -> None:
     with pytest.raises(GatewayError, match="must begin with http"), GatewayAccess(url, "k").post("x", {}):
         pass
+
+
+def test_agents_serve_prints_a_command_that_works_here() -> None:
+    text = _served_text({"url": "http://h/v1", "worker_key": "w", "people_key": "p"})
+    assert (
+        text.splitlines()[-1] == f"{KEY_VARIABLE}=w {laminar_command()} agents play http://h/v1 -- python my_agent.py"
+    )

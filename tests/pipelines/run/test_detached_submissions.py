@@ -17,6 +17,7 @@ import pytest
 from infra.kafka.broker import Broker
 from infra.processes import is_running
 from pipelines.cli.main import main
+from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.submissions import Submission, read_submission, submissions
 
 pytestmark = pytest.mark.usefixtures("killed_programs")
@@ -80,6 +81,7 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
     started(2)
     (row,) = [row for row in laminar("runs", "list")[1] if row["run"] == run_id]
     assert (row["status"], row["roles"]["score"]["restarts"]) == ("running", 1)
+    assert row["roles"]["score"]["last_error"] == f"was killed by SIGKILL (see {log})"
     orphan = job()
     respawner_process.kill()
     respawner_process.wait(10)
@@ -125,9 +127,12 @@ def test_submit_refuses_a_submitted_role_before_it_loads_kafka(
     (folder / "submitted").mkdir(parents=True)
     Submission(folder, "score", 0, "embedded", pid=me.pid, pid_created=me.create_time()).write()
     monkeypatch.setitem(sys.modules, "pipelines.run.submission.guard", None)  # its import would fail
-    with pytest.raises(SystemExit) as exit_info:
-        main(["submit", "score", str(file), "--detach"])
-    assert exit_info.value.code == 1
-    assert capsys.readouterr().err == (
-        f"laminar: score of run twice is submitted already; its respawner is process {me.pid}\n"
-    )
+    for options in ([], ["--detach"]):
+        with pytest.raises(SystemExit) as exit_info:
+            main(["submit", "score", str(file), *options])
+        assert exit_info.value.code == 1
+        assert capsys.readouterr().err == (
+            f"laminar: score of run twice is submitted already; its respawner is process {me.pid}: "
+            f"`{run_command(folder, 'runs status')}` shows it, "
+            f"`{run_command(folder, 'runs stop --role score')}` ends it\n"
+        )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from pipelines.config import ConfigError, parse_config
 from pipelines.run.local import check_resumable
-from pipelines.run.run_names import with_run_name
+from pipelines.run.run_names import check_new, with_run_name
+from schemas.release import RELEASE
 
 
 @pytest.mark.parametrize(
@@ -19,6 +25,29 @@ def test_run_is_named_after_its_configuration_file(file: str, stem: str) -> None
     name = with_run_name(parse_config({}, "test"), Path(file)).run.name
     assert name.rpartition("-")[0].rpartition("-")[0] == stem
     assert with_run_name(parse_config({"run": {"name": "mine"}}, "test"), Path(file)).run.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("files", "state", "free"),
+    [
+        ((), {"phase": "stopped", "ended_at": 1.0}, True),
+        ((), {"phase": "failed", "ended_at": 1.0, "error": "x"}, True),
+        ((), {"pid": 2**22 + 1, "pid_created": 1.0}, True),
+        ((), {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}, False),
+        (("config.toml",), {"phase": "stopped", "ended_at": 1.0}, False),
+        (("submitted",), None, False),
+    ],
+)
+def test_name_of_a_run_without_topics_is_free(
+    files: tuple[str, ...], state: dict[str, Any] | None, free: bool, tmp_path: Path
+) -> None:
+    config = parse_config({"run": {"name": "mine", "folder": str(tmp_path)}}, "test")
+    for name in ("logs", *files):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+    if state is not None:
+        (tmp_path / "mine" / "state.json").write_text(json.dumps({"release": RELEASE, "run": "mine", **state}))
+    with nullcontext() if free else pytest.raises(ConfigError, match="run 'mine' exists already"):
+        check_new(config)
 
 
 def test_resumed_run_rejects_other_settings() -> None:

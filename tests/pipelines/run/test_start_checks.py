@@ -12,13 +12,20 @@ from typing import Any
 
 import pytest
 
+from infra.sizes import GIB
 from infra.store.errors import StoreBusy
 from operators.trainer.advantages import generalised, whitened_returns
 from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import WITHOUT_GROUPS
 from pipelines.config import Config, ConfigProblems, parse_config
 from pipelines.run.learnability import unlearnable
-from pipelines.run.preflight import GIB, host_problems, missing_requirements, unknown_environments
+from pipelines.run.preflight import (
+    host_problems,
+    missing_requirements,
+    port_problems,
+    store_problems,
+    unknown_environments,
+)
 from pipelines.run.supervisor import store_in_use
 
 
@@ -74,15 +81,25 @@ def test_host_checks_name_missing_room(tmp_path: Path, monkeypatch: pytest.Monke
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16"}))
     with (model / "model.safetensors").open("wb") as file:
-        file.truncate(GIB)  # half a billion parameters
+        file.truncate(1 << 30)  # half a billion parameters
     config = config_of(run={"name": "checked", "folder": str(tmp_path / "runs")}, model={"path": str(model)})
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=15 * GIB))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=15 << 30))
     (disk,) = host_problems(config, new=True)
-    assert disk.startswith(f"run.folder: {tmp_path} has 15.00 GiB free, but 3 checkpoints of 536870912 parameters")
-    assert "need 18.00 GiB: free some space, or lower trainer.checkpoints_kept" in disk
+    assert disk.startswith(f"run.folder: {tmp_path} has 15.0 GiB free, but 3 checkpoints of 536870912 parameters")
+    assert "need 18.0 GiB: free some space, or lower trainer.checkpoints_kept" in disk
     assert list(host_problems(config, new=False)) == []
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=GIB))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30))
     assert [each.partition(":")[0] for each in host_problems(config, new=True)] == ["run.folder", "relay.store"]
+    store = tmp_path / "store"
+    store.mkdir()
+    config = replace(config, relay=replace(config.relay, store=str(store)))
+    (room,) = store_problems(config)
+    assert room.startswith(
+        f"relay.store: {store} has 1.0 GiB free, but 2 weight versions of 536870912 parameters need 4"
+    )
+    with (store / "1.1.safetensors").open("wb") as file:
+        file.truncate(3 * GIB)
+    assert list(store_problems(config)) == []  # what the store holds already is room for newer versions
 
 
 def test_host_checks_name_a_folder_without_files(tmp_path: Path) -> None:
@@ -109,14 +126,21 @@ def test_store_in_use_names_the_setting_that_helps(store: str, advice: str) -> N
     assert text.startswith("relay.store: " if store == "/s" else "run 'checked' is active on this machine: ")
 
 
-def test_host_checks_name_a_used_port() -> None:
+@pytest.mark.parametrize("key", ["relay", "gateway"])
+def test_host_checks_name_a_used_port(key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
-        config = config_of()
-        config = replace(config, relay=replace(config.relay, port=port))
-        (problem,) = host_problems(config, new=True)
-    assert problem == f"relay.port: 127.0.0.1:{port} cannot be used: Address already in use"
-    assert list(host_problems(config, new=True)) == []
+        config = config_of(**{key: {"port": port}})
+        (problem,) = port_problems(config)
+    assert problem == f"{key}.port: 127.0.0.1:{port} cannot be used: Address already in use"
+    assert list(port_problems(config)) == []
+
+
+def test_host_checks_name_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    for folder in (tmp_path / "runs", tmp_path / "runs" / "mine"):
+        (problem,) = host_problems(config_of(run={"name": "checked", "folder": str(folder)}), new=True)
+        assert problem == f"run.folder: {tmp_path}/runs is a file: set another run.folder"
 
 
 def test_config_problems_are_one_line_or_a_list() -> None:

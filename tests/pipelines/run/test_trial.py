@@ -12,6 +12,7 @@ import pytest
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
+from operators.score.config import TaskRubric
 from pipelines.config import Config, parse_config
 from pipelines.run.learnability import doubtful_settings
 from pipelines.run.trial import all_problems, run_trial
@@ -23,6 +24,8 @@ def right(text, answer, reference, tokens): return float(answer == reference["an
 def raises(text): return {}["answr"]
 def text(text): return "1.0"
 def nan(text): return float("nan")
+def number(text): return float(float(text) > 0)
+def plays(client, task, temperature=1.0): return 1.0
 class Near:
     def __init__(self, within): self.within, self.calls = within, 0
     def __call__(self, answer): self.calls += 1; return float(abs(float(answer) - 1) <= self.within)
@@ -165,7 +168,7 @@ def test_trial_warns_of_code_that_fails_on_some_prompts(tmp_path: Path) -> None:
     assert found.problems == []
     reward, environment = found.warnings
     assert "mine.py:sums fails on 1 of the first 8 prompts of task 'rows' with the response '# 4': ValueError" in reward
-    assert "Such trajectories get score.on_error = 0\n" in reward
+    assert "Such trajectories are not trained (score.on_error is not set)\n" in reward
     assert ", in sums" in reward
     assert "Odd fails at its reset on 4 of the first 8 prompts: KeyError: 'refrence' (mine.py:" in environment
 
@@ -188,6 +191,45 @@ def test_trial_names_a_reward_of_two_tasks_once(tmp_path: Path) -> None:
     assert "mine.py:raises fails on each of the first 8 prompts of task 'one'" in problem
 
 
+def test_trial_without_prompts_names_each_check_once(tmp_path: Path) -> None:
+    rows(tmp_path)
+    config = config_of(tmp_path, path=str(tmp_path / "gone.jsonl"), tasks=[{"name": "one"}, {"name": "two"}])
+    rubrics = tuple(TaskRubric(rewards=config.score.rewards, name=name) for name in ("one", "two"))
+    begun: list[str] = []
+    all_problems(replace(config, score=replace(config.score, tasks=rubrics)), (), begun.append)
+    assert len(begun) == len(set(begun))
+    assert [each for each in begun if "the import of" in each] == [f"the import of reward {tmp_path}/mine.py:right"]
+
+
+def test_trial_names_each_reward_that_cannot_be_loaded(tmp_path: Path) -> None:
+    rows(tmp_path)
+    config = config_of(tmp_path)
+    names = ("gone", "right", "raises", "lost")
+    rewards = tuple(replace(config.score.rewards[0], name=f"{tmp_path}/mine.py:{name}") for name in names)
+    gone, lost, raises = trial(replace(config, score=replace(config.score, rewards=rewards)), tmp_path).problems
+    assert "has no function 'gone'" in gone
+    assert "has no function 'lost'" in lost
+    assert "mine.py:raises fails on each of the first 8 prompts" in raises
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem", "hint"),
+    [
+        ("marker", True, ". It works with the answer alone: take the parameter answer, which has"),
+        ("whole", False, ". It works with the answer alone: set score.answer (now 'whole'), and take the parameter an"),
+    ],
+)
+def test_trial_tries_whole_responses(answer: str, problem: bool, hint: str, tmp_path: Path) -> None:
+    rows(tmp_path)
+    config = config_of(tmp_path, "number")
+    found = trial(replace(config, score=replace(config.score, answer=answer)), tmp_path)
+    assert (len(found.problems), len(found.warnings)) == (problem, not problem)
+    (text,) = found.problems + found.warnings
+    assert ("of task 'rows' with the response 'The answer is " in text) is not problem
+    assert ": ValueError: could not convert string to float: " in text
+    assert hint in text.splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("reward", "environment", "expected"),
     [
@@ -197,7 +239,7 @@ def test_trial_names_a_reward_of_two_tasks_once(tmp_path: Path) -> None:
         ("missing", "", "has no function 'missing'"),
         ("Silent", "", "Silent is a class without __call__(self, text, ...), which returns the reward"),
         ("Near", "", "missing 1 required positional argument: 'within'"),
-        ("right", "Number", "TypeError: an observation must be text, not int (mine.py:26)"),
+        ("right", "Number", "TypeError: an observation must be text, not int (mine.py:28)"),
         ("right", "Hangs", "Hangs fails at its reset on the first prompt: a step of the environment took longer than"),
         (
             "right",
@@ -318,8 +360,9 @@ def test_trial_loads_the_classes_of_the_buffer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        ("mine.py:right", None),
+        ("mine.py:plays", None),
         ("mine.py:gone", "has no function 'gone'"),
+        ("mine.py:nan", "nan is called as nan(client, task), but its definition is nan(text): too many positional"),
         ("slow.py:mine", "the import takes over 1 s"),
     ],
 )

@@ -135,6 +135,12 @@ def test_calibration_rejects_a_run_with_too_few_steps(tmp_path: Path) -> None:
         calibrate(run_folder(tmp_path, metrics_of_a_run()[:5]))
 
 
+def test_calibration_says_how_many_heartbeats_it_needs(tmp_path: Path) -> None:
+    idle = [replace(each, values={**each.values, "running": 0.0}) for each in metrics_of_a_run()]
+    with pytest.raises(ConfigError, match=r"no two consecutive heartbeats .* has 4, one of each replica every 2 s"):
+        calibrate(run_folder(tmp_path, idle))
+
+
 def test_calibrated_run_is_predicted_with_its_settings(tmp_path: Path) -> None:
     run = run_folder(tmp_path, metrics_of_a_run())
     report = predict_report(
@@ -149,7 +155,14 @@ def test_calibrated_run_is_predicted_with_its_settings(tmp_path: Path) -> None:
     [
         ({"machine": "H80"}, "there is no machine 'H80'"),
         ({"machine": "H800", "weights_gb": 145.0}, "do not fit on 1 x H800"),
-        ({"changes": ["rollout.engine=transformers"]}, "only emulated runs are predicted"),
+        (
+            {"changes": ["rollout.engine=transformers"]},
+            "only emulated runs are predicted.* then predict by it: laminar simulate --calibrate runs/NAME$",
+        ),
+        (
+            {"changes": ["rollout.engine=transformers", "prompts={task='gcd', environment='guess'}"]},
+            r"\. Turns and waits of environments \(guess\) are not predicted$",
+        ),
         ({"changes": ["rollout.emulation.lengths={file = '/nonexistent'}"]}, "cannot read the lengths"),
         ({"changes": ["rollout.emulation.lengths={p50 = 0}"]}, "p50 must be between 1 and p99"),
         ({"run": Path("runs/none")}, "leave out CONFIG.toml"),

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,9 @@ from pipelines.config import load_config, save_config
 from pipelines.inspect.audit.trim_points import newest_trim_point
 from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
 from pipelines.inspect.submissions import Submission
+from pipelines.trim.cuts import Cut
+from pipelines.trim.needs import LogPartition
+from pipelines.trim.plan import freed_bytes
 from schemas.records import PolicyVersion
 from schemas.release import RELEASE
 
@@ -59,9 +64,14 @@ def checkpoint(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("checkpoint")
-def test_trim_without_execute_shows_its_plan_and_deletes_nothing(run: TrimmedRun, trim: Trim) -> None:
-    code, text, _ = trim()
+def test_trim_without_execute_shows_its_plan_and_deletes_nothing(run: TrimmedRun, trim: Trim, folder: Path) -> None:
+    (folder / "kafka" / "log" / f"laminar.{run.run}.batches-0").mkdir(parents=True)
+    code, text, error = trim()
     assert code == 0
+    begun = ["connecting to", "auditing the whole log", "searching the first record", "auditing what would remain"]
+    assert [line.startswith(each) for each, line in zip(begun, error.splitlines(), strict=True)] == [True] * 4
+    assert "on disk: 0 bytes. Kafka deletes whole segments" in text
+    assert "this trim frees nothing yet" in text
     assert f"the log of run {run.run} would begin at version 1.2" in text
     assert "Dry run: nothing was deleted. Use --execute." in text
     assert set(run.begins().values()) == {0}
@@ -69,14 +79,20 @@ def test_trim_without_execute_shows_its_plan_and_deletes_nothing(run: TrimmedRun
 
 
 @pytest.mark.usefixtures("checkpoint")
-def test_trim_with_execute_deletes_and_keeps_the_checkpoint(run: TrimmedRun, trim: Trim, folder: Path) -> None:
+def test_trim_with_execute_deletes_and_keeps_the_checkpoint(
+    run: TrimmedRun, trim: Trim, folder: Path, laminar: Trim
+) -> None:
     code, text, _ = trim("--execute", "--json")
     found = json.loads(text)
     assert (code, found["executed"], found["version"], found["trim_point"]) == (0, True, "1.2", 1)
     deleted = {row["partition"]: row["to"] for row in found["partitions"]}
     assert deleted["batches:0"] == run.begins()["batches"] == 2
     assert found["checkpoint"] == "trim-points/1.2"
-    assert any((folder / "trim-points" / "1.2").iterdir())
+    kept = list((folder / "trim-points" / "1.2").iterdir())
+    assert kept
+    assert all(file.samefile(folder / "checkpoints" / "1.2" / file.name) for file in kept)  # they take no space
+    _, _, note = laminar("topics", "find", "settled", "--run", run.run, "-n", "1")
+    assert "earlier records of settled were deleted: `laminar runs trim` let the log begin at version 1.2" in note
     code, text, _ = trim("--execute", "--json")
     assert code == 1
     assert "1.2 is not newer" in json.loads(text)["refused"]
@@ -108,6 +124,16 @@ def test_trim_without_checkpoint_is_refused(run: TrimmedRun, trim: Trim, words: 
     assert code == 1
     assert reason in " ".join(text.split())
     assert set(run.begins().values()) == {0}
+
+
+def test_freed_bytes_are_of_segments_below_the_cut(tmp_path: Path) -> None:
+    cut = Cut(0, 20, 20, 500, "", "the end of the topic")
+    plan: Any = SimpleNamespace(run="r", cuts={LogPartition("batches", 0): cut, LogPartition("relay", 0): cut})
+    for folder in ("laminar.r.batches-0", "laminar.r.batches-10"):
+        (tmp_path / folder).mkdir()
+        for base, size in ((0, 100), (20, 70), (25, 7)):
+            (tmp_path / folder / f"{base:020}.log").write_bytes(bytes(size))
+    assert freed_bytes(tmp_path, plan) == 100
 
 
 def test_trim_names_an_invalid_version(trim: Trim) -> None:

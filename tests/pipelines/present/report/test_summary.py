@@ -78,7 +78,7 @@ def test_summary_of_metrics_file(tmp_path: Path) -> None:
     ("errors", "stop", "headline", "verdict"),
     [
         (0, None, "reached its goal", None),
-        (32, None, "reached its goal", "Errors in 50 % of 64 trajectories (rewards 32). Responses whose reward failed"),
+        (32, None, "reached its goal", "Errors in 50 % of 64 trajectories (rewards 32). They were not trained. `"),
         (64, None, "FAILED: its trajectories have errors", "Errors in 100 % of 64 trajectories (rewards 64)."),
         (32, 0.5, "FAILED: its trajectories have errors", "Errors in 50 %"),
     ],

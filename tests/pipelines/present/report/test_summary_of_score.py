@@ -1,15 +1,18 @@
-"""What a summary has of the metric `score`: errors by task, and episodes of environments."""
+"""What a summary has of rewards: errors by task, episodes of environments, equal rewards."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 from synthetic_run import START, history
 
 from pipelines.present.report.closing import closing_lines
 from pipelines.present.report.html import page
-from pipelines.present.report.summary import RunFacts, summary_of
+from pipelines.present.report.summary import RunFacts, facts_of, summary_of
+from pipelines.present.report.verdict import error_verdict, training_verdict
 from schemas.metric_labels import labelled
 from schemas.records import Metric
 
@@ -39,4 +42,32 @@ def test_summary_lists_a_task_that_only_failed() -> None:
     assert summary["tasks"]["guess"]["trajectories_trained"] == 0
     text = closing_lines(Path("runs/sums"), summary)
     assert re.search(r"\n  guess\n +trained +0   no trajectory of this task\n", text)
-    assert "(episodes 88), task guess 88 of 88: KeyError: 'target' (env.py:9). `" in text
+    assert "(episodes 88), task guess 88 of 88: KeyError: 'target' (env.py:9). They were not trained. `" in text
+
+
+@pytest.mark.parametrize(
+    ("rewards", "deviation", "constant"), [((0, 0), 0.0, 0.0), ((0, 1), 0.0, None), ((0, 0), 0.1, None)]
+)
+def test_report_says_that_all_rewards_were_equal(rewards: Any, deviation: float, constant: float | None) -> None:
+    values = [{"reward/mean": float(each), "reward/std": deviation} for each in rewards]
+    metrics = [Metric("trainer", step, each, START) for step, each in enumerate(values, 1)]
+    summary = summary_of(metrics, RunFacts("r"))
+    assert summary["reward_constant"] == constant
+    text = training_verdict({**summary, "reward_first": 0.0, "reward_last": 0.0, "trajectories_trained": 40})
+    equal = "All rewards were equal (0.00), so nothing could be learned."
+    assert text == equal if constant is not None else equal not in text and "may be noise" in text
+
+
+def test_summary_has_the_share_of_failures_of_an_unmeasured_round() -> None:
+    values = {"final": 0.0, "questions": 48.0, "unanswered/greedy": 16.0, "failed/greedy": 16.0}
+    failing = summary_of([Metric("evaluation", 0, values, START)], RunFacts("r"))
+    assert failing["heldout_unmeasured"] == ["version 0 greedy (48 of 64 answers, 25 % failed)"]
+
+
+@pytest.mark.parametrize(("on_error", "effect"), [("", "were not trained."), ("on_error = -1.0", "score.on_error")])
+def test_verdict_says_whether_failures_were_trained(on_error: str, effect: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(f"[score]\n{on_error}\n")
+    (tmp_path / "state.json").write_text("{}")
+    facts = facts_of(tmp_path, None, {})
+    metric = Metric("score", 8, {"trajectories": 8.0, "reward_errors": 2.0}, START)
+    assert effect in (error_verdict(summary_of([metric], facts), tmp_path) or "")

@@ -72,6 +72,23 @@ def test_run_collector_labels_run_and_units(state: RunState) -> None:
     assert all('run="first"' in name for name in found)
 
 
+def test_help_texts_say_what_a_value_is_and_its_unit(state: RunState) -> None:
+    steps = r.Metric("steps/placement", 1, {"moved/repack": 2.0, "time/plan moves": 0.5, "new": 1.0}, 1)
+    other = r.Metric("score", 1, {"new": 1.0}, 1)
+    registry = CollectorRegistry()
+    registry.register(RunCollector(lambda: fold_all(state, [steps, other])))
+    lines = generate_latest(registry).decode().splitlines()
+    helps = dict(line.split(" ", 3)[2:] for line in lines if line.startswith("# HELP"))
+    assert helps["laminar_trainer_reward_mean"] == "Mean reward of the last batch."
+    assert helps["laminar_trainer_time_update_seconds"] == "Time of the last update, in seconds."
+    shard = "by role and shard, since the start of the shard."
+    assert helps["laminar_steps_moved_total"] == f"Trajectories moved to another replica by reason, {shard}"
+    assert helps["laminar_steps_time_seconds_total"] == f"Time spent by phase, in seconds, {shard}"
+    listed = "docs/evaluation.md and docs/training.md list the metrics."
+    assert helps["laminar_score_new"] == f"new of score; {listed}"
+    assert helps["laminar_steps_new_total"] == f"new, {shard}"
+
+
 def test_run_collector_has_the_counters_of_steps(state: RunState) -> None:
     values = {"moved/repack": 2.0, "bytes": 5.0, "read/progress": 7.0, "time/plan moves": 0.5}
     found = scrape(fold_all(state, [r.Metric("steps/placement", 1, values, 1)]))

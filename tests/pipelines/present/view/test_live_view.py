@@ -54,14 +54,22 @@ def test_screen_shows_run_state() -> None:
     text = drawn(training())
     for expected in (
         "sums", "training 1:09 · 1:10 in all", "40/80 steps  50 %  ETA 0:48", "greedy 0.24 → 0.88", "version 40",
-        "mean 0.80, max 2", "107 trajectories/s", "inbox 12 · batches 3", "#0 12 running, 3 waiting, KV 43 %, v1.12",
-        "versions 1.40, 1.39",
+        "0.80 in the last batch, max 2", "107 trajectories/s", "inbox 12 · batches 3", "versions 1.40, 1.39",
+        "#0 12 running, 3 waiting, KV 43 %, v1.12",
     ):  # fmt: skip
         assert expected in text, expected
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith((*ROLES,))}
     assert rows["rollout-0"][1:6] == ["41", "up", "1", "5", "s"]
     assert rows["score"][1:6] == ["43", "up", "0", "3", "s"]
     assert rows["trainer"][1:6] == ["44", "down", "0", "2", "s"]
+
+
+def test_screen_of_80_columns_shows_whole_pids() -> None:
+    roles = RolesChanged({"rollout-0": RoleState(4194301, 12, "up"), "score": RoleState(4194302, 0, "up")})
+    beats = [heartbeat(replica, START + 65_000, 9000, pid=4194301) for replica in range(3)]
+    text = drawn(fold_all(training(), [roles, *beats]), width=80)
+    assert {"4194301", "4194302"} <= set(text.split())
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_screen_of_unknown_run() -> None:

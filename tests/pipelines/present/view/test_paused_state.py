@@ -28,7 +28,7 @@ from schemas.topics import PAUSE
 SINCE = 1_777_888_800_000
 PAUSED = Metric(PAUSE, 1, {"paused": 1.0, "since": float(SINCE), "running": 3.0, "waiting": 5.0}, START)
 CONTINUED = Metric(PAUSE, 2, {"paused": 0.0}, START)
-RUNNING = fold_all(new_run("r", 80, START), [trainer_metric(1), trainer_metric(2)])
+RUNNING = fold_all(new_run("r", 80, START), [trainer_metric(step) for step in range(1, 7)])
 
 
 def scraped(state: RunState) -> str:
@@ -61,9 +61,9 @@ def test_rates_leave_the_pause_out() -> None:
     paused = fold(RUNNING, PAUSED)
     assert seconds_left(paused) is None
     assert eta(paused) == "ETA -"
-    continued = fold_all(paused, [CONTINUED, trainer_metric(3)])
-    assert rates(continued).steps is None  # one step since the pause gives no rate
-    assert rates(fold(continued, trainer_metric(4))).steps == rates(RUNNING).steps
+    continued = fold_all(paused, [CONTINUED, trainer_metric(7), trainer_metric(8)])
+    assert rates(continued).steps is None  # two steps since the pause give no rate
+    assert rates(fold_all(continued, map(trainer_metric, range(9, 13)))).steps == rates(RUNNING).steps
 
 
 def test_live_view_shows_a_pause_at_once() -> None:

@@ -9,14 +9,11 @@ import pytest
 from synthetic_run import GROUP_BATCH, START, STEP_MS, evaluation_metric, heartbeat, history, manifest, trainer_metric
 
 from pipelines.inspect.metrics_file import replica_metric
+from pipelines.inspect.run_state.curve import MAX_POINTS, NO_POINTS, Curve, Point
 from pipelines.inspect.run_state.events import LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
+from pipelines.inspect.run_state.pace import POINTS
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import (
-    MAX_POINTS,
-    NO_POINTS,
-    PACE_POINTS,
-    Curve,
-    Point,
     RunState,
     fold,
     fold_all,
@@ -94,28 +91,28 @@ def test_fold_merges_greedy_and_sampled_evaluation() -> None:
 
 
 def test_fold_replaces_steps_of_restarted_trainer() -> None:
-    state = after(*[trainer_metric(step, 0.1 * step) for step in (1, 2, 3, 4)])
+    state = after(*[trainer_metric(step, 0.1 * step) for step in range(1, 7)])
     again = fold_all(state, [trainer_metric(3, 0.9)])
     assert again.step == 3
     assert [point.x for point in again.reward.points] == [1, 2, 3]
     assert again.reward.last == Point(3, 0.9, 1)
     assert rates(state).steps == pytest.approx(1000 / STEP_MS)
-    assert rates(again).steps is None  # until it has made two steps
+    assert rates(again).steps is None  # until it has made several steps
 
 
 def test_rates_and_seconds_left() -> None:
     state = after(
-        *[trainer_metric(step) for step in range(1, 41)], heartbeat(0, START, 100), heartbeat(0, START + 2000, 500)
+        *[trainer_metric(step) for step in range(1, 41)], heartbeat(0, START, 100), heartbeat(0, START + 5000, 1100)
     )
     speed = rates(state)
-    assert len(state.pace) == PACE_POINTS
+    assert len(state.pace) == POINTS
     assert speed.steps == pytest.approx(1000 / STEP_MS)
     assert speed.trajectories == pytest.approx(GROUP_BATCH * 1000 / STEP_MS)
     assert speed.tokens_trained == pytest.approx(4_000 * 1000 / STEP_MS)
     assert speed.tokens_generated == pytest.approx(200)
     assert progress(state) == 0.5
     assert seconds_left(state) == pytest.approx(40 * STEP_MS / 1000)
-    stopped = replace(heartbeat(0, START + 3000, 500), state="stopped")
+    stopped = replace(heartbeat(0, START + 6000, 1100), state="stopped")
     assert rates(fold(state, stopped)).tokens_generated is None
 
 
@@ -134,13 +131,17 @@ def test_resumed_run_has_no_rate_until_it_has_made_steps() -> None:
     assert waiting_for(state) == "Kafka"
     starting = fold(state, PhaseStarted("starting", START + 10**6))
     assert waiting_for(starting) == "the roles"
-    resumed = fold_all(starting, [trainer_metric(step) for step in (78, 79)])
+    old = replace(trainer_metric(41), measured_at=START + 10**6 - 1)  # an observer reads it again
+    moved = [replace(trainer_metric(step), measured_at=START + 10**6 + step * STEP_MS) for step in range(42, 80)]
+    assert rates(fold_all(starting, [old, *moved[:5]])).steps is None  # they are too close for a rate
+    resumed = fold_all(starting, [old, *moved])
+    assert rates(resumed).steps == pytest.approx(1000 / STEP_MS)
     assert eta(resumed) == "ETA 0:02"  # rounded up
-    assert eta(fold(resumed, trainer_metric(80))) == ""
+    assert eta(fold(resumed, replace(moved[-1], step=80))) == ""
 
 
 def test_rates_count_batch_tokens_of_trainer() -> None:
-    metrics = [replace(trainer_metric(step), values={"batch/tokens": 1200.0}) for step in (1, 2)]
+    metrics = [replace(trainer_metric(step), values={"batch/tokens": 1200.0}) for step in range(1, 7)]
     assert rates(after(*metrics)).tokens_trained == pytest.approx(1000.0)
 
 

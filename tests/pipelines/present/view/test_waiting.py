@@ -10,7 +10,7 @@ from synthetic_run import START, heartbeat, trainer_metric
 
 from pipelines.config import parse_config
 from pipelines.inspect.run_state.errors import ErrorCounts, errors_text, score_errors_text
-from pipelines.inspect.run_state.events import CheckStarted, PhaseStarted, RolesChanged, RoleState, Tick
+from pipelines.inspect.run_state.events import CheckStarted, LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.inspect.run_state.waiting import QUIET_S, waiting_for
 from pipelines.present.view.panels import fact_lines
@@ -22,6 +22,8 @@ from schemas.records import Metric
 
 UP = RolesChanged({"trainer": RoleState(1, 0, "up"), "score": RoleState(2, 0, "up")})
 BEAT = heartbeat(0, START, 0)
+BUFFERED = Metric("experience", 0, {"buffer/trajectories": 48.0}, START)
+QUEUED = replace(trainer_metric(1), values={"queue/lag": 2.0}, measured_at=START - 60_000)
 SCORED = Metric("score", 64, {"trajectories": 64.0, "reward_errors": 8.0, "episode_errors": 1.0}, START)
 
 
@@ -39,19 +41,25 @@ SCORED = Metric("score", 64, {"trajectories": 64.0, "reward_errors": 8.0, "episo
         ),
         ([PhaseStarted("warm start", START)], "the warm start"),
         ([], "the roles"),
-        ([RolesChanged({"trainer": RoleState(None, 0, "starting")})], "the start of trainer"),
+        ([RolesChanged({"light": RoleState(None, 0, "starting")})], "the start of light (the roles without a model)"),
         ([UP], "the first heartbeat of a replica"),
         ([UP, replace(BEAT, state="loading")], "a replica that has loaded weights"),
         ([UP, replace(BEAT, running=0)], "the first prompt at a replica"),
-        ([UP, BEAT], "the first scored trajectory: 12 trajectories are running"),
+        ([UP, BEAT], "the first optimizer step: 12 trajectories are running"),
         (
-            [UP, BEAT, SCORED],
-            "the first optimizer step: 64 trajectories are scored, 12 trajectories are running",
+            [UP, replace(BEAT, running=0), LagMeasured({"trajectories": 64, "prompts": 9})],
+            "the first optimizer step: 64 records of finished trajectories wait for score",
         ),
+        (
+            [UP, BEAT, SCORED, BUFFERED, LagMeasured({"batches": 16, "experiences": 2}), QUEUED],
+            "the next optimizer step: 2 batches wait for the trainer, 48 trajectories are in the buffer, "
+            "12 trajectories are running",
+        ),
+        ([UP, replace(BEAT, running=0), SCORED], "the next prompt at a replica"),
         ([UP, BEAT, SCORED, trainer_metric(1)], None),
         (
             [UP, BEAT, SCORED, trainer_metric(1), Tick(trainer_metric(1).measured_at + int(QUIET_S[0] * 1000))],
-            "the next optimizer step: 64 trajectories are scored, 12 trajectories are running",
+            "the next optimizer step: 12 trajectories are running",
         ),
         ([trainer_metric(1), PhaseStarted("final evaluation", START)], "answers to held-out questions under version -"),
         ([trainer_metric(1), PhaseStarted("audit", START)], "the audit of the log"),
@@ -142,6 +150,16 @@ def test_run_ends_if_its_final_version_cannot_be_measured(values: dict[str, floa
     config = parse_config({"run": {"name": "r"}, **settings, "evaluation": {"sampled": False}}, "test")
     last = Metric("evaluation", 1, {"final": 1.0, "questions": 0.0, "unanswered/greedy": 4.0, **values}, START)
     assert is_reached(fold_all(new_run("r", 1, START), [trainer_metric(1), last]), config) == reached
+
+
+def test_run_waits_for_its_sampled_round_if_the_greedy_one_failed() -> None:
+    settings = {"prompts": {"heldout": 4, "task": "gcd"}, "trainer": {"optimizer_steps": 1}}
+    config = parse_config({"run": {"name": "r"}, **settings}, "test")
+    failed = {"final": 1.0, "questions": 2.0, "unanswered/greedy": 2.0, "failed/greedy": 2.0, "given_up": 1.0}
+    state = fold_all(new_run("r", 1, START), [trainer_metric(1), Metric("evaluation", 1, failed, START)])
+    assert not is_reached(state, config)
+    sampled = Metric("evaluation", 1, {"final": 1.0, "questions": 4.0, "accuracy/sampled": 0.5}, START)
+    assert is_reached(fold_all(state, [sampled]), config)
 
 
 def test_errors_are_in_line_screen_and_json() -> None:

@@ -16,7 +16,7 @@ from infra.deploy.plan import ALIVE, CONFIG, METRICS_PORT
 from infra.kafka.broker_jars import KAFKA_VERSION
 from pipelines.cli.main import main
 from pipelines.cli.submit import app
-from pipelines.config import ConfigError, load_config
+from pipelines.config import ConfigError, ConfigProblems, load_config
 from pipelines.roles import ALL_PIPELINES, relay_of, roles_of
 from pipelines.run.deployment import EXAMPLE, files_of, plan_of
 
@@ -78,7 +78,9 @@ def test_compose_serves_the_metrics_on_this_machine() -> None:
     assert metrics["ports"] == [f"127.0.0.1:{METRICS_PORT}:{METRICS_PORT}"]
 
 
-def test_deploy_writes_a_configuration_that_containers_can_read(tmp_path: Path) -> None:
+def test_deploy_writes_a_configuration_that_containers_can_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = os.umask(0o077)  # as the command sets it
     try:
         with pytest.raises(SystemExit) as ended:
@@ -86,6 +88,7 @@ def test_deploy_writes_a_configuration_that_containers_can_read(tmp_path: Path) 
     finally:
         os.umask(before)
     assert not ended.value.code
+    assert "the roles start (docs/deploy.md has the commands): /laminar/model (model.path)" in capsys.readouterr().err
     assert (tmp_path / "files" / "run.toml").stat().st_mode & 0o777 == 0o644
 
 
@@ -128,6 +131,28 @@ def test_deploy_rejects_what_pods_cannot_run(change: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of(ROOT / EXAMPLE, (change,))
     assert reason in str(caught.value)
+
+
+def test_deploy_lists_all_problems_and_files_outside_the_volume(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    text = (ROOT / EXAMPLE).read_text().replace('"0.0.0.0"', '"127.0.0.1"').replace('name = "deployed"', "")
+    prompts = 'source = "jsonl"\npath = "rows.jsonl"\n'
+    rewards = '[score]\nrewards = [{name = "mine.py:score"}]\n'
+    text = text.replace('task = "chain_sum"', prompts).replace("heldout = 64", 'heldout_path = "/laminar/held.jsonl"')
+    file.write_text(text + rewards + '[[rollout.environments]]\nname = "game.py:Game"\n')
+    with pytest.raises(ConfigProblems, match=r"run\.toml cannot be deployed: 5 problems") as caught:
+        plan_of(file)
+    below = (
+        "but must be below deploy.volume_path (/laminar), which all containers mount: copy it there, and set the path"
+    )
+    for problem in (
+        "run.name is not set: it names the topics to read and write",
+        f"prompts.path is '{tmp_path}/rows.jsonl', {below} /laminar/rows.jsonl",
+        f"rollout.environments is '{tmp_path}/game.py', {below} /laminar/game.py",
+        f"score.rewards is '{tmp_path}/mine.py', {below} /laminar/mine.py",
+    ):
+        assert problem in caught.value.detail_lines
+    assert any(each.startswith("relay.listen is 127.0.0.1") for each in caught.value.detail_lines)
 
 
 def test_relay_numbers_follow_from_machine_names() -> None:

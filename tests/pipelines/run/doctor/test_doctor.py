@@ -13,12 +13,13 @@ import pytest
 
 from infra.kafka.broker import Broker
 from infra.kafka.settings_check import SettingProblem
+from infra.sizes import GIB
 from infra.store.errors import StoreError
 from infra.store.ownership import StaleStore, open_folder, stale_stores
 from pipelines.cli.main import main
 from pipelines.inspect.run_folders import laminar_command
 from pipelines.run.doctor import machine
-from pipelines.run.doctor.checks import GIB, can_run, judge
+from pipelines.run.doctor.checks import can_run, judge
 from pipelines.run.doctor.machine import Machine, Package, observe, remove_stale_stores
 
 COMPLETE = Machine(

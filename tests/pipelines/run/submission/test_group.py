@@ -60,6 +60,7 @@ def test_group_passes_signals_on(tmp_path: Path) -> None:
     ("options", "reason"),
     [
         (["evaluation", "--group-size", "2"], "evaluation has one process only"),
+        (["score", "--group-size", "2", "--detach"], "a group runs in the foreground"),
         (["data-plane", "--index", "0"], "has all shards of its roles"),
         (["rollout", "--machine", "node-1"], "--machine is only for relay"),
         (["relay", "--machine", "node-1", "--index", "1"], "excludes --index"),

@@ -16,10 +16,13 @@ import pytest
 from infra.store.names import default_root
 from infra.store.ownership import open_folder
 from pipelines.cli.main import main
-from pipelines.config import parse_config, save_config
+from pipelines.config import load_config, parse_config, save_config
 from pipelines.inspect.run_folders import read_run
 from pipelines.inspect.submissions import Submission, read_submission, submissions
+from pipelines.run.inputs import record_inputs
 from pipelines.run.submission.detached import start_respawner
+from pipelines.run.submission.respawner import last_error
+from pipelines.run.submission.role_checks import sections_of
 
 pytestmark = pytest.mark.usefixtures("killed_programs")
 
@@ -118,6 +121,25 @@ def test_respawner_stops_the_process_of_a_killed_one_and_names_the_error(folder:
     assert read_run(folder).state["error"] == f"trainer: {now.error}"
 
 
+def test_last_error_is_of_the_last_start(tmp_path: Path) -> None:
+    log = tmp_path / "score.log"
+    log.write_text("laminar: no disk\n")
+    begin = log.stat().st_size
+    with log.open("a") as file:
+        file.write("Traceback\nKeyError: 'a'\n")
+    assert last_error(log, begin) == "KeyError: 'a'"
+    assert last_error(log) == "no disk"
+
+
+def test_resume_cannot_change_settings_of_submitted_roles(folder: Path, laminar: Laminar) -> None:
+    submitted(folder, "score")
+    code, _, error = laminar("resume", "--set", "score.shards=2")
+    assert code == 2
+    assert f"was submitted with a configuration of its own, in {folder}/submitted/: end the role with `" in error
+    assert f"runs stop --role ROLE --run {folder}`, then submit it again with `" in error
+    assert f"submit ROLE {folder}/submitted/ROLE.toml --detach --set SECTION.KEY=VALUE`" in error
+
+
 def test_resume_starts_no_role_if_one_cannot_run(folder: Path, laminar: Laminar, tmp_path: Path) -> None:
     roles = [submitted(folder, pipeline) for pipeline in ("trainer", "rollout", "placement")]
     code, _, error = laminar("resume")
@@ -125,6 +147,21 @@ def test_resume_starts_no_role_if_one_cannot_run(folder: Path, laminar: Laminar,
     files = ", ".join(str(each.config) for each in (roles[1], roles[0]))
     assert error == f"laminar: model.path: there is no folder /nowhere (in {files})"
     assert all(read_submission(each.file).pid is None for each in roles)
+
+
+def test_resume_refuses_a_role_whose_files_have_changed(folder: Path, laminar: Laminar, tmp_path: Path) -> None:
+    settings = tmp_path / "model" / "config.json"
+    settings.parent.mkdir()
+    settings.write_text("{}")
+    for pipeline in ("trainer", "placement"):
+        role = submitted(folder, pipeline, model=str(settings.parent))
+        record_inputs(load_config(role.config), role.inputs, sections_of(load_config(role.config), role))
+    settings.write_text('{"hidden_size": 8}')
+    code, _, error = laminar("resume")
+    assert code == 1
+    assert "1 of the files that the run reads are not as they were at its start" in error
+    assert error.endswith(f"--accept-changes` {settings} has changed")
+    assert read_submission(role.file).pid is None
 
 
 def test_stopped_role_is_not_resumed_with_its_run(folder: Path, laminar: Laminar, start: Start) -> None:

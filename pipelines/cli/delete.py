@@ -1,0 +1,136 @@
+"""`laminar runs delete`: delete runs that have ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.sizes import size_text
+from pipelines.cli.options import Connection, JsonOption, RunsFolder, connect
+from pipelines.inspect.run_folders import RUNS
+from pipelines.present.output import Report
+
+if TYPE_CHECKING:
+    from pipelines.run.deletion import Deletion
+
+HEARTBEAT_S = 60.0
+"""A replica with a newer heartbeat works, on this machine or another."""
+MAX_HEARTBEATS = 10_000
+
+
+def delete_command(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Runs, as `laminar runs list` shows them.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
+    topics: Annotated[
+        bool, typer.Option("--topics", help="Also delete the runs' topics on your own Kafka (kafka.bootstrap_servers).")
+    ] = False,
+    folder: RunsFolder = RUNS,
+    json: JsonOption = False,
+) -> Report:
+    """Delete runs: their folders with logs and checkpoints, and their weight stores in shared memory.
+
+    Shows what it frees, and asks. A run that is running, or of which a process is alive, is refused, and then none is
+    deleted. Links are removed, and what they name stays; checkpoints in trainer.checkpoint_folder stay, too. After a
+    kill in the middle `laminar runs list` shows the run as `deleting`: delete it again.
+
+    \b
+    Examples:
+      laminar runs delete first
+      laminar runs delete first second --yes
+      laminar runs delete first --topics
+    """
+    from pipelines.run.deletion import delete_run, plan_deletion
+
+    planned = [plan_deletion(folder, name) for name in dict.fromkeys(names)]
+    logs = {each.folder: _log_of(each) for each in planned if topics and _is_elsewhere(each)}
+    found = {place: _topics_of(log) for place, log in logs.items()}
+    rows = [_row(each, found.get(each.folder)) for each in planned]
+    freed = sum(row["bytes"] + row["store_bytes"] for row in rows)
+    plan = [_line(row, stay=_is_elsewhere(each) and not topics) for row, each in zip(rows, planned, strict=True)]
+    if not yes and not _confirmed(plan, f"Delete {len(rows)} run{'s' * (len(rows) > 1)}, and free {size_text(freed)}?"):
+        reason = "Nothing was deleted." + ("" if sys.stdin.isatty() else " Use --yes.")
+        return Report({"deleted": False, "runs": rows, "freed_bytes": 0}, lambda: reason, as_json=json, exit_code=1)
+    for each in planned:
+        delete_run(each, partial(_delete_topics, logs.get(each.folder)))
+    text = "\n".join(
+        [*(plan if yes else ()), f"deleted {', '.join(row['run'] for row in rows)}: {size_text(freed)} freed"]
+    )
+    return Report({"deleted": True, "runs": rows, "freed_bytes": freed}, lambda: text, as_json=json)
+
+
+def _confirmed(plan: list[str], question: str) -> bool:
+    from pipelines.present.progress import print_error_line
+
+    for line in plan:
+        print_error_line(line)
+    return sys.stdin.isatty() and typer.confirm(question, err=True)
+
+
+def _is_elsewhere(planned: Deletion) -> bool:
+    """Return whether the run's topics are on a Kafka that is not its own."""
+    from pipelines.inspect.run_folders import NoSuchRun, read_any
+
+    try:
+        known = read_any(planned.newest).state.get("bootstrap_servers")
+    except NoSuchRun:  # the rest of an earlier deletion
+        return False
+    return bool(known) and not (planned.newest / "kafka").is_dir()
+
+
+def _log_of(planned: Deletion) -> Connection:
+    """Return the run's Kafka. Raises as `connect` does."""
+    return connect(str(planned.newest.absolute()), None, None)
+
+
+def _topics_of(log: Connection) -> list[str]:
+    """Return the run's topics. Raises RuntimeError if its roles work."""
+    from infra.kafka.admin import admin_client, list_topics
+    from infra.kafka.topic_reader import last_records
+    from schemas.records import ReplicaStatus
+    from schemas.topics import REPLICAS, run_prefix
+
+    with admin_client(log.client) as admin:
+        found = list_topics(admin, run_prefix(log.run))
+    if REPLICAS.name(log.run) in found:
+        records = last_records(log.client, REPLICAS.name(log.run), MAX_HEARTBEATS)
+        newest = {row.replica: row for record in records for row in record.rows if isinstance(row, ReplicaStatus)}
+        age_s = time.time() - max((row.sent_at for row in newest.values() if row.state != "stopped"), default=0) / 1000
+        if age_s < HEARTBEAT_S:
+            raise RuntimeError(
+                f"run {log.run} had a heartbeat {age_s:.0f} s ago: stop its roles on all machines, and wait "
+                f"{HEARTBEAT_S:g} s before you delete its topics"
+            )
+    return found
+
+
+def _delete_topics(log: Connection | None) -> None:
+    if log is None:
+        return
+    from infra.kafka.admin import admin_client, delete_topics
+    from schemas.topics import run_prefix
+
+    with admin_client(log.client) as admin:
+        delete_topics(admin, run_prefix(log.run))
+
+
+def _row(planned: Deletion, topics: list[str] | None) -> dict[str, Any]:
+    return {
+        "run": planned.folder.name,
+        "folder": str(planned.folder),
+        "bytes": planned.freed_bytes,
+        "stores": list(map(str, planned.stores)),
+        "store_bytes": sum(planned.stores.values()),
+        "topics": topics,
+    }
+
+
+def _line(row: dict[str, Any], *, stay: bool) -> str:
+    parts = [f"{size_text(row['bytes'])} in {row['folder']}"]
+    parts += [f"{size_text(row['store_bytes'])} in {', '.join(row['stores'])}"] if row["stores"] else []
+    parts += [] if row["topics"] is None else [f"{len(row['topics'])} topics"]
+    parts += ["its topics stay: --topics deletes them, too"] if stay else []
+    return f"run {row['run']}: {', '.join(parts)}"
