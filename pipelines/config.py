@@ -381,7 +381,7 @@ def _error_line(origin: str, problem: Mapping[str, Any]) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     given = problem.get("input")
     shown = "" if isinstance(given, dict | list) else f" (it is {given!r})"
-    return f"{origin}: {where}: {message}{shown}"
+    return f"{origin}: {where}{': ' * bool(where)}{message}{shown}"
 
 
 def _without_none(value: Any) -> Any:

@@ -89,7 +89,7 @@ class WeightStore:
         """The file of a version; it may be evicted at any time unless pinned. Raises VersionGone."""
         path = self._file(version)
         if not path.is_file():
-            raise VersionGone(f"{self.root} holds no version {version}")
+            raise VersionGone(f"{self.root} holds no version {version}{self._others()}")
         return path
 
     def seal(self, version: PolicyVersion) -> Seal:
@@ -107,7 +107,7 @@ class WeightStore:
         try:
             lock = locks.lock_shared(path)
         except FileNotFoundError as error:
-            raise VersionGone(f"{self.root} holds no version {version}") from error
+            raise VersionGone(f"{self.root} holds no version {version}{self._others()}") from error
         try:
             if blake3 is not None and (held := read_seal(self.root, version).blake3) != blake3:
                 raise VersionGone(f"{self.root} holds another version {version}: blake3 {held}, wanted {blake3}")
@@ -237,6 +237,9 @@ class WeightStore:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _others(self) -> str:
+        return f"; it has {', '.join(map(str, self.versions())) or 'none'}"
 
     def _file(self, version: PolicyVersion) -> Path:
         return self.root / names.weight_file(version)

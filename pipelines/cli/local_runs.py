@@ -59,7 +59,7 @@ def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonO
     phase = _phase(found, state, problem)
     data = {**to_json(found), "phase": phase}
     for name, role in data["roles"].items():
-        role["liveness"] = _liveness(found, name) if _is_listed(found) and role.get("alive") else None
+        role["liveness"] = _liveness(found, name, role) if _is_listed(found) and role.get("alive") else None
     return Report(
         {**data, **_measured(state), "kafka": problem},
         lambda: "\n".join(_status_lines(found, state, phase, data["roles"], problem)),
@@ -179,12 +179,14 @@ def _measured(state: RunState) -> dict[str, Any]:
     }
 
 
-def _liveness(run: RunFolder, role: str) -> dict[str, Any] | None:
-    """Return the last liveness report of the process of `role`; None if there is none."""
+def _liveness(run: RunFolder, role: str, status: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the last liveness report of the process of `role`, not of its predecessor; None if there is none."""
     from infra.runners.liveness import read_liveness
     from pipelines.roles import liveness_file
 
-    return read_liveness(liveness_file(run.folder, role))
+    report = read_liveness(liveness_file(run.folder, role))
+    ended_at = status.get("last_ended_at")
+    return None if report and ended_at and report["age_s"] > time.time() - ended_at else report
 
 
 def _liveness_text(report: Mapping[str, Any] | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,11 @@ from pipelines.inspect.run_files import LOGS, SUBMITTED
 from pipelines.inspect.run_folders import RUNS, RunFolder
 from pipelines.present.output import Report, RowOutput, table
 
+if TYPE_CHECKING:
+    from pipelines.inspect.submissions import Submission
+
 POLL_S = 0.5
+KAFKA_TIMEOUT_S = 3.0
 
 
 def logs_command(
@@ -125,8 +129,18 @@ def resume_command(
     names = ", ".join(each.role.name for each in resumed)
     text = f"resumed run {found.run}: {names}" if resumed else f"nothing to resume: all of run {found.run} is running"
     if removed := [each.role.name for each in submitted if each.state == "removed"]:
-        text += f"; ended for good: {', '.join(removed)} (`{laminar_command()} submit ... --detach` starts them again)"
+        again = f"{laminar_command()} submit ROLE {found.folder / SUBMITTED}/ROLE.toml --detach"
+        text += f"; ended for good: {', '.join(removed)} (`{again}` starts one again)"
+    if resumed and (reason := _kafka_problem(resumed[0])):
+        text += f". The roles wait for Kafka, which does not respond: {reason}"
     return Report(data, lambda: text, as_json=json)
+
+
+def _kafka_problem(submitted: Submission) -> str | None:
+    from infra.kafka.readiness import connection_problem
+    from pipelines.config import load_config
+
+    return connection_problem(load_config(submitted.config).kafka.client().admin(), KAFKA_TIMEOUT_S)
 
 
 def _unchangeable(found: RunFolder) -> str:

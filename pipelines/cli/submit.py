@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from infra.escaping import print_escaped
+from infra.name_lookup import suggest_name
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
@@ -99,7 +100,8 @@ def submit(
     """
     if pipeline not in (*ALL_PIPELINES, DATA_PLANE):
         known = ", ".join((*ALL_PIPELINES, DATA_PLANE))
-        raise typer.BadParameter(f"{pipeline!r} is not a pipeline; choose one of {known}")
+        hint = suggest_name(pipeline, (*ALL_PIPELINES, DATA_PLANE))
+        raise typer.BadParameter(f"{pipeline!r} is not a pipeline{hint}; they are {known}")
     if pipeline == DATA_PLANE and index is not None:
         raise typer.BadParameter(f"{DATA_PLANE} has all shards of its roles", param_hint="--index")
     if replica is not None and (pipeline != "rollout" or index):

@@ -7,17 +7,19 @@ from collections.abc import Callable, Sequence
 
 from infra.kafka.admin import admin_client
 from infra.kafka.lag import group_lags, list_groups
-from infra.kafka.topic_reader import read_rows
+from infra.kafka.properties import ClientProperties
+from infra.kafka.topic_reader import last_records, read_rows
 from pipelines.config import Config
 from pipelines.inspect.log.pauses import is_paused
 from pipelines.inspect.submissions import Submission
 from pipelines.run.submission.detached import stop
-from schemas.records import ReplicaStatus
-from schemas.topics import PROMPTS, REPLICAS, TRAJECTORIES, run_prefix
+from schemas.records import ReplicaStatus, WeightVersion
+from schemas.topics import PROMPTS, RELAY, REPLICAS, TRAJECTORIES, run_prefix
 
 CHECK_EVERY_S = 2.0
 IDLE_CHECKS = 3
 """The run must be idle in this many consecutive checks, because heartbeats report new work with a delay."""
+NEWEST_MANIFESTS = 8
 CONSUMED = {"placement": PROMPTS, "score": TRAJECTORIES}
 """Topics that must have no lag, by the pipeline that consumes them."""
 
@@ -49,13 +51,13 @@ def drain(active: Sequence[Submission], config: Config, deadline: float, note: C
 def is_idle(config: Config) -> bool:
     """Whether all prompts are dispatched, all replicas idle and all trajectories scored, according to Kafka.
 
-    In a paused run prompts are not dispatched, so they are not counted.
+    The prompts of a run that is paused, or has trained all its steps, are not dispatched, so they are not counted.
     """
     client, run = config.kafka.client(), config.run.name
     prefix = run_prefix(run)
     with admin_client(client) as admin:
         lags = group_lags(admin, list_groups(admin, prefix))
-    wanted = {"score": TRAJECTORIES} if is_paused(client, run) else CONSUMED
+    wanted = {"score": TRAJECTORIES} if is_paused(client, run) or _has_final_version(client, run) else CONSUMED
     for pipeline, topic in wanted.items():
         own = [lag for lag in lags if lag.group.startswith(f"{prefix}{pipeline}.") and lag.topic == topic.name(run)]
         behind: dict[int, int] = {}
@@ -65,3 +67,9 @@ def is_idle(config: Config) -> bool:
             return False
     last = {status.replica: status for status in read_rows(client, REPLICAS.name(run), ReplicaStatus)}
     return not any(status.running or status.waiting for status in last.values())
+
+
+def _has_final_version(client: ClientProperties, run: str) -> bool:
+    """Whether the trainer has published its last version: what is outstanding then will never be trained."""
+    newest = (row for record in last_records(client, RELAY.name(run), NEWEST_MANIFESTS) for row in record.rows)
+    return any(isinstance(row, WeightVersion) and row.final for row in newest)

@@ -120,8 +120,11 @@ def components_of(metrics: Iterable[Metric]) -> dict[str, list[Batch]]:
 
 
 def _by_label(metrics: Iterable[Metric], label: str, measures: Sequence[str], counted: str) -> dict[str, list[Batch]]:
-    found: dict[str, list[Batch]] = defaultdict(list)
+    metrics, found = list(metrics), defaultdict[str, list[Batch]](list)
+    trained = max((metric.step for metric in newest_by_step(metrics, "trainer")), default=None)
     for metric in newest_by_step(metrics, "experience"):
+        if trained is not None and metric.step >= trained:
+            break  # batches from here on wait for the trainer, or will never be trained
         for name, values in by_label(metric.values, label).items():
             own = {measure: value for measure, value in values.items() if measure in measures}
             before = found[name][-1].cumulative if found[name] else 0.0
