@@ -159,6 +159,17 @@ def test_other_return_values_are_errors() -> None:
         report_of({"points": 1})
 
 
+def test_transcript_that_is_not_kept_has_the_error_in_the_log(
+    tmp_path: Path, reports: Reports, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = AgentsConfig(command=("sh", "-c", "echo no idea >&2; exit 3"), retries=0, transcripts=False)
+    task = AgentTask("p0.1", {})
+    play_episode(config, task, "run", tmp_path, tmp_path / "secret", tmp_path, threading.Event())
+    assert reports.received == [{"error": "exit status 3: no idea"}]
+    assert "exit status 3: no idea" in caplog.text
+    assert not list(tmp_path.rglob("p0.1*"))
+
+
 FUNCTION = """
 import os, sys, time
 calls = []

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -147,7 +146,7 @@ class Deployed:
         write_gateway_files(made, [f"laminar-{self.run}-gateway"])
         found = {}
         for line in self._files["kubernetes/secrets.sh"].splitlines():
-            words = shlex.split(line)
+            words = line.split()
             if words[:2] == ["kubectl", "create"]:
                 found[words[4]] = self._folder / words[4]
                 found[words[4]].mkdir()
