@@ -36,7 +36,18 @@ def import_user_module(name: str) -> Any:
         sys.path.append(str(path.parent))  # last: a file beside it must not replace an installed module
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    _refuse_other_neighbours(path, module)
     return module
+
+
+def _refuse_other_neighbours(path: Path, module: Any) -> None:
+    """Raise ValueError if `module` has imported a module from elsewhere that has the name of one beside `path`."""
+    members = vars(module).values()
+    for name in {str(getattr(each, "__module__", None) or getattr(each, "__name__", "")) for each in members}:
+        beside, loaded = path.parent / f"{name}.py", sys.modules.get(name)
+        found = getattr(loaded, "__file__", None)
+        if found is not None and beside != path and beside.is_file() and not beside.samefile(found):
+            raise ValueError(f"{path} imports {name}, and got {found} instead of {beside}: rename one of them")
 
 
 def member_of(module_name: str, name: str, kind: str, is_kind: Callable[[Any], bool]) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 
 NAME = "laminar-rl"
-LAMINAR = (sys.executable, "-P", "-c", "from pipelines.cli.main import main; main()")
-"""The command `laminar` for child processes, with its module path (-P): it need not be on PATH."""
+PYTHON = (sys.executable, "-P")
+"""Python for child processes, with this module path: the working directory is not a part of it."""
+LAMINAR = (*PYTHON, "-W", "ignore", "-c", "from pipelines.cli.main import main; main()")
+"""The command `laminar` for child processes: it need not be on PATH."""
 
 
 def version() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import apache_beam as beam
@@ -14,11 +13,12 @@ from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
+from pipelines.distribution import PYTHON
 from pipelines.shards import files_folder, shard_config, topic_input
 from schemas.topics import INBOX, PROGRESS, TRAJECTORIES
 
-_CONFIG_FILE = "config.toml"
-"""The configuration that the roles read (`pipelines/inspect/run_files.py`)."""
+_CONFIG_FILES = ("config.toml", "submitted/gateway.toml")
+"""The configuration of the role: that of `laminar run`, else that of `submit --detach` (`pipelines/inspect`)."""
 
 
 def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
@@ -35,7 +35,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         config.kafka.partitions,
         config.context,
         _most_tokens(config),
-        (sys.executable, "-m", "pipelines.serve_versions", str(config.run_folder / _CONFIG_FILE)),
+        (*PYTHON, "-m", "pipelines.serve_versions", str(_config_file(config.run_folder))),
         None if agents.runs_here else HandOut(agents.timeout_s, agents.retries),
     )
     (
@@ -44,6 +44,11 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         | "serve agents" >> FoldRecords(serve, "track episodes")
         | "write dead letters" >> WriteTransactionally(source)
     )
+
+
+def _config_file(folder: Path) -> Path:
+    files = [folder / name for name in _CONFIG_FILES]
+    return next((file for file in files if file.is_file()), files[0])
 
 
 def _most_tokens(config: Config) -> int:

@@ -25,6 +25,7 @@ from operators.rollout.backend import TransformersSpec
 from operators.rollout.evicted_versions import EvictedVersions
 from operators.rollout.serve_requests import PULL_CHECK_S, ServedRequest, ServedRequests, find_version
 from pipelines.config import Config, load_config
+from pipelines.distribution import LAMINAR
 from pipelines.shards import store_folder
 from schemas.records import Sampling
 
@@ -100,9 +101,8 @@ def _evicted(config: Config, work: Path) -> EvictedVersions:
     threads = str((config.gateway or GatewayConfig()).serve_threads)
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
     environment["TMPDIR"] = str(work)  # it is removed with this process, also if that is killed
-    laminar = (sys.executable, "-W", "ignore", "-c", "from pipelines.cli.main import main; main()", "weights")
     run = ("--run", str(config.run_folder.absolute()))
-    listing, pull = (*laminar, "list", "-n", "0", "--json", *run), (*laminar, "pull", *run)
+    listing, pull = (*LAMINAR, "weights", "list", "-n", "0", "--json", *run), (*LAMINAR, "weights", "pull", *run)
     return EvictedVersions(listing, pull, work, environment, find_version)
 
 

@@ -75,7 +75,7 @@ class WorkerProcesses:
         """Start the worker, with the runner's address and its number."""
         self._running = [each for each in self._running if each.poll() is None]
         words = [request.control_endpoint.url, request.worker_id]
-        command = [sys.executable, "-m", "infra.runners.worker", *words]
+        command = [sys.executable, "-P", "-m", "infra.runners.worker", *words]
         try:
             self._running.append(subprocess.Popen(die_with_parent_command(command)))
         except OSError as error:

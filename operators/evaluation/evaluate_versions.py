@@ -145,11 +145,12 @@ class EvaluationFold(ShardFold):
         for number in current.answers:
             self._pending.remove(*self._offsets.pop(number))
         values = current.values()
-        if current.version == self._final and current.is_lost():
+        newest_final = current.final and current.version == self._final
+        if newest_final and current.is_lost():
             self._lost = self._now()  # lost with its machine; the trainer may publish it again
-        elif current.final and not current.is_measured():
+        elif newest_final and not current.is_measured():
             values[GIVEN_UP] = 1.0
         metric = Metric(NAME, current.version.number, values, self._now())
-        if current.final:
+        if newest_final:
             self._results[current.mode] = metric
         return ClosedRound(current.name, tuple(current.answers.values()), metric)

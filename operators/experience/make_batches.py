@@ -248,8 +248,9 @@ class _Buffering(ShardFold):
             self._groups.add_proposed(group)
             return
         reason = self._sampler.refuse(group)
-        if len(group.members) == 1 and self._settlements.has_failed(group.number):
-            reason = f"only one of {group.expected} members has a reward: there is nothing to compare it with"
+        alone = len(group.members) == 1 and len(set(group.members[0].conversation_rewards)) < 2
+        if alone and self._settlements.has_failed(group.number):
+            reason = f"one of {group.expected} members is left after failures: there is nothing to compare it with"
         if reason is None:
             self._groups.make_ready(group)
         else:

@@ -130,7 +130,9 @@ class Importing:
 
 def dataset_id(contents: Contents) -> str:
     """An id of the dataset that does not depend on the location of its folder."""
-    text = json.dumps(asdict(contents), sort_keys=True)
+    fields = asdict(contents)
+    del fields["messages"]  # of text views only, which cannot be imported: ids of earlier releases stay the same
+    text = json.dumps(fields, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -34,7 +34,7 @@ def parse_report(body: Any) -> AgentReport:
     if not isinstance(body, dict):
         raise invalid("the body must be a JSON object")
     reward = None if body.get("reward") is None else _number(body["reward"], "reward")
-    rewards = body.get("rewards") or {}
+    rewards = {} if body.get("rewards") is None else body["rewards"]
     if not isinstance(rewards, dict):
         raise invalid(f"rewards must be an object: a number for each id of a response, not {_cut(rewards)}", "rewards")
     own = {_turn_of(name): _number(each, f"the reward of {_cut(name)}", "rewards") for name, each in rewards.items()}
@@ -67,7 +67,7 @@ def _turn_of(response_id: str) -> str:
 
 def _number(value: Any, what: str, param: str = "reward") -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_REWARD:
-        raise invalid(f"{what} must be a finite number, not {_cut(value)}", param)
+        raise invalid(f"{what} must be a number between -{MAX_REWARD:g} and {MAX_REWARD:g}, not {_cut(value)}", param)
     return float(value)
 
 

@@ -62,7 +62,8 @@ class Scorer:
                 if reward.judge is None or not _runs_in_process(reward.spec, answer):
                     results[row].append(None)
                     pooled.append((row, number))
-                    given = answer if is_custom(reward.spec.name) else answer._replace(messages=(), reported=())
+                    reads_all = is_custom(reward.spec.name) or reward.spec.name == "environment"
+                    given = answer if reads_all else answer._replace(messages=(), reported=())
                     calls.append(VerifierCall(reward.pool_index, given._asdict()))
                     continue
                 attempt = attempt or self._attempt_of(answer, reward.extraction)

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from infra.runners.step_metrics import phase
 from infra.workers.error_text import first_line
@@ -21,7 +22,7 @@ from operators.score.config import Rubric
 from operators.score.pool import VerifierResult
 from schemas.arrow import arrow_schema
 from schemas.block import Block
-from schemas.records import Experience
+from schemas.records import AGENT, Experience
 
 ACCURACY = "accuracy"
 """A component of weight 0: 1 if the answer is correct by `Rubric.accuracy`, else 0.
@@ -104,8 +105,12 @@ def read_answers(trajectories: Block) -> list[AnswerContext]:
     tokens = np.diff(trajectories.column("response.token_ids").offsets.to_numpy()).tolist()
     episodes = trajectories.column("episode.rewards").to_pylist()
     environment = [None if rewards is None else math.fsum(rewards) for rewards in episodes]
+    of_agents = pc.equal(trajectories.column("prompt.environment"), AGENT).to_pylist()
     conversations = trajectories.column("conversations").to_pylist()
-    messages = [[each["messages"] for each in row] for row in conversations]
+    messages = [
+        [each["messages"] for each in row] if of_agent else []
+        for row, of_agent in zip(conversations, of_agents, strict=True)
+    ]
     reported = trajectories.column("conversation_rewards").to_pylist()
     texts = trajectories.column("text").to_pylist()
     return list(map(AnswerContext, texts, tokens, *prompts, environment, messages, reported))

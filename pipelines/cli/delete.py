@@ -75,7 +75,8 @@ def _is_elsewhere(planned: Deletion) -> bool:
     from pipelines.inspect.run_folders import NoSuchRun, read_any
 
     try:
-        known = read_any(planned.newest).state.get("bootstrap_servers")
+        state = read_any(planned.newest).state
+        known = state.get("bootstrap_servers") or state.get("client_properties")
     except NoSuchRun:  # the rest of an earlier deletion
         return False
     return bool(known) and not (planned.newest / "kafka").is_dir()

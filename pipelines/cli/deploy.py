@@ -27,8 +27,8 @@ def deploy(
 
     Roles, replicas and resources come from CONFIG, images, storage and machines from its section [deploy]; the same
     CONFIG always gives the same files. infra/deploy/files holds the files of examples/deployed.toml. --set changes
-    only the files of the cluster, so it takes keys of [deploy] alone. Model, rows, rewards and environments must be
-    files below deploy.volume_path; the command lists what to copy there.
+    only the files of the cluster, so it takes keys of [deploy] alone. The files of model, rows, rewards and
+    environments must be below deploy.volume_path; the command lists what to copy there.
 
     \b
     Examples:

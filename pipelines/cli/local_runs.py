@@ -21,8 +21,8 @@ COLUMNS = ("run", "status", "phase", "started", "duration", "restarts", "folder"
 
 
 def list_command(printing: Printing, folder: RunsFolder = RUNS) -> RowOutput:
-    """List the runs of this machine, newest first. Status `died`: the run's supervisor was killed. `deleting`: what
-    deletes it was killed, and `laminar runs delete` ends it.
+    """List the runs of this machine, newest first. Status `died`: the run's supervisor was killed. `deleting`: its
+    deletion goes on, or was interrupted; then repeat `laminar runs delete`.
 
     \b
     Examples:

@@ -161,6 +161,11 @@ def connect(
         if data is not None and _is_stopped(data):
             if read_only:
                 return Connection(state.get("run") or run or "", ClientProperties.of_log(data / "log"))
+            if find_run(runs or RUNS, run).status == "running":  # its supervisor starts the broker, after its checks
+                if time.monotonic() >= deadline:
+                    raise BrokerUnreachable("the run is starting, and its own broker is not up: try again in a moment")
+                time.sleep(POLL_S)
+                continue
             client = _start_broker_again(data)
         if (reason := connection_problem(client.admin(), CONNECT_TIMEOUT_S)) is None:
             return Connection(state.get("run") or run or _only_run(client), client)

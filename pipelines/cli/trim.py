@@ -104,15 +104,17 @@ def _trim(
 
 
 def _named(version: str | None, checkpoints: Collection[PolicyVersion]) -> PolicyVersion | None:
-    from schemas.records import PolicyVersion
     from schemas.records.versions import named_version
 
     if version is None:
         return None
     try:
-        return named_version(version, checkpoints) or PolicyVersion.parse(version)
+        if (found := named_version(version, checkpoints)) is None:
+            known = ", ".join(map(str, sorted(checkpoints))) or "none"
+            raise ValueError(f"there is no checkpoint of version {version}; there are: {known}")
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--version") from error
+    return found
 
 
 def _rows(plan: TrimPlan) -> Iterator[dict[str, Any]]:

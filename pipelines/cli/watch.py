@@ -15,7 +15,7 @@ from infra.escaping import print_escaped
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption, RunStarting
 from pipelines.inspect.run_state.local_run import in_phase, started_run, stopped_run
-from pipelines.inspect.run_state.state import RunState, fold_all, new_run
+from pipelines.inspect.run_state.state import FIRST_PHASES, RunState, fold_all, new_run
 from pipelines.present.output import Report
 from pipelines.present.view.state_json import state_to_json
 from pipelines.present.view.text import phase_name
@@ -31,6 +31,9 @@ CATCH_UP_TIMEOUT_S = 5.0
 """After this time without new records the snapshot is taken as it is."""
 MAX_HEARTBEATS = 200
 REFRESH_S = 0.5
+
+BEFORE_ROLES = (*FIRST_PHASES, "warm start", "starting")
+"""The phases in which a run may have no topics yet."""
 
 
 @app.command()
@@ -77,12 +80,15 @@ def _connect(address: Address) -> tuple[Connection, RunFolder | None]:
     printed = ""
     while True:
         local = _local_run(address)
+        phase = local.state["phase"] if local is not None and local.status == "running" else ""
         try:
+            if local is not None and local.supervised and phase in FIRST_PHASES:
+                raise RunStarting(f"run {local.run} is starting")  # its log has nothing new, or is that before a resume
             connection = address.open_log()
             partition_ranges(connection.client, REPLICAS.name(connection.run))
             return connection, local
         except (RunStarting, UnknownTopic, BrokerUnreachable) as error:
-            if local is None or local.status != "running":
+            if local is None or (local.supervised and phase not in BEFORE_ROLES) or local.status != "running":
                 raise
             if isinstance(error, BrokerUnreachable) and not local.supervised:
                 raise

@@ -7,7 +7,6 @@ its duration, so that audits take a bounded share of one core for a run of any l
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import psutil
 
 from infra.processes import is_running, spawn, stop_process
+from pipelines.distribution import PYTHON
 from pipelines.inspect.run_files import LOGS
 
 PAUSE_FACTOR = 20.0
@@ -55,7 +55,7 @@ class BackgroundAudit:
             self._started_at = self._clock()
             self._out.unlink(missing_ok=True)
             module = "pipelines.inspect.audit.background_process"
-            command = [sys.executable, "-m", module, str(self._config_file), str(self._out)]
+            command = [*PYTHON, "-m", module, str(self._config_file), str(self._out)]
             self._process = spawn(command, self._log, die_with_parent=True)
 
     def close(self) -> None:

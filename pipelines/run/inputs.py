@@ -79,15 +79,23 @@ def _fingerprints(config: Config, sections: Set[str]) -> dict[str, str]:
 def _files(config: Config, sections: Set[str]) -> Iterator[Path]:
     if "model" in sections and config.model.path and not is_warm_start(config):
         yield from _inside(Path(config.model.path))
+    if "agents" in sections and config.agents is not None:
+        yield from (Path(word).absolute() for word in config.agents.command if Path(word).is_file())
     for key, path in files_read(config):
-        if key.partition(".")[0] in sections & SECTIONS:
+        if _is_of(key, sections):
             yield from _with_imports(path.absolute(), path.absolute().parent) if path.suffix == ".py" else _inside(path)
     for key, target in _modules(config):
-        if (
-            key.partition(".")[0] in sections & SECTIONS
-            and (file := _module_file(target.rpartition(":")[0])) is not None
-        ):
-            yield from _with_imports(file, None)
+        name = target.rpartition(":")[0]
+        if _is_of(key, sections) and (file := _module_file(name)) is not None:
+            parts = name.split(".")
+            root = file.parents[len(parts) - (file.name != "__init__.py")]
+            yield from _with_imports(file, root, parts[0])
+
+
+def _is_of(key: str, sections: Set[str]) -> bool:
+    """Whether one of `sections` reads what `key` names. Rollouts run the environments that prompts name."""
+    readers = {key.partition(".")[0], *(["rollout"] if key.endswith(".environment") else [])}
+    return bool(readers & sections & SECTIONS)
 
 
 def _inside(path: Path) -> Iterator[Path]:
@@ -145,34 +153,40 @@ def _module_file(name: str) -> Path | None:
     return None if origin is None or origin.startswith(OWN_FOLDERS) else Path(origin)
 
 
-def _with_imports(file: Path, root: Path | None) -> Iterator[Path]:
-    """`file` and what it imports from its package, or from the folder `root`, and so on."""
+def _with_imports(file: Path, root: Path, package: str = "") -> Iterator[Path]:
+    """`file` and what it imports from the folder `root`, there only from `package` if it is given, and so on."""
     found: dict[Path, None] = {}
     waiting = [file]
     while waiting:
         each = waiting.pop()
         if each not in found and each.is_file():
             found[each] = None
-            waiting += _imported(each, root)
+            waiting += _imported(each, root, package)
     yield from found
 
 
-def _imported(file: Path, root: Path | None) -> Iterator[Path]:
-    """Where the modules would be that `file` imports from its package or from `root`."""
+def _imported(file: Path, root: Path, package: str) -> Iterator[Path]:
+    """Where the modules would be that `file` imports from its package or, as `package`, from `root`."""
     try:
         nodes = list(ast.walk(ast.parse(file.read_bytes())))
     except (SyntaxError, ValueError):
         return
     for node in nodes:
         if isinstance(node, ast.Import):
-            names = [(root, alias.name) for alias in node.names]
+            names = [(root, alias.name) for alias in node.names if _begins(alias.name, package)]
         elif isinstance(node, ast.ImportFrom):
+            if not node.level and not _begins(node.module or "", package):
+                continue
             folder = root if not node.level else file.parents[node.level - 1]
             names = [(folder, node.module or "")]
             names += [(folder, f"{node.module or ''}.{alias.name}".lstrip(".")) for alias in node.names]
         else:
             continue
         for folder, name in names:
-            if folder is not None and name:
+            if name:
                 place = folder.joinpath(*name.split("."))
                 yield from (place.with_name(f"{place.name}.py"), place / "__init__.py")
+
+
+def _begins(name: str, package: str) -> bool:
+    return not package or name.partition(".")[0] == package

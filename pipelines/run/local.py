@@ -78,10 +78,10 @@ def run_locally(
     if (folder / STATE_FILE).exists():  # of a run without topics
         remove_run(folder, None)
     (folder / LOGS).mkdir(parents=True)
-    before = link_latest(folder)
-    record_inputs(config, folder / INPUTS_FILE)
     steps, warn_steps = config.trainer.optimizer_steps, config.run.warn_steps
     state = RunStateFile(folder, config.run.name, steps, warn_steps=warn_steps)
+    state.write()  # first: a folder without it is not a run, which no command removes
+    before = link_latest(folder)
     try:
         return _supervised(config, state, stops, as_json, file=file, changes=changes)
     except ConfigError:
@@ -129,8 +129,6 @@ def resume_locally(
         raise ConfigProblems(problems)
     if changed:
         accept_inputs(config, run.folder / INPUTS_FILE, changed)
-    elif not (run.folder / INPUTS_FILE).exists():  # the run of an earlier release
-        record_inputs(config, run.folder / INPUTS_FILE)
     if config.trainer.optimizer_steps > before.trainer.optimizer_steps:
         _keep_model(run.folder, before.trainer.optimizer_steps)
     now = time.time()
@@ -168,6 +166,8 @@ def _supervised(
     folder = state.folder
     state.write()
     try:
+        if not (folder / INPUTS_FILE).exists():  # a new run, or one of an earlier release
+            record_inputs(config, folder / INPUTS_FILE)
         with LiveView(console(stderr=as_json), config.run.name, config.trainer.optimizer_steps) as view:
             audit = Supervisor(config, view, state, stops, resumed=resumed).run()
     except Interrupted as stop:
@@ -211,7 +211,8 @@ def _end_failed(state: RunStateFile, error: BaseException) -> None:
     except OSError as unwritten:
         error.add_note(f"{state.folder / STATE_FILE} could not be written: {unwritten}")
     if (state.folder / CONFIG_FILE).exists():
-        options = "--accept-changes" if isinstance(error, RunFailing) else ""  # the user's code is what is fixed
+        code = isinstance(error, RunFailing) and error.by_errors  # what is fixed is the user's code
+        options = "--accept-changes" if code else ""
         error.add_note(f"once that is fixed, resume the run: `{run_command(state.folder, 'runs resume', options)}`")
 
 

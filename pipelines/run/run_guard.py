@@ -23,11 +23,14 @@ COLUMNS = ("trajectory_id", ERROR, "scored_at")
 
 
 class RunFailing(RuntimeError):
-    """Too many of the newest trajectories have an error. `detail_lines` have the first error with its traceback."""
+    """Too many of the newest trajectories have an error (`by_errors`), or too many rows were refused.
 
-    def __init__(self, message: str, details: Iterable[str] = ()) -> None:
+    `detail_lines` have the first error with its traceback.
+    """
+
+    def __init__(self, message: str, details: Iterable[str] = (), *, by_errors: bool = False) -> None:
         super().__init__(message)
-        self.detail_lines = tuple(details)
+        self.detail_lines, self.by_errors = tuple(details), by_errors
 
 
 class ErrorGuard:
@@ -111,7 +114,7 @@ class RunGuard:
         """Raise RunFailing if the run must stop; `experiences` reads its experiences, for the first error."""
         if (recent := self._errors.failing(state)) is not None:
             lines = first_error_lines(experiences(), self._started_at)
-            raise RunFailing(failing_message(recent, self._folder), lines)
+            raise RunFailing(failing_message(recent, self._folder), lines, by_errors=True)
         for task, (drawn, share) in drawn_and_refused(state.prompts).items():
             limit = self._limits.get(task, 1.0)
             if drawn >= MIN_DRAWN and share > limit:

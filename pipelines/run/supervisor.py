@@ -322,7 +322,9 @@ class Supervisor:
             self._audits.poll()
         roles = self._roles()
         self.state.set_roles({name: {**asdict(role), "alive": role.alive} for name, role in roles.items()})
-        self._check_errors(self._watch.tick(roles))
+        state = self._watch.tick(roles)
+        if self._kafka.topics:  # else no role works yet, and a local broker may not have started
+            self._check_errors(state)
 
     def _check_errors(self, state: RunState) -> None:
         """Raise RunFailing if the run cannot learn, once its samples are written."""

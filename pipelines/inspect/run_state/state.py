@@ -31,8 +31,8 @@ from pipelines.inspect.run_state.pace import BatchPace, Beat, newest
 from schemas.records import Metric, PolicyVersion, RelayArrival, RelayStatus, ReplicaStatus, StageStatus, WeightVersion
 from schemas.topics import OF_WORK, PAUSE, STEP_COUNTERS
 
-FIRST_PHASE = "broker"
-"""The phase in which a run starts, and starts again when it is resumed."""
+FIRST_PHASES = ("checks", "broker")
+"""The phases in which a run starts, and starts again when it is resumed; a local broker starts after the checks."""
 
 AFTER_ROLES = ("audit", "ended")
 """The phases of a run that has drained."""
@@ -120,7 +120,7 @@ class RunState:
     @property
     def resumed_at(self) -> int:
         """When the run was started, or last resumed, in Unix milliseconds; 0 if it is not known."""
-        return max((each.at for each in self.phases if each.phase == FIRST_PHASE), default=0)
+        return max((each.at for each in self.phases if each.phase in FIRST_PHASES), default=0)
 
     @property
     def paused_since(self) -> int | None:
@@ -163,7 +163,7 @@ def fold(state: RunState, event: Event) -> RunState:
             repeated = bool(state.phases) and state.phases[-1].phase == event.phase
             phases = state.phases if repeated else (*state.phases, event)
             state = replace(state, phases=phases, now=max(state.now, event.at))
-            if event.phase == FIRST_PHASE:  # what was measured before a resume says nothing of its rates
+            if event.phase in FIRST_PHASES:  # what was measured before a resume says nothing of its rates
                 return replace(state, pace=(), beats={}, busy={})
             # The roles have ended and committed all that they had read: what is left in the log is no lag.
             return replace(state, lag={}) if event.phase in AFTER_ROLES else state

@@ -206,7 +206,9 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
 def constant_reward(steps: Sequence[Metric]) -> float | None:
     """Return the reward of all trajectories of the updates `steps`, if it was the same; else None."""
     means = {metric.values.get("reward/mean") for metric in steps}
-    same = len(means) == 1 and all(metric.values.get("reward/std") == 0 for metric in steps)
+    same = len(means) == 1 and all(
+        metric.values.get("reward/std") == 0 and metric.values.get("frac_reward_zero_std", 1.0) == 1 for metric in steps
+    )  # the rewards of an agent's conversations may differ where those of trajectories do not
     return means.pop() if same else None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,6 +16,7 @@ from infra.store.errors import StoreError
 from infra.store.ownership import remove_store
 from operators.relay.config import AUTO
 from pipelines.config import Config, ConfigProblems, load_config, save_config
+from pipelines.distribution import PYTHON
 from pipelines.inspect.run_folders import has_ended, run_command
 from pipelines.inspect.submissions import Submission, read_submission, submissions
 from pipelines.roles import ALL_SHARDS, WITH_STORE, Role, submitted_process
@@ -90,7 +90,7 @@ def start_respawner(submission: Submission) -> Submission:
     submission = replace(submission, pid=None, state="up", error=None, last_error=None)
     submission.write()
     process = spawn(
-        [sys.executable, "-m", "pipelines.run.submission.respawner", str(submission.file)],
+        [*PYTHON, "-m", "pipelines.run.submission.respawner", str(submission.file)],
         submission.log,
         die_with_parent=False,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipelines.config import Config, ConfigError, ConfigProblems, load_config
 from pipelines.inspect.submissions import Submission
 from pipelines.roles import WITH_STORE, Role, submitted_process
-from pipelines.run.inputs import accept_inputs, changed_inputs, changed_text
+from pipelines.run.inputs import accept_inputs, changed_inputs, changed_text, record_inputs
 from pipelines.run.paths import files_read
 from pipelines.run.preflight import store_problems, unknown_environments
 from pipelines.run.run_names import UNNAMED
@@ -89,8 +89,10 @@ def check_submissions(folder: Path, submitted: Sequence[Submission], *, accept_c
     if texts:
         raise ConfigProblems(texts)
     for each in submitted:
-        if changes[each.inputs]:
-            config = load_config(each.config)
+        config = load_config(each.config)
+        if not each.inputs.exists():  # of an earlier release
+            record_inputs(config, each.inputs, sections_of(config, each))
+        elif changes[each.inputs]:
             accept_inputs(config, each.inputs, changes[each.inputs], sections_of(config, each))
 
 
