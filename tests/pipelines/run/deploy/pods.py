@@ -98,14 +98,9 @@ class Container:
 
     def passes(self, probe: str) -> bool:
         """Whether the command of `probe` succeeds in the container."""
-        return self.run(*self.spec[probe]["exec"]["command"]).returncode == 0
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in the container, with the environment of its manifest."""
-        inside = ["nsenter", "-t", str(self.process().pid), "-m", "-p", "-n", "-r", "--"]
-        given = [f"{name}={value}" for name, value in self._environment().items()]
-        command = [*inside, "env", "-i", *given, *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        words = self.spec[probe]["exec"]["command"]
+        inside = ["nsenter", "-t", str(self.process().pid), "-m", "-p", "-n", "-r", "--", *words]
+        return subprocess.run(inside, capture_output=True, timeout=30, check=False).returncode == 0
 
     def _environment(self) -> dict[str, str]:
         fields = {

@@ -1,10 +1,9 @@
 """The example's manifests, executed: each container as a process with exactly the network, mounts, rights and
-environment that its manifest gives it, to a passed audit. Agents play every other prompt.
+environment that its manifest gives it, to a passed audit.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -20,20 +19,17 @@ from typing import Any
 import pytest
 import tomli_w
 import yaml
-from deployments import GATEWAY
-from end_to_end import talking_agent
 from end_to_end.small_runs import SMALL, make_model
 from faults.cluster import Cluster as Brokers
 from faults.network import Network, NoNetwork, within
 from pods import ROOT, Cluster, Container, Pod, until_all
 
-from infra.certificates import write_gateway_files, write_relay_files
-from infra.deploy.plan import CONFIG
+from infra.certificates import write_relay_files
 from infra.kafka.topic_reader import read_topic
 from infra.store.names import default_root
 from pipelines.run.deployment import EXAMPLE, files_of, plan_of
-from schemas.records import Experience, RelayStatus, WeightVersion
-from schemas.topics import EXPERIENCES, RELAY, REPLICAS
+from schemas.records import RelayStatus, WeightVersion
+from schemas.topics import RELAY, REPLICAS
 
 STEPS = 3
 NODES = ("n1", "n2")
@@ -42,18 +38,6 @@ SETTINGS: dict[str, Any] = {
     **SMALL,
     "trainer": {"optimizer_steps": STEPS, "checkpoint_every": 2},
     "evaluation": {"every": 1},
-    "gateway": GATEWAY,
-    "agents": {
-        "function": "/laminar/talking_agent.py:talk",
-        "env": {"SSL_CERT_FILE": "/etc/laminar-secrets/ca.pem"},
-        "concurrency": 4,
-        "transcripts": False,
-    },
-    "score": {"tasks": [{"name": "agents", "rewards": [{"name": "environment"}]}]},
-}
-SETTINGS["prompts"] |= {
-    "heldout": 0,
-    "tasks": [{"name": "plain", "heldout": 8}, {"name": "agents", "environment": "agent", "max_new_tokens": 200}],
 }
 
 
@@ -81,13 +65,10 @@ class Deployed:
             self._network,
             folder / "pods",
             config_maps={name: self._config_map(name)},
-            secrets=self._secrets(),
+            secrets={f"{name}-relay-files": self._relay_files()},
             claims={name: self._volume()},
             nodes=nodes,
-            names={
-                "kafka": self._network.hosts["kafka"].address,
-                f"{name}-gateway": self._network.hosts[hosts[f"{name}-gateway-0"]].address,
-            },
+            names={"kafka": self._network.hosts["kafka"].address},
         )
         self.pods: list[Pod] = []
         for document in self._documents:
@@ -124,10 +105,8 @@ class Deployed:
         file = self._folder / "run.toml"
         file.write_text(tomli_w.dumps(table))
         self._plan = plan_of(file)
-        self._files = files_of(self._plan)
-        texts = [
-            text for name, text in self._files.items() if name.startswith("kubernetes/") and name.endswith(".yaml")
-        ]
+        files = files_of(self._plan)
+        texts = [text for name, text in files.items() if name.startswith("kubernetes/") and name.endswith(".yaml")]
         documents = [each for text in texts for each in yaml.safe_load_all(text)]
         return [each for each in documents if "template" in each.get("spec", {})]
 
@@ -139,26 +118,14 @@ class Deployed:
         (folder / "run.toml").chmod(0o644)
         return folder
 
-    def _secrets(self) -> dict[str, Path]:
-        """The Secrets that the generated script creates, each as a folder."""
-        made = self._folder / "made"
-        write_relay_files(made)
-        write_gateway_files(made, [f"laminar-{self.run}-gateway"])
-        found = {}
-        for line in self._files["kubernetes/secrets.sh"].splitlines():
-            words = line.split()
-            if words[:2] == ["kubectl", "create"]:
-                found[words[4]] = self._folder / words[4]
-                found[words[4]].mkdir()
-                for word in words:
-                    if word.startswith("--from-file="):
-                        shutil.copy(made / word.removeprefix("--from-file="), found[words[4]])
-        return found
+    def _relay_files(self) -> Path:
+        write_relay_files(self._folder / "relay")
+        (self._folder / "relay" / "ca.key").unlink()
+        return self._folder / "relay"
 
     def _volume(self) -> Path:
         volume = self._folder / "volume"
         make_model(volume / "model", layers=1)
-        shutil.copy(talking_agent.__file__, volume)
         user = self._documents[0]["spec"]["template"]["spec"]["securityContext"]["runAsUser"]
         for path in (volume, *volume.rglob("*")):
             os.chown(path, user, user)
@@ -191,7 +158,6 @@ def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.5)
     _check_the_tier(deployed)
-    _check_the_agents(deployed)
 
     for each in roles:
         each.send(signal.SIGTERM)
@@ -209,20 +175,6 @@ def _check_the_tier(deployed: Deployed) -> None:
     assert {row.address for row in statuses.values()} == addresses
     for folder in deployed._cluster.nodes.values():
         assert list((folder / default_root(deployed.run).name).iterdir())
-
-
-def _check_the_agents(deployed: Deployed) -> None:
-    """Episodes have the rewards that agents reported to the gateway's Service; its container shows the workers' key."""
-    rows = [row for row in deployed.rows(EXPERIENCES) if isinstance(row, Experience)]
-    played = [row for row in rows if row.trajectory.prompt.task == "agents"]
-    assert played
-    assert not any(row.trajectory.error for row in rows)
-    assert all(row.reward == json.loads(row.trajectory.text)["reward"] for row in played)
-    (gateway,) = deployed.containers("-gateway")
-    shown = gateway.run("laminar", "agents", "serve", "--config", CONFIG, "--json")
-    access = json.loads(shown.stdout)
-    assert access["url"] == f"https://laminar-{deployed.run}-gateway:{GATEWAY['port']}/v1"
-    assert access["worker_key"].startswith("lm-workers-")
 
 
 def _pods_of(document: dict[str, Any]) -> list[str]:
