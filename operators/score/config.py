@@ -84,8 +84,8 @@ class Rubric:
     answer_regex: str = ""
     """The expression that finds the answer, for `answer = "regex"`."""
     on_error: float | None = None
-    """Reward of a trajectory whose reward or episode failed, if the model ended a turn: it is then trained. Unset: a
-    failed trajectory is not trained."""
+    """Reward of a trajectory whose reward or episode failed, if the model has drawn a token: it is then trained.
+    Unset: a failed trajectory is not trained."""
 
     def __post_init__(self) -> None:
         if not self.rewards:

@@ -94,6 +94,12 @@ def test_imported_row_differs_only_in_identity_and_version(tmp_path: Path, form:
     assert after.scored_at > 10**12
 
 
+def test_id_of_a_dataset_is_that_of_earlier_releases() -> None:
+    """Another id would import a dataset again whose rows an earlier release has imported."""
+    contents = Contents("golden", "experiences", starts={0: 0, 1: 5})
+    assert import_rows.dataset_id(contents) == "bc248c7c370d1189"
+
+
 def test_dataset_of_an_earlier_release_has_no_messages(tmp_path: Path) -> None:
     file, contents = tmp_path / "rows.parquet", Contents("run", "experiences")
     write_table(file, rows_of(experience(3)).drop_columns(["prompt_messages"]), "parquet")

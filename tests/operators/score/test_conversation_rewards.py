@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scored_trajectories import CONFIG, FixedJudge, scored, trajectory
@@ -14,7 +15,13 @@ from operators.score.pool import VerifierResult
 from operators.score.scorer import Scorer
 from operators.score.scoring import score_trajectories
 from schemas.block import Block
-from schemas.records import Conversation, Episode
+from schemas.records import AGENT, Conversation, Episode, Trajectory
+
+
+def of_agent(text: str, **changes: Any) -> Trajectory:
+    made = trajectory(text, **changes)
+    return replace(made, prompt=replace(made.prompt, environment=AGENT))
+
 
 BRANCHES = tuple(Conversation(at, 1, json.dumps([{"role": "user", "content": f"u{at}"}])) for at in (0, 2))
 
@@ -62,7 +69,7 @@ def test_function_may_return_a_number_for_each_conversation(
 ) -> None:
     (tmp_path / "mine.py").write_text(f"def each(conversations):\n    return {code}\n")
     config = ScoreConfig(rewards=(RewardSpec(f"{tmp_path / 'mine.py'}:each"),), workers=1, on_error=-1.0)
-    made = trajectory("#4", conversations=BRANCHES, conversation_rewards=(1.0, 0.25), episode=Episode((1.0,), "done"))
+    made = of_agent("#4", conversations=BRANCHES, conversation_rewards=(1.0, 0.25), episode=Episode((1.0,), "done"))
     with Scorer(config) as scorer:
         (experience,) = score_trajectories(Block.of([made]), scorer, 0).records()
     assert experience.conversation_rewards == rewards
@@ -70,9 +77,11 @@ def test_function_may_return_a_number_for_each_conversation(
     assert error is None or error in str(experience.error)
 
 
-def test_environment_reward_is_that_of_each_conversation() -> None:
-    config = ScoreConfig(rewards=(RewardSpec("environment", 2.0),))
-    made = trajectory("#4", conversations=BRANCHES, conversation_rewards=(1.0, 0.25), episode=Episode((1.0,), "done"))
+@pytest.mark.parametrize("extraction", [{}, {"answer": "regex", "answer_regex": "#(.*)", "workers": 1}])
+def test_environment_reward_is_that_of_each_conversation(extraction: dict[str, Any]) -> None:
+    """With an expression of the user the reward is computed in another process."""
+    config = ScoreConfig(rewards=(RewardSpec("environment", 2.0),), **extraction)
+    made = of_agent("#4", conversations=BRANCHES, conversation_rewards=(1.0, 0.25), episode=Episode((1.0,), "done"))
     plain = replace(made, conversation_rewards=())
     with Scorer(config) as scorer:
         own, shared = score_trajectories(Block.of([made, plain]), scorer, 0).records()

@@ -82,3 +82,38 @@ def test_environment_of_laminar_is_no_file_of_the_user(tmp_path: Path) -> None:
     record_inputs(config, file := tmp_path / "inputs.json")
     assert f'"{tmp_path}/model/config.json"' in file.read_text()
     assert ".py" not in file.read_text()
+
+
+def test_inputs_have_the_imports_of_an_environment_that_prompts_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Absolute ones of its own package; a submitted rollout reads them, too."""
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = str(tmp_path / "files" / "rows.jsonl")
+    config = config_of(
+        tmp_path / "files", prompts={"source": "jsonl", "path": rows, "environment": "own_package.env:Env"}
+    )
+    package = tmp_path / "own_package"
+    package.mkdir()
+    (package / "env.py").write_text("import json\nfrom own_package.tools import tool\n")
+    for name in ("__init__.py", "tools.py", "others.py"):
+        (package / name).write_text("")
+    for sections in (inputs.SECTIONS, frozenset({"rollout"})):
+        record_inputs(config, tmp_path / "inputs.json", sections)
+        for name in ("env.py", "tools.py", "others.py"):
+            (package / name).write_text((package / name).read_text() + "\n")
+        assert set(changed_inputs(config, tmp_path / "inputs.json", sections)) == {
+            f"{package / name} has changed" for name in ("env.py", "tools.py")
+        }
+
+
+def test_inputs_have_the_script_of_an_agents_command(tmp_path: Path) -> None:
+    config = config_of(
+        tmp_path / "files",
+        prompts={"source": "jsonl", "path": str(tmp_path / "files" / "rows.jsonl"), "environment": "agent"},
+        agents={"command": ["python3", str(tmp_path / "agent.py")]},
+    )
+    (tmp_path / "agent.py").write_text("")
+    record_inputs(config, tmp_path / "inputs.json")
+    (tmp_path / "agent.py").write_text("changed")
+    assert changed_inputs(config, tmp_path / "inputs.json") == [f"{tmp_path / 'agent.py'} has changed"]
