@@ -1,9 +1,10 @@
 """A private certificate authority, and the certificates that it issues for a local broker and for relays.
 
-    python -m infra.certificates DIR
+    python -m infra.certificates DIR [HOST...]
 
 writes the files of relays: `relay-token`, `relay.pem` and `ca.pem`, to copy to every machine, and `ca.key`, which stays
-in DIR and issues a new `relay.pem` if that is removed.
+in DIR and issues a new `relay.pem` if that is removed. With the host names of a gateway it also writes the gateway's
+`gateway-secret` and `gateway.pem` (certificate and key).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import datetime
 import ipaddress
 import secrets
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.files import write_private
+from infra.files import create_secret, write_private
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -135,8 +137,21 @@ def write_relay_files(folder: Path) -> list[Path]:
     return [token, relay, certificate]
 
 
+def write_gateway_files(folder: Path, hosts: Sequence[str]) -> list[Path]:
+    """Create a gateway's secret if it is missing, and a new certificate for `hosts` by the authority in `folder`.
+
+    Raises OSError, ValueError for an invalid authority.
+    """
+    secret, gateway = folder / "gateway-secret", folder / "gateway.pem"
+    create_secret(secret)
+    authority = Authority.load(folder / "ca.pem", folder / "ca.key")
+    write_private(gateway, authority.issue("gateway", tuple(hosts)))
+    return [secret, gateway]
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m infra.certificates DIR")
-    for made in write_relay_files(Path(sys.argv[1])):
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m infra.certificates DIR [HOST...]")
+    _folder, _hosts = Path(sys.argv[1]), sys.argv[2:]
+    for made in write_relay_files(_folder) + (write_gateway_files(_folder, _hosts) if _hosts else []):
         print(made)

@@ -15,23 +15,23 @@ def get(url: str, timeout_s: float) -> HTTPResponse:
     return _open(url, timeout_s)
 
 
-def post_json(url: str, key: str, body: Mapping[str, Any], timeout_s: float) -> HTTPResponse:
+def post_json(
+    url: str, key: str, body: Mapping[str, Any], timeout_s: float, authority_file: str | None = None
+) -> HTTPResponse:
     """The response to `body`, sent to `url` with the bearer token `key`; the caller closes it.
 
+    With `authority_file` the server's certificate must be of an authority in that file, instead of the system's.
     Raises ValueError if `url` is not of HTTP, urllib.error.HTTPError for a status other than 2xx (a redirect too),
     OSError and http.client.HTTPException.
     """
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    return _open(url, timeout_s, json.dumps(body).encode(), headers)
+    return _open(url, timeout_s, json.dumps(body).encode(), headers, authority_file=authority_file)
 
 
 def patch_json(
     url: str, key: str, body: Mapping[str, Any], timeout_s: float, authority_file: str | None = None
 ) -> HTTPResponse:
-    """The response to the merge patch `body` (RFC 7386), otherwise as `post_json`.
-
-    With `authority_file` the server's certificate must be of an authority in that file, instead of the system's.
-    """
+    """The response to the merge patch `body` (RFC 7386), otherwise as `post_json`."""
     headers = {"authorization": f"Bearer {key}", "content-type": "application/merge-patch+json"}
     return _open(url, timeout_s, json.dumps(body).encode(), headers, "PATCH", authority_file)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 VARIABLE = "LAMINAR_MACHINE"
 """The environment variable that names the machine: in a container, the host name is the container's."""
+GATEWAY_URL = "LAMINAR_GATEWAY_URL"
+"""The environment variable with the URL of the run's gateway, in containers, which share no folder to find it in."""
 _LOGIN_FILE = Path("/proc/self/loginuid")
 _NO_LOGIN = (1 << 32) - 1
 

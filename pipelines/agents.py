@@ -14,7 +14,7 @@ from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
-from pipelines.shards import shard_config, topic_input
+from pipelines.shards import files_folder, shard_config, topic_input
 from schemas.topics import INBOX, TRAJECTORIES
 
 
@@ -27,7 +27,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
     run_agents = RunAgents(
         config.agents or AgentsConfig(),
         source,
-        config.run_folder,
+        files_folder(config),
         Path(gateway.secret_file) if gateway.secret_file else config.run_folder / SECRET_FILE,
         config.kafka.partitions,
         process,

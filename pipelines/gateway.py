@@ -14,7 +14,7 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
 from pipelines.distribution import PYTHON
-from pipelines.shards import shard_config, topic_input
+from pipelines.shards import files_folder, shard_config, topic_input
 from schemas.topics import INBOX, PROGRESS, TRAJECTORIES
 
 _CONFIG_FILES = ("config.toml", "submitted/gateway.toml")
@@ -31,7 +31,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         config.gateway or GatewayConfig(),
         source,
         Path(config.model.path),
-        config.run_folder,
+        files_folder(config),
         config.kafka.partitions,
         config.context,
         _most_tokens(config),

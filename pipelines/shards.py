@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from infra.files import create_secret
+from infra.machine import GATEWAY_URL
 from infra.store.ownership import choose_store_folder
 from operators.io.config import ShardConfig, TopicInput
 from pipelines.config import Config
@@ -118,6 +120,11 @@ def with_relay_token(config: Config, folder: Path, *, create: bool = False) -> C
     if create:
         create_secret(file)
     return replace(config, relay=replace(config.relay, token_file=str(file)))
+
+
+def files_folder(config: Config) -> Path:
+    """The folder for files of gateway and agents: the run's, but in containers, which cannot write to it, another."""
+    return Path(tempfile.gettempdir()) / config.run.name if GATEWAY_URL in os.environ else config.run_folder
 
 
 def store_folder(config: Config) -> Path:

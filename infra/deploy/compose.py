@@ -6,8 +6,19 @@ import base64
 import hashlib
 from typing import Any
 
-from infra.deploy.plan import ALIVE, CONFIG, METRICS_PORT, SECRETS, SILENT_MIN, DeploymentPlan, Unit
+from infra.deploy.plan import (
+    AGENTS,
+    ALIVE,
+    CONFIG,
+    GATEWAY,
+    METRICS_PORT,
+    SECRETS,
+    SILENT_MIN,
+    DeploymentPlan,
+    Unit,
+)
 from infra.kafka.broker_jars import KAFKA_VERSION
+from infra.machine import GATEWAY_URL
 from infra.machine import VARIABLE as MACHINE
 from infra.yaml_text import as_yaml
 
@@ -48,6 +59,7 @@ def _service(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
             "LAMINAR_ALIVE_FILE": ALIVE,
             "HOME": "/tmp",
             **({MACHINE: MACHINE_NAME} if unit.weights else {}),
+            **({GATEWAY_URL: plan.gateway_url(GATEWAY)} if unit.name in (GATEWAY, AGENTS) else {}),
         },
         "volumes": [
             f"./run.toml:{CONFIG}:ro",
@@ -56,6 +68,7 @@ def _service(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
             *([f"{plan.deploy.shared_memory}:/dev/shm"] if unit.weights else []),
         ],
         **_CONFINED,
+        **(_served(plan, unit, index) if unit.port else {}),
         "stop_grace_period": "60s",
         "healthcheck": {
             "test": [
@@ -69,6 +82,13 @@ def _service(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
         "mem_limit": f"{unit.memory_gib}g",
         **({"gpus": unit.gpus} if unit.gpus else {}),
     }
+
+
+def _served(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
+    """All containers of a unit have its name as a host name; this machine's port leads to the first of them."""
+    address = "127.0.0.1:" if plan.deploy.gateway_service == "ClusterIP" else ""
+    ports = {} if index else {"ports": [f"{address}{unit.port}:{unit.port}"]}
+    return {"networks": {"default": {"aliases": [unit.name]}}, **ports}
 
 
 def _metrics(plan: DeploymentPlan) -> dict[str, Any]:

@@ -46,6 +46,9 @@ class DeployConfig:
     """A copy of the model on this machine, whose sizes the memory requests are computed from; empty: model.path."""
     network_policies: bool = True
     """Whether pods may connect only to those that they need."""
+    gateway_service: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    """The Service of a run's gateway. `ClusterIP`: only the run's agents may connect; else also agents outside of the
+    cluster, and of the machine of a compose file (`laminar agents play`)."""
     prometheus: bool = False
     """Write a ServiceMonitor for the Prometheus operator."""
     strimzi_cluster: str = ""

@@ -19,6 +19,8 @@ ALIVE = "/tmp/laminar-alive"
 SILENT_MIN = 5
 """Minutes without a report after which a role is restarted. Steps have their own budgets, see `[progress]`."""
 METRICS_PORT = 9464
+GATEWAY, AGENTS = "gateway", "agents"
+"""The units that agents talk to, and that run them."""
 PEOPLE = "people"
 """Kafka's user of commands that read a run."""
 
@@ -31,7 +33,7 @@ class Unit:
 
     A container runs `group` processes. Resources are per container: processors, memory in GiB, GPUs. With `weights` it
     maps its machine's weight store; `volume` is its use of the run's volume. It may change the number of pods of the
-    unit `scales` ("": of none), and has `grace_s` seconds to end.
+    unit `scales` ("": of none), and has `grace_s` seconds to end. Other pods connect to its `port` (0: to none).
     """
 
     name: str
@@ -45,6 +47,7 @@ class Unit:
     volume: Literal["none", "read", "write"] = "none"
     scales: str = ""
     grace_s: int = 60
+    port: int = 0
 
     def command(self, index: str = "0") -> list[str]:
         """The command line; `index` (of the container, or the machine's name) may be a deployment tool's variable."""
@@ -69,6 +72,10 @@ class DeploymentPlan:
     """How long a role may take before its first step."""
     relay_files: Sequence[str] = ()
     """Paths of the relays' token and certificates, below SECRETS."""
+    gateway_files: Sequence[str] = ()
+    """Paths of the gateway's certificate and key, below SECRETS."""
+    agent_files: Sequence[str] = ()
+    """Paths of the secret of episodes' keys and of the gateway's authority, below SECRETS: for gateway and agents."""
     topics: Sequence[TopicSpec] = ()
     acls: Sequence[Acl] = ()
     note: str = ""
@@ -82,6 +89,15 @@ class DeploymentPlan:
     def resource_name(self, unit: str) -> str:
         """The name of the resources of the unit or job `unit`."""
         return f"{self.name}-{unit}"
+
+    @property
+    def gateway_port(self) -> int:
+        """The port of the run's gateway; 0 without one."""
+        return next((unit.port for unit in self.units if unit.name == GATEWAY), 0)
+
+    def gateway_url(self, host: str) -> str:
+        """The URL of the run's gateway at `host`, for containers of gateway and agents."""
+        return f"https://{host}:{self.gateway_port}/v1"
 
     def as_user(self, user: str) -> list[str]:
         """The options of a command that connects as Kafka's user `user`."""

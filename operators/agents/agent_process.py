@@ -11,8 +11,8 @@ import subprocess
 import threading
 import time
 import urllib.error
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 from infra.files import create_secret, read_secret
 from infra.http_client import post_json
 from infra.json_text import decode_json
+from infra.machine import GATEWAY_URL
 from infra.processes import die_with_parent_command, kill_session
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import REPORT_FIELDS, FunctionProcess, FunctionServer
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 MAX_REPORT_BYTES = 1_000_000
 ERROR_CHARACTERS = 500
+AUTHORITY = "SSL_CERT_FILE"
+"""The variable by which agents, in `agents.env`, trust the authority of the gateway's certificate."""
 _TRACEBACK_BYTES = 16_384
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+).*$', re.M)
 _POLL_S = 0.02
@@ -65,26 +68,38 @@ def play_episode(
     create_secret(secret_file)
     keys = EpisodeKeys(run, read_secret(secret_file))
     key, error = keys.key_of(task.episode), ""
-    transcript = folder / "agents" / f"{task.episode}.log" if config.transcripts else Path(os.devnull)
-    (folder / "agents").mkdir(exist_ok=True)
-    while not (folder / ADDRESS_FILE).exists() and not stop.wait(_POLL_S):
+    while not (GATEWAY_URL in os.environ or (folder / ADDRESS_FILE).exists()) and not stop.wait(_POLL_S):
         pass
-    for attempt in range(config.retries + 1):
-        if stop.is_set():
-            return
-        report_file = work / f"{task.episode}.{attempt}.json"
-        error = _run_attempt(config, task, f"{key}{ATTEMPT}{attempt}", folder, report_file, transcript, stop, functions)
-        if not error:
-            try:
-                body = read_report(report_file)
-            except ValueError as invalid:
-                error = str(invalid)
-                note(transcript, error)
-            else:
-                _report(folder, key, body, transcript, stop)
+    with _transcript(folder / "agents" if config.transcripts else None, work, task.episode) as transcript:
+        report = partial(_report, folder, key, transcript=transcript, stop=stop, authority=config.env.get(AUTHORITY))
+        for attempt in range(config.retries + 1):
+            if stop.is_set():
                 return
-        log.warning("attempt %d of the agent of %s failed: %s", attempt + 1, task.episode, error)
-    _report(folder, key, {"error": error}, transcript, stop)
+            file = work / f"{task.episode}.{attempt}.json"
+            error = _run_attempt(config, task, f"{key}{ATTEMPT}{attempt}", folder, file, transcript, stop, functions)
+            if not error:
+                try:
+                    body = read_report(file)
+                except ValueError as invalid:
+                    error = str(invalid)
+                    note(transcript, error)
+                else:
+                    report(body)
+                    return
+            log.warning("attempt %d of the agent of %s failed: %s", attempt + 1, task.episode, error)
+        report({"error": error})
+
+
+@contextmanager
+def _transcript(kept: Path | None, work: Path, episode: str) -> Iterator[Path]:
+    """The transcript of `episode`: in the folder `kept`, else in `work` until the context ends."""
+    file = (kept or work) / f"{episode}.log"
+    file.parent.mkdir(exist_ok=True)
+    try:
+        yield file
+    finally:
+        if kept is None:
+            file.unlink(missing_ok=True)
 
 
 def _run_attempt(
@@ -213,11 +228,16 @@ def rejection(error: int, text: str) -> str:
         return f"its report was rejected with status {error}: {text}"
 
 
-def _report(folder: Path, key: str, body: Mapping[str, Any], transcript: Path, stop: threading.Event) -> None:
-    """Report the result of an episode to the gateway, until it is recorded or `stop` is set."""
+def _report(
+    folder: Path, key: str, body: Mapping[str, Any], transcript: Path, stop: threading.Event, authority: str | None
+) -> None:
+    """Report the result of an episode to the gateway, until it is recorded or `stop` is set.
+
+    `authority`: a file with the authorities of the gateway's certificate, instead of the system's.
+    """
     while not stop.is_set():
         try:
-            with post_json(f"{base_url(folder)}/episode/end", key, body, 60) as response:
+            with post_json(f"{base_url(folder)}/episode/end", key, body, 60, authority) as response:
                 response.read(MAX_REPORT_BYTES)
             return
         except urllib.error.HTTPError as error:
@@ -235,4 +255,4 @@ def _report(folder: Path, key: str, body: Mapping[str, Any], transcript: Path, s
 
 def base_url(folder: Path) -> str:
     """The URL of the run's gateway. Raises OSError if it has not started."""
-    return str(json.loads((folder / ADDRESS_FILE).read_text())["url"])
+    return os.environ.get(GATEWAY_URL) or str(json.loads((folder / ADDRESS_FILE).read_text())["url"])

@@ -29,7 +29,8 @@ class AgentsConfig:
     retries: int = 1
     """Attempts after a failed one. Requests that a failed attempt made get their recorded responses."""
     transcripts: bool = True
-    """Keep the output of each agent in the run's folder, `agents/EPISODE.log`."""
+    """Keep the output of each agent in the run's folder, `agents/EPISODE.log`. Otherwise only the last lines of those
+    that fail are shown, in the log of the role."""
     processes: int = 1
     """Processes that run agents; each runs `concurrency` of them."""
 

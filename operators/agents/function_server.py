@@ -54,10 +54,13 @@ class FunctionProcess:
 
 
 class FunctionServer:
-    """Starts processes that call `target`, from any thread. Its log is appended to `log`."""
+    """Starts processes that call `target`, from any thread. Its log is appended to `log`.
 
-    def __init__(self, target: str, log: Path) -> None:
-        self._target, self._log = target, log
+    `environment` is added to that of the server: the client, whose TLS context it creates once, follows it.
+    """
+
+    def __init__(self, target: str, log: Path, environment: Mapping[str, str] = {}) -> None:
+        self._target, self._log, self._environment = target, log, dict(environment)
         self._lock = threading.Lock()
         self._processes: dict[int, FunctionProcess] = {}
         self._number = 0
@@ -96,7 +99,11 @@ class FunctionServer:
             command = [sys.executable, "-P", "-m", "operators.agents.function_server", self._target]
             with self._log.open("ab") as log:
                 self._server = subprocess.Popen(
-                    die_with_parent_command(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+                    die_with_parent_command(command),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env={**os.environ, **self._environment},
                 )
             threading.Thread(target=self._read, args=(self._server,), daemon=True).start()
         return self._server

@@ -64,7 +64,8 @@ class AgentsFold(ShardFold):
         self._functions: FunctionServer | None = None
         if self._config.function:
             (step.folder / "agents").mkdir(exist_ok=True)
-            self._functions = FunctionServer(self._config.function, step.folder / "agents" / "functions.log")
+            log_file = step.folder / "agents" / "functions.log"
+            self._functions = FunctionServer(self._config.function, log_file, self._config.env)
         self._threads = [
             threading.Thread(target=self._play, name=f"agent-{number}", daemon=True)
             for number in range(self._config.concurrency)

@@ -237,6 +237,7 @@ def listen(config: GatewayConfig, folder: Path) -> socket.socket:
     port = made.getsockname()[1]
     scheme = "https" if config.certificate_file else "http"
     host = f"[{config.host}]" if ":" in config.host else config.host
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps({"url": f"{scheme}://{host}:{port}/v1", "port": port}))
     return made
 

@@ -28,7 +28,13 @@ def agents() -> None:
 
 
 @app.command()
-def serve(run: RunOption = None, json: JsonOption = False) -> Report:
+def serve(
+    run: RunOption = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="In a container of a deployed gateway: the run's configuration.")
+    ] = None,
+    json: JsonOption = False,
+) -> Report:
     """Show where an active run hands out its episodes over HTTP, and the keys for it. Keep the keys secret.
 
     The gateway serves: a run with a section [gateway], or with [agents] without command and function, hands out every
@@ -40,12 +46,16 @@ def serve(run: RunOption = None, json: JsonOption = False) -> Report:
     Examples:
       laminar agents serve
       laminar agents serve --json | jq -r .worker_key
+      kubectl exec laminar-NAME-gateway-0 -- laminar agents serve --config /etc/laminar/run.toml
     """
     from operators.io.episode_keys import PEOPLE, WORKERS
-    from pipelines.run.gateway_access import access_of
+    from pipelines.run.gateway_access import access_of, deployed_access
 
-    folder = folder_of(RUNS, run)
-    workers, people = access_of(folder, WORKERS), access_of(folder, PEOPLE)
+    if config is not None:
+        workers, people = (deployed_access(config, holder) for holder in (WORKERS, PEOPLE))
+    else:
+        folder = folder_of(RUNS, run)
+        workers, people = (access_of(folder, holder) for holder in (WORKERS, PEOPLE))
     found = {"url": workers.url, "worker_key": workers.key, "people_key": people.key}
     return Report(found, lambda: _served_text(found), as_json=json)
 

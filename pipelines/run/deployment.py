@@ -10,13 +10,15 @@ from typing import Literal
 
 from infra.deploy.compose import compose_file
 from infra.deploy.kubernetes import kubernetes_files
-from infra.deploy.plan import DeploymentPlan, Placement, Unit
+from infra.deploy.plan import AGENTS, CONFIG, GATEWAY, DeploymentPlan, Placement, Unit, resource_prefix
 from infra.deploy.role_acls import role_acls
 from infra.sizes import GIB
+from operators.agents.agent_process import AUTHORITY
+from operators.gateway.config import GatewayConfig
 from operators.trainer.memory_plan import offloaded_bytes, plan_rank, shape_of
 from pipelines.config import Config, load_config
 from pipelines.roles import AUTOSCALER, SHARDED, pipelines_of, roles_of
-from pipelines.run.deployment_checks import check_deployable
+from pipelines.run.deployment_checks import check_deployable, is_secret
 from pipelines.run.topics import topic_spec
 from schemas.topics import CATALOGUE
 
@@ -24,6 +26,8 @@ EXAMPLE = Path("examples/deployed.toml")
 """The configuration from which infra/deploy/files is generated."""
 _CPUS: Mapping[str, float] = {"rollout": 4.0, "trainer": 8.0}
 """Processors of a container; 1 for all others."""
+_AGENT_GIB = 0.25
+"""A program of an agent, beside the process that starts it."""
 _WITH_WEIGHTS = ("rollout", "trainer", "relay")
 _VOLUME: Mapping[str, Literal["none", "read", "write"]] = {"trainer": "write", "placement": "none", "relay": "none"}
 """The use of the volume: the trainer writes checkpoints, all others read the model, data or code."""
@@ -33,7 +37,8 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
     """The deployment of the configuration in `file`. Raises ConfigError if it cannot be deployed, with all problems."""
     config = load_config(file, changes)
     check_deployable(config, file)
-    relay = config.relay
+    relay, gateway = config.relay, config.gateway or GatewayConfig()
+    authority = "" if config.agents is None else config.agents.env.get(AUTHORITY, "")
     return DeploymentPlan(
         run=config.run.name,
         config=file.read_text(encoding="utf-8"),
@@ -43,9 +48,11 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
         authenticated=bool(config.kafka.client_properties),
         restore_s=config.progress.restore_s,
         relay_files=tuple(filter(None, (relay.token_file, relay.certificate_file, relay.authority_file))),
+        gateway_files=tuple(filter(None, (gateway.certificate_file, gateway.key_file))),
+        agent_files=tuple(filter(None, (gateway.secret_file, authority if is_secret(authority) else ""))),
         topics=[topic_spec(config, topic) for topic in CATALOGUE.values()],
         acls=role_acls(config.run.name, pipelines_of(config)),
-        note=_missing_model(config),
+        note="\n".join(filter(None, (_missing_model(config), _agents_elsewhere(config)))),
     )
 
 
@@ -56,6 +63,19 @@ def _missing_model(config: Config) -> str:
     return (
         f"the model {config.model.path} is not on this machine, so memory requests are defaults: set "
         "deploy.model_folder to a copy of it"
+    )
+
+
+def _agents_elsewhere(config: Config) -> str:
+    """A note on what agents of other machines need, if the run starts none itself; else empty."""
+    if config.gateway is None or (config.agents is not None and config.agents.runs_here):
+        return ""
+    gateway = f"{resource_prefix(config.run.name)}-{GATEWAY}"
+    return (
+        f"agents that run elsewhere need only the gateway's address (its Service {gateway}, port {config.gateway.port};"
+        " deploy.gateway_service opens it to the outside) and the worker key, which "
+        f"`kubectl exec -n {config.deploy.namespace} {gateway}-0 -- laminar agents serve --config {CONFIG}` shows, in "
+        f"compose `docker compose exec {GATEWAY}-0 …`; then `laminar agents play https://HOST:PORT/v1 -- COMMAND`"
     )
 
 
@@ -78,7 +98,7 @@ def _unit(config: Config, name: str, count: int, memory: HostMemory) -> Unit:
         count,
         placement=_placement(name, count),
         cpus=_CPUS.get(name, 1.0),
-        memory_gib=memory.of(name),
+        memory_gib=memory.of(name) + (_agents_gib(config) if name == AGENTS else 0),
         gpus=0 if config.emulated else gpus.get(name, 0),
         weights=name in _WITH_WEIGHTS and not config.emulated,
         volume=_VOLUME.get(name, "read"),
@@ -86,7 +106,14 @@ def _unit(config: Config, name: str, count: int, memory: HostMemory) -> Unit:
         grace_s=max(Unit.grace_s, math.ceil(config.rollout.termination_notice_s))
         if name == "rollout"
         else Unit.grace_s,
+        port=config.gateway.port if name == GATEWAY and config.gateway is not None else 0,
     )
+
+
+def _agents_gib(config: Config) -> int:
+    """GiB of the programs of the agents that run at once."""
+    here = config.agents is not None and config.agents.runs_here
+    return math.ceil(config.agents.concurrency * _AGENT_GIB) if here and config.agents is not None else 0
 
 
 def _scales_pods(config: Config) -> bool:

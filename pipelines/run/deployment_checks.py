@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from infra.deploy.plan import SECRETS
+from infra.listening import is_loopback
+from operators.gateway.config import GatewayConfig
 from pipelines.config import Config, ConfigProblems
 from pipelines.run.paths import files_read
 from pipelines.run.preflight import unknown_environments
 from pipelines.run.run_names import UNNAMED
 
+FIRST_PORT = 1024
+"""The first port that a process without rights may listen at."""
 _IN_SECRETS = ("kafka.", "relay.", "gateway.")
 """Sections whose files are in Secrets."""
 
@@ -24,8 +28,7 @@ def check_deployable(config: Config, file: Path) -> None:
 def deployment_problems(config: Config) -> list[str]:
     """Why the configuration cannot be deployed, each with the setting to change."""
     found = [] if config.run.name else [UNNAMED]
-    if config.has_gateway:
-        found.append("[agents] and [gateway] are not deployed yet: submit both roles on a machine that agents reach")
+    found += _agents(config)
     if config.autoscaling is not None and config.autoscaling.actuator == "local":
         found.append("autoscaling.actuator is 'local': in a cluster set 'kubernetes', or a command")
     if not config.kafka.bootstrap_servers:
@@ -43,12 +46,43 @@ def deployment_problems(config: Config) -> list[str]:
         "relay.certificate_file": config.relay.certificate_file,
         "relay.authority_file": config.relay.authority_file,
     }
+    if config.gateway is not None:
+        names = ("secret_file", "certificate_file", "key_file")
+        secrets |= {f"gateway.{name}": getattr(config.gateway, name) for name in names}
     for key, path in secrets.items():
-        if path and str(PurePosixPath(path).parent) != SECRETS:
+        if path and not is_secret(path):
             found.append(f"{key} is {path!r}, but must be in {SECRETS}, where the Secrets are mounted")
     if (name := PurePosixPath(config.kafka.client_properties).name) not in ("", "{role}.properties"):
         found.append(f"kafka.client_properties names {name}, but must name {{role}}.properties: each role has a Secret")
     return found
+
+
+def is_secret(path: str) -> bool:
+    """Whether the file `path` is one of the Secrets that are mounted."""
+    return str(PurePosixPath(path).parent) == SECRETS
+
+
+def _agents(config: Config) -> Iterator[str]:
+    """What gateway and agents lack to run in containers: they share no folder, and write to none."""
+    if not config.has_gateway:
+        return
+    gateway, agents = config.gateway or GatewayConfig(), config.agents
+    if is_loopback(gateway.host):
+        yield f'gateway.host is {gateway.host}: with "0.0.0.0", certificate_file and key_file agents can connect'
+    if gateway.port < FIRST_PORT:
+        yield f"gateway.port is {gateway.port}: set one from {FIRST_PORT} on, such as 8443, for its Service"
+    if not gateway.secret_file:
+        yield f"gateway.secret_file is not set: name a file in {SECRETS}, which gateway and agents read"
+    if gateway.serve_requests:
+        yield f"gateway.serve_requests is {gateway.serve_requests}: deployed gateways answer agents alone; set 0"
+    if agents is None or not agents.runs_here:
+        return
+    if agents.transcripts:
+        yield "agents.transcripts is true, but pods of agents cannot write to the volume: set false"
+    for word in agents.command:
+        if not PurePosixPath(word).is_absolute() and (word.endswith(".py") or Path(word).is_file()):
+            place = PurePosixPath(config.deploy.volume_path) / PurePosixPath(word).name
+            yield f"agents.command names {word!r}: copy it to the volume, and set the path {place}"
 
 
 def volume_files(config: Config) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import urllib.error
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ from typing import IO, Any
 
 from infra.files import read_secret
 from infra.http_client import post_json
+from infra.machine import GATEWAY_URL
 from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys
-from pipelines.config import load_config
+from pipelines.config import Config, load_config
 from pipelines.inspect.run_files import CONFIG_FILE
 from pipelines.inspect.run_folders import config_file, laminar_command, read_run
 
@@ -74,10 +76,24 @@ def access_of(folder: Path | None, holder: str) -> GatewayAccess:
             "" if (folder / CONFIG_FILE).is_file() else f": `{laminar_command()} submit gateway {file} --detach`"
         )
         raise GatewayError(f"the gateway of run {config.run.name} has not started{submitted}")
+    return GatewayAccess(str(json.loads(address.read_text())["url"]), _key_of(config, folder, holder))
+
+
+def deployed_access(file: Path, holder: str) -> GatewayAccess:
+    """The access of `holder` to the gateway in whose container this process runs, with the configuration in `file`.
+
+    Raises GatewayError elsewhere.
+    """
+    url = os.environ.get(GATEWAY_URL)
+    if not url:
+        raise GatewayError(f"{GATEWAY_URL} is not set: use --config in a container of the gateway, elsewhere --run")
+    config = load_config(file)
+    return GatewayAccess(url, _key_of(config, config.run_folder, holder))
+
+
+def _key_of(config: Config, folder: Path, holder: str) -> str:
     named = "" if config.gateway is None else config.gateway.secret_file
-    secret = read_secret(Path(named) if named else folder / SECRET_FILE)
-    keys = EpisodeKeys(config.run.name, secret)
-    return GatewayAccess(str(json.loads(address.read_text())["url"]), keys.key_of(holder))
+    return EpisodeKeys(config.run.name, read_secret(Path(named) if named else folder / SECRET_FILE)).key_of(holder)
 
 
 def _message_in(body: bytes) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from infra.deploy.kubernetes.names import RUN, WEIGHTS, labels_of, manifest
-from infra.deploy.plan import METRICS_PORT, DeploymentPlan
+from infra.deploy.plan import AGENTS, GATEWAY, METRICS_PORT, DeploymentPlan
 
 _API_SERVER = [{"protocol": "TCP", "port": port} for port in (443, 6443)]
 _DNS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
@@ -15,8 +15,16 @@ _DNS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 def resources(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     """The Services of a run, and its NetworkPolicies if they are wanted."""
     for unit in plan.units:
-        if unit.placement == "indexed":  # headless: gives the pods their names
+        if unit.port:
+            port = {"name": unit.name, "port": unit.port, "targetPort": unit.name}
             spec: dict[str, Any] = {
+                "type": plan.deploy.gateway_service,
+                "selector": labels_of(plan, unit.name),
+                "ports": [port],
+            }
+            yield manifest(plan, "v1", "Service", plan.resource_name(unit.name), unit.name, spec=spec)
+        elif unit.placement == "indexed":  # headless: gives the pods their names
+            spec = {
                 "clusterIP": "None",
                 "publishNotReadyAddresses": True,
                 "selector": labels_of(plan, unit.name),
@@ -52,9 +60,23 @@ def _policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
             selector = {"matchLabels": labels_of(plan, unit.name)}
             egress = [{"ports": _API_SERVER}]
             yield _policy(plan, unit.name, {"podSelector": selector, "policyTypes": ["Egress"], "egress": egress})
+    if plan.gateway_port:
+        yield from _gateway_policies(plan)
     scraped = {"ports": [{"protocol": "TCP", "port": METRICS_PORT}]}
     selector = {"matchLabels": labels_of(plan, "metrics")}
     yield _policy(plan, "metrics", {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [scraped]})
+
+
+def _gateway_policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
+    """Agents connect to the gateway alone; so may everybody if its Service leads out of the cluster."""
+    gateway, agents = ({"matchLabels": labels_of(plan, name)} for name in (GATEWAY, AGENTS))
+    ports = [{"protocol": "TCP", "port": plan.gateway_port}]
+    inside = {"from": [{"podSelector": agents}]} if plan.deploy.gateway_service == "ClusterIP" else {}
+    rules = {"podSelector": gateway, "policyTypes": ["Ingress"], "ingress": [{**inside, "ports": ports}]}
+    yield _policy(plan, GATEWAY, rules)
+    if any(unit.name == AGENTS for unit in plan.units):
+        egress = [{"to": [{"podSelector": gateway}], "ports": ports}]
+        yield _policy(plan, AGENTS, {"podSelector": agents, "policyTypes": ["Egress"], "egress": egress})
 
 
 def _policy(plan: DeploymentPlan, name: str, spec: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from infra.deploy.kubernetes.names import WEIGHTS, labels_of
 from infra.deploy.kubernetes.secrets import secrets_of
-from infra.deploy.plan import ALIVE, CONFIG, SECRETS, SILENT_MIN, DeploymentPlan, Unit
+from infra.deploy.plan import AGENTS, ALIVE, CONFIG, GATEWAY, SECRETS, SILENT_MIN, DeploymentPlan, Unit
+from infra.machine import GATEWAY_URL
 from infra.machine import VARIABLE as MACHINE
 
 USER = 10001
@@ -25,7 +26,8 @@ def role_pod(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
         "name": unit.name,
         "image": plan.deploy.image,
         "command": unit.command(variable),
-        "env": list(_environment(unit)),
+        "env": list(_environment(plan, unit)),
+        **({"ports": [{"name": unit.name, "containerPort": unit.port}]} if unit.port else {}),
         "resources": _resources(plan, unit),
         **_probes(plan, unit),
         "securityContext": _container_rights(),
@@ -78,13 +80,15 @@ def command_pod(plan: DeploymentPlan, name: str, command: Sequence[str], user: s
     return template(plan, name, {"containers": [container], "volumes": _volumes(plan, unit, user)})
 
 
-def _environment(unit: Unit) -> Iterator[dict[str, Any]]:
+def _environment(plan: DeploymentPlan, unit: Unit) -> Iterator[dict[str, Any]]:
     yield {"name": "LAMINAR_ALIVE_FILE", "value": f"{ALIVE}-{unit.name}"}
     yield {"name": "HOME", "value": "/tmp"}  # libraries write caches; the image is read-only
     if unit.weights:
         yield {"name": MACHINE, "valueFrom": _NODE}
     if unit.placement == "indexed":
         yield {"name": "POD_INDEX", "valueFrom": _INDEX}
+    if unit.name in (GATEWAY, AGENTS):
+        yield {"name": GATEWAY_URL, "value": plan.gateway_url(plan.resource_name(GATEWAY))}
 
 
 def _resources(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:

@@ -5,29 +5,34 @@ from __future__ import annotations
 import shlex
 from pathlib import PurePosixPath
 
-from infra.deploy.plan import DeploymentPlan
+from infra.deploy.plan import AGENTS, GATEWAY, DeploymentPlan
 
 RELAY = "relay-files"
+GATEWAY_FILES, AGENT_FILES = "gateway-files", "agent-files"
 ADMIN = "admin"
 
 
 def secrets_of(plan: DeploymentPlan, user: str, *, weights: bool) -> list[str]:
     """The names of the Secrets that a pod of Kafka's user `user` mounts."""
     names = [plan.resource_name(f"kafka-{user}")] if plan.authenticated else []
-    return [*names, *([plan.resource_name(RELAY)] if weights and plan.relay_files else [])]
+    files = [RELAY] if weights and plan.relay_files else []
+    files += {GATEWAY: [GATEWAY_FILES, AGENT_FILES], AGENTS: [AGENT_FILES]}.get(user, [])
+    return [*names, *map(plan.resource_name, files)]
 
 
 def script(plan: DeploymentPlan) -> str:
     """A shell script that creates the Secrets from the files of the folder in its first argument."""
     users = sorted({*(unit.name for unit in plan.units), "people", ADMIN}) if plan.authenticated else []
     files = {plan.resource_name(f"kafka-{user}"): [f"{user}.properties"] for user in users}
-    if plan.relay_files:
-        files[plan.resource_name(RELAY)] = [PurePosixPath(file).name for file in plan.relay_files]
+    groups = {RELAY: plan.relay_files, GATEWAY_FILES: plan.gateway_files, AGENT_FILES: plan.agent_files}
+    for name, paths in groups.items():
+        if paths:
+            files[plan.resource_name(name)] = list(dict.fromkeys(PurePosixPath(path).name for path in paths))
     lines = [
         "#!/bin/sh",
         "# Creates the Secrets of this run: secrets.sh FOLDER [kubectl options]",
-        "# FOLDER has the relays' files (python -m infra.certificates FOLDER); with authentication also each Kafka",
-        "# user's USER.properties.",
+        "# FOLDER has the files of relays and gateway (python -m infra.certificates FOLDER [HOST...]); with",
+        "# authentication also each Kafka user's USER.properties.",
         'set -eu\nfolder=${1:?the folder of the files}\nshift\ncd "$folder"',
     ]
     for name, wanted in files.items():

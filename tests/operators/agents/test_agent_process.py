@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from infra.certificates import write_gateway_files, write_relay_files
 from infra.files import read_secret
 from operators.agents.agent_process import AgentTask, play_episode
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import FunctionServer, report_of
+from operators.gateway.config import GatewayConfig
+from operators.gateway.serve_agents import server_context
 from operators.io.episode_keys import ADDRESS_FILE, EpisodeKeys
 
 REPORTS = "import json, os; report = lambda **of: open(os.environ['LAMINAR_REPORT'], 'w').write(json.dumps(of)); "
@@ -159,6 +162,17 @@ def test_other_return_values_are_errors() -> None:
         report_of({"points": 1})
 
 
+def test_transcript_that_is_not_kept_has_the_error_in_the_log(
+    tmp_path: Path, reports: Reports, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = AgentsConfig(command=("sh", "-c", "echo no idea >&2; exit 3"), retries=0, transcripts=False)
+    task = AgentTask("p0.1", {})
+    play_episode(config, task, "run", tmp_path, tmp_path / "secret", tmp_path, threading.Event())
+    assert reports.received == [{"error": "exit status 3: no idea"}]
+    assert "exit status 3: no idea" in caplog.text
+    assert not list(tmp_path.rglob("p0.1*"))
+
+
 FUNCTION = """
 import os, sys, time
 calls = []
@@ -196,6 +210,26 @@ def test_functions_run_in_forked_processes_of_one_server(tmp_path: Path, reports
     assert reports.received[0] == {"reward": 1.0, "answer": "2 + 2"}
     assert "RuntimeError: no idea" in reports.received[1]["error"]
     assert (tmp_path / "agents" / "p0.1.log").read_text().startswith("call 1 lm-p0.1- http://127.0.0.1")
+
+
+def test_functions_and_reports_trust_the_authority_of_agents_env(tmp_path: Path, reports: Reports) -> None:
+    write_relay_files(tmp_path)
+    secret, certificate = map(str, write_gateway_files(tmp_path, ["127.0.0.1"]))
+    context = server_context(GatewayConfig(secret_file=secret, certificate_file=certificate, key_file=certificate))
+    assert context is not None
+    reports.server.socket = context.wrap_socket(reports.server.socket, server_side=True)
+    url = f"https://127.0.0.1:{reports.server.server_address[1]}/v1"
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": url}))
+    program = 'def solve(client, task):\n    client.post("/turn", cast_to=object, body={"turn": 1})\n    return 1.0\n'
+    (tmp_path / "my_agent.py").write_text(program)
+    env = {"SSL_CERT_FILE": str(tmp_path / "ca.pem")}
+    config = AgentsConfig(function=f"{tmp_path}/my_agent.py:solve", retries=0, timeout_s=60, env=env)
+    functions, task = FunctionServer(config.function, tmp_path / "functions.log", config.env), AgentTask("p0.1", {})
+    try:
+        play_episode(config, task, "run", tmp_path, tmp_path / "secret", tmp_path, threading.Event(), functions)
+    finally:
+        functions.close()
+    assert reports.received == [{"turn": 1}, {"reward": 1.0}]
 
 
 def test_function_that_cannot_be_loaded_fails_its_episodes(tmp_path: Path, reports: Reports) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from operators.io.episode_keys import WORKERS
 from pipelines.cli.agents import KEY_VARIABLE, _served_text
 from pipelines.inspect.run_folders import laminar_command
 from pipelines.run.agents_elsewhere import RemoteAgents
-from pipelines.run.gateway_access import GatewayAccess, GatewayError
+from pipelines.run.gateway_access import GatewayAccess, GatewayError, deployed_access
 
 WRITE = "import json, os; report = lambda **of: open(os.environ['LAMINAR_REPORT'], 'w').write(json.dumps(of)); "
 
@@ -170,6 +171,11 @@ def test_a_rejected_key_ends_the_agents(gateway: Claimed) -> None:
 def test_an_address_that_is_none_is_rejected(url: str) -> None:
     with pytest.raises(GatewayError, match="must begin with http"), GatewayAccess(url, "k").post("x", {}):
         pass
+
+
+def test_agents_serve_refuses_a_configuration_outside_of_a_deployment(tmp_path: Path) -> None:
+    with pytest.raises(GatewayError, match="LAMINAR_GATEWAY_URL is not set: use --config in a container of the gat"):
+        deployed_access(tmp_path / "run.toml", WORKERS)
 
 
 def test_agents_serve_prints_a_command_that_works_here() -> None:

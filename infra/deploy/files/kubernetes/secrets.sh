@@ -1,7 +1,7 @@
 #!/bin/sh
 # Creates the Secrets of this run: secrets.sh FOLDER [kubectl options]
-# FOLDER has the relays' files (python -m infra.certificates FOLDER); with authentication also each Kafka
-# user's USER.properties.
+# FOLDER has the files of relays and gateway (python -m infra.certificates FOLDER [HOST...]); with
+# authentication also each Kafka user's USER.properties.
 set -eu
 folder=${1:?the folder of the files}
 shift

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import yaml
 
 from pipelines.run.deployment import EXAMPLE, files_of, plan_of
@@ -61,7 +62,31 @@ processes = 8
 [deploy]
 network_policies = false
 """
-CONFIG_TEXTS = {"example": (ROOT / EXAMPLE).read_text(), "secured": _SECURED, "emulated": _EMULATED}
+GATEWAY = {
+    "host": "0.0.0.0",
+    "port": 8443,
+    "serve_requests": 0,
+    "secret_file": "/etc/laminar-secrets/gateway-secret",
+    "certificate_file": "/etc/laminar-secrets/gateway.pem",
+    "key_file": "/etc/laminar-secrets/gateway.pem",
+}
+_AGENTS = tomli_w.dumps(
+    {
+        "gateway": {**GATEWAY, "processes": 2},
+        "agents": {
+            "command": ["python", "/laminar/agent.py"],
+            "env": {"SSL_CERT_FILE": "/etc/laminar-secrets/ca.pem"},
+            "transcripts": False,
+        },
+    }
+)
+_EXAMPLE = (ROOT / EXAMPLE).read_text()
+CONFIG_TEXTS = {
+    "example": _EXAMPLE,
+    "secured": _SECURED,
+    "emulated": _EMULATED,
+    "agents": _EXAMPLE.replace("[prompts]", '[prompts]\nenvironment = "agent"') + _AGENTS,
+}
 
 
 def run_file(folder: Path, name: str) -> Path:

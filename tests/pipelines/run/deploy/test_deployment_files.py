@@ -14,6 +14,7 @@ from deployments import CONFIG_TEXTS, ROOT, deployment, run_file
 
 from infra.deploy.plan import ALIVE, CONFIG, METRICS_PORT
 from infra.kafka.broker_jars import KAFKA_VERSION
+from infra.machine import GATEWAY_URL
 from pipelines.cli.main import main
 from pipelines.cli.submit import app
 from pipelines.config import ConfigError, ConfigProblems, load_config
@@ -119,7 +120,6 @@ def _without_machine(command: list[str]) -> list[str]:
         ("run.name=''", "run.name is not set"),
         ("kafka.bootstrap_servers=''", "kafka.bootstrap_servers is not set"),
         ("model.path='/models/base'", "model.path is '/models/base', but must be below deploy.volume_path"),
-        ("gateway={}", "[agents] and [gateway] are not deployed yet"),
         ("run.folder='runs'", "run.folder is 'runs', but must be below deploy.volume_path"),
         ("relay.listen='127.0.0.1'", "relay.listen is 127.0.0.1"),
         ("relay.token_file='/root/token'", "relay.token_file is '/root/token', but must be in /etc/laminar-secrets"),
@@ -153,6 +153,47 @@ def test_deploy_lists_all_problems_and_files_outside_the_volume(tmp_path: Path) 
     ):
         assert problem in caught.value.detail_lines
     assert any(each.startswith("relay.listen is 127.0.0.1") for each in caught.value.detail_lines)
+
+
+def test_deploy_lists_what_gateway_and_agents_lack(tmp_path: Path) -> None:
+    changes = ["prompts.environment=agent", "agents.command=['python','my_agent.py']", "gateway={port=443}"]
+    with pytest.raises(ConfigProblems) as caught:
+        plan_of(ROOT / EXAMPLE, tuple(changes))
+    assert list(caught.value.detail_lines) == [
+        'gateway.host is 127.0.0.1: with "0.0.0.0", certificate_file and key_file agents can connect',
+        "gateway.port is 443: set one from 1024 on, such as 8443, for its Service",
+        "gateway.secret_file is not set: name a file in /etc/laminar-secrets, which gateway and agents read",
+        "gateway.serve_requests is 4: deployed gateways answer agents alone; set 0",
+        "agents.transcripts is true, but pods of agents cannot write to the volume: set false",
+        "agents.command names 'my_agent.py': copy it to the volume, and set the path /laminar/my_agent.py",
+    ]
+    files = ("gateway.secret_file='/root/secret'", "gateway.port=8443", "agents.transcripts=false")
+    with pytest.raises(ConfigError, match=r"gateway.secret_file is '/root/secret', but must be in /etc/laminar-secre"):
+        plan_of(run_file(tmp_path, "agents"), files)
+
+
+def test_note_says_what_agents_elsewhere_need(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "agents")
+    assert "agents elsewhere" not in plan_of(file).note
+    note = plan_of(file, ("agents.command=[]",)).note
+    assert "Service laminar-deployed-gateway, port 8443" in note
+    assert "`kubectl exec -n laminar laminar-deployed-gateway-0 -- laminar agents serve --config " in note
+
+
+def test_compose_gateways_share_a_name_and_listen_on_loopback(tmp_path: Path) -> None:
+    def services(*changes: str) -> dict[str, Any]:
+        files = files_of(plan_of(run_file(tmp_path, "agents"), changes))
+        found: dict[str, Any] = yaml.safe_load(files["compose.yaml"])["services"]
+        return found
+
+    found = services()
+    gateways = [found["gateway-0"], found["gateway-1"]]
+    assert [each["networks"]["default"]["aliases"] for each in gateways] == [["gateway"], ["gateway"]]
+    assert [each.get("ports") for each in gateways] == [["127.0.0.1:8443:8443"], None]
+    for each in (*gateways, found["agents-0"]):
+        assert each["environment"][GATEWAY_URL] == "https://gateway:8443/v1"
+    assert GATEWAY_URL not in found["score"]["environment"]
+    assert services("deploy.gateway_service=NodePort")["gateway-0"]["ports"] == ["8443:8443"]
 
 
 def test_relay_numbers_follow_from_machine_names() -> None:

@@ -249,6 +249,54 @@ def test_autoscaler_may_change_the_number_of_rollouts_alone(tmp_path: Path) -> N
     assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {443, 6443}
 
 
+def test_agents_may_connect_to_the_gateway_alone(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "agents")
+    name, agents = "laminar-deployed-gateway", {"laminar/run": "deployed", "laminar/role": "agents"}
+    gateway, port = {**agents, "laminar/role": "gateway"}, {"protocol": "TCP", "port": 8443}
+
+    def found(kind: str, name: str, *changes: str) -> dict[str, Any]:
+        texts = {key: text for key, text in files_of(plan_of(file, changes)).items() if key.endswith("network.yaml")}
+        documents = [each for text in texts.values() for each in yaml.safe_load_all(text)]
+        (spec,) = [each["spec"] for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+        return dict(spec)
+
+    service = found("Service", name)
+    assert (service["type"], service["selector"]) == ("ClusterIP", gateway)
+    assert service["ports"] == [{"name": "gateway", "port": 8443, "targetPort": "gateway"}]
+    policy = found("NetworkPolicy", name)
+    assert policy["podSelector"]["matchLabels"] == gateway
+    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": agents}}], "ports": [port]}]
+    policy = found("NetworkPolicy", "laminar-deployed-agents")
+    assert (policy["podSelector"]["matchLabels"], policy["policyTypes"]) == (agents, ["Egress"])
+    assert policy["egress"] == [{"to": [{"podSelector": {"matchLabels": gateway}}], "ports": [port]}]
+
+    outside = "deploy.gateway_service=LoadBalancer"
+    assert found("Service", name, outside)["type"] == "LoadBalancer"
+    assert found("NetworkPolicy", name, outside)["ingress"] == [{"ports": [port]}]
+
+
+def test_only_gateways_mount_the_key_of_their_certificate(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "agents")
+    script = files_of(plan_of(file))["kubernetes/secrets.sh"]
+    made = {line.split()[4]: line.split()[7:-1] for line in script.splitlines() if line.startswith("kubectl")}
+    assert made["laminar-deployed-gateway-files"] == ["--from-file=gateway.pem"]
+    assert made["laminar-deployed-agent-files"] == ["--from-file=gateway-secret", "--from-file=ca.pem"]
+    mounted: dict[str, set[str]] = {}
+    for workload, pod in pods(deployment(file)):
+        volumes = [each["projected"]["sources"] for each in pod["volumes"] if "projected" in each]
+        names = {each["secret"]["name"].removeprefix("laminar-deployed-") for each in volumes[0]}
+        mounted[workload["metadata"]["labels"]["laminar/role"]] = names
+    users = {role: names for role, names in mounted.items() if names & {"gateway-files", "agent-files"}}
+    assert users == {"gateway": {"gateway-files", "agent-files"}, "agents": {"agent-files"}}
+
+
+def test_memory_request_of_agents_has_their_programs(tmp_path: Path) -> None:
+    units = {unit.name: unit for unit in plan_of(run_file(tmp_path, "agents")).units}
+    more = {unit.name: unit for unit in plan_of(run_file(tmp_path, "agents"), ("agents.concurrency=64",)).units}
+    assert more["agents"].memory_gib - units["agents"].memory_gib == (64 - 16) / 4
+    assert (units["gateway"].count, units["gateway"].port) == (2, 8443)
+
+
 def test_rollouts_have_as_long_to_end_as_their_notice(tmp_path: Path) -> None:
     seconds = {
         workload["metadata"]["name"]: pod["terminationGracePeriodSeconds"]
