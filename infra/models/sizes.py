@@ -36,6 +36,23 @@ def parameter_count(folder: Path) -> int:
     return size // _ELEMENT_BYTES.get(str(dtype), 4)
 
 
+def unsupported_attention(folder: Path) -> str | None:
+    """The features of attention that the config.json in `folder` names and that cannot be trained; None without any.
+
+    A model may have others, or have these without naming them: the trainer compares logprobs at its start.
+    """
+    try:
+        config = decode_json((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    layers = config.get("layer_types")
+    others = sorted({str(each) for each in layers} - {"full_attention"}) if isinstance(layers, list) else []
+    caps = [name for name in ("attn_logit_softcapping", "final_logit_softcapping") if config.get(name)]
+    return ", ".join([*(f"layers of {each}" for each in others), *caps]) or None
+
+
 def _config_value(folder: Path, names: Sequence[str], what: str) -> int:
     file = folder / "config.json"
     try:

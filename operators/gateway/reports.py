@@ -67,7 +67,7 @@ def _turn_of(response_id: str) -> str:
 
 def _number(value: Any, what: str, param: str = "reward") -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_REWARD:
-        raise invalid(f"{what} must be a number between -{MAX_REWARD:g} and {MAX_REWARD:g}, not {_cut(value)}", param)
+        raise invalid(f"{what} must be a finite number, at most {MAX_REWARD:g}, not {_cut(value)}", param)
     return float(value)
 
 

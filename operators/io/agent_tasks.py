@@ -9,9 +9,14 @@ from schemas.records import Prompt
 
 
 def task_of(prompt: Prompt, member: int) -> dict[str, Any]:
-    """The task of sample `member` of `prompt`, JSON-ready."""
+    """The task of sample `member` of `prompt`, JSON-ready.
+
+    Of a conversation `messages` has all its messages and `text` the last one's: the gateway applies the chat template.
+    """
+    messages = [{"role": each.role, "content": each.content} for each in prompt.messages]
     return {
-        "text": prompt.text,
+        "text": messages[-1]["content"] if messages else prompt.text,
+        "messages": messages,
         "task": prompt.task,
         "number": prompt.number,
         "member": member,

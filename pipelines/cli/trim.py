@@ -104,12 +104,16 @@ def _trim(
 
 
 def _named(version: str | None, checkpoints: Collection[PolicyVersion]) -> PolicyVersion | None:
+    from schemas.records import PolicyVersion
     from schemas.records.versions import named_version
 
     if version is None:
         return None
     try:
-        if (found := named_version(version, checkpoints)) is None:
+        found = named_version(version, checkpoints)
+        if found is None and "." in version:
+            found = PolicyVersion.parse(version)  # the plan says why it cannot be a trim point
+        if found is None:
             known = ", ".join(map(str, sorted(checkpoints))) or "none"
             raise ValueError(f"there is no checkpoint of version {version}; there are: {known}")
     except ValueError as error:

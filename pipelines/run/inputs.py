@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence, Set
@@ -51,9 +52,10 @@ def accept_inputs(config: Config, file: Path, changes: Sequence[str], sections: 
     write_atomically(file, json.dumps({"files": _fingerprints(config, sections), "accepted": accepted}, indent=1))
 
 
-def changed_text(folder: Path, changed: Sequence[str]) -> str:
-    """Why the run in `folder` is not resumed after the changes `changed`, which follow a line each."""
-    command = run_command(folder, "runs resume", "--accept-changes")
+def changed_text(folder: Path, changed: Sequence[str], settings: Sequence[str] = ()) -> str:
+    """Why the run in `folder` is not resumed with `settings` after the changes `changed`, which follow a line each."""
+    options = [f"--set {shlex.quote(each)}" for each in settings]
+    command = run_command(folder, "runs resume", " ".join([*options, "--accept-changes"]))
     return "\n".join(
         [
             f"{len(changed)} of the files that the run reads are not as they were at its start, and its records were "

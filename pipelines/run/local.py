@@ -124,7 +124,7 @@ def resume_locally(
     check_resumable(before, config)
     problems = problems_of(config, new=False)
     if (changed := changed_inputs(config, run.folder / INPUTS_FILE)) and not accept_changes:
-        problems.append(changed_text(run.folder, changed))
+        problems.append(changed_text(run.folder, changed, changes))
     if problems:
         raise ConfigProblems(problems)
     if changed:

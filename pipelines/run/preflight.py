@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from infra.models.demo_config import PHRASES
-from infra.models.sizes import parameter_count
+from infra.models.sizes import parameter_count, unsupported_attention
 from infra.sizes import size_text
 from operators.gateway.config import GatewayConfig
 from pipelines.config import Config, ConfigError
@@ -120,6 +120,8 @@ def model_problems(config: Config) -> Iterator[str]:
     for what, names in MODEL_PARTS.items():
         if not any((folder / name).is_file() for name in names):
             yield f"model.path: {folder} has no {what} (none of {', '.join(names)})"
+    if (features := unsupported_attention(folder)) is not None:
+        yield f"model.path: {folder} cannot be trained, because its config.json has {features}: take another model"
 
 
 STATE_BYTES = 12

@@ -170,7 +170,7 @@ def test_only_member_left_by_failures_is_not_trained(restart: bool, last: bool) 
     assert buffer.batches() == []
     (dropped,) = [record for record in buffer.log.rows(SETTLED) if record.outcome != "failed"]
     assert (dropped.trajectory_id, dropped.outcome) == ("p0.2", "dropped")
-    assert dropped.reason == "only one of 3 members has a reward: there is nothing to compare it with"
+    assert dropped.reason == "one of 3 members is left after failures: there is nothing to compare it with"
 
 
 def test_environment_token_needs_no_logprob() -> None:

@@ -281,10 +281,10 @@ def test_report_gives_conversations_rewards_by_ids_of_responses() -> None:
         ({"chatcmpl-none": 1.0}, "no response of this episode has the id none; use the `id` of a response"),
         (dict.fromkeys("abcde", 1), "no response of this episode has the id a, b, c and 2 more"),
         ([0.5, 1.0], "rewards must be an object: a number for each id of a response, not [0.5, 1.0]"),
-        ({"a": float("nan")}, "the reward of a must be a finite number, not nan"),
-        ({"a": 10**400}, "the reward of a must be a finite number, not 1000"),
-        ({"a": True}, "the reward of a must be a finite number, not True"),
-        ({"a": None}, "the reward of a must be a finite number, not None"),
+        ({"a": float("nan")}, "the reward of a must be a finite number, at most 1e+38, not nan"),
+        ({"a": 10**400}, "the reward of a must be a finite number, at most 1e+38, not 1000"),
+        ({"a": True}, "the reward of a must be a finite number, at most 1e+38, not True"),
+        ({"a": None}, "the reward of a must be a finite number, at most 1e+38, not None"),
     ],
 )
 def test_invalid_rewards_of_a_report_are_errors(rewards: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

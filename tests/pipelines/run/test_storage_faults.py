@@ -92,6 +92,7 @@ def test_run_kafka_fails_when_topics_are_deleted(broker: Broker, run_id: str, tm
     with admin_client(broker.client()) as admin:
         create_topics(admin, [TopicSpec(name, 1) for name in names])
         kafka = RunKafka(KafkaConfig(broker.bootstrap_servers), tmp_path / "kafka", lambda line: None)
+        kafka.start()
         kafka.topics = frozenset(names)
         assert kafka.answers()
         assert kafka.answers()

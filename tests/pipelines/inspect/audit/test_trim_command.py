@@ -120,9 +120,9 @@ def test_trim_finds_the_checkpoints_of_a_submitted_run(run: TrimmedRun, trim: Tr
     ("words", "reason"), [((), "has no checkpoint yet"), (("--version", "1.1"), "version 1.1 is not an ancestor")]
 )
 def test_trim_without_checkpoint_is_refused(run: TrimmedRun, trim: Trim, words: tuple[str, ...], reason: str) -> None:
-    code, text, _ = trim("--execute", *words)
-    assert code == 1
-    assert reason in " ".join(text.split())
+    code, text, error = trim("--execute", *words)
+    assert code == 1, error
+    assert reason in " ".join(text.split()), error
     assert set(run.begins().values()) == {0}
 
 

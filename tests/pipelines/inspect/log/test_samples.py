@@ -123,9 +123,9 @@ def test_samples_show_question_reference_and_rewards(laminar: Laminar) -> None:
         "p7  gcd, 2 samples, mean reward 0.04",
         "  question   question 7?",
         "  reference  7",
-        "  reward 0.04  p7.0, version 1.0, 2 tokens, 1 turn, ended by the environment",
+        "  reward 0.04, conversations 1.00, 0.50  p7.0, version 1.0, 2 tokens, 1 turn, ended by the environment",
         "    a response",
-        "  reward 0.04  p7.1, version 1.0, 2 tokens, 1 turn, ended by the environment",
+        "  reward 0.04, conversations 1.00, 0.50  p7.1, version 1.0, 2 tokens, 1 turn, ended by the environment",
         "    a response",
         "",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 from record_samples import SAMPLES
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 
 from infra.kafka.admin import admin_client
 from infra.kafka.lag import list_groups
@@ -141,6 +144,24 @@ def test_token_texts_join_to_the_text(tmp_path: Path) -> None:
     assert texts[0] == "the answer is"
     with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
         token_texts(tmp_path / "nowhere", ids)
+
+
+def test_token_texts_show_bytes_that_are_no_text(tmp_path: Path) -> None:
+    """A model with byte tokens may generate them in any order."""
+    words = [f"<0x{byte:02X}>" for byte in range(256)] + ["<unk>", "B", "▁a"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for ids in ([257, 0xE2, 257], [0xE2, 0x82, 0xAC, 258], [0xFF] * 5, [257, 0xE2, 258, 0x82, 257, 257]):
+        texts = token_texts(tmp_path, ids)
+        assert len(texts) == len(ids)
+        assert "".join(texts).count("B") == ids.count(257)
+    assert "".join(token_texts(tmp_path, [0xE2, 0x82, 0xAC])) == "€"
+    chance = random.Random(0)
+    for _ in range(200):
+        ids = [chance.randrange(259) for _ in range(20)]
+        assert len(token_texts(tmp_path, ids)) == len(ids)
 
 
 def test_level_of_a_logprob_that_is_no_number_is_the_last() -> None:
