@@ -148,7 +148,7 @@ def attempt(start: Start, transcript: Path, timeout_s: float, stop: threading.Ev
     try:
         while (code := process.poll()) is None:
             if time.monotonic() > deadline:
-                return f"it ran for longer than {timeout_s:g} s"
+                return f"it ran for longer than agents.timeout_s, {timeout_s:g} s"
             if stop.wait(_POLL_S):
                 return "it was stopped"
     finally:

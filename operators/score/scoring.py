@@ -87,14 +87,17 @@ def _compose(
 ) -> Block:
     """The experiences of `trajectories`; `results` are those of the answers that have not failed."""
     errors = trajectories.column("error").to_pylist()
+    episodes = pc.is_valid(trajectories.column("episode.ending")).to_pylist()
     rubrics = {task: scorer.rubric(task) for task in {answer.task for answer in answers}}
     scored = [
         ScoredAnswer(
-            float(rubrics[answer.task].on_error or 0.0), (), f"generation failed: {error or 'no reason given'}"
+            float(rubrics[answer.task].on_error or 0.0),
+            (),
+            f"{'the episode' if episode else 'generation'} failed: {error or 'no reason given'}",
         )
         if lost
         else score_answer(next(results), rubrics[answer.task])
-        for answer, lost, error in zip(answers, failed, errors, strict=True)
+        for answer, lost, error, episode in zip(answers, failed, errors, episodes, strict=True)
     ]
     return _experiences(trajectories, scored, now)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -73,7 +73,12 @@ def run_locally(
     Raises ConfigError before anything is started, and the errors of `Supervisor.run`.
     """
     config = with_absolute_paths(with_run_name(config, file))
-    check(config)
+    try:
+        with stops.interruptible(), Progress("checks the settings and this machine", only_slow=True) as progress:
+            check(config, progress.begin)
+    except Interrupted as stop:
+        text = f"{stop} before its start"
+        return Report({"run": config.run.name, "error": text}, lambda: text, as_json, stop.exit_code)
     folder = config.run_folder
     if (folder / STATE_FILE).exists():  # of a run without topics
         remove_run(folder, None)
@@ -242,17 +247,18 @@ def _relative_to_cwd(folder: Path) -> Path:
     return folder.relative_to(cwd) if folder.is_relative_to(cwd) else folder
 
 
-def check(config: Config) -> None:
+def check(config: Config, begin: Callable[[str], None] = lambda subject: None) -> None:
     """Raise ConfigError if the run exists or the configuration cannot work, before anything is started.
 
-    If it cannot, prompts, rewards and environments are tried too, so that all problems are reported at once.
+    If it cannot, prompts, rewards and environments are tried too, so that all problems are reported at once. `begin` is
+    called with what is tried next.
     """
     check_new(config)
     if problems := problems_of(config):
         if config.run.check_timeout_s:
             from pipelines.run.trial import all_problems  # imports torch
 
-            problems = all_problems(config, problems).problems
+            problems = all_problems(config, problems, lambda subject: begin(f"checks {subject}")).problems
         raise ConfigProblems(problems)
 
 

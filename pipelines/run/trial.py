@@ -200,10 +200,8 @@ def _render_some(
         reasons[row.kind] = f"row {row.line}: {row.reason}"
     why = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
     if rows.share > task.max_refused_share or not prompts:
-        found.problems.append(
-            f"{name}: {rows} are refused ({why}). Correct them, or accept them with prompts.max_refused_share = "
-            f"{min(1.0, rows.share + 0.005):.2f}"
-        )
+        accepted = f", or accept them with prompts.max_refused_share = {min(1.0, rows.share + 0.005):.2f}"
+        found.problems.append(f"{name}: {rows} are refused ({why}). Correct them{accepted * (rows.share < 1)}")
     elif rows.share:
         found.warnings.append(f"{name}: {rows} are refused ({why})")
     return first

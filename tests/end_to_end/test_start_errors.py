@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from laminar_runs import LaminarRun, StartRun
@@ -22,6 +23,7 @@ from infra.store.weight_store import WeightStore
 from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.run import run_kafka as kafka_of_run
+from pipelines.run import trial
 from pipelines.run.local import run_locally
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics
@@ -160,6 +162,23 @@ def test_run_names_an_unreachable_broker(
     attempts = [line for line in capsys.readouterr().out.splitlines() if f"waiting for Kafka at {address}" in line]
     assert len(attempts) == 1  # at once, and then every 10 s
     assert '"phase": "failed"' in (tmp_path / run_id / "state.json").read_text()
+
+
+def test_signal_ends_the_checks_at_once(
+    small_config: Path, tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While all problems are looked for, which takes a while."""
+
+    def try_all(*_: object) -> NoReturn:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("it was not interrupted")
+
+    monkeypatch.setattr(trial, "all_problems", try_all)
+    changes = [f"run.name={run_id}", f"run.folder={tmp_path / 'runs'}", "model.path=/nowhere"]
+    with StopRequests() as stops:
+        report = run_locally(load_config(small_config, changes), small_config, stops)
+    assert report.exit_code == 128 + signal.SIGTERM
+    assert not (tmp_path / "runs").exists()
 
 
 def test_run_rejects_existing_topics(start_run: StartRun, broker: Broker, small_config: Path, run_id: str) -> None:

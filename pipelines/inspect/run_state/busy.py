@@ -81,11 +81,11 @@ def busy_shares_of(metrics: Iterable[Metric]) -> dict[str, float]:
     return busy_shares(times)
 
 
-def busy_text(shares: Mapping[str, float]) -> str:
-    """Return `score 98 % of the time (the bottleneck), rollout 41 %, trainer 12 %`; empty if nothing is known."""
+def busy_text(shares: Mapping[str, float], time: str = "the time between the first step and the last") -> str:
+    """Return `score 98 % of TIME (the bottleneck), rollout 41 %, trainer 12 %`; empty if nothing is known."""
     shown = [(role, share) for role, share in shares.items() if share >= SHOWN or role in (TRAINER, ROLLOUT)]
     texts = [f"{role} {100 * share:.0f} %" for role, share in shown]
     if not texts:
         return ""
-    texts[0] += " of the time" + (" (the bottleneck)" if shown[0][1] >= SLOWEST else "")
+    texts[0] += f" of {time}" + (" (the bottleneck)" if shown[0][1] >= SLOWEST else "")
     return ", ".join(texts)

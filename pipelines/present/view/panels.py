@@ -132,7 +132,7 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
         f"{count(speed.trajectories)} trajectories/s   {count(speed.tokens_trained)} tokens/s trained   "
         f"{count(speed.tokens_generated)} tokens/s generated",
     )
-    if busy := busy_text(busy_shares(state.busy)):
+    if busy := busy_text(busy_shares(state.busy), "the last minute"):
         yield "busy", busy
     yield "lag", lag_text(state)
     if errors := score_errors_text(state.score):

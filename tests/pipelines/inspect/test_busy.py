@@ -39,7 +39,7 @@ def test_busiest_role_comes_first_and_is_the_bottleneck() -> None:
     shares = busy_shares(state.busy)
     assert shares == pytest.approx({"score": 0.98, "rollout": 0.25, "trainer": 0.06, "placement": 0.001})
     text = "score 98 % of the time (the bottleneck), rollout 25 %, trainer 6 %"
-    assert busy_text(shares) == text
+    assert busy_text(shares, "the time") == text
     assert dict(fact_lines(state))["busy"] == text
     assert state_to_json(state)["busy"] == shares
     assert busy_shares_of(events(0, SECONDS)) == pytest.approx(shares)
@@ -57,5 +57,6 @@ def test_busy_shares_count_a_restarted_process_and_no_time_before_a_resume() -> 
 
 def test_no_role_is_the_bottleneck_if_all_wait() -> None:
     assert (
-        busy_text({"rollout": 0.4, "score": 0.3, "trainer": 0.0}) == "rollout 40 % of the time, score 30 %, trainer 0 %"
+        busy_text({"rollout": 0.4, "score": 0.3, "trainer": 0.0}, "the time")
+        == "rollout 40 % of the time, score 30 %, trainer 0 %"
     )

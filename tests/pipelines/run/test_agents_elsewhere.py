@@ -98,7 +98,7 @@ def test_agents_report_with_the_key_of_their_episode(gateway: Claimed, tmp_path:
     [
         ("raise SystemExit('no tool')", {}, "exit status 1: no tool"),
         ("report(points=1)", {}, "its report must have reward, rewards and answer only"),
-        ("import time; time.sleep(60)", {"timeout_s": 0.5}, "it ran for longer than 0.5 s"),
+        ("import time; time.sleep(60)", {"timeout_s": 0.5}, "it ran for longer than agents.timeout_s, 0.5 s"),
     ],
 )
 def test_a_failed_attempt_is_given_back(program: str, settings: dict[str, Any], error: str, gateway: Claimed) -> None:
@@ -119,7 +119,7 @@ def test_rejected_report_ends_the_episode_with_its_error(gateway: Claimed, tmp_p
 def test_an_attempt_takes_no_longer_than_the_run_allows(gateway: Claimed) -> None:
     gateway.timeout_s = 0.5
     play(gateway, "import time; time.sleep(60)", episodes=1, timeout_s=50.0)
-    assert "longer than 0.5 s" in gateway.received[0][2]["error"]
+    assert "agents.timeout_s, 0.5 s" in gateway.received[0][2]["error"]
 
 
 def test_agents_that_are_stopped_give_back_without_an_error(gateway: Claimed) -> None:
