@@ -79,7 +79,7 @@ def error_verdict(summary: Summary, folder: Path) -> str | None:
         return None
     effect = "They were not trained."
     if summary.get("failures_rewarded"):
-        effect = "Those of tasks with score.on_error were trained with it, the others were not."
+        effect = "They were trained with score.on_error where that is set, and not trained elsewhere."
     tasks = {task: TaskErrors(**values) for task, values in (summary.get("errors_by_task") or {}).items()}
     which = f", {found}" if (found := which_errors(tasks)) else ""
     command = run_command(folder, "topics find experiences", "-w \"reward_error != ''\"")
