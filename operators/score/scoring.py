@@ -114,7 +114,8 @@ def read_answers(trajectories: Block) -> list[AnswerContext]:
         [each["messages"] for each in row] if of_agent else []
         for row, of_agent in zip(conversations, of_agents, strict=True)
     ]
-    reported = trajectories.column("conversation_rewards").to_pylist()
+    rewards = trajectories.column("conversation_rewards").to_pylist()
+    reported = [row if of_agent else [] for row, of_agent in zip(rewards, of_agents, strict=True)]
     texts = trajectories.column("text").to_pylist()
     return list(map(AnswerContext, texts, tokens, *prompts, environment, messages, reported))
 

@@ -101,7 +101,7 @@ def submit(
     if pipeline not in (*ALL_PIPELINES, DATA_PLANE):
         known = ", ".join((*ALL_PIPELINES, DATA_PLANE))
         hint = suggest_name(pipeline, (*ALL_PIPELINES, DATA_PLANE))
-        raise typer.BadParameter(f"{pipeline!r} is not a pipeline{hint}; they are {known}")
+        raise typer.BadParameter(f"{pipeline!r} is not a pipeline{hint or '.'} Choose one of {known}")
     if pipeline == DATA_PLANE and index is not None:
         raise typer.BadParameter(f"{DATA_PLANE} has all shards of its roles", param_hint="--index")
     if replica is not None and (pipeline != "rollout" or index):
