@@ -185,7 +185,7 @@ def test_submitted_pipelines_pass_the_audit(submitted: Submitted) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
-        (("scores", "CONFIG"), 2, "'scores' is not a pipeline; did you mean 'score'? Choose one of autoscaler, prompts"),
+        (("scores", "CONFIG"), 2, "'scores' is not a pipeline; did you mean 'score'? Choose one of autoscaler"),
         (("score", "nowhere.toml"), 2, "config file nowhere.toml does not exist"),
         (("score", "CONFIG", "--set", "run.name=''"), 2, "run.name is not set"),
         (("rollout", "CONFIG", "--replica", "8"), 2, "would host replica 8, but the inbox topic has 8 partitions"),
