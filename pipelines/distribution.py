@@ -7,7 +7,7 @@ import sys
 NAME = "laminar-rl"
 PYTHON = (sys.executable, "-P")
 """Python for child processes, with this module path: the working directory is not a part of it."""
-LAMINAR = (*PYTHON, "-W", "ignore", "-c", "from pipelines.cli.main import main; main()")
+LAMINAR = (*PYTHON, "-c", "from pipelines.cli.main import main; main()")
 """The command `laminar` for child processes: it need not be on PATH."""
 
 

@@ -100,6 +100,7 @@ def _evicted(config: Config, work: Path) -> EvictedVersions:
     """Commands have as many threads as this process."""
     threads = str((config.gateway or GatewayConfig()).serve_threads)
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+    environment["PYTHONWARNINGS"] = "ignore"  # the last line of a command that fails is its error
     environment["TMPDIR"] = str(work)  # it is removed with this process, also if that is killed
     run = ("--run", str(config.run_folder.absolute()))
     listing, pull = (*LAMINAR, "weights", "list", "-n", "0", "--json", *run), (*LAMINAR, "weights", "pull", *run)

@@ -25,24 +25,15 @@ class ChatTokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`."""
 
-    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any:
         """Format `conversation` as one text."""
 
 
-class ConversationTokenizer(Protocol):
+class ConversationTokenizer(ChatTokenizer, Protocol):
     """As `ChatTokenizer`, with the text of tokens."""
-
-    eos_token_id: int | Sequence[int] | None
-    chat_template: str | None
-
-    def encode(self, text: str, **options: Any) -> list[int]:
-        """Return the token ids of `text`."""
 
     def decode(self, token_ids: Sequence[int], **options: Any) -> str:
         """Return the text of `token_ids`."""
-
-    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any:
-        """Format `conversation` as one text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from infra.json_text import decode_json
 
@@ -28,11 +29,8 @@ def vocabulary_size(folder: Path) -> int:
 def parameter_count(folder: Path) -> int:
     """The number of parameters of the model in `folder`, about: from the size of its weight files and its dtype."""
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    try:
-        config = decode_json((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        config = {}
-    dtype = (config.get("dtype") or config.get("torch_dtype")) if isinstance(config, dict) else None
+    config = _readable_config(folder)
+    dtype = config.get("dtype") or config.get("torch_dtype")
     return size // _ELEMENT_BYTES.get(str(dtype), 4)
 
 
@@ -41,16 +39,20 @@ def unsupported_attention(folder: Path) -> str | None:
 
     A model may have others, or have these without naming them: the trainer compares logprobs at its start.
     """
-    try:
-        config = decode_json((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(config, dict):
-        return None
+    config = _readable_config(folder)
     layers = config.get("layer_types")
     others = sorted({str(each) for each in layers} - {"full_attention"}) if isinstance(layers, list) else []
     caps = [name for name in ("attn_logit_softcapping", "final_logit_softcapping") if config.get(name)]
     return ", ".join([*(f"layers of {each}" for each in others), *caps]) or None
+
+
+def _readable_config(folder: Path) -> dict[str, Any]:
+    """The config.json in `folder`; empty if it is not a readable JSON object."""
+    try:
+        config = decode_json((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _config_value(folder: Path, names: Sequence[str], what: str) -> int:

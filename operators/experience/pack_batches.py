@@ -174,6 +174,8 @@ def _breaks(runs: Sequence[RowRun], lengths: np.ndarray, tokens: np.ndarray) -> 
 def _context_rewards(runs: Sequence[RowRun]) -> np.ndarray:
     """The reward of each context of all rows, float64; none if each has that of its row."""
     found, own = [np.empty(0)], False
+    if not any(len(block.conversation_rewards.values) for block, _, _ in runs):
+        return found[0]
     for block, first, last in runs:
         for row in range(first, last):
             rewards = block.conversation_rewards.between(row, row + 1)

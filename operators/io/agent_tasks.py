@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from schemas.records import Prompt
@@ -13,7 +14,7 @@ def task_of(prompt: Prompt, member: int) -> dict[str, Any]:
 
     Of a conversation `messages` has all its messages and `text` the last one's: the gateway applies the chat template.
     """
-    messages = [{"role": each.role, "content": each.content} for each in prompt.messages]
+    messages = [asdict(each) for each in prompt.messages]
     return {
         "text": messages[-1]["content"] if messages else prompt.text,
         "messages": messages,

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -253,7 +253,7 @@ class EpisodeEngine(WrappedEngine):
         """The messages of the prompt, of the turns and of the observations between them."""
         prompt, known = episode.request.environment_prompt, episode.known
         assert prompt is not None
-        messages = [{"role": each.role, "content": each.content} for each in prompt.messages]
+        messages = [asdict(each) for each in prompt.messages]
         messages = messages or [{"role": "user", "content": prompt.text}]
         between = observation_ranges(known.drawn)
         for number, (before, turn) in enumerate(zip(between, turn_ranges(known.drawn), strict=True)):

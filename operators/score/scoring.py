@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -108,16 +108,17 @@ def read_answers(trajectories: Block) -> list[AnswerContext]:
     tokens = np.diff(trajectories.column("response.token_ids").offsets.to_numpy()).tolist()
     episodes = trajectories.column("episode.rewards").to_pylist()
     environment = [None if rewards is None else math.fsum(rewards) for rewards in episodes]
-    of_agents = pc.equal(trajectories.column("prompt.environment"), AGENT).to_pylist()
-    conversations = trajectories.column("conversations").to_pylist()
-    messages = [
-        [each["messages"] for each in row] if of_agent else []
-        for row, of_agent in zip(conversations, of_agents, strict=True)
-    ]
-    rewards = trajectories.column("conversation_rewards").to_pylist()
-    reported = [row if of_agent else [] for row, of_agent in zip(rewards, of_agents, strict=True)]
+    messages = [[each["messages"] for each in row] for row in _of_agents(trajectories, "conversations")]
+    reported = _of_agents(trajectories, "conversation_rewards")
     texts = trajectories.column("text").to_pylist()
     return list(map(AnswerContext, texts, tokens, *prompts, environment, messages, reported))
+
+
+def _of_agents(trajectories: Block, name: str) -> list[list[Any]]:
+    """The lists in column `name`, empty where the trajectory is not an agent's: theirs are long, and not needed."""
+    column = trajectories.column(name)
+    of_agents = pc.equal(trajectories.column("prompt.environment"), AGENT).to_pylist()
+    return [column[row].as_py() if of_agent else [] for row, of_agent in enumerate(of_agents)]
 
 
 def score_answer(results: Sequence[VerifierResult], rubric: Rubric) -> ScoredAnswer:

@@ -46,11 +46,12 @@ def delete_command(
     from pipelines.run.deletion import delete_run, plan_deletion
 
     planned = [plan_deletion(folder, name) for name in dict.fromkeys(names)]
-    logs = {each.folder: _log_of(each) for each in planned if topics and _is_elsewhere(each)}
+    elsewhere = [_is_elsewhere(each) for each in planned]
+    logs = {each.folder: _log_of(each) for each, away in zip(planned, elsewhere, strict=True) if topics and away}
     found = {place: _topics_of(log) for place, log in logs.items()}
     rows = [_row(each, found.get(each.folder)) for each in planned]
     freed = sum(row["bytes"] + row["store_bytes"] for row in rows)
-    plan = [_line(row, stay=_is_elsewhere(each) and not topics) for row, each in zip(rows, planned, strict=True)]
+    plan = [_line(row, stay=away and not topics) for row, away in zip(rows, elsewhere, strict=True)]
     if not yes and not _confirmed(plan, f"Delete {len(rows)} run{'s' * (len(rows) > 1)}, and free {size_text(freed)}?"):
         reason = "Nothing was deleted." + ("" if sys.stdin.isatty() else " Use --yes.")
         return Report({"deleted": False, "runs": rows, "freed_bytes": 0}, lambda: reason, as_json=json, exit_code=1)

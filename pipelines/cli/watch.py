@@ -88,9 +88,10 @@ def _connect(address: Address) -> tuple[Connection, RunFolder | None]:
             partition_ranges(connection.client, REPLICAS.name(connection.run))
             return connection, local
         except (RunStarting, UnknownTopic, BrokerUnreachable) as error:
-            if local is None or (local.supervised and phase not in BEFORE_ROLES) or local.status != "running":
+            if local is None or local.status != "running":
                 raise
-            if isinstance(error, BrokerUnreachable) and not local.supervised:
+            starts = phase in BEFORE_ROLES if local.supervised else not isinstance(error, BrokerUnreachable)
+            if not starts:
                 raise
             line = f"waiting for the topics of run {local.run}, which is starting: {phase_name(local.state['phase'])}"
         if line != printed:

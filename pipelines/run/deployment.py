@@ -112,8 +112,8 @@ def _unit(config: Config, name: str, count: int, memory: HostMemory) -> Unit:
 
 def _agents_gib(config: Config) -> int:
     """GiB of the programs of the agents that run at once."""
-    here = config.agents is not None and config.agents.runs_here
-    return math.ceil(config.agents.concurrency * _AGENT_GIB) if here and config.agents is not None else 0
+    agents = config.agents
+    return math.ceil(agents.concurrency * _AGENT_GIB) if agents is not None and agents.runs_here else 0
 
 
 def _scales_pods(config: Config) -> bool:

@@ -33,7 +33,7 @@ SAMPLE_BYTES = 64 << 10
 
 def record_inputs(config: Config, file: Path, sections: Set[str] = SECTIONS) -> None:
     """Write to `file` what the `sections` of `config` read."""
-    write_atomically(file, json.dumps({"files": _fingerprints(config, sections), "accepted": []}, indent=1))
+    _write(config, file, sections, [])
 
 
 def changed_inputs(config: Config, file: Path, sections: Set[str] = SECTIONS) -> list[str]:
@@ -48,8 +48,7 @@ def changed_inputs(config: Config, file: Path, sections: Set[str] = SECTIONS) ->
 
 def accept_inputs(config: Config, file: Path, changes: Sequence[str], sections: Set[str] = SECTIONS) -> None:
     """Record the files as they are now, and that their `changes` were accepted."""
-    accepted = [*_read(file)["accepted"], {"at": time.time(), "changes": list(changes)}]
-    write_atomically(file, json.dumps({"files": _fingerprints(config, sections), "accepted": accepted}, indent=1))
+    _write(config, file, sections, [*_read(file)["accepted"], {"at": time.time(), "changes": list(changes)}])
 
 
 def changed_text(folder: Path, changed: Sequence[str], settings: Sequence[str] = ()) -> str:
@@ -63,6 +62,10 @@ def changed_text(folder: Path, changed: Sequence[str], settings: Sequence[str] =
             *(f"  {each}" for each in changed),
         ]
     )
+
+
+def _write(config: Config, file: Path, sections: Set[str], accepted: Sequence[Any]) -> None:
+    write_atomically(file, json.dumps({"files": _fingerprints(config, sections), "accepted": accepted}, indent=1))
 
 
 def _read(file: Path) -> dict[str, Any]:

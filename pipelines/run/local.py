@@ -149,6 +149,7 @@ def resume_locally(
     )
     for name in (SUMMARY_FILE, AUDIT_FILE):  # of the end before: they would be taken for those of the run as it is
         (run.folder / name).unlink(missing_ok=True)
+    state.write()
     return _supervised(config, state, stops, as_json, resumed=True)
 
 
@@ -169,7 +170,6 @@ def _supervised(
     resumed: bool = False,
 ) -> Report:
     folder = state.folder
-    state.write()
     try:
         if not (folder / INPUTS_FILE).exists():  # a new run, or one of an earlier release
             record_inputs(config, folder / INPUTS_FILE)

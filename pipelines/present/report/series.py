@@ -121,7 +121,7 @@ def components_of(metrics: Iterable[Metric]) -> dict[str, list[Batch]]:
 
 def _by_label(metrics: Iterable[Metric], label: str, measures: Sequence[str], counted: str) -> dict[str, list[Batch]]:
     metrics, found = list(metrics), defaultdict[str, list[Batch]](list)
-    trained = max((metric.step for metric in newest_by_step(metrics, "trainer")), default=None)
+    trained = max((metric.step for metric in metrics if metric.name == "trainer"), default=None)
     for metric in newest_by_step(metrics, "experience"):
         if trained is not None and metric.step >= trained:
             break  # batches from here on wait for the trainer, or will never be trained

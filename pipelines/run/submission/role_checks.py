@@ -72,28 +72,27 @@ def check_submissions(folder: Path, submitted: Sequence[Submission], *, accept_c
     Each problem names the configurations. Files that have changed since the submission are used with `accept_changes`.
     """
     found: dict[str, list[str]] = {}
-    changes: dict[Path, list[str]] = {}
+    checked: list[tuple[Submission, Config, list[str]]] = []
     for each in submitted:
         try:
             config = load_config(each.config)
             problems = list(submission_problems(config, each))
-            changes[each.inputs] = changed_inputs(config, each.inputs, sections_of(config, each))
+            checked.append((each, config, changed_inputs(config, each.inputs, sections_of(config, each))))
         except ConfigError as error:
             problems = [str(error), *getattr(error, "detail_lines", ())]
         for problem in problems:
             found.setdefault(problem, []).append(str(each.config))
     texts = [f"{problem} (in {', '.join(files)})" for problem, files in found.items()]
-    changed = sorted({line for lines in changes.values() for line in lines})
+    changed = sorted({line for _, _, lines in checked for line in lines})
     if changed and not accept_changes:
         texts.append(changed_text(folder, changed))
     if texts:
         raise ConfigProblems(texts)
-    for each in submitted:
-        config = load_config(each.config)
+    for each, config, changes in checked:
         if not each.inputs.exists():  # of an earlier release
             record_inputs(config, each.inputs, sections_of(config, each))
-        elif changes[each.inputs]:
-            accept_inputs(config, each.inputs, changes[each.inputs], sections_of(config, each))
+        elif changes:
+            accept_inputs(config, each.inputs, changes, sections_of(config, each))
 
 
 def sections_of(config: Config, submitted: Submission) -> frozenset[str]:
