@@ -38,8 +38,8 @@ def test_busiest_role_comes_first_and_is_the_bottleneck() -> None:
     state = fold_all(new_run("r", 80, START), events(0, SECONDS))
     shares = busy_shares(state.busy)
     assert shares == pytest.approx({"score": 0.98, "rollout": 0.25, "trainer": 0.06, "placement": 0.001})
-    text = "score 98 % of the time (the bottleneck), rollout 25 %, trainer 6 %"
-    assert busy_text(shares, "the time") == text
+    text = "score 98 % of the last minute (the bottleneck), rollout 25 %, trainer 6 %"
+    assert busy_text(shares, "the last minute") == text
     assert dict(fact_lines(state))["busy"] == text
     assert state_to_json(state)["busy"] == shares
     assert busy_shares_of(events(0, SECONDS)) == pytest.approx(shares)
