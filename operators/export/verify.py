@@ -36,6 +36,8 @@ class Verification:
     undecodable: int = 0
     offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By partition: the first offset, and the offset after the last."""
+    conditions: list[str] = field(default_factory=list)
+    """What all rows satisfy: the conditions of the split, of the view and of the request."""
     compared: bool = False
     problems: list[str] = field(default_factory=list)
 
@@ -46,6 +48,7 @@ def check_manifests(root: StorageFolder) -> Verification:
     parts = _published(root, read_parts(root))
     return Verification(
         folder=str(root),
+        conditions=contents.conditions,
         files=sum(bool(part.file) for part in parts),
         rows=sum(part.rows for part in parts),
         bytes=sum(part.bytes for part in parts),

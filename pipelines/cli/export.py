@@ -312,6 +312,8 @@ def _text(found: Verification, verified: bool) -> str:
     ranges = ", ".join(f"{partition}: {first} to {end - 1}" for partition, (first, end) in found.offsets.items())
     lines = [f"{found.folder}: {found.rows:,} rows in {found.files} files, {found.bytes / 1e6:,.1f} MB"]
     lines.append(f"  offsets by partition  {ranges}")
+    if not found.rows and found.conditions:
+        lines.append(f"  no row satisfies: {' and '.join(f'({each})' for each in found.conditions)}")
     if found.undecodable:
         lines.append(f"  {found.undecodable} records could not be decoded; the manifests list them with the reasons")
     if found.problems:

@@ -12,7 +12,7 @@ import typer
 from infra.escaping import print_escaped
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address
-from pipelines.cli.watch import attached, catch_up
+from pipelines.cli.watch import attached, catch_up, local_run
 
 app = Commands(no_args_is_help=True)
 POLL_S = 0.5
@@ -47,8 +47,8 @@ def serve(
 
     from pipelines.present.view.exposition import RunCollector, serving_metrics
 
-    connection = address.open_log()
-    with attached(connection) as watching, ExitStack() as stack:
+    connection, local = address.open_log(), local_run(address)
+    with attached(connection, local) as watching, ExitStack() as stack:
         catch_up(watching)
         registry = CollectorRegistry()
         registry.register(RunCollector(lambda: watching.state))

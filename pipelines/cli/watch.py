@@ -79,7 +79,7 @@ def _connect(address: Address) -> tuple[Connection, RunFolder | None]:
 
     printed = ""
     while True:
-        local = _local_run(address)
+        local = local_run(address)
         phase = local.state["phase"] if local is not None and local.status == "running" else ""
         try:
             if local is not None and local.supervised and phase in FIRST_PHASES:
@@ -139,7 +139,7 @@ def catch_up(watching: Watch) -> RunState:
     return watching.state
 
 
-def _local_run(address: Address) -> RunFolder | None:
+def local_run(address: Address) -> RunFolder | None:
     """Return the folder of a run of this machine; None for another."""
     from pipelines.inspect.run_folders import find_run
 

@@ -17,8 +17,8 @@ from infra.http_client import post_json
 from infra.machine import GATEWAY_URL
 from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys
 from pipelines.config import Config, load_config
-from pipelines.inspect.run_files import CONFIG_FILE
-from pipelines.inspect.run_folders import config_file, laminar_command, read_run
+from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
+from pipelines.inspect.run_folders import config_file, laminar_command, read_run, run_command
 
 ERROR_BYTES = 10_000
 
@@ -56,7 +56,7 @@ class GatewayAccess:
 def access_of(folder: Path | None, holder: str) -> GatewayAccess:
     """The access of `holder` (PEOPLE, WORKERS or an episode) to the gateway of the run in `folder`.
 
-    Raises GatewayError if the run has none, or if it has not started.
+    Raises GatewayError if the run has none, or if the run or its gateway does not run.
     """
     if folder is None:
         raise GatewayError("there is no run on this machine: name one with --run, or give --url and --key")
@@ -70,6 +70,9 @@ def access_of(folder: Path | None, holder: str) -> GatewayAccess:
             f"run {config.run.name} has no gateway, and an active run gets none: start a run with a section [gateway] "
             f"in its configuration; `{laminar_command()} weights pull` writes a model of this one"
         )
+    if (folder / STATE_FILE).exists() and (status := read_run(folder).status) != "running":
+        resume = run_command("runs resume", folder)
+        raise GatewayError(f"run {config.run.name} has {status}, and its gateway with it; `{resume}` continues it")
     address = folder / ADDRESS_FILE
     if not address.exists():
         submitted = (

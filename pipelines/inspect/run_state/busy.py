@@ -7,6 +7,7 @@ steps. What works nearly all of the time limits the run, and the others wait for
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from schemas.records import Metric
@@ -14,6 +15,8 @@ from schemas.topics import PHASE_SECONDS, STEP_COUNTERS
 
 WINDOW_MS = 60_000
 POINT_MS = 1_000
+STOPPED_MS = 30_000
+"""No process of a running run is silent for so long: rollouts measure themselves whatever the others do."""
 SLOWEST = 0.5
 """A role that works for a smaller share of the time limits nothing."""
 SHOWN = 0.05
@@ -71,13 +74,17 @@ def busy_shares(times: BusyTimes) -> dict[str, float]:
 
 
 def busy_shares_of(metrics: Iterable[Metric]) -> dict[str, float]:
-    """`busy_shares` of a whole run: between its first and its last optimizer step."""
-    metrics = list(metrics)
+    """`busy_shares` of a whole run: between its first and its last optimizer step, without the time it was stopped."""
+    metrics = sorted(metrics, key=lambda metric: metric.measured_at)
     steps = [metric.measured_at for metric in metrics if metric.name == TRAINER]
     times: BusyTimes = {}
+    stopped_ms, before = 0, 0
     for metric in metrics:
-        if steps and min(steps) <= metric.measured_at <= max(steps):
-            times = with_busy_time(times, metric, float("inf"))
+        if steps and steps[0] <= metric.measured_at <= steps[-1]:
+            if before and metric.measured_at - before > STOPPED_MS:
+                stopped_ms += metric.measured_at - before
+            before = metric.measured_at
+            times = with_busy_time(times, replace(metric, measured_at=before - stopped_ms), float("inf"))
     return busy_shares(times)
 
 

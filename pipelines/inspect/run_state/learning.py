@@ -11,8 +11,11 @@ from pipelines.run_config import RunConfig
 WARN_STEPS = RunConfig.warn_steps
 MOST = 0.9
 """The share of groups without differences, or of cut responses, of which a run is warned."""
-EQUAL, ZERO, MOSTLY_EQUAL, MOSTLY_CUT = "equal rewards", "zero gradients", "mostly equal rewards", "mostly cut"
+ALL_ZERO, EQUAL, ZERO = "no reward", "equal rewards", "zero gradients"
+MOSTLY_EQUAL, MOSTLY_CUT = "mostly equal rewards", "mostly cut"
+NO_REWARD = "give partial credit, easier questions, or train the model on worked answers first"
 _TEXTS = {
+    ALL_ZERO: f"every reward is 0 in {{}}, so nothing can be learned: {NO_REWARD}",
     EQUAL: "rewards do not differ within any group in {}, so nothing can be learned: the questions are too hard or too "
     "easy, or the reward is constant",
     ZERO: "the gradient was 0 in {}: the model did not change",
@@ -42,6 +45,7 @@ class LearningSigns:
         """The signs after an update with the metrics `values`."""
         equal, cut = values.get("frac_reward_zero_std", 0.0), values.get("response_length/clip_ratio", 0.0)
         has = {
+            ALL_ZERO: equal == 1 and values.get("reward/mean") == 0,
             EQUAL: equal == 1,
             ZERO: values.get("grad_norm") == 0,
             MOSTLY_EQUAL: equal >= MOST,

@@ -34,8 +34,8 @@ from schemas.topics import OF_WORK, PAUSE, STEP_COUNTERS
 FIRST_PHASES = ("checks", "broker")
 """The phases in which a run starts, and starts again when it is resumed; a local broker starts after the checks."""
 
-AFTER_ROLES = ("audit", "ended")
-"""The phases of a run that has drained."""
+AFTER_ROLES = ("audit", "ended", "stopped", "failed")
+"""The phases of a run whose roles have ended."""
 
 Values = Mapping[str, float]
 
@@ -165,13 +165,15 @@ def fold(state: RunState, event: Event) -> RunState:
             state = replace(state, phases=phases, now=max(state.now, event.at))
             if event.phase in FIRST_PHASES:  # what was measured before a resume says nothing of its rates
                 return replace(state, pace=(), beats={}, busy={})
-            # The roles have ended and committed all that they had read: what is left in the log is no lag.
+            # Roles that have ended process nothing: what is left in the log is no lag.
             return replace(state, lag={}) if event.phase in AFTER_ROLES else state
         case CheckStarted():
             return replace(state, check=event)
         case RolesChanged():
             return replace(state, roles=dict(event.roles))
         case LagMeasured():
+            if state.phase in AFTER_ROLES:
+                return state
             return replace(state, lag={name: behind for name, behind in event.behind.items() if name in OF_WORK})
         case Tick():
             return replace(state, now=max(state.now, event.at))
@@ -225,11 +227,12 @@ def _replica(state: RunState, status: ReplicaStatus) -> RunState:
     past, beats = state.tokens_of_past_incarnations, state.beats.get(status.replica, ())
     if known and known.incarnation < status.incarnation:
         past, beats = past + known.tokens_generated, ()
-    beat = Beat(status.sent_at, status.tokens_generated)
+    if status.sent_at >= state.resumed_at:
+        beats = newest((*beats, Beat(status.sent_at, status.tokens_generated)))
     return replace(
         state,
         replicas={**state.replicas, status.replica: status},
-        beats={**state.beats, status.replica: newest((*beats, beat))},
+        beats={**state.beats, status.replica: beats},
         tokens_of_past_incarnations=past,
         now=max(state.now, status.sent_at),
     )
@@ -237,6 +240,8 @@ def _replica(state: RunState, status: ReplicaStatus) -> RunState:
 
 def _sample(state: RunState, metric: Metric) -> RunState:
     """Add a sample of a replica's heartbeats, which metrics.jsonl has instead of them."""
+    if metric.measured_at < state.resumed_at:
+        return state
     beats, tokens = state.beats.get(metric.step, ()), int(metric.values.get("tokens_generated", 0))
     earlier = () if beats and tokens < beats[-1].tokens else beats  # a new incarnation counts from 0
     beats = (*earlier, Beat(metric.measured_at, tokens))

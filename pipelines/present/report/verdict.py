@@ -9,6 +9,7 @@ from typing import Any
 
 from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.run_state.errors import ErrorCounts, TaskErrors, errors_text, which_errors
+from pipelines.inspect.run_state.learning import NO_REWARD
 from pipelines.present.view.text import figure
 
 Summary = Mapping[str, Any]
@@ -26,7 +27,8 @@ def training_verdict(summary: Summary) -> str:
     sentences = []
     first, last, constant = (summary.get(f"reward_{name}") for name in ("first", "last", "constant"))
     if constant is not None:
-        sentences.append(f"All rewards were equal ({figure(constant)}), so nothing could be learned.")
+        advice = "" if constant else f": {NO_REWARD}"
+        sentences.append(f"All rewards were equal ({figure(constant)}), so nothing could be learned{advice}.")
     elif first is not None and last is not None:
         sentences.append(
             f"Training reward changed from {figure(first)} to {figure(last)} (first and last tenth of the "

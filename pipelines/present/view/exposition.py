@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from infra.http_server import HEADER_S, HttpServer, UnauthenticatedConnections
+from pipelines.inspect.run_state.errors import error_counts
 from pipelines.inspect.run_state.state import RunState
 from pipelines.present.view.metric_texts import counter_text, metric_text
 from schemas.metric_labels import split_labels
@@ -56,6 +57,8 @@ def _families(state: RunState) -> Iterator[Metric]:
     )
     about = "Accuracy of the newest evaluated version on held-out questions, 0 to 1; of all tasks where task is empty."
     yield _gauge("heldout_accuracy", about, _heldout(state), run, "mode", "task")
+    about = "Share of scored training trajectories whose reward, environment or generation failed, 0 to 1."
+    yield _gauge("error_share", about, {(): error_counts(state.score).share}, run)
     yield _gauge(
         "lag_records", "Records of a topic that its consumers have not processed.", _labelled(state.lag), run, "topic"
     )

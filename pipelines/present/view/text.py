@@ -81,14 +81,13 @@ def lag_text(state: RunState, most: int = 20) -> str:
 
 
 def staleness_text(state: RunState) -> str:
-    """Return `0.8 in the last batch, max 2`, and how many of it are above `experience.max_staleness`, if any."""
+    """Return `0.8 (at most 2) in the last batch`, and how many of the run are above `experience.max_staleness`."""
     mean, most = state.trainer.get("staleness/mean"), state.trainer.get("staleness/max")
     if mean is None:
         return UNKNOWN
     over = state.experience.get("over_age")
-    return f"{figure(mean)} in the last batch, max {figure(most, 0)}" + (
-        f", {figure(over, 0)} above the limit" if over else ""
-    )
+    text = f"{figure(mean)} (at most {figure(most, 0)}) in the last batch"
+    return text + (f", {figure(over, 0)} of the run above the limit" if over else "")
 
 
 def steps_text(state: RunState) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,11 @@ def test_busy_shares_count_a_restarted_process_and_no_time_before_a_resume() -> 
     resumed = fold_all(state, [PhaseStarted("broker", START + 10**6), *events(0, SECONDS)])
     assert busy_shares(resumed.busy) == {}
     assert busy_text({}) == ""
+
+
+def test_busy_shares_count_no_time_between_two_parts_of_a_run() -> None:
+    later = [replace(metric, measured_at=metric.measured_at + 10**7) for metric in events(0, SECONDS)]
+    assert busy_shares_of([*events(0, SECONDS), *later]) == pytest.approx(busy_shares_of(events(0, SECONDS)), rel=0.02)
 
 
 def test_no_role_is_the_bottleneck_if_all_wait() -> None:

@@ -26,6 +26,7 @@ FEW, ENOUGH = WARN_STEPS - 1, WARN_STEPS
         ([GOOD] * 50, "", ""),
         ([EQUAL] * FEW, "", ""),
         ([EQUAL] * ENOUGH, "rewards do not differ", "rewards do not differ"),
+        ([{**EQUAL, "reward/mean": 0.0}] * ENOUGH, "every reward is 0", "every reward is 0"),
         ([ZERO] * ENOUGH, "the gradient was 0", "the gradient was 0"),
         ([*[ZERO] * ENOUGH, GOOD], "", "the gradient was 0"),
         ([*[ZERO] * FEW, GOOD, *[ZERO] * FEW], "", ""),

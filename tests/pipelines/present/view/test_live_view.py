@@ -54,7 +54,7 @@ def test_screen_shows_run_state() -> None:
     text = drawn(training())
     for expected in (
         "sums", "training 1:09 · 1:10 in all", "40/80 steps  50 %  ETA 0:48", "greedy 0.24 → 0.88", "version 40",
-        "0.80 in the last batch, max 2", "107 trajectories/s", "inbox 12 · batches 3", "versions 1.40, 1.39",
+        "0.80 (at most 2) in the last batch", "107 trajectories/s", "inbox 12 · batches 3", "versions 1.40, 1.39",
         "#0 12 running, 3 waiting, KV 43 %, v1.12",
     ):  # fmt: skip
         assert expected in text, expected

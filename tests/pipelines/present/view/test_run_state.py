@@ -140,6 +140,18 @@ def test_resumed_run_has_no_rate_until_it_has_made_steps() -> None:
     assert eta(fold(resumed, replace(moved[-1], step=80))) == ""
 
 
+def test_resumed_run_has_no_token_rate_of_heartbeats_before() -> None:
+    beats = [heartbeat(0, at=START + 1000 * at, tokens=100 * at) for at in range(1, 9)]
+    resumed = after(PhaseStarted("broker", START + 10**6), *beats)
+    assert (resumed.replicas[0], rates(resumed).tokens_generated) == (beats[-1], None)
+
+
+def test_ended_run_has_no_lag() -> None:
+    lag = LagMeasured({"batches": 12})
+    assert after(lag).lag == {"batches": 12}
+    assert after(lag, PhaseStarted("stopped", START), lag).lag == {}
+
+
 def test_rates_count_batch_tokens_of_trainer() -> None:
     metrics = [replace(trainer_metric(step), values={"batch/tokens": 1200.0}) for step in range(1, 7)]
     assert rates(after(*metrics)).tokens_trained == pytest.approx(1000.0)
