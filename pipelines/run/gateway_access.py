@@ -71,7 +71,7 @@ def access_of(folder: Path | None, holder: str) -> GatewayAccess:
             f"in its configuration; `{laminar_command()} weights pull` writes a model of this one"
         )
     if (folder / STATE_FILE).exists() and (status := read_run(folder).status) != "running":
-        resume = run_command("runs resume", folder)
+        resume = run_command(folder, "runs resume")
         raise GatewayError(f"run {config.run.name} has {status}, and its gateway with it; `{resume}` continues it")
     address = folder / ADDRESS_FILE
     if not address.exists():

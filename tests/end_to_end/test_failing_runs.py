@@ -6,11 +6,12 @@ import json
 import re
 import signal
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
 from first_day import printed_commands
-from laminar_runs import Command, CommandServer, StartRun
+from laminar_runs import Command, CommandServer, LaminarRun, StartRun
 from small_runs import COMPACT
 
 from infra.kafka.admin import admin_client, list_topics
@@ -48,6 +49,14 @@ def reward(file: Path, name: str) -> str:
     return f"score.rewards=[{{name='{file}:{name}'}}]"
 
 
+def asked(server: CommandServer, run: LaminarRun, *arguments: str) -> str:
+    """What a command prints in the folder of the test."""
+    before = len(run.output())
+    command = Command(server, run.here, *arguments)
+    command.wait()
+    return command.output()[before:]
+
+
 def test_run_is_stopped_when_every_reward_fails(
     start_run: StartRun, command_server: CommandServer, rewards: Path, run_id: str
 ) -> None:
@@ -71,12 +80,7 @@ def test_run_is_stopped_when_every_reward_fails(
     assert f"its report: runs/{run_id}/report.html" in output
     assert run.leftovers() == []
 
-    def ask(*arguments: str) -> str:
-        before = len(run.output())
-        command = Command(command_server, run.here, *arguments)
-        command.wait()
-        return command.output()[before:]
-
+    ask = partial(asked, command_server, run)
     status = json.loads(ask("runs", "status", "--run", run_id, "--json"))
     assert status["error_share"] == 1.0
     assert "errors      100 % of " in ask("runs", "status", "--run", run_id)
@@ -88,11 +92,11 @@ def test_run_is_stopped_when_every_reward_fails(
     address = served.until(lambda: re.search(r"http://\S+/metrics", served.output()), 60, "its address")[0]
     with urllib.request.urlopen(address, timeout=30) as response:
         metrics = response.read().decode()
-    scored, failed = (
-        re.search(rf"^laminar_score_{name}{{.*}} (\S+)$", metrics, re.M)[1]  # type: ignore[index]
-        for name in ("trajectories", "reward_errors")
+    scored, failed, share = (
+        float(re.search(rf"^laminar_{name}{{.*}} (\S+)$", metrics, re.M)[1])  # type: ignore[index]
+        for name in ("score_trajectories", "score_reward_errors", "error_share")
     )
-    assert float(scored) == float(failed) > 0
+    assert (scored == failed > 0, share) == (True, 1.0)
     served.signal(signal.SIGINT)
     served.wait(30)
     assert "reward 0.00" in ask("samples", "--run", run_id)
@@ -109,8 +113,8 @@ def test_short_run_of_errors_exits_with_1(start_run: StartRun, rewards: Path, br
     assert f"Run {run_id} FAILED: its trajectories have errors" in output
     assert "Errors in 100 % of" in output
     assert "were trained with score.on_error" in output
-    assert "All rewards were equal (0.00), so nothing could be learned." in output
-    assert "Warning: rewards do not differ within any group in up to 2 optimizer steps" in output
+    assert "All rewards were equal (0.00), so nothing could be learned: give partial credit" in output
+    assert "Warning: every reward is 0 in up to 2 optimizer steps" in output
     assert "reached its goal" not in output
     assert json.loads((run.folder / "summary.json").read_text())["error_share"] == 1.0
 
@@ -177,7 +181,7 @@ def test_start_names_all_problems_before_a_topic_exists(
 
 
 def test_environment_that_fails_later_stops_the_run(
-    start_run: StartRun, broker: Broker, run_id: str, tmp_path: Path
+    start_run: StartRun, command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.py").write_text(ENVIRONMENT)
     run = start_run(
@@ -190,7 +194,16 @@ def test_environment_that_fails_later_stops_the_run(
     )
     assert run.wait() == 1
     output = run.output()
-    assert "waits for " in output
+    assert re.search(r"^\[.*\] (starting|training) .*waits for (?!Kafka|the check)", output, re.M)
     assert "the run was stopped, because it cannot learn: errors in 100 % of " in output
     assert "(episodes " in output
     assert f'File "{tmp_path}/broken.py", line 4, in reset' in output
+    ask = partial(asked, command_server, run)
+    status = json.loads(ask("runs", "status", "--run", run_id, "--json"))
+    assert status["error_share"] == 1.0
+    assert "errors      100 % of " in ask("runs", "status", "--run", run_id)
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert summary["error_share"] == 1.0
+    assert "(episodes " in (run.folder / "report.html").read_text()
+    compared = ask("runs", "compare", run_id, run_id)
+    assert re.search(r"^share of trajectories with an error +1(\.0+)? ", compared, re.M)
