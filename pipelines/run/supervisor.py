@@ -24,6 +24,7 @@ from pipelines.inspect.log.chunks import rows_of
 from pipelines.inspect.metrics_file import LAG, PHASE, REPLICA, MetricsFile
 from pipelines.inspect.run_files import CONFIG_FILE, LOGS, METRICS_FILE, SAMPLES_FILE
 from pipelines.inspect.run_state.events import RoleState as ObservedRole
+from pipelines.inspect.run_state.refused import refused
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.inspect.run_times import downtime_s
 from pipelines.present.report.samples import report_samples
@@ -104,7 +105,7 @@ class Supervisor:
             stack.push(self._keep_newest)
             self._prepare()
             client, name = self.config.kafka.client(), self.config.run.name
-            observer = Observer(client, name, positions=file.position)
+            observer = Observer(client, name, positions=file.position, refuse=refused)
             with closing(self._open_audits()) as self._audits, observer:
                 self._watch.source = observer
                 with self._followed_target() as self._target:

@@ -16,6 +16,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 from laminar_runs import CommandServer
 from record_samples import SAMPLES
+from role_writer import write_as_role
 
 from infra.kafka.broker import Broker, free_port
 from pipelines.config import KafkaConfig, load_config, parse_config, save_config
@@ -53,10 +54,11 @@ def submitted(broker: Broker, run_id: str, tmp_path: Path) -> Path:
     save_config(config, submission.config)
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
     now = time.time_ns() // 10**6
-    records = [(METRICS, Metric("trainer", step, {"reward/mean": 0.5}, now - 60_000)) for step in (1, 2, 3)]
-    for number, (topic, record) in enumerate([*records, (EXPERIENCES, replace(SCORED, error=None))]):
-        value, headers = encode(record)
-        producer.send(topic.name(run_id), value, b"k", list(headers), 0, now - 600_000 * (number == 0))
+    first, *later = [Metric("trainer", step, {"reward/mean": 0.5}, now - 60_000) for step in (1, 2, 3)]
+    write_as_role(config.kafka.client(), run_id, METRICS, [first], timestamp_ms=now - 600_000)
+    write_as_role(config.kafka.client(), run_id, METRICS, later)
+    value, headers = encode(replace(SCORED, error=None))
+    producer.send(EXPERIENCES.name(run_id), value, b"k", list(headers), 0, now)
     producer.flush()
     producer.close()
     group = group_name(run_id, "experience")

@@ -75,7 +75,7 @@ def test_session_ignores_notes_written_without_a_transaction(config: SessionConf
     first.commit([], {source(config): 0}, {}, {"mark": 1})
     foreign = KafkaProducer(**config.client.producer())
     valid, headers = encode(CommitNote(config.group, Note(1, {}, {"never": 0}, commit=9).encode(), 0))
-    old = [("laminar-schema", b"laminar.v1.CommitNote/1")]
+    old = [("laminar-schema", b"CommitNote/1")]
     for value, of in ((valid, list(headers)), (b"garbage", list(headers)), (b"garbage", []), (b"old", old)):
         foreign.send(config.restore.topic, value, config.group.encode(), of, 0)
     foreign.close()
