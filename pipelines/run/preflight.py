@@ -6,7 +6,7 @@ import importlib.util
 import shutil
 import socket
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from infra.models.demo_config import PHRASES
@@ -146,14 +146,14 @@ def host_problems(config: Config, *, new: bool) -> Iterator[str]:
     yield from store_problems(config)
 
 
-def port_problems(config: Config) -> Iterator[str]:
-    """The configured ports that no process of a run can listen at, on this machine and while no role runs."""
+def port_problems(config: Config, sections: Iterable[str] = ("relay", "gateway")) -> Iterator[str]:
+    """The configured ports of `sections` that no process can listen at, on this machine and while no role runs."""
     gateway = config.gateway or GatewayConfig()
     for key, host, port in (
         ("relay", config.relay.listen, config.relay.port),
         ("gateway", gateway.host, gateway.port),
     ):
-        if port and (reason := _port_problem(host, port)):
+        if key in sections and port and (reason := _port_problem(host, port)):
             yield f"{key}.port: {host}:{port} cannot be used: {reason}"
 
 

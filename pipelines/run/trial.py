@@ -1,6 +1,6 @@
 """The trial of a run before its topics are written: its prompts, rewards and environments are used once.
 
-It is a job of the fleet, forked from the zygote while Kafka starts. User code runs in worker processes with limits.
+It is a job of the fleet, forked from the zygote before Kafka starts. User code runs in worker processes with limits.
 The job reports all problems, not only the first one.
 """
 

@@ -76,6 +76,7 @@ def check_rewards(config: Config, tasks: Sequence[TaskPrompts], found: TrialResu
         found.tried.append(
             {
                 "task": name,
+                "environment": task.environment,
                 "prompt": answers[0].prompt,
                 "response": answers[0].text,
                 "reward": None if first.error or loaded != of_task.rewards else first.reward,

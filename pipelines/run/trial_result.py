@@ -10,6 +10,7 @@ from typing import Any
 from infra.files import write_atomically
 from pipelines.config import Config
 from pipelines.inspect.run_state.events import CheckStarted
+from schemas.records import AGENT
 
 TRIAL = "preflight"
 """The name of the job and of its log."""
@@ -24,8 +25,8 @@ TRIAL_CONFIG_FILE = "preflight.toml"
 class TrialResult:
     """What the trial found: `problems` stop the run, `warnings` do not.
 
-    `tried` has for each task its first `prompt`, the `response` that the rewards got, and their weighted sum `reward`,
-    None if one failed.
+    `tried` has for each task its `environment`, its first `prompt`, the `response` that the rewards got, and their
+    weighted sum `reward`, None if one failed.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -48,9 +49,9 @@ def check_text(config: Config, file: Path, found: TrialResult) -> str:
     for each in found.tried:
         reward = "no reward" if each["reward"] is None else f"the reward {each['reward']:.4g}"
         prompt = each["prompt"] if len(each["prompt"]) <= MAX_SHOWN else f"{each['prompt'][:MAX_SHOWN]}..."
-        lines.append(
-            f"tried: task {each['task']!r}: the response {each['response'][:MAX_SHOWN]!r} has {reward}; prompt:"
-        )
+        invented = " (invented: no agent is started)" if each["environment"] == AGENT else ""
+        response = f"the response {each['response'][:MAX_SHOWN]!r}{invented}"
+        lines.append(f"tried: task {each['task']!r}: {response} has {reward}; prompt:")
         lines += [f"  {line}" for line in prompt.splitlines()]
     if found.problems:
         lines.append(f"{file} cannot start: {len(found.problems)} problem{'s' * (len(found.problems) > 1)}")

@@ -78,7 +78,7 @@ def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
         found = problems(
             run(
                 shell,
-                prompts={"environment": "ecko", "heldout": 50, "samples_per_prompt": 1},
+                prompts={"environment": "ecko", "heldout": 50, "samples_per_prompt": 1, "max_new_tokens": 600},
                 relay={"port": used_port},
                 gateway={"port": used_port},
                 score={"rewards": [{"name": f"mine.py:{name}"} for name in ("raises", "gone", "lost")]},
@@ -97,6 +97,7 @@ def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
         "but the model's vocabulary has 12 tokens",
         "% of 21 rows (",
         "too long: prompt ",
+        "max_new_tokens = 600 is more than the whole context of 512 tokens",
         "has no function 'gone'",
         "has no function 'lost'",
         "mine.py:raises fails on each of the first",
@@ -139,6 +140,15 @@ def test_user_code_that_hangs_is_named_after_the_time_out(shell: Shell) -> None:
     assert "took longer than 1 s" in answer.text
     explained = shell("config", "--explain", "run.check_timeout_s")
     assert "run.check_timeout_s: number in seconds, default 30" in explained.text
+
+
+def test_tokenizer_that_is_damaged_is_named(shell: Shell) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (shell.here / "model" / name).write_text("{")
+    answer = run(shell)
+    assert answer.code == 1
+    assert "laminar: model.path: the tokenizer cannot be used: " in answer.text
+    assert "Traceback" not in answer.text
 
 
 def test_chat_template_that_fails_is_named(shell: Shell) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,11 @@ def test_detach_refuses_at_once_what_its_process_would_refuse(submitted: Path, s
     answer = shell("submit", "placement", file, "--detach", "--set", f"kafka.bootstrap_servers={address}")
     assert answer.code == 2
     assert f"kafka.bootstrap_servers is '{address}', but Kafka does not answer there: " in answer.text
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        answer = shell("submit", "gateway", file, "--detach", "--set", f"gateway.port={port}")
+    assert answer.code == 2
+    assert f"gateway.port: 127.0.0.1:{port} cannot be used: Address already in use" in answer.text
     assert [each.role.name for each in submissions(submitted)] == ["score"]
 
 

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from operators.agents.function_server import load_function
+from operators.autoscaler.observation import Observation
+from operators.autoscaler.policies import make_policy
+from operators.experience.evictions import Drop
 from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.contract import LiveEpisode, load_environment
 from operators.score.attempt import Attempt
@@ -38,7 +41,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 def test_hooks_document_has_files_for_all_hooks(config: Config, tmp_path: Path) -> None:
     read = {path for _, path in files_read(config) if path.is_relative_to(tmp_path)}
     assert read == {tmp_path / name for name, _ in FILES}
-    assert len(FILES) == 4
+    assert len(FILES) == 5
 
 
 def test_reward_of_the_document_is_called(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +82,19 @@ def test_buffer_classes_of_the_document_are_made(config: Config, monkeypatch: py
     monkeypatch.chdir("/")
     made = (config.experience.make_sampler(), *config.experience.make_writers(), *config.experience.make_evictions())
     assert [type(each).__name__ for each in made] == ["ShortestFirst", "Short", "Easy"]
+    sampler, writer, eviction = made
+    groups = [SimpleNamespace(tokens=tokens, rewards=[0.5, 1.0], members=["m"]) for tokens in (900, 5000, 40)]
+    assert [group.tokens for group in sampler.order(groups, None)] == [40, 900]
+    assert [writer.refuse(SimpleNamespace(tokens=tokens)) for tokens in (512, 513)] == [None, "513 tokens"]
+    assert eviction.evict(groups, None) == []
+    assert eviction.evict([SimpleNamespace(rewards=[1.0], members=["m"])], None) == [Drop("m", "easy")]
+
+
+def test_policy_of_the_document_is_asked(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert config.autoscaling is not None
+    wishes = [make_policy(config.autoscaling).wish(Observation(0.0, 1, time_of_day=hour * 3600)) for hour in (3, 12)]
+    assert [(each.kind, each.processes) for each in wishes if each] == [("exactly", 4), ("exactly", 1)]
 
 
 def test_named_environments_are_added_once_for_all_tasks() -> None:

@@ -6,6 +6,8 @@ ranks map. The index of a process is its pod's.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,4 +105,6 @@ def _job(plan: DeploymentPlan, name: str, command: list[str]) -> dict[str, Any]:
     pod = command_pod(plan, name, command, ADMIN)
     pod["spec"]["restartPolicy"] = "OnFailure"
     spec = {"backoffLimit": 10, "ttlSecondsAfterFinished": 86400, "template": pod}
-    return manifest(plan, "batch/v1", "Job", plan.resource_name(name), name, spec=spec)
+    contents = hashlib.sha256(json.dumps([spec, plan.config], sort_keys=True).encode()).hexdigest()[:8]
+    job = plan.resource_name(f"{name}-{contents}")  # a Job cannot be changed: another configuration is another Job
+    return manifest(plan, "batch/v1", "Job", job, name, spec=spec)

@@ -147,6 +147,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "error": facts.error,
         **first_and_last("reward", trained, "reward/mean"),
         "reward_constant": constant_reward(steps),
+        "heldout_first_version": before and before.version,
         "heldout_before": before and before.greedy,
         "heldout_after": after and after.greedy,
         "heldout_sampled_before": before and before.sampled,

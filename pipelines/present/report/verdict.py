@@ -59,6 +59,7 @@ def verdicts(summary: Summary, folder: Path) -> list[str]:
         refused_verdict(summary, folder),
         learning_verdict(summary),
         training_verdict(summary),
+        late_verdict(summary),
         unmeasured_verdict(summary),
         warm_start_verdict(summary),
         audit_verdict(summary),
@@ -101,6 +102,17 @@ def learning_verdict(summary: Summary) -> str | None:
     """Return the signs that the run did not learn; None without any."""
     found = "; ".join(summary.get("warnings") or ())
     return f"Warning: {found}." if found else None
+
+
+def late_verdict(summary: Summary) -> str | None:
+    """Return that the initial version was not evaluated; None if it was."""
+    first = summary.get("heldout_first_version")
+    if not first:
+        return None
+    return (
+        f"The initial version was not evaluated: the first evaluation is of version {first}, because the role "
+        "evaluation started later. Start it before or together with the trainer."
+    )
 
 
 def unmeasured_verdict(summary: Summary) -> str | None:

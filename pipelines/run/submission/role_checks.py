@@ -11,7 +11,7 @@ from pipelines.inspect.submissions import Submission
 from pipelines.roles import WITH_STORE, Role, submitted_process
 from pipelines.run.inputs import accept_inputs, changed_inputs, changed_text, record_inputs
 from pipelines.run.paths import files_read
-from pipelines.run.preflight import store_problems, unknown_environments
+from pipelines.run.preflight import port_problems, store_problems, unknown_environments
 from pipelines.run.run_names import UNNAMED
 from pipelines.run.topics import existing_topics
 from pipelines.shards import partitions_of
@@ -52,13 +52,15 @@ def submission_problems(config: Config, submitted: Submission) -> Iterator[str]:
 
 
 def place_problems(config: Config, submitted: Submission) -> Iterator[str]:
-    """Why the roles that `submitted` runs could not start now: space for weights on this machine, and Kafka.
+    """Why the roles that `submitted` runs could not start now: ports, space for weights on this machine, and Kafka.
 
     Not for a resumed role, which waits until Kafka has started.
     """
     roles = _roles_of(config, submitted)
     if any(role.pipeline in WITH_STORE for role in roles):
         yield from store_problems(config)
+    if submitted.index == 0:  # the processes of a gateway share its port
+        yield from port_problems(config, [role.pipeline for role in roles])
     yield from existing_topics(replace(config, kafka=config.kafka.for_role(roles[0].pipeline)))[1]
 
 

@@ -54,9 +54,12 @@ def exported(folder: Path, view: ViewName, messages: bool) -> Path:
 
 
 @pytest.mark.parametrize("messages", [False, True])
-@pytest.mark.parametrize(("view", "name", "untrained"), [("sft", "SFT", None), ("preference", "DPO", math.log(2))])
+@pytest.mark.parametrize(
+    ("view", "examples", "name", "untrained"),
+    [("trl", 12, "SFT", None), ("sft", 6, "SFT", None), ("preference", 6, "DPO", math.log(2))],
+)
 def test_trl_takes_a_step(
-    view: ViewName, name: str, untrained: float | None, messages: bool, model: Path, tmp_path: Path
+    view: ViewName, examples: int, name: str, untrained: float | None, messages: bool, model: Path, tmp_path: Path
 ) -> None:
     """A policy that equals its reference has a DPO loss of log 2, for any pairs."""
     trl = pytest.importorskip("trl", reason=ELSEWHERE)
@@ -73,7 +76,7 @@ def test_trl_takes_a_step(
     )
     before = [weight.detach().clone() for weight in trainer.model.parameters()]
     done = trainer.train()
-    assert (len(trainer.train_dataset), done.global_step) == (6, 1)
+    assert (len(trainer.train_dataset), done.global_step) == (examples, 1)
     assert math.isfinite(done.training_loss)
     assert untrained is None or done.training_loss == pytest.approx(untrained, abs=1e-3)
     assert any(not torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))

@@ -92,7 +92,7 @@ def trial(config: Config, folder: Path) -> TrialResult:
 def test_trial_of_a_sound_run_has_no_problems(tmp_path: Path) -> None:
     rows(tmp_path)
     found = trial(config_of(tmp_path, "right", "Works", shuffle=False), tmp_path)
-    first = {"task": "rows", "prompt": "What is 0 + 1?", "response": "# 1", "reward": 1.0}
+    first = {"task": "rows", "environment": "Works", "prompt": "What is 0 + 1?", "response": "# 1", "reward": 1.0}
     assert found == TrialResult(tried=[first])
 
 

@@ -33,6 +33,10 @@ def pods(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict
     return ((each, each["spec"]["template"]["spec"]) for each in documents if "template" in each.get("spec", {}))
 
 
+def jobs(file: Path) -> set[str]:
+    return {each["metadata"]["name"] for each in deployment(file) if each["kind"] == "Job"}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifests_are_valid_by_kubernetes_schemas(file: Path, version: str) -> None:
     for document in deployment(file):
@@ -70,6 +74,14 @@ def test_containers_have_requests_limits_and_probes(file: Path) -> None:
             if workload["kind"] != "Job":
                 assert {"readinessProbe", "livenessProbe"} <= container.keys()
                 assert container["readinessProbe"] != container["livenessProbe"]
+
+
+def test_job_of_a_changed_run_is_another(file: Path) -> None:
+    """Kubernetes refuses to change a Job that exists."""
+    first, again = jobs(file), jobs(file)
+    file.write_text(file.read_text().replace("[run]", "[run]\nwarn_steps = 77"))
+    assert first == again
+    assert not first & jobs(file)
 
 
 def test_pods_mount_only_volumes_that_exist(file: Path) -> None:
