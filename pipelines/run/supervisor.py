@@ -81,6 +81,8 @@ class Supervisor:
         """The number of rollout processes, if this machine's follow an autoscaler."""
         self._started_at = time.time_ns() // 10**6
         self._guard = RunGuard(config, self._started_at)
+        self._is_log_read = False
+        """Whether all metrics that were in the log at the start are in the state."""
 
     def run(self) -> Audit:
         """Run to the goal, drain and audit the run.
@@ -333,9 +335,11 @@ class Supervisor:
         def read() -> Iterable[Mapping[str, object]]:
             return rows_of(self.config.kafka.client(), self.config.run.name, EXPERIENCES, COLUMNS)
 
+        if (earlier := not self._is_log_read) and self._watch.source is not None:
+            self._is_log_read = self._watch.source.caught_up()
         with self._stops.interruptible():
             try:
-                self._kafka.retry(lambda: self._guard.check(state, read))
+                self._kafka.retry(lambda: self._guard.check(state, read, earlier))
             except RunFailing:
                 self._kafka.retry(self._write_samples)
                 raise
