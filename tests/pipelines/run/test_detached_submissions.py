@@ -116,7 +116,7 @@ def test_respawner_of_the_trainer_audits_the_run(
     file = tmp_path / "run.toml"
     file.write_text(
         'rollout.engine = "emulated"\nprompts.source = "synthetic"\n'
-        f'[run]\nname = "{run_id}"\nfolder = "{runs}"\naudit_every_s = 0.5\n'
+        f'[run]\nname = "{run_id}"\nfolder = "{runs}"\naudit_every_s = 8\n'
         f'[kafka]\nbootstrap_servers = "{broker.bootstrap_servers}"\n'
     )
     assert laminar("submit", "trainer", str(file), "--detach")[0] == 0
