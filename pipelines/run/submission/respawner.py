@@ -1,9 +1,8 @@
 """Keeps one submitted pipeline running: `python -m pipelines.run.submission.respawner FILE`.
 
-It imports few modules, because it runs as long as the pipeline. That of the trainer audits the
-run, too. Exit code 0 of the pipeline: it has drained. 2: it
-cannot run with this configuration. After any other exit it is submitted again, with growing pauses, up to a limit.
-A process of the pipeline whose respawner was killed is stopped first.
+It imports few modules, because it runs as long as the pipeline. That of the trainer audits the run, too. Exit code 0 of
+the pipeline: it has drained. 2: it cannot run with this configuration. After any other exit it is submitted again, with
+growing pauses, up to a limit. A process of the pipeline whose respawner was killed is stopped first.
 """
 
 from __future__ import annotations
