@@ -245,7 +245,8 @@ METRICS = Topic(
     ("every pipeline",),
     ("autoscaler",),
     "measurements for the live view and the reports; counters of each role's steps",
-    "read by people; a view is not updated until the transaction ends",
+    "a view is not updated until the transaction ends; to the autoscaler, which reads a trainer's silence, the "
+    "trainer's share is unknown meanwhile, so it decides nothing by it",
     retention="window",
 )
 STEP_COUNTERS = "steps/"

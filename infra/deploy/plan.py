@@ -70,6 +70,8 @@ class DeploymentPlan:
     """Whether each role has a client.properties file, named after the role, among the secrets."""
     restore_s: float = 3600.0
     """How long a role may take before its first step."""
+    audit_every_s: float = 120.0
+    """How often the process that serves the metrics audits the run; 0: never."""
     relay_files: Sequence[str] = ()
     """Paths of the relays' token and certificates, below SECRETS."""
     gateway_files: Sequence[str] = ()
@@ -104,9 +106,9 @@ class DeploymentPlan:
         return ["-b", self.brokers, *(["-F", f"{SECRETS}/{user}.properties"] if self.authenticated else [])]
 
     def metrics_command(self) -> list[str]:
-        """The command line of the exporter of the run's metrics to Prometheus."""
+        """The command line of the exporter of the run's metrics to Prometheus, which audits the run, too."""
         serve = ["laminar", "metrics", "serve", "--run", self.run, "--host", "0.0.0.0", "--port", str(METRICS_PORT)]
-        return [*serve, *self.as_user(PEOPLE)]
+        return [*serve, "--audit-every", f"{self.audit_every_s:g}", *self.as_user(PEOPLE)]
 
 
 def resource_prefix(run: str) -> str:

@@ -11,19 +11,24 @@ transactions, all complete once its producer has been initialised, decide which 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaTimeoutError, UnknownTopicOrPartitionError
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.record_batches import Marker, poll_batches_and_markers
+from infra.kafka.record_batches import Headers, Marker, RecordBatch, poll_batches_and_markers
 from infra.kafka.session_config import Partition
 from schemas.codec import decode, reject_old_release
 
 MAX_NOTE_BYTES = 4 * 1024 * 1024
+MAX_STARTS_APART = 10_000
+"""Consecutive starts of a shard whose notes may be missing between two of them: compaction removes older notes."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,19 @@ class Note:
             raise ValueError(f"a commit note of {len(text)} bytes is over {MAX_NOTE_BYTES}: give the role more shards")
         return text
 
+    def follows(self, before: Note) -> bool:
+        """Whether it can be a later note of the group than `before`; a new layout repeats start and commit."""
+        return (before.start, before.commit) <= (self.start, self.commit) and (
+            self.start <= before.start + MAX_STARTS_APART
+        )
+
     @classmethod
     def decode(cls, text: str) -> Note:
         """The note encoded as `text`. Raises ValueError if it is not a note."""
         try:
             return cls(*json.loads(text))
         except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"not a commit note: {error}: {text[:100]!r}") from error
+            raise ValueError(f"{text[:100]!r} is not a note: {error}") from error
 
 
 def name_of(place: tuple[str, int]) -> str:
@@ -98,8 +109,10 @@ def uncommitted_consumer(client: ClientProperties) -> KafkaConsumer:
 def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin: int | None = None) -> Note | None:
     """The note of the last commit of `group`; None if there is none at or after offset `begin`.
 
+    Records of other programs do not count: those without a transaction, and notes that do not follow the one before.
+
     Raises KafkaTimeoutError if the group's last transaction is still open, or the partition cannot be read to its end;
-    OldRelease if a note of any group was written by release 0.1.0.
+    OldRelease if a note of any group was written by release 0.1.0; ValueError for a record that is no note.
     """
     notes, undecided = _committed_notes(observer, place, lambda key: key == group, begin)
     if undecided:
@@ -118,23 +131,71 @@ def last_notes(observer: KafkaConsumer, place: TopicPartition, prefix: str) -> d
     return _committed_notes(observer, place, lambda key: key.startswith(prefix), None)[0]
 
 
+def notes_in(batches: Iterable[RecordBatch], topic: str) -> dict[str, Note]:
+    """The last note of each group in committed `batches` of `topic`. Raises ValueError for a damaged note."""
+    last: dict[str, Note] = {}
+    for batch in batches:
+        for record in _note_records(batch, topic):
+            _accept(last, record)
+    return last
+
+
 def _committed_notes(
     observer: KafkaConsumer, place: TopicPartition, is_wanted: Callable[[str], bool], begin: int | None
 ) -> tuple[dict[str, Note], bool]:
     """The last committed notes by group, and whether a transaction with further ones is undecided."""
-    last: dict[str, tuple[bytes, Any]] = {}
-    undecided: dict[int, dict[str, tuple[bytes, Any]]] = {}
+    last: dict[str, Note] = {}
+    undecided: dict[int, list[_NoteRecord]] = {}
     for found in read_to_end(observer, place, begin):
         if isinstance(found, Marker):
-            ended = undecided.pop(found.producer_id, {})
-            last |= ended if found.committed else {}
-            continue
-        for headers in set(found.headers):
-            reject_old_release(headers)
-        for each, value, headers in zip(found.keys, found.values, found.headers, strict=True):
-            if value is not None and is_wanted(key := (each or b"").decode(errors="replace")):
-                undecided.setdefault(found.producer_id, {})[key] = value, headers
-    return {group: Note.decode(decode(*found)[0].note) for group, found in last.items()}, bool(undecided)
+            ended = undecided.pop(found.producer_id, [])
+            for record in ended if found.committed else ():
+                _accept(last, record)
+        elif found.transactional:
+            for headers in set(found.headers):
+                reject_old_release(headers)
+            if wanted := [each for each in _note_records(found, place.topic) if is_wanted(each.group)]:
+                undecided.setdefault(found.producer_id, []).extend(wanted)
+    return last, bool(undecided)
+
+
+class _NoteRecord(NamedTuple):
+    group: str
+    value: bytes
+    headers: Headers
+    where: str
+
+
+def _note_records(batch: RecordBatch, topic: str) -> Iterator[_NoteRecord]:
+    """The notes in a batch; none in one that was written without a transaction, because shards write in transactions.
+
+    Such a batch is of another program.
+    """
+    if batch.transactional:
+        for offset, key, value, headers in zip(batch.offsets, batch.keys, batch.values, batch.headers, strict=True):
+            if value is not None:
+                where = f"offset {offset} of partition {batch.partition} of {topic}"
+                yield _NoteRecord((key or b"").decode(errors="replace"), value, headers, where)
+
+
+def _accept(last: dict[str, Note], record: _NoteRecord) -> None:
+    """Add a committed note to the last ones, unless it cannot follow that of its group. Raises ValueError."""
+    try:
+        note = Note.decode(decode(record.value, record.headers)[0].note)
+    except (ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{record.where} holds no commit note: {error}. Another program wrote it in a transaction: let Kafka's "
+            f"ACLs allow only the roles to write to this topic"
+        ) from error
+    before = last.get(record.group)
+    if before is None or note.follows(before):
+        last[record.group] = note
+        return
+    log.warning(
+        "the note of %s at %s is ignored, it is of another program: start %d, commit %d does not follow start %d, "
+        "commit %d",
+        *(record.group, record.where, note.start, note.commit, before.start, before.commit),
+    )
 
 
 def read_to_end(observer: KafkaConsumer, place: TopicPartition, begin: int | None) -> Iterator[Any]:

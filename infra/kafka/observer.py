@@ -64,6 +64,7 @@ class Observer:
     """Reads metrics and weight manifests of one run, and heartbeats from now on. Not thread-safe.
 
     It resumes at `positions`, offsets by short name, or begins near the end, see `NEWEST`. The run's topics must exist.
+    `refuse` returns why a record, written in a transaction or not, cannot be of the run; None if it can.
     Raises KafkaError if no broker responds at first.
     """
 
@@ -73,9 +74,10 @@ class Observer:
         run: str,
         *,
         positions: Mapping[str, float] | None = None,
+        refuse: Callable[[Any, bool], str | None] = lambda record, transactional: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client, self._run, self._clock = client, run, clock
+        self._client, self._run, self._clock, self._refuse = client, run, clock, refuse
         self._admin: KafkaAdminClient | None = None
         self._groups: list[str] = []
         self._groups_at = self._requested_at = -float("inf")
@@ -108,7 +110,7 @@ class Observer:
         """The Metric, WeightVersion, ReplicaStatus and RelayStatus records since the last call; waits up to
         `timeout_s`.
 
-        Any other record is returned as UnreadableRecord.
+        Any other record, and one that is refused, is returned as UnreadableRecord.
         """
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
@@ -164,11 +166,14 @@ class Observer:
             except UndecodableRecord as error:
                 yield UnreadableRecord(short_name, place.partition, offset, str(error))
                 continue
-            if isinstance(rows[0], CATALOGUE[short_name].record_classes):
+            if not isinstance(rows[0], CATALOGUE[short_name].record_classes):
+                reason: str | None = f"a {type(rows[0]).__name__} does not belong on {short_name}"
+            else:
+                reason = next(filter(None, (self._refuse(row, batch.transactional) for row in rows)), None)
+            if reason is None:
                 yield from rows
             else:
-                why = f"a {type(rows[0]).__name__} does not belong on {short_name}"
-                yield UnreadableRecord(short_name, place.partition, offset, why)
+                yield UnreadableRecord(short_name, place.partition, offset, reason)
 
     def _request_lag(self, now: float) -> dict[str, int]:
         if self._admin is None:

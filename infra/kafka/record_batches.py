@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, compress
 from typing import Any
 
@@ -27,6 +27,9 @@ _SMALL = tuple(byte >> 1 ^ -(byte & 1) for byte in range(128))
 """Decoded varints of one byte, the most frequent ones."""
 
 
+_COLUMNS = ("offsets", "timestamps", "keys", "values", "headers")
+
+
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
     """Records of one partition, in order, as columns of equal length. Times are in Unix milliseconds."""
@@ -39,6 +42,7 @@ class RecordBatch:
     headers: Sequence[Headers]
     producer_id: int = field(default=-1, kw_only=True)
     """The producer id of the batch, -1 if the producer has none."""
+    transactional: bool = field(default=False, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -46,9 +50,7 @@ class RecordBatch:
     def slice(self, first: int, last: int) -> RecordBatch:
         """The records at indices `first` to before `last`."""
         here = slice(first, last)
-        offsets, times, keys = self.offsets[here], self.timestamps[here], self.keys[here]
-        columns = offsets, times, keys, self.values[here], self.headers[here]
-        return RecordBatch(self.partition, *columns, producer_id=self.producer_id)
+        return self._with(lambda column: column[here])
 
     def between(self, first: int, last: int | None) -> RecordBatch:
         """The records with offsets from `first` to before `last`, or to the end."""
@@ -62,20 +64,18 @@ class RecordBatch:
         if all(kept):
             return self
 
-        def of(column: Sequence[Any]) -> list[Any]:
-            return list(compress(column, kept))
+        return self._with(lambda column: list(compress(column, kept)))
 
-        offsets, times, keys = of(self.offsets), of(self.timestamps), of(self.keys)
-        columns = offsets, times, keys, of(self.values), of(self.headers)
-        return RecordBatch(self.partition, *columns, producer_id=self.producer_id)
+    def _with(self, changed: Callable[[Sequence[Any]], Sequence[Any]]) -> RecordBatch:
+        columns: dict[str, Any] = {name: changed(getattr(self, name)) for name in _COLUMNS}
+        return replace(self, **columns)
 
     @classmethod
     def concat(cls, batches: Sequence[RecordBatch]) -> RecordBatch:
         """One or more batches of one partition as one batch."""
         if len(batches) == 1:
             return batches[0]
-        columns = ("offsets", "timestamps", "keys", "values", "headers")
-        joined = ([*chain.from_iterable(getattr(batch, name) for batch in batches)] for name in columns)
+        joined = ([*chain.from_iterable(getattr(batch, name) for batch in batches)] for name in _COLUMNS)
         return cls(batches[0].partition, *joined)
 
 
@@ -160,8 +160,13 @@ def read_batch(
     batch: DefaultRecordBatch, partition: int, first: int, known: dict[bytes, Headers] | None = None
 ) -> RecordBatch:
     """The records of `batch` with offsets from `first` on; `known` as in `unpack`. Raises CorruptRecordError."""
-    columns = _columns(batch, {} if known is None else known)
-    return RecordBatch(partition, *columns, producer_id=batch.producer_id).between(first, None)
+    return _record_batch(batch, partition, _columns(batch, {} if known is None else known)).between(first, None)
+
+
+def _record_batch(batch: Any, partition: int, columns: Any) -> RecordBatch:
+    if batch.magic != 2:
+        return RecordBatch(partition, *columns)
+    return RecordBatch(partition, *columns, producer_id=batch.producer_id, transactional=batch.is_transactional)
 
 
 def _columns(batch: DefaultRecordBatch, known: dict[bytes, Headers]) -> Any:
@@ -250,8 +255,7 @@ class _BatchAsRecord:
     def __iter__(self) -> Iterator[_PolledRecord]:
         columns = self._columns()
         if columns[0]:
-            producer_id = self._batch.producer_id if self._batch.magic == 2 else -1
-            held = RecordBatch(self._partition, *columns, producer_id=producer_id).between(self._first, None)
+            held = _record_batch(self._batch, self._partition, columns).between(self._first, None)
             last = self._batch.last_offset if self._batch.magic == 2 else columns[0][-1]
             yield _PolledRecord(held, last, columns[1][-1], self._batch.size_in_bytes if self._batch.magic == 2 else 0)
 

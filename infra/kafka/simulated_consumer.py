@@ -145,18 +145,15 @@ class SimulatedObserver(SimulatedConsumer):
 
     def _records(self, place: Place, most: int) -> Iterator[Any]:
         for batch in self._cluster.log(place).batches(self._positions[place], committed=False):
-            producer_id = -1 if batch.producer is None else batch.producer.producer_id
+            by = batch.producer
+            producer_id = -1 if by is None else by.producer_id
             if batch.commits is not None:
                 yield _Held(Marker(producer_id, batch.commits))
                 continue
             messages: tuple[Message, ...] = batch.values
-            columns = list(zip(*messages, strict=True))
-            offsets = tuple(range(batch.base, batch.end))
-            yield _Held(
-                RecordBatch(
-                    place.partition, offsets, columns[3], columns[0], columns[1], columns[2], producer_id=producer_id
-                )
-            )
+            keys, values, headers, times = zip(*messages, strict=True)
+            columns = (tuple(range(batch.base, batch.end)), times, keys, values, headers)
+            yield _Held(RecordBatch(place.partition, *columns, producer_id=producer_id, transactional=by is not None))
         self._positions[place] = self._end(place)
 
 

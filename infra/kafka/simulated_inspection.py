@@ -167,8 +167,11 @@ class InspectionConsumer:
             if batch.commits is None and messages:
                 keys, values, headers, times = zip(*messages, strict=True)
                 offsets = tuple(range(batch.base, batch.end))
-                columns = RecordBatch(place.partition, offsets, times, keys, values, headers).between(first, None)
-                found.append(PolledBatch(place.topic, place.partition, batch.end - 1, times[-1], columns))
+                columns = (offsets, times, keys, values, headers)
+                held = RecordBatch(place.partition, *columns, transactional=batch.producer is not None)
+                found.append(
+                    PolledBatch(place.topic, place.partition, batch.end - 1, times[-1], held.between(first, None))
+                )
         self._positions[place] = log.stable_end
         return found
 

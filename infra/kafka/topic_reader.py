@@ -37,6 +37,8 @@ class StoredRecord:
     size: int
     rows: tuple[Any, ...]
     error: str | None
+    transactional: bool = False
+    """Whether it was written in a transaction, as the roles do."""
 
     @property
     def schema(self) -> str:
@@ -208,7 +210,9 @@ def _stored_records(topic: str, batch: RecordBatch, decoder: Decoder) -> Iterato
     for offset, timestamp, key, value, headers in zip(*columns, strict=True):
         rows, error = _rows(value, headers, decoder)
         size = len(value or b"")
-        yield StoredRecord(topic, batch.partition, offset, timestamp, key, headers, size, rows, error)
+        yield StoredRecord(
+            topic, batch.partition, offset, timestamp, key, headers, size, rows, error, batch.transactional
+        )
 
 
 def _rows(value: bytes | None, headers: Headers, decoder: Decoder) -> tuple[tuple[Any, ...], str | None]:

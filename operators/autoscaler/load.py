@@ -24,6 +24,9 @@ MAX_SETTLED = 4096
 class Load:
     """The newest known load. A replica without a heartbeat for `timeout_s` seconds is gone; staleness is that of the
     trajectories settled in the last `window_s` seconds.
+
+    A writer of metrics that dies inside a transaction hides the trainer's metrics until it ends. Meanwhile the trainer
+    is not silent; after `timeout_s` seconds its share is unknown.
     """
 
     def __init__(self, timeout_s: float, window_s: float) -> None:
@@ -32,6 +35,12 @@ class Load:
         self._trainer: tuple[dict[str, float], float] | None = None
         self._settled: deque[tuple[float, int]] = deque(maxlen=MAX_SETTLED)
         self._paused = False
+        self._read_at: float | None = None
+        """When no metric was hidden last."""
+
+    def record_read(self, now: float) -> None:
+        """Note that all metrics have been read at `now`: none is behind an open transaction."""
+        self._read_at = now
 
     def record(self, record: Any, now: float) -> None:
         """Fold one record that was received at `now`, in monotonic seconds."""
@@ -79,8 +88,11 @@ class Load:
         if self._trainer is None:
             return None
         values, at = self._trainer
+        read_at = at if self._read_at is None else max(at, self._read_at)
+        if now - read_at > self._timeout_s:
+            return None
         idle, waited, update = (values.get(name, 0.0) for name in ("trainer/idle_ratio", "time/wait", "time/update"))
-        silent = now - at
+        silent = read_at - at
         if silent > SILENT_STEPS * (waited + update):
             return max(idle, 1 - update / silent)
         return idle

@@ -22,7 +22,7 @@ from operators.autoscaler.prices import Prices
 from operators.io.clocks import wall_ms
 from operators.io.elements import Checkpoint, PartitionKey, Polled, Restored
 from schemas.records import Metric, ScalingDecision, ScalingOutcome
-from schemas.topics import SCALING
+from schemas.topics import METRICS, SCALING
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +94,8 @@ class ScalingFold:
                     self._execution.take(received.record, received.offset, clock)
                 else:
                     self._load.record(received.record, clock)
+            if METRICS.short_name not in polled.unread:
+                self._load.record_read(clock)
         with phase("decide target"):
             if polled.caught_up and not polled.last and clock >= self._observe_at:
                 self._observe_at = clock + self._step.config.observe_s

@@ -33,7 +33,7 @@ from operators.gateway.turn_tree import leaf_turns, times_of
 from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
-from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys
+from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, SERVING_LOG, EpisodeKeys
 from schemas.records import Metric
 from schemas.topics import METRICS, TRAJECTORIES
 
@@ -101,10 +101,6 @@ class EpisodeCounts:
 log = logging.getLogger(__name__)
 
 _START_S = 30.0
-
-
-SERVING_LOG = "serving.log"
-"""In the run's folder: the log of the process that answers people."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ class Polled:
 
     `caught_up` is False until every record that was written before the start has been read; until then `behind` has
     the topics with such records. `rejected` holds dead letters for records that could not be decoded. `last` is True on
-    the final element, sent when the process has to stop: the step's outputs for it are still committed.
+    the final element, sent when the process has to stop: the step's outputs for it are still committed. `unread` has
+    the topics with records that are not read yet, most of them because a transaction before them is open.
     """
 
     group: str
@@ -69,6 +70,7 @@ class Polled:
     caught_up: bool
     last: bool = False
     behind: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
 
 
 class Output(NamedTuple):

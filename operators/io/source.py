@@ -71,6 +71,7 @@ class ShardSource:
         self._positions_due = 0.0
         self._caught_up = False
         self._behind: frozenset[str] = frozenset()
+        self._unread: frozenset[str] = frozenset()
         self._stalls = StallWatch(clock)
         self._sessions_without_commit = 0
         self._polls = 0
@@ -152,21 +153,23 @@ class ShardSource:
         last: bool = False,
     ) -> Polled:
         place = self._positions, self._caught_up
-        return Polled(self.config.group, session.start, received, rejected, *place, last, self._behind)
+        return Polled(self.config.group, session.start, received, rejected, *place, last, self._behind, self._unread)
 
     def _update_positions(self, session: Session, idle: bool) -> None:
         """Read the positions. Between records only transaction markers move them, so a late update is safe."""
         session.check_inputs()
-        positions = session.positions()
-        if idle and (stalled := self._stalls.stalled(positions, session.high_watermarks())):
+        positions, ends = session.positions(), session.high_watermarks()
+        unread = (place for place, end in ends.items() if end is not None and positions[place] < end)
+        self._unread = frozenset(self._partition_keys[place].topic for place in unread)
+        if idle and (stalled := self._stalls.stalled(positions, ends)):
             for line in describe_blocking_transactions(self.config.client, stalled):
                 log.warning("%s waits: %s; end it with `laminar topics transactions`", self.config.group, line)
         self._positions = {self._partition_keys[p]: offset for p, offset in positions.items()}
         self._positions_due = self._clock() + POSITIONS_MAX_AGE_S
         if not self._caught_up:
-            unread = [place for place, end in session.ends.items() if positions[place] < end]
-            self._behind = frozenset(self._partition_keys[place].topic for place in unread)
-            self._caught_up = not unread
+            behind = [place for place, end in session.ends.items() if positions[place] < end]
+            self._behind = frozenset(self._partition_keys[place].topic for place in behind)
+            self._caught_up = not behind
 
     def _open(self, before: Session | None) -> Restored:
         config = self.config
@@ -174,7 +177,7 @@ class ShardSource:
         if config.start_positions is not None:
             names = {key: partition for partition, key in self._partition_keys.items()}
             session.seek({names[key]: offset for key, offset in config.start_positions().items()})
-        self._caught_up, self._repoll_at = False, 0.0
+        self._caught_up, self._repoll_at, self._unread = False, 0.0, frozenset()
         self._behind = frozenset(key.topic for key in self._partition_keys.values())
         ledger, undecodable = self.decode(session.ledger)  # others may write there; its readers write the dead letters
         offsets = self._positions = {self._partition_keys[p]: offset for p, offset in session.positions().items()}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from json import loads
 from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
-from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
+from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE, CONFIG_FILE, METRICS_FILE
 from pipelines.inspect.run_folders import RUNS, run_command
 from pipelines.present.output import Report, Row, RowOutput
 from pipelines.roles import described
@@ -61,7 +62,7 @@ def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonO
     for name, role in data["roles"].items():
         role["liveness"] = _liveness(found, name, role) if _is_listed(found) and role.get("alive") else None
     return Report(
-        {**data, **_measured(state), "kafka": problem},
+        {**data, **_measured(state), "kafka": problem, "audit": _audit_so_far(found)},
         lambda: "\n".join(_status_lines(found, state, phase, data["roles"], problem)),
         as_json=json,
         exit_code=1 if found.status in ("failed", "died") else 0,
@@ -202,6 +203,22 @@ def _liveness_text(report: Mapping[str, Any] | None) -> str:
     return text
 
 
+def _audit_so_far(run: RunFolder) -> dict[str, Any] | None:
+    """Return the newest background audit of `run` with its time; None if there is none."""
+    file = run.folder / AUDIT_SO_FAR_FILE
+    try:
+        return {**loads(file.read_bytes()), "at": file.stat().st_mtime}
+    except FileNotFoundError:
+        return None
+
+
+def _audit_line(audit: Mapping[str, Any]) -> str:
+    from pipelines.inspect.audit.result import findings_text
+
+    passed = "passed" if audit["passed"] else f"FAILED: {findings_text(audit)}; `laminar runs audit` lists them"
+    return f"  {'audit':<12}{passed} ({max(0.0, time.time() - audit['at']):.0f} s ago)"
+
+
 def _status_lines(
     run: RunFolder, state: RunState, phase: str, roles: Mapping[str, Mapping[str, Any]], problem: str | None
 ) -> Iterator[str]:
@@ -220,6 +237,7 @@ def _status_lines(
         yield f"  resume      {run_command(run.folder, 'runs resume')}"
     yield from [f"  {'kafka':<12}{problem}"] if problem else ()
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
+    yield from [_audit_line(audit)] if (audit := _audit_so_far(run)) is not None else ()
     yield from (f"  {name:<12}{_role_text(name, role)}" for name, role in roles.items() if _is_listed(run))
     if run.status == "running" and run.supervised:
         yield f"  {'supervisor':<12}pid {run.state.get('pid')}"

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
-from typing import Annotated
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.escaping import print_escaped
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address
+from pipelines.cli.options import Address, Connection
 from pipelines.cli.watch import attached, catch_up, local_run
+
+if TYPE_CHECKING:
+    from pipelines.run.background_audit import BackgroundAudit
 
 app = Commands(no_args_is_help=True)
 POLL_S = 0.5
@@ -33,15 +39,24 @@ def serve(
     address: Address,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free port.")] = 9464,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    audit_every: Annotated[
+        float,
+        typer.Option(
+            "--audit-every", min=0, metavar="SECONDS", help="Audit the run this often, and serve the result; 0: never."
+        ),
+    ] = 0.0,
 ) -> None:
     """Serve a run's metrics at /metrics in Prometheus format, until stopped. Joins no consumer group.
 
     infra/deploy/grafana.json is a Grafana dashboard of these metrics. Without --host only this machine can connect.
+    With --audit-every the run is audited in the background, as `laminar run` does with its own: for runs whose roles
+    are deployed or submitted in the foreground. A failure is printed, and laminar_audit_passed is 0.
 
     \b
     Examples:
       laminar metrics serve
       laminar metrics serve --run first --host 0.0.0.0 --port 9464
+      laminar metrics serve --run first -b kafka:9092 --audit-every 600
     """
     from prometheus_client import CollectorRegistry
 
@@ -50,8 +65,8 @@ def serve(
     connection, local = address.open_log(), local_run(address)
     with attached(connection, local) as watching, ExitStack() as stack:
         catch_up(watching)
-        registry = CollectorRegistry()
-        registry.register(RunCollector(lambda: watching.state))
+        registry, audit = CollectorRegistry(), dict[str, Any]()
+        registry.register(RunCollector(lambda: watching.state, lambda: dict(audit)))
         try:
             bound = stack.enter_context(serving_metrics(registry, host, port))
         except OSError as error:
@@ -59,6 +74,28 @@ def serve(
             raise RuntimeError(f"cannot listen on {host}:{port}: {reason}; choose another --port") from error
         shown = f"[{host}]" if ":" in host else host
         print_escaped(f"serving the metrics of run {connection.run} at http://{shown}:{bound}/metrics", err=True)
+        audits = stack.enter_context(_audits(address, connection, audit_every, audit.update))
         while True:
             watching.tick()
+            audits.poll()
             time.sleep(POLL_S)
+
+
+@contextmanager
+def _audits(
+    address: Address, connection: Connection, every_s: float, report: Callable[[Mapping[str, Any]], None]
+) -> Iterator[BackgroundAudit]:
+    """Background audits of the run, with a configuration that names it and its Kafka."""
+    from pipelines.config import Config, KafkaConfig, RunConfig, save_config
+    from pipelines.inspect.run_files import CONFIG_FILE, LOGS
+    from pipelines.run.background_audit import BackgroundAudit
+
+    properties = str(address.command_config.absolute()) if address.command_config else ""
+    kafka = KafkaConfig(bootstrap_servers=connection.client.bootstrap_servers, client_properties=properties)
+    with TemporaryDirectory(prefix="laminar-audit-") as temporary:
+        file = Path(temporary) / CONFIG_FILE
+        (file.parent / LOGS).mkdir()
+        save_config(Config(run=RunConfig(name=connection.run), kafka=kafka), file)
+        note = lambda line: print_escaped(line, err=True)  # noqa: E731
+        with closing(BackgroundAudit(file, every_s, note, report)) as audits:
+            yield audits

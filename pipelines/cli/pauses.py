@@ -65,6 +65,7 @@ def _request(address: Address, paused: bool, reason: str, wait: float, json: boo
     from infra.kafka.observer import Observer
     from infra.kafka.ranges import UnknownTopic
     from pipelines.inspect.log.pauses import newest_pause
+    from pipelines.inspect.run_state.refused import refused
     from schemas.records.status import MAX_PAUSE_TEXT
     from schemas.topics import METRICS, RELAY
 
@@ -80,7 +81,8 @@ def _request(address: Address, paused: bool, reason: str, wait: float, json: boo
         ) from None
     changes = paused != (before is not None and before.paused)
     ends = {METRICS.short_name: FROM_THE_END, RELAY.short_name: FROM_THE_END}
-    with Observer(connection.client, connection.run, positions=ends if changes else None) as observer:
+    positions = ends if changes else None
+    with Observer(connection.client, connection.run, positions=positions, refuse=refused) as observer:
         request = _write(connection, before, paused, reason) if changes else before
         patience = 0.0 if request is None or runs_here is False or not (changes or wait) else max(CONFIRM_S, wait)
         metric = None if request is None else _confirmation(observer, request, patience, wait)

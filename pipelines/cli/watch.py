@@ -112,11 +112,13 @@ def attached(connection: Connection, local: RunFolder | None = None) -> Iterator
     """Yield a watch on a run of any machine, which starts from the run's last heartbeats; `local`: its folder here."""
     from infra.kafka.observer import Observer
     from infra.kafka.topic_reader import last_records
+    from pipelines.inspect.run_state.refused import refused
 
     records = last_records(connection.client, REPLICAS.name(connection.run), MAX_HEARTBEATS)
-    heartbeats: list[Any] = [row for record in records for row in record.rows]
+    rows = (row for record in records for row in record.rows if isinstance(row, REPLICAS.record_classes))
+    heartbeats: list[Any] = [row for row in rows if refused(row, False) is None]
     begin = _start_time(connection, local, heartbeats)
-    with Observer(connection.client, connection.run) as source:
+    with Observer(connection.client, connection.run, refuse=refused) as source:
         if local is None:
             started = new_run(connection.run, None, begin)
         elif local.supervised:

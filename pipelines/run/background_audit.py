@@ -16,17 +16,19 @@ import psutil
 
 from infra.processes import is_running, spawn, stop_process
 from pipelines.distribution import PYTHON
-from pipelines.inspect.run_files import LOGS
+from pipelines.inspect.audit.result import FINDINGS, findings_text
+from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE, LOGS
 
 PAUSE_FACTOR = 20.0
 """Pause after an audit, as a multiple of its duration: audits use at most a twentieth of one core."""
-_FINDINGS = ("lost", "trained_twice", "without_reason", "contradictions")
 
 
 class BackgroundAudit:
     """Starts audits of the run of `config_file`, the first after `every_s` seconds; none if `every_s` is 0.
 
-    `note` receives one-line messages, `report` the counts of each audit.
+    The newest result is in `folder`, by default that of `config_file`, where `laminar runs status` finds it. `note`
+    receives one-line messages, `report` the counts of each audit. `laminar run` has one of these; of a submitted run
+    the respawner of the trainer, of a deployed run the process that serves its metrics.
     """
 
     def __init__(
@@ -36,15 +38,19 @@ class BackgroundAudit:
         note: Callable[[str], None],
         report: Callable[[Mapping[str, Any]], None],
         clock: Callable[[], float] = time.monotonic,
+        folder: Path | None = None,
     ) -> None:
         self._config_file, self._every_s, self._clock = config_file, every_s, clock
         self._note, self._report = note, report
-        self._out = config_file.with_name("audit-so-far.json")
-        self._log = config_file.with_name(LOGS) / "audit.log"
+        folder = folder or config_file.parent
+        self._out = folder / AUDIT_SO_FAR_FILE
+        self._new = self._out.with_suffix(".new")
+        self._log = folder / LOGS / "audit.log"
         self._process: psutil.Process | None = None
         self._started_at = clock()
         self._due = clock() + every_s
         self._last_counts: tuple[int, ...] = ()
+        self._finished = True
 
     def poll(self) -> None:
         """Start an audit that is due and handle one that has ended. Call it often."""
@@ -53,9 +59,9 @@ class BackgroundAudit:
                 self._handle_result()
         elif self._every_s and self._clock() >= self._due:
             self._started_at = self._clock()
-            self._out.unlink(missing_ok=True)
+            self._new.unlink(missing_ok=True)
             module = "pipelines.inspect.audit.background_process"
-            command = [*PYTHON, "-m", module, str(self._config_file), str(self._out)]
+            command = [*PYTHON, "-m", module, str(self._config_file), str(self._new)]
             self._process = spawn(command, self._log, die_with_parent=True)
 
     def close(self) -> None:
@@ -68,15 +74,16 @@ class BackgroundAudit:
         self._process = None
         took = self._clock() - self._started_at
         self._due = self._clock() + max(self._every_s, PAUSE_FACTOR * took)
-        if not self._out.exists():
-            self._note(f"the background audit did not finish: see {self._log}")
+        if not self._new.exists():
+            if self._finished:  # repeated failures are reported once
+                self._note(f"the background audit did not finish: see {self._log}")
+            self._finished = False
             return
+        self._finished = True
+        self._new.replace(self._out)
         audit = json.loads(self._out.read_text())
         self._report({name: number for name, number in audit.items() if isinstance(number, int)} | {"took_s": took})
-        counts = tuple(audit[name] for name in _FINDINGS)
+        counts = tuple(audit[name] for name in FINDINGS)
         if not audit["passed"] and counts != self._last_counts:  # each finding is reported once
-            problems = ", ".join(
-                f"{count} {name.replace('_', ' ')}" for name, count in zip(_FINDINGS, counts, strict=True) if count
-            )
-            self._note(f"the background audit FAILED: {problems or 'its totals differ'}; details: {self._out}")
+            self._note(f"the background audit FAILED: {findings_text(audit)}; details: {self._out}")
         self._last_counts = counts

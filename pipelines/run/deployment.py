@@ -47,6 +47,7 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
         brokers=config.kafka.bootstrap_servers,
         authenticated=bool(config.kafka.client_properties),
         restore_s=config.progress.restore_s,
+        audit_every_s=config.run.audit_every_s,
         relay_files=tuple(filter(None, (relay.token_file, relay.certificate_file, relay.authority_file))),
         gateway_files=tuple(filter(None, (gateway.certificate_file, gateway.key_file))),
         agent_files=tuple(filter(None, (gateway.secret_file, authority if is_secret(authority) else ""))),

@@ -37,19 +37,22 @@ class ErrorGuard:
     """Checks the error share of the newest `window` trajectories against `share`; a window of 0 disables it.
 
     Only training counts: answers to held-out questions teach nothing, and fail when their version is gone.
-    Errors before `started_at` (Unix milliseconds) do not count: a resumed run may have been repaired.
+    What was in the log when the guard started does not count: a resumed run may have been repaired.
     """
 
-    def __init__(self, share: float, window: int, started_at: int) -> None:
-        self._share, self._window, self._started_at = share, window, started_at
+    def __init__(self, share: float, window: int) -> None:
+        self._share, self._window = share, window
         self._points: deque[ErrorCounts] = deque([ErrorCounts()], MAX_POINTS)
 
-    def failing(self, state: RunState) -> ErrorCounts | None:
-        """The counts of the window if its error share is reached, else None."""
+    def failing(self, state: RunState, earlier: bool = False) -> ErrorCounts | None:
+        """The counts of the window if its error share is reached, else None.
+
+        `earlier`: `state` may be of metrics that were in the log when the guard started.
+        """
         if not self._window:
             return None
         counts, points = error_counts(state.score), self._points
-        if state.last_metric_at.get("score", 0) < self._started_at or counts.trajectories < points[-1].trajectories:
+        if earlier or counts.trajectories < points[-1].trajectories:
             points.clear()
             points.append(counts)
             return None
@@ -105,14 +108,17 @@ class RunGuard:
     """Checks the states of the run of `config` since `started_at` (Unix milliseconds)."""
 
     def __init__(self, config: Config, started_at: int) -> None:
-        self._errors = ErrorGuard(config.run.stop_error_share, config.run.stop_error_window, started_at)
+        self._errors = ErrorGuard(config.run.stop_error_share, config.run.stop_error_window)
         self._limits = {task.task_name: task.max_refused_share for task in config.prompts.mixture}
         self._has_tasks = bool(config.prompts.tasks)
         self._started_at, self._folder = started_at, config.run_folder
 
-    def check(self, state: RunState, experiences: Callable[[], Experiences]) -> None:
-        """Raise RunFailing if the run must stop; `experiences` reads its experiences, for the first error."""
-        if (recent := self._errors.failing(state)) is not None:
+    def check(self, state: RunState, experiences: Callable[[], Experiences], earlier: bool = False) -> None:
+        """Raise RunFailing if the run must stop; `experiences` reads its experiences, for the first error.
+
+        `earlier` as in `ErrorGuard.failing`.
+        """
+        if (recent := self._errors.failing(state, earlier)) is not None:
             lines = first_error_lines(experiences(), self._started_at)
             raise RunFailing(failing_message(recent, self._folder), lines, by_errors=True)
         for task, (drawn, share) in drawn_and_refused(state.prompts).items():

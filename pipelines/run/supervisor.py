@@ -24,6 +24,7 @@ from pipelines.inspect.log.chunks import rows_of
 from pipelines.inspect.metrics_file import LAG, PHASE, REPLICA, MetricsFile
 from pipelines.inspect.run_files import CONFIG_FILE, LOGS, METRICS_FILE, SAMPLES_FILE
 from pipelines.inspect.run_state.events import RoleState as ObservedRole
+from pipelines.inspect.run_state.refused import refused
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.inspect.run_times import downtime_s
 from pipelines.present.report.samples import report_samples
@@ -80,6 +81,8 @@ class Supervisor:
         """The number of rollout processes, if this machine's follow an autoscaler."""
         self._started_at = time.time_ns() // 10**6
         self._guard = RunGuard(config, self._started_at)
+        self._is_log_read = False
+        """Whether all metrics that were in the log at the start are in the state."""
 
     def run(self) -> Audit:
         """Run to the goal, drain and audit the run.
@@ -104,7 +107,7 @@ class Supervisor:
             stack.push(self._keep_newest)
             self._prepare()
             client, name = self.config.kafka.client(), self.config.run.name
-            observer = Observer(client, name, positions=file.position)
+            observer = Observer(client, name, positions=file.position, refuse=refused)
             with closing(self._open_audits()) as self._audits, observer:
                 self._watch.source = observer
                 with self._followed_target() as self._target:
@@ -332,9 +335,11 @@ class Supervisor:
         def read() -> Iterable[Mapping[str, object]]:
             return rows_of(self.config.kafka.client(), self.config.run.name, EXPERIENCES, COLUMNS)
 
+        if (earlier := not self._is_log_read) and self._watch.source is not None:
+            self._is_log_read = self._watch.source.caught_up()
         with self._stops.interruptible():
             try:
-                self._kafka.retry(lambda: self._guard.check(state, read))
+                self._kafka.retry(lambda: self._guard.check(state, read, earlier))
             except RunFailing:
                 self._kafka.retry(self._write_samples)
                 raise

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 from infra.kafka.admin import admin_client
 from infra.kafka.lag import group_lags, list_groups
-from infra.kafka.note import Note
+from infra.kafka.note import Note, notes_in
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
-from infra.kafka.topic_reader import read_rows
+from infra.kafka.topic_reader import read_batches
 from pipelines.restart_reads import LEDGER, READS
 from pipelines.roles import ALL_PIPELINES
-from schemas.records import CommitNote
 from schemas.topics import CATALOGUE, RESTORE, run_prefix
 
 _EVERY = -1
@@ -104,6 +103,6 @@ def committed_notes(client: ClientProperties, restore: str) -> dict[str, Note]:
     offsets that a restart needs only rise.
     """
     try:
-        return {row.group: Note.decode(row.note) for row in read_rows(client, restore, CommitNote)}
+        return notes_in(read_batches(client, restore), restore)
     except UnknownTopic:
         return {}

@@ -74,6 +74,26 @@ def write_garbage(broker: Broker, run: str) -> dict[Where, bytes]:
     return written
 
 
+def foreign_metrics() -> list[Metric]:
+    """Metrics of another program that name a goal that is not reached, times to come, and phases."""
+    now = time.time_ns() // 10**6
+    return [
+        Metric("trainer", 10**9, {"trajectories": 1e12}, now),
+        Metric("evaluation", 10**9, {"accuracy/greedy": 1.0, "final": 1.0}, now),
+        Metric("rollout", 0, {"cpu/process_seconds": 1.0}, 2**60),
+        Metric("rollout", 0, {"cpu/process_seconds": 1.0}, now + 10**12),
+        Metric("phase", 0, {}, now),
+    ]
+
+
+def write_metrics(broker: Broker, run: str) -> None:
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all")
+    for metric in foreign_metrics():
+        value, headers = encode(metric)
+        producer.send(METRICS.name(run), value, b"x", list(headers), partition=0)
+    producer.close()
+
+
 def read_by_pipelines(garbage: dict[Where, bytes]) -> dict[Where, bytes]:
     """The garbage in topics that pipelines of this run consume."""
     topics = {where: CATALOGUE[where[0].rpartition(".")[2]] for where in garbage}
@@ -108,6 +128,7 @@ def ended(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
         os.kill(its_trainer, signal.SIGSTOP)  # so that the run does not end before the broker stops
         disturbed.until_phase("training")
         garbage = write_garbage(broker, disturbed.name)
+        write_metrics(broker, disturbed.name)
         # Heartbeats and inboxes are read from the end at a start, so a restarted role would skip these records.
         wanted = set(read_by_pipelines(garbage))
         disturbed.until(lambda: wanted <= set(letters_by_place(client, disturbed)), 30, "a dead letter for each record")
@@ -155,7 +176,7 @@ def test_invalid_records_are_copied_to_dead_letters(ended: Ended) -> None:
 
 def test_invalid_records_of_observed_topics_are_counted(ended: Ended) -> None:
     summary = json.loads((ended.disturbed.folder / "summary.json").read_text())
-    assert summary["unreadable_records"] == {"metrics": 3, "relay": 3, "replicas": 3}
+    assert summary["unreadable_records"] == {"metrics": 3 + len(foreign_metrics()), "relay": 3, "replicas": 3}
     for short_name in summary["unreadable_records"]:
         assert re.search(
             rf"^{short_name}, partition 0, offset \d+: unreadable record: ", ended.disturbed.output(), re.M

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -17,9 +18,12 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 from laminar_runs import CommandServer
 from record_samples import SAMPLES
+from role_writer import write_as_role
 
 from infra.kafka.broker import Broker, free_port
 from pipelines.config import KafkaConfig, load_config, parse_config, save_config
+from pipelines.inspect.audit.result import Audit, ReachedStage
+from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE
 from pipelines.inspect.run_state.events import GOAL_REACHED
 from pipelines.inspect.submissions import Submission, submissions
 from pipelines.run.topics import make_topics
@@ -54,10 +58,11 @@ def submitted(broker: Broker, run_id: str, tmp_path: Path) -> Path:
     save_config(config, submission.config)
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
     now = time.time_ns() // 10**6
-    records = [(METRICS, Metric("trainer", step, {"reward/mean": 0.5}, now - 60_000)) for step in (1, 2, 3)]
-    for number, (topic, record) in enumerate([*records, (EXPERIENCES, replace(SCORED, error=None))]):
-        value, headers = encode(record)
-        producer.send(topic.name(run_id), value, b"k", list(headers), 0, now - 600_000 * (number == 0))
+    first, *later = [Metric("trainer", step, {"reward/mean": 0.5}, now - 60_000) for step in (1, 2, 3)]
+    write_as_role(config.kafka.client(), run_id, METRICS, [first], timestamp_ms=now - 600_000)
+    write_as_role(config.kafka.client(), run_id, METRICS, later)
+    value, headers = encode(replace(SCORED, error=None))
+    producer.send(EXPERIENCES.name(run_id), value, b"k", list(headers), 0, now)
     producer.flush()
     producer.close()
     group = group_name(run_id, "experience")
@@ -92,6 +97,13 @@ def test_commands_find_the_kafka_of_a_submitted_run(submitted: Path, run_id: str
             answer = shell(*words, *place, here=here)
             assert (answer.code, text in answer.text) == (code, True), (words, answer.text)
             assert "bootstrap" not in answer.text, words
+
+
+def test_status_shows_a_failed_background_audit(submitted: Path, shell: Shell) -> None:
+    audit = Audit(dispatched=3, lost=(ReachedStage("p1.0", "score"),)).to_json()
+    (submitted / AUDIT_SO_FAR_FILE).write_text(json.dumps(audit))
+    text = shell("runs", "status", "--run", str(submitted)).text
+    assert re.search(r"^  audit +FAILED: 1 lost; `laminar runs audit` lists them \(\d+ s ago\)$", text, re.M), text
 
 
 def test_status_of_an_ended_run_waits_for_nothing_and_lists_its_roles(submitted: Path, shell: Shell) -> None:

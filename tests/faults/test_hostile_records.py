@@ -1,4 +1,5 @@
 """Extreme, contradictory and foreign records of every class on the topics of a run: no wedge, no wrong training.
+That holds after a restart of every role, too.
 
 The real roles run on a real broker. The records are written by a plain producer, so the log files tell them from the
 run's own, which are transactional.
@@ -22,6 +23,7 @@ from faults.wire import rows_of
 from invalid_records import FAR, invalid_records
 
 from infra.kafka import topic_reader
+from infra.kafka.note import Note
 from infra.kafka.producer import BoundedProducer
 from pipelines.run.topics import make_topics
 from schemas import records as r
@@ -39,6 +41,7 @@ from schemas.topics import (
     RELAY,
     RELAY_CHAIN,
     REPLICAS,
+    RESTORE,
     SETTLED,
     TRAJECTORIES,
     Topic,
@@ -91,6 +94,11 @@ def contradictory(log: Log) -> Iterator[Placed]:
     for at, status in log.records(REPLICAS, r.ReplicaStatus):
         yield REPLICAS, replace(status, incarnation=status.incarnation - 1, state="stopped"), at
     yield RELAY_CHAIN, r.RelayChain(2**52, (), (), "chain", 0), 0
+    for _, note in log.records(RESTORE, r.CommitNote, 100):
+        yield RESTORE, note, 0
+        yield RESTORE, replace(note, note=Note(10**6, state={"never": 1}, commit=1).encode()), 0
+        yield RESTORE, replace(note, note="{"), 0
+    yield METRICS, r.Metric("trainer", 10**9, {"trajectories": 1.0}, 2**60), 0
 
 
 def hostile(log: Log, partitions: dict[Topic, int]) -> list[Placed]:
@@ -112,6 +120,7 @@ def write(kafka: ProxiedBroker, run: str, records: list[Placed]) -> None:
     with BoundedProducer(kafka.direct) as producer:
         for topic, record, partition in records:
             key = type(record).__name__ if topic is BATCH_ASSEMBLY else keys.get(topic, "p")
+            key = record.group if isinstance(record, r.CommitNote) else key
             value, headers = encode(record)
             producer.send(topic.name(run), value, key=key.encode(), headers=headers, partition=partition)
         producer.flush(60)
@@ -137,10 +146,15 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
         wait_until(
             roles, lambda: later_prompts() > MORE, lambda: f"{later_prompts()} later prompts are trained", EVERY_S
         )
+        assert {role.name: role.starts for role in roles if role.starts != 1} == {}
+        close_roles(roles)
+        roles = start_roles(config)  # each from its own last note
+        before = log.step()
+        wait_until(roles, lambda: log.step() > before + MORE, lambda: f"step {log.step()} after step {before}", EVERY_S)
+        assert {role.name: role.starts for role in roles if role.starts != 1} == {}
     finally:
         close_roles(roles)
     assert len(records) > 1000
-    assert {role.name: role.starts for role in roles if role.starts != 1} == {}
     trained = Counter(name for part in log.own(BATCHES) for name in part["trajectory_ids"])
     assert max(trained.values()) == 1
     assert max(parse_trajectory_id(name).number for name in trained) < FAR

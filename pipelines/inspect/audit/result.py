@@ -90,6 +90,8 @@ class Audit:
 
 NUMBERS = tuple(each.name for each in fields(Audit) if each.name != "still_in_flight")
 """The names of all counts, in their order."""
+FINDINGS = ("lost", "trained_twice", "without_reason", "contradictions")
+"""The counts that must be 0."""
 COUNTERS = tuple(each.name for each in fields(Audit) if each.default == 0)
 """The names of the counts that the audit does not give by stage or by trajectory."""
 
@@ -98,3 +100,9 @@ def _number_of(value: int | Mapping[Stage, int] | tuple[object, ...]) -> int:
     if isinstance(value, int):
         return value
     return sum(value.values()) if isinstance(value, Mapping) else len(value)
+
+
+def findings_text(audit: Mapping[str, Any]) -> str:
+    """What is wrong in a failed audit, the JSON form of which is `audit`: "2 lost, 1 trained twice"."""
+    found = [f"{audit[name]} {name.replace('_', ' ')}" for name in FINDINGS if audit[name]]
+    return ", ".join(found) or "its totals differ"

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import make_asgi_app
@@ -18,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from infra.http_server import HEADER_S, HttpServer, UnauthenticatedConnections
+from pipelines.inspect.audit.result import FINDINGS
 from pipelines.inspect.run_state.errors import error_counts
 from pipelines.inspect.run_state.state import RunState
 from pipelines.present.view.metric_texts import counter_text, metric_text
@@ -30,15 +32,19 @@ _UNITS = {"time": "seconds", "weight_sync": "seconds"}
 
 
 class RunCollector(Collector):
-    """Collects the metrics of the state that `state` returns at each scrape."""
+    """Collects the metrics of the state that `state` returns at each scrape, and of the last audit, see `Audit`."""
 
-    def __init__(self, state: Callable[[], RunState]) -> None:
-        self._state = state
+    def __init__(
+        self, state: Callable[[], RunState], audit: Callable[[], Mapping[str, Any]] = lambda: MappingProxyType({})
+    ) -> None:
+        self._state, self._audit = state, audit
 
     def collect(self) -> Iterator[Metric]:
         """Yield the run's metrics, without unknown values."""
         state = self._state()
         yield from _families(state)
+        if audit := self._audit():
+            yield from _of_audit(audit, [state.run])
 
 
 def _families(state: RunState) -> Iterator[Metric]:
@@ -66,6 +72,12 @@ def _families(state: RunState) -> Iterator[Metric]:
     for stage in ("prompts", "trainer", "experience", "score"):
         yield from _of_stage(stage, getattr(state, stage), run)
     yield from _of_steps(state.steps, run)
+
+
+def _of_audit(audit: Mapping[str, Any], run: list[str]) -> Iterator[Metric]:
+    yield _gauge("audit_passed", "1 if the last audit passed, 0 if it failed.", {(): int(audit["passed"])}, run)
+    found = {(name,): audit[name] for name in FINDINGS}
+    yield _gauge("audit_findings", "Trajectories that the last audit names, by finding.", found, run, "finding")
 
 
 def _heldout(state: RunState) -> Values:

@@ -22,6 +22,7 @@ from infra.store.ownership import claim_store
 from operators.relay.config import AUTO
 from pipelines.config import Config, ConfigError, ConfigProblems
 from pipelines.inspect.log.chunks import rows_of
+from pipelines.inspect.run_state.refused import refused
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.roles import ALL_SHARDS, WITH_STORE, Role, RoleProcess
 from pipelines.run.resharding import reshard_score
@@ -129,7 +130,10 @@ class _Guard:
         run, client = self.config.run.name, self._client
         guard = RunGuard(self.config, self._started_at)
         # The counts of earlier starts: errors before this one do not count.
-        state = self._after(new_run(run, None, self._started_at), last_records(client, self._topic, EARLIER_METRICS))
+        newest = last_records(client, self._topic, EARLIER_METRICS)
+        earlier = [each for each in newest if each.offset < self._ends[each.partition]]
+        state = self._after(new_run(run, None, self._started_at), earlier)
+        guard.check(state, tuple, earlier=True)
         for records in follow_topic(client, self._topic, self._ends):
             state = self._after(state, records)
             guard.check(state, lambda: rows_of(client, run, EXPERIENCES, COLUMNS))
@@ -137,5 +141,6 @@ class _Guard:
                 return
 
     def _after(self, state: RunState, records: Iterable[StoredRecord]) -> RunState:
-        rows = (row for record in records for row in record.rows if isinstance(row, Metric))
-        return fold_all(state, [metric for metric in rows if metric.name == self.series])
+        written = ((row, record.transactional) for record in records for row in record.rows if isinstance(row, Metric))
+        wanted = [row for row, by_role in written if row.name == self.series and refused(row, by_role) is None]
+        return fold_all(state, wanted)

@@ -1,6 +1,7 @@
 """Keeps one submitted pipeline running: `python -m pipelines.run.submission.respawner FILE`.
 
-It imports few modules, because it runs as long as the pipeline. Exit code 0 of the pipeline: it has drained. 2: it
+It imports few modules, because it runs as long as the pipeline. That of the trainer audits the
+run, too. Exit code 0 of the pipeline: it has drained. 2: it
 cannot run with this configuration. After any other exit it is submitted again, with growing pauses, up to a limit.
 A process of the pipeline whose respawner was killed is stopped first.
 """
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import tomllib
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +28,14 @@ from pipelines.distribution import LAMINAR
 from pipelines.inspect.run_folders import has_ended
 from pipelines.inspect.submissions import Submission, read_submission
 from pipelines.roles import ALL_SHARDS, CANNOT_RUN, SHARDED
+from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.restarts import Restarts, exit_text
 
 PREDECESSOR_S = 60.0
 """How long a process whose respawner was killed may drain; then its successor fences it."""
+POLL_S = 1.0
+AUDITING = ("trainer", 0)
+"""The role, and its index, whose respawner audits the run: each run has it once, on any runner."""
 LOG_TAIL_BYTES = 64 * 1024
 ERROR = "laminar: "
 """Beginning of the line of an error of the command `laminar`."""
@@ -43,11 +49,28 @@ class Respawner:
         self._child: subprocess.Popen[bytes] | None = None
         self._log_begin = 0
         self._stopping = threading.Event()
+        self._audits = self._open_audits()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
+    def _open_audits(self) -> BackgroundAudit | None:
+        submission = self._submission
+        if (submission.pipeline, submission.index) != AUDITING:
+            return None
+        run = tomllib.loads(submission.config.read_text(encoding="utf-8"))["run"]  # `load_config` imports too much
+        return BackgroundAudit(
+            submission.config, run["audit_every_s"], print_escaped, lambda _: None, folder=submission.folder
+        )
+
     def run(self) -> None:
         """Run until the pipeline has drained, is stopped or fails for good."""
+        try:
+            self._run()
+        finally:
+            if self._audits is not None:
+                self._audits.close()
+
+    def _run(self) -> None:
         deaths = Restarts()
         self._stop_predecessor()
         while not self._stopping.is_set():
@@ -81,7 +104,15 @@ class Respawner:
             self._write(replace(submission, worker=self._child.pid, worker_created=created))
             if self._stopping.is_set():  # stopped between the check and the start
                 self._child.terminate()
-            return self._child.wait()
+            return self._wait(self._child)
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+        if self._audits is None:
+            return child.wait()
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return child.wait(POLL_S)
+            self._audits.poll()
 
     def _stop_predecessor(self) -> None:
         """Stop the process of the pipeline that an earlier respawner has left behind."""

@@ -93,10 +93,12 @@ def test_session_rejects_log_without_its_output(config: SessionConfig, opened: O
 
 
 def test_session_rejects_topics_of_old_release(config: SessionConfig, opened: Open) -> None:
-    producer = KafkaProducer(**config.client.producer())
+    producer = KafkaProducer(**config.client.producer(transactional_id=f"{config.group}-old"))
+    producer.init_transactions()
+    producer.begin_transaction()
     note = {"value": b"{}", "headers": [("laminar-schema", b"CommitNote/1")], "partition": 0}
     producer.send(config.restore.topic, key=b"another group", **note)
-    producer.flush()
+    producer.commit_transaction()
     producer.close()
     with admin_client(config.client) as admin:
         before = end_offsets(admin, [config.restore.topic])

@@ -131,11 +131,18 @@ def test_observer_hides_uncommitted_and_reports_unreadable(
         send(writer, run_id, METRICS, VERSION)
         send(writer, run_id, METRICS, metric(2))
         writer.commit_transaction()
-    with Observer(ClientProperties.at(broker.bootstrap_servers), run_id) as observer:
-        garbage, stranger, seen = poll_until(observer, lambda records: len(records) >= 3)
+    with producer(broker) as plain:
+        send(plain, run_id, METRICS, metric(3))
+
+    def refuse(record: Any, transactional: bool) -> str | None:
+        return None if transactional else f"step {record.step} of another program"
+
+    with Observer(ClientProperties.at(broker.bootstrap_servers), run_id, refuse=refuse) as observer:
+        garbage, stranger, seen, foreign = poll_until(observer, lambda records: len(records) >= 4)
     assert seen == metric(2)
     assert garbage == UnreadableRecord("metrics", 0, 2, "no laminar-schema header")  # offset 1: marker
     assert stranger == UnreadableRecord("metrics", 0, 3, "a WeightVersion does not belong on metrics")
+    assert foreign == UnreadableRecord("metrics", 0, 6, "step 3 of another program")
 
 
 def test_observer_requests_lag_at_most_every_two_seconds(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:

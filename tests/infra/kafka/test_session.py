@@ -19,7 +19,7 @@ from shard_sessions import Open, feed, named, polled, record, source, visible
 
 from infra.kafka.admin import admin_client, committed_offsets
 from infra.kafka.group_progress import GROUP_OFFSETS_S
-from infra.kafka.note import MAX_NOTE_BYTES, Note
+from infra.kafka.note import MAX_NOTE_BYTES, Note, last_note
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost
 from infra.kafka.session_config import Input, SessionConfig
@@ -68,6 +68,49 @@ def test_session_ignores_the_note_of_an_aborted_transaction(config: SessionConfi
     second = opened(config)
     assert second.note.state == {"mark": "x" * 3000}
     assert second.positions() == {source(config): 1}
+
+
+def test_session_ignores_notes_written_without_a_transaction(config: SessionConfig, opened: Open) -> None:
+    first = opened(config)
+    first.commit([], {source(config): 0}, {}, {"mark": 1})
+    foreign = KafkaProducer(**config.client.producer())
+    valid, headers = encode(CommitNote(config.group, Note(1, {}, {"never": 0}, commit=9).encode(), 0))
+    old = [("laminar-schema", b"CommitNote/1")]
+    for value, of in ((valid, list(headers)), (b"garbage", list(headers)), (b"garbage", []), (b"old", old)):
+        foreign.send(config.restore.topic, value, config.group.encode(), of, 0)
+    foreign.close()
+    first.commit([], {source(config): 0}, {}, {"mark": 2})
+    with first._observer() as observer:
+        assert last_note(observer, TopicPartition(*config.restore), config.group) is not None
+    assert opened(config).note.state == {"mark": 2}
+
+
+def write_note(config: SessionConfig, text: str | bytes) -> None:
+    """Write a note, or a value that is none, under the shard's key in a transaction of another program."""
+    value, headers = encode(CommitNote(config.group, text if isinstance(text, str) else "", 0))
+    producer = KafkaProducer(**config.client.producer(transactional_id=f"{config.group}-other"))
+    producer.init_transactions()
+    producer.begin_transaction()
+    written = text if isinstance(text, bytes) else value
+    producer.send(config.restore.topic, written, config.group.encode(), list(headers), 0)
+    producer.commit_transaction()
+    producer.close()
+
+
+def test_session_ignores_notes_that_do_not_follow(config: SessionConfig, opened: Open) -> None:
+    opened(config).commit([], {source(config): 0}, {}, {"mark": 1})
+    session = opened(config)
+    session.commit([], {source(config): 0}, {}, {"mark": 2})
+    for foreign in (Note(1, {}, {"never": 0}, commit=9), Note(2, {}, {"never": 0}, commit=1), Note(10**9, commit=1)):
+        write_note(config, foreign.encode())
+    assert opened(config).note.state == {"mark": 2}
+
+
+@pytest.mark.parametrize("text", [b"garbage", "{"])
+def test_unreadable_note_is_named_with_its_offset(config: SessionConfig, opened: Open, text: str | bytes) -> None:
+    write_note(config, text)
+    with pytest.raises(ValueError, match=f"offset 0 of partition 0 of {config.restore.topic}"):
+        opened(config)
 
 
 def test_session_starts_with_open_transaction_of_another_shard(config: SessionConfig, opened: Open) -> None:

@@ -46,13 +46,17 @@ class Autoscaler:
 
     def __init__(self, errors: Sequence[str] = (), **changes: Any) -> None:
         self.log, self.now, self.wall_ms = Log(), 1000.0, 5_000_000
+        self.unread: frozenset[str] = frozenset()
         self.actuator = Recorded(list(errors))
         self.step = ScaleRollouts(replace(CONFIG, **changes), self.actuator, 2, 4, timeout_s=30.0)
         self.shard = Shard(self.log, shard("autoscaler", *INPUTS), self._restore, report_decisions)
         self.shard.start()
 
     def _restore(self, restored: Any) -> Any:
-        return self.step.restore(restored, lambda: self.now, lambda: self.wall_ms)
+        made = self.step.restore(restored, lambda: self.now, lambda: self.wall_ms)
+        fold = made.fold
+        made.fold = lambda polled: fold(replace(polled, unread=self.unread))  # type: ignore[method-assign]
+        return made
 
     def beat(self, processes: int, **changes: Any) -> None:
         for number in range(processes):
@@ -187,6 +191,18 @@ def test_silent_trainer_counts_as_waiting() -> None:
     scaler = Autoscaler()
     scaler.run(10, idle=0.1)
     scaler.run(300, idle=None)
+    assert scaler.decisions[0].target > 2
+
+
+def test_trainer_hidden_by_a_transaction_does_not_count_as_waiting() -> None:
+    scaler = Autoscaler()
+    scaler.run(10, idle=0.1)
+    scaler.unread = frozenset({METRICS.short_name})
+    scaler.run(300, idle=None)
+    assert scaler.decisions == []
+    assert "trainer_idle" not in scaler.log.rows(METRICS)[-1].values
+    scaler.unread = frozenset()
+    scaler.run(30, idle=None)
     assert scaler.decisions[0].target > 2
 
 

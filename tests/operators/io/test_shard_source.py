@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from kafka import KafkaProducer
 from record_factories import status
 from scripted_sessions import CONFIG, INPUT, ScriptedSession, ScriptedSessions, metric, raw
 
 import operators.io.source
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker
 from infra.kafka.open_transactions import STALLED_S
+from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Fenced, Note, SessionLost
-from operators.io.config import TopicInput
+from operators.io.config import ShardConfig, TopicInput
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.source import MAX_PAYLOAD_BYTES, MAX_SESSIONS_WITHOUT_COMMIT, ShardSource
 from schemas.codec import MAX_VALUE_BYTES, encode
 from schemas.records import DeadLetter
 from schemas.release import OldRelease
-from schemas.topics import METRICS, REPLICAS
+from schemas.topics import METRICS, REPLICAS, RESTORE
 
 HERE = PartitionKey("metrics", 0)
 
@@ -249,3 +254,27 @@ def test_source_begins_a_new_start_if_the_runner_goes_back(
         source.next(wait=False)
     source.resume_at(resumed_at)
     assert isinstance(source.next(wait=False), kind)
+
+
+def test_source_names_topics_behind_an_open_transaction(broker: Broker, run_id: str) -> None:
+    """Until the transaction ends, a reader cannot tell silence from what it hides."""
+    client = ClientProperties.at(broker.bootstrap_servers)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(topic.name(run_id), 1) for topic in (METRICS, RESTORE)])
+    source = ShardSource(ShardConfig(client, run_id, "autoscaler", inputs=(TopicInput(METRICS, start="latest"),)))
+
+    def until(unread: set[str]) -> Polled:
+        for _ in range(300):
+            polled = source.next(wait=True)
+            if isinstance(polled, Polled) and polled.unread == unread:
+                return polled
+        raise AssertionError(f"{polled} instead of unread {unread}")
+
+    with closing(source), closing(KafkaProducer(**client.producer(transactional_id=f"{run_id}-dead"))) as writer:
+        until(set())
+        writer.init_transactions()
+        writer.begin_transaction()
+        writer.send(METRICS.name(run_id), b"undecided").get(10)
+        assert until({"metrics"}).records == ()
+        writer.abort_transaction()
+        until(set())

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from role_writer import write_as_role
 
 from infra.kafka.broker import Broker
 from infra.kafka.producer import BoundedProducer
@@ -46,7 +47,8 @@ def answered_by_placement(config: Config, monkeypatch: pytest.MonkeyPatch, *runn
         made = written(connection, *request)
         for count in running:
             values = {"paused": float(made.paused), "since": float(made.requested_at), "running": float(count)}
-            write(config, METRICS, Metric(PAUSE, made.number, {**values, "waiting": 2.0}, 0))
+            metric = Metric(PAUSE, made.number, {**values, "waiting": 2.0}, 0)
+            write_as_role(config.kafka.client(), config.run.name, METRICS, [metric])
         return made
 
     monkeypatch.setattr(pauses, "_write", write_and_answer)

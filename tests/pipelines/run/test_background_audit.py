@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from pipelines.inspect.audit.result import Audit
+from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE
 from pipelines.run import background_audit
 from pipelines.run.background_audit import PAUSE_FACTOR, BackgroundAudit
 
@@ -67,6 +68,7 @@ def test_background_audit_reports_a_new_finding_once(monkeypatch: pytest.MonkeyP
 def test_background_audit_that_ends_without_a_result_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run = Scripted(monkeypatch, tmp_path, None)
-    run.advance_to(12)
+    run = Scripted(monkeypatch, tmp_path, None, None, result())
+    run.advance_to(70)
+    assert (tmp_path / AUDIT_SO_FAR_FILE).exists()
     assert run.notes == [f"the background audit did not finish: see {tmp_path / 'logs' / 'audit.log'}"]

@@ -17,6 +17,7 @@ import pytest
 from infra.kafka.broker import Broker
 from infra.processes import is_running
 from pipelines.cli.main import main
+from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE
 from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.submissions import Submission, read_submission, submissions
 
@@ -107,6 +108,21 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
     assert (code, stopped["stopped"], stopped["status"]) == (0, True, "ended")
     assert not submissions(runs / run_id)[0].respawner()
     assert "Traceback" not in log.read_text().partition("start 4 of")[2]
+
+
+def test_respawner_of_the_trainer_audits_the_run(
+    broker: Broker, run_id: str, runs: Path, tmp_path: Path, laminar: Laminar
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'rollout.engine = "emulated"\nprompts.source = "synthetic"\n'
+        f'[run]\nname = "{run_id}"\nfolder = "{runs}"\naudit_every_s = 8\n'
+        f'[kafka]\nbootstrap_servers = "{broker.bootstrap_servers}"\n'
+    )
+    assert laminar("submit", "trainer", str(file), "--detach")[0] == 0
+    audit = runs / run_id / AUDIT_SO_FAR_FILE
+    wait_until(audit.exists, "an audit")
+    assert laminar("runs", "status", "--run", run_id)[1]["audit"]["passed"]
 
 
 def test_read_submission_names_a_damaged_file(tmp_path: Path) -> None:

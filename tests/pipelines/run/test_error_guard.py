@@ -23,7 +23,7 @@ def after(state: RunState, trajectories: int, errors: int, at: int = START + 1) 
 
 def stops_at(counts: list[tuple[int, int]], share: float = 1.0, window: int = 10) -> int | None:
     """The trajectories scored when the guard stops the run, given cumulative counts."""
-    guard, state = ErrorGuard(share, window, START), new_run("r", None, START)
+    guard, state = ErrorGuard(share, window), new_run("r", None, START)
     for trajectories, errors in counts:
         state = after(state, trajectories, errors)
         if guard.failing(state) is not None:
@@ -52,21 +52,23 @@ def test_guard_stops_at_the_share_of_the_window(
 
 def test_guard_ignores_errors_of_held_out_answers() -> None:
     """A version that is gone fails them all, which is no reason to stop training."""
-    guard, state = ErrorGuard(1.0, 10, START), new_run("r", None, START)
+    guard, state = ErrorGuard(1.0, 10), new_run("r", None, START)
     for scored in (5, 128):
         values = {"trajectories": 3.0, "heldout_trajectories": float(scored), "heldout_errors": float(scored)}
         state = fold(state, Metric("score", scored + 3, values, START + scored))
         assert guard.failing(state) is None
 
 
-def test_guard_ignores_errors_before_a_resumption() -> None:
-    guard = ErrorGuard(1.0, 10, START)
-    state = after(new_run("r", None, START), 50, 50, at=START - 9)
-    assert guard.failing(state) is None
-    state = after(state, 70, 70, at=START - 1)  # scored before the resumption, read after it
-    assert guard.failing(state) is None
-    assert guard.failing(after(state, 79, 79)) is None
-    assert guard.failing(after(state, 81, 81)) == ErrorCounts(11, 11)
+@pytest.mark.parametrize("skew_ms", [-3_600_000, 0, 3_600_000])
+def test_guard_counts_errors_after_the_log_of_its_start(skew_ms: int) -> None:
+    """Whatever the clock of the machine that scores."""
+    guard, at = ErrorGuard(1.0, 10), START + 7_200_000 + skew_ms
+    state = after(new_run("r", None, START), 50, 50, at)
+    assert guard.failing(state, earlier=True) is None
+    state = after(state, 70, 70, at)  # scored before the start, read after it
+    assert guard.failing(state, earlier=True) is None
+    assert guard.failing(after(state, 79, 79, at)) is None
+    assert guard.failing(after(state, 81, 81, at)) == ErrorCounts(11, 11)
 
 
 def test_guard_message_names_share_settings_and_command() -> None:

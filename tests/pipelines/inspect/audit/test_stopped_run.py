@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaProducer
+from role_writer import write_as_role
 from trimmed_run import TrimmedRun
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
@@ -53,8 +54,8 @@ def filled(broker: Broker) -> KafkaProducer:
         create_topics(admin, [TopicSpec(topic.name(RUN), 1) for topic in (METRICS, REPLICAS)])
     run.train(3)
     run.commit_all()
-    for step in range(1, 4):
-        run.write(METRICS, Metric("trainer", step, {"reward/mean": step / 4}, 1_000 + step))
+    metrics = [Metric("trainer", step, {"reward/mean": step / 4}, 1_000 + step) for step in range(1, 4)]
+    write_as_role(run.client, RUN, METRICS, metrics)
     run.producer.send(EXPERIENCES.name(RUN), b"garbage")
     run.producer.close()
     writer = KafkaProducer(**run.client.producer(transactional_id=WRITER))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from audit_records import assignment, manifest, micro_batch, trajectory
+from role_writer import write_as_role
 from trimmed_run import TrimmedRun
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
@@ -107,7 +108,7 @@ def test_plan_trim_retains_records_of_a_ledger(run: TrimmedRun) -> None:
     note = Note(3, {f"{INBOX.name(run.run)}:0": 5}, {}, {f"{SETTLED.name(run.run)}:0": 4}).encode()
     with admin_client(run.client) as admin:
         create_topics(admin, [TopicSpec(RESTORE.name(run.run), 1)])
-    run.write(RESTORE, CommitNote(group, note, 0))
+    write_as_role(run.client, run.run, RESTORE, [CommitNote(group, note, 0)], key=group.encode())
     cuts = run.plan("1.3").cuts
     assert (cuts[LogPartition("inbox", 0)].offset, cuts[LogPartition("inbox", 0)].held_by) == (
         5,

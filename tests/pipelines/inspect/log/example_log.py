@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 from kafka import KafkaProducer
 from record_samples import PROMPT, SAMPLES, TRAJECTORY
+from role_writer import write_as_role
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
@@ -65,6 +66,7 @@ def trajectory(number: int, member: int, tokens: int = 6) -> r.Trajectory:
 class Writer:
     """Writes records with timestamps one second apart."""
 
+    client: ClientProperties
     producer: Any
     seconds: int = 0
 
@@ -72,6 +74,9 @@ class Writer:
         value, headers = encode(*rows)
         at = STARTED_AT + 1000 * self.seconds
         self.seconds += 1
+        if topic is METRICS:
+            write_as_role(self.client, RUN, topic, rows, timestamp_ms=at)
+            return
         key = str(rows[0].version).encode() if topic is RELAY else b"k"
         self.producer.send(topic.name(RUN), value, key, list(headers), partition, timestamp_ms=at)
 
@@ -162,7 +167,7 @@ def write_run(broker: Broker) -> ClientProperties:
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(topic.name(RUN), counts.get(topic, 1), config=settings) for topic in topics])
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
-    write_log(Writer(producer))
+    write_log(Writer(client, producer))
     producer.flush()
     producer.close()
     return client

@@ -29,6 +29,7 @@ def test_watch_prints_a_snapshot_without_a_terminal(laminar: Laminar) -> None:
 
 def test_metrics_serve_exposes_a_run_to_prometheus(log_client: ClientProperties) -> None:
     arguments = ["metrics", "serve", "--port", "0", "--run", RUN, "-b", log_client.bootstrap_servers]
+    arguments += ["--audit-every", "0.1"]
     code = f"from pipelines.cli.main import main; main({arguments!r})"
     server = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
@@ -39,6 +40,11 @@ def test_metrics_serve_exposes_a_run_to_prometheus(log_client: ClientProperties)
         with urllib.request.urlopen(url[0], timeout=60) as response:
             text = response.read().decode()
         assert f'laminar_trainer_reward_mean{{run="{RUN}"}} 0.5' in text
+        while "laminar_audit_passed" not in text:
+            assert server.poll() is None
+            with urllib.request.urlopen(url[0], timeout=60) as response:
+                text = response.read().decode()
+        assert f'laminar_audit_findings{{finding="lost",run="{RUN}"}} ' in text
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 130
     finally:

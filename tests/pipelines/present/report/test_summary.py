@@ -165,14 +165,7 @@ def test_summary_before_is_first_and_after_is_final_version() -> None:
     assert [each.version for each in evaluations(late)] == [0, 20]
 
 
-def test_report_says_that_the_initial_version_was_not_evaluated() -> None:
-    late, whole = (summary_of([evaluation_metric(first, "greedy", 0.2)], RunFacts("r")) for first in (3, 0))
-    assert "the first evaluation is of version 3" in closing_lines(Path("runs/r"), late)
-    assert "not evaluated" not in closing_lines(Path("runs/r"), whole)
-
-
 def test_report_names_a_round_that_is_not_measured() -> None:
-    """Its survivors are no accuracy, in no figure of the report."""
     gone = Metric("evaluation", 0, {"final": 0.0, "questions": 2.0, "unanswered/sampled": 398.0}, START)
     metrics = [evaluation_metric(0, "greedy", 0.2), gone, evaluation_metric(30, "sampled", 0.7, final=True)]
     summary = summary_of(metrics, RunFacts("r"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_run import START, history
+from synthetic_run import START, evaluation_metric, history
 
 from pipelines.present.report.closing import closing_lines
 from pipelines.present.report.html import page
@@ -71,3 +71,9 @@ def test_verdict_says_whether_failures_were_trained(on_error: str, effect: str, 
     facts = facts_of(tmp_path, None, {})
     metric = Metric("score", 8, {"trajectories": 8.0, "reward_errors": 2.0}, START)
     assert effect in (error_verdict(summary_of([metric], facts), tmp_path) or "")
+
+
+def test_report_says_that_the_initial_version_was_not_evaluated() -> None:
+    late, whole = (summary_of([evaluation_metric(first, "greedy", 0.2)], RunFacts("r")) for first in (3, 0))
+    assert "the first evaluation is of version 3" in closing_lines(Path("runs/r"), late)
+    assert "not evaluated" not in closing_lines(Path("runs/r"), whole)

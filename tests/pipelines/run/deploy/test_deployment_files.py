@@ -76,6 +76,7 @@ def test_compose_kafka_keeps_its_log_in_its_volume() -> None:
 def test_compose_serves_the_metrics_on_this_machine() -> None:
     metrics = yaml.safe_load(FILES["compose.yaml"])["services"]["metrics"]
     assert metrics["command"][:3] == ["laminar", "metrics", "serve"]
+    assert "--audit-every" in metrics["command"], "a deployed run is audited, too"
     assert metrics["ports"] == [f"127.0.0.1:{METRICS_PORT}:{METRICS_PORT}"]
 
 

@@ -1,0 +1,24 @@
+"""Writes records as the sink of a role does: in a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from typing import Any
+
+from kafka import KafkaProducer
+
+from infra.kafka.properties import ClientProperties
+from schemas.codec import encode
+from schemas.topics import Topic
+
+
+def write_as_role(client: ClientProperties, run: str, topic: Topic, records: Iterable[Any], **at: Any) -> None:
+    """Write `records` to partition 0 of `topic`; `at` may have their `timestamp_ms` and `key`."""
+    with closing(KafkaProducer(**client.producer(transactional_id=f"{run}-test-role"))) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for record in records:
+            value, headers = encode(record)
+            producer.send(topic.name(run), value, headers=list(headers), partition=0, **at)
+        producer.commit_transaction()
