@@ -3,6 +3,7 @@
     make soak                                         (as a part of it)
     python tests/soak/mutation_run.py --only losses passes
 
+Survivors, and mutants whose code cannot be swapped, are tested again in a new interpreter, which imports the mutant.
 Tests are collected once, in a copy of the repository; each mutant is tested in a fork of that process, by the tests
 that run its line, cheapest first. Tests that start processes read the mutant from the copy, and run last. Results are
 saved to `results.json` in the folder as they come; run again, it continues with the missing mutants. A mutant is
@@ -13,13 +14,14 @@ identified by the text of its module, so mutants of a changed module are tested 
 from __future__ import annotations
 
 import argparse
-import fnmatch
+import ast
 import functools
 import hashlib
 import importlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -102,8 +104,11 @@ def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> 
         path = trainer / f"{module}.py"
         source = path.read_text()
         loaded = importlib.import_module(f"operators.trainer.{module}")
-        for mutant in [*(planted(source, *rest) for name, *rest in PLANTED if name == module), *mutants(source)]:
-            key = hashlib.sha256(mutant.source.encode()).hexdigest()[:16]
+        known = (planted(source, *rest) for name, *rest in PLANTED if name == module)
+        wanted = different(source, [*known, *mutants(source)])
+        keys = [hashlib.sha256(mutant.source.encode()).hexdigest()[:16] for mutant in wanted]
+        print(f"{module}: {sum(key in results for key in keys)} of {len(keys)} mutants have results", flush=True)
+        for key, mutant in zip(keys, wanted, strict=True):
             if key not in results or (options.again and results[key]["failed"] == "-"):
                 began = time.monotonic()
                 chosen = candidates(mutant, module, covers)
@@ -112,6 +117,8 @@ def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> 
                 failed = tests.first_failure(
                     chosen, functools.partial(swap_code, loaded, mutant.source), cpu_s, options.timeout
                 )
+                if failed == "-" or failed.startswith("import: "):
+                    failed = fresh_failure(module, chosen, options.timeout)
                 path.write_text(source)
                 shutil.rmtree(tree.parent / "tmp", ignore_errors=True)
                 (tree.parent / "tmp").mkdir()
@@ -121,6 +128,40 @@ def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> 
                 print(f"{module}: {mutant.what}: {outcome} ({time.monotonic() - began:.0f} s)", flush=True)
             found[key] = results[key]
     return report(found)
+
+
+def different(source: str, found: Sequence[Mutant]) -> list[Mutant]:
+    """Those of `found` whose compiled code is neither that of `source` nor that of an earlier one."""
+    compiled = {compile(ast.unparse(ast.parse(source)), "", "exec")}
+    kept = []
+    for mutant in found:
+        code = compile(ast.unparse(ast.parse(mutant.source)), "", "exec")
+        if code not in compiled:
+            compiled.add(code)
+            kept.append(mutant)
+    return kept
+
+
+def fresh_failure(module: str, names: Sequence[str], wall_s: float) -> str:
+    """What fails in a new interpreter, which imports the mutant: swapped code can be inert, or not swappable."""
+    imported = subprocess.run([sys.executable, "-c", f"import operators.trainer.{module}"], capture_output=True)
+    if imported.returncode:
+        return f"import: {imported.stderr.decode(errors='replace').strip().splitlines()[-1:]}"[:200]
+    if not names:
+        return "-"
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "-m", "not soak", *names]
+    try:
+        tested = subprocess.run(command, capture_output=True, text=True, timeout=wall_s)
+    except subprocess.TimeoutExpired:
+        return "timed out in a new interpreter"
+    if tested.returncode == 0:
+        return "-"
+    if tested.returncode < 0:
+        return f"the test process ended by signal {-tested.returncode}"
+    failed = [line for line in tested.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if not failed:
+        raise RuntimeError(f"pytest ended with {tested.returncode}, no verdict on the mutant: {tested.stdout[-1000:]}")
+    return failed[0].partition(" ")[2].partition(" - ")[0]
 
 
 def measure(tests: ForkedTests, trainer: Path, file: Path, wall_s: float) -> dict[str, Cover] | None:
@@ -164,9 +205,9 @@ def report(found: Results) -> int:
 
 
 def explanation(survivor: dict[str, str], known: Sequence[dict[str, str]]) -> str | None:
-    """The reason of the first of `known` whose module and pattern match `survivor`; None without a match."""
+    """The reason of the first of `known` with the module and the exact text of `survivor`; None without a match."""
     for each in known:
-        if each["module"] == survivor["module"] and fnmatch.fnmatchcase(survivor["mutant"], each["mutant"]):
+        if each["module"] == survivor["module"] and each["mutant"] == survivor["mutant"]:
             return each["why"]
     return None
 

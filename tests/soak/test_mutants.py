@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from log_fixes import Fix
 from mutants import PLANTED, mutants, planted
+from mutation_run import different, explanation
 from removed_fixes import FIXES
 from swapped_code import swap_code
 
@@ -80,6 +81,18 @@ def test_mutants_know_the_lines_of_their_statement() -> None:
     assert found["20.5 to 41.0: LIMIT = 20.5"] == ((3, 3), False)
     assert found["min to max: return max(least, min(value, LIMIT))"] == ((6, 6), True)
     assert found["1 to 2: x: int = 1"] == ((9, 9), False)
+
+
+def test_mutants_of_equal_code_are_tested_once() -> None:
+    (limit,) = [mutant for mutant in mutants(SOURCE) if mutant.what.startswith("20.5 to 41.0")]
+    same = planted(SOURCE, "comment", [("LIMIT = 20.5", "LIMIT = 20.5  # the same")])
+    assert different(SOURCE, [same, limit, limit]) == [limit]
+
+
+def test_explanations_are_of_the_exact_mutant() -> None:
+    known = [{"module": "losses", "mutant": "Add to Sub: *", "why": "any"}]
+    assert explanation({"module": "losses", "mutant": "Add to Sub: a + b"}, known) is None
+    assert explanation({"module": "losses", "mutant": "Add to Sub: *"}, known) == "any"
 
 
 @pytest.mark.parametrize(("module", "what", "changes"), PLANTED)
