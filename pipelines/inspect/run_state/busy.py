@@ -15,6 +15,7 @@ from schemas.topics import PHASE_SECONDS, STEP_COUNTERS
 
 WINDOW_MS = 60_000
 POINT_MS = 1_000
+SHORT_MS = 20_000
 STOPPED_MS = 30_000
 """No process of a running run is silent for so long: rollouts measure themselves whatever the others do."""
 SLOWEST = 0.5
@@ -74,13 +75,18 @@ def busy_shares(times: BusyTimes) -> dict[str, float]:
 
 
 def busy_shares_of(metrics: Iterable[Metric]) -> dict[str, float]:
-    """`busy_shares` of a whole run: between its first and its last optimizer step, without the time it was stopped."""
+    """`busy_shares` of a whole run: between its first and its last optimizer step, without the time it was stopped.
+
+    Empty for less than `SHORT_MS`, in which what was generated before the first step is trained.
+    """
     metrics = sorted(metrics, key=lambda metric: metric.measured_at)
     steps = [metric.measured_at for metric in metrics if metric.name == TRAINER]
     times: BusyTimes = {}
     stopped_ms, before = 0, 0
+    if not steps or steps[-1] - steps[0] < SHORT_MS:
+        return {}
     for metric in metrics:
-        if steps and steps[0] <= metric.measured_at <= steps[-1]:
+        if steps[0] <= metric.measured_at <= steps[-1]:
             if before and metric.measured_at - before > STOPPED_MS:
                 stopped_ms += metric.measured_at - before
             before = metric.measured_at

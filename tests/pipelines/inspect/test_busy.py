@@ -61,6 +61,10 @@ def test_busy_shares_count_no_time_between_two_parts_of_a_run() -> None:
     assert busy_shares_of([*events(0, SECONDS), *later]) == pytest.approx(busy_shares_of(events(0, SECONDS)), rel=0.02)
 
 
+def test_a_run_of_a_few_seconds_has_no_busy_shares() -> None:
+    assert busy_shares_of(events(0, 10)) == busy_shares_of([]) == {}
+
+
 def test_no_role_is_the_bottleneck_if_all_wait() -> None:
     assert (
         busy_text({"rollout": 0.4, "score": 0.3, "trainer": 0.0}, "the time")
