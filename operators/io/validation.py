@@ -13,8 +13,6 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from infra.json_text import decode_json
 from schemas import records as r
 from schemas.block import Block
@@ -72,7 +70,7 @@ def invalid_rows(block: Block) -> list[int]:
     invalid = columns["member"] >= columns["prompt.samples"]
     for name, most in _ROW_BOUNDS.items():
         invalid |= (columns[name] < 0) | (columns[name] > most)
-    found: list[int] = np.flatnonzero(invalid).tolist()
+    found: list[int] = invalid.nonzero()[0].tolist()
     return found
 
 

@@ -310,7 +310,9 @@ def _report(found: Verification, json: bool, verified: bool = True) -> Report:
 
 def _text(found: Verification, verified: bool) -> str:
     ranges = ", ".join(f"{partition}: {first} to {end - 1}" for partition, (first, end) in found.offsets.items())
-    lines = [f"{found.folder}: {found.rows:,} rows in {found.files} files, {found.bytes / 1e6:,.1f} MB"]
+    size = f"{found.bytes / 1e6:,.1f} MB" if found.bytes >= 1e5 else f"{found.bytes / 1e3:,.1f} kB"
+    rows, files = (f"{n:,} {what}{'s' * (n != 1)}" for n, what in ((found.rows, "row"), (found.files, "file")))
+    lines = [f"{found.folder}: {rows} in {files}, {size}"]
     lines.append(f"  offsets by partition  {ranges}")
     if not found.rows and found.conditions:
         lines.append(f"  no row satisfies: {' and '.join(f'({each})' for each in found.conditions)}")

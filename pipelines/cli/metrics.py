@@ -74,10 +74,13 @@ def serve(
             raise RuntimeError(f"cannot listen on {host}:{port}: {reason}; choose another --port") from error
         shown = f"[{host}]" if ":" in host else host
         print_escaped(f"serving the metrics of run {connection.run} at http://{shown}:{bound}/metrics", err=True)
-        audits = stack.enter_context(_audits(address, connection, audit_every, audit.update))
+        audits = None
+        if audit_every and connection.client.log is None:  # an ended run has the audit of its end
+            audits = stack.enter_context(_audits(address, connection, audit_every, audit.update))
         while True:
             watching.tick()
-            audits.poll()
+            if audits is not None:
+                audits.poll()
             time.sleep(POLL_S)
 
 
@@ -86,16 +89,17 @@ def _audits(
     address: Address, connection: Connection, every_s: float, report: Callable[[Mapping[str, Any]], None]
 ) -> Iterator[BackgroundAudit]:
     """Background audits of the run, with a configuration that names it and its Kafka."""
-    from pipelines.config import Config, KafkaConfig, RunConfig, save_config
+    import tomli_w
+
     from pipelines.inspect.run_files import CONFIG_FILE, LOGS
     from pipelines.run.background_audit import BackgroundAudit
 
     properties = str(address.command_config.absolute()) if address.command_config else ""
-    kafka = KafkaConfig(bootstrap_servers=connection.client.bootstrap_servers, client_properties=properties)
+    kafka = {"bootstrap_servers": connection.client.bootstrap_servers, "client_properties": properties}
     with TemporaryDirectory(prefix="laminar-audit-") as temporary:
         file = Path(temporary) / CONFIG_FILE
         (file.parent / LOGS).mkdir()
-        save_config(Config(run=RunConfig(name=connection.run), kafka=kafka), file)
+        file.write_text(tomli_w.dumps({"run": {"name": connection.run}, "kafka": kafka}), "utf-8")
         note = lambda line: print_escaped(line, err=True)  # noqa: E731
         with closing(BackgroundAudit(file, every_s, note, report)) as audits:
             yield audits

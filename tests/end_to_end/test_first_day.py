@@ -21,6 +21,7 @@ from first_day import QUESTIONS, Answer, Shell, printed_commands, progress_lines
 from laminar_runs import CommandServer, kill_processes_in
 from pyarrow import flight
 
+GETTING_STARTED = (Path(__file__).parents[2] / "docs" / "getting-started.md").read_text("utf-8")
 READ_ONLY = (
     "runs list",
     "runs status",
@@ -106,6 +107,14 @@ def test_every_line_before_the_first_step_says_what_it_waits_for(ended: Answer) 
     waiting = [line for line in progress_lines(ended.text) if " steps" not in line]
     assert len(waiting) >= 3  # broker, checks, starting
     assert [line for line in waiting if "waits for " not in line] == []
+
+
+def test_getting_started_quotes_what_a_run_prints(ended: Answer) -> None:
+    quoted = re.findall(r"Run \w+ reached its goal:.*?The audit passed: .*?\n", GETTING_STARTED, re.S)
+    labels = {each for text in quoted for each in re.findall(r"^  ((?!component)[a-z][a-z, -]+?)  +\d", text, re.M)}
+    assert len(labels) >= 6
+    assert [each for each in labels if f"  {each} " not in ended.text] == []
+    assert all("The audit passed: no trajectory lost or trained twice." in text for text in quoted)
 
 
 def test_refused_rows_are_counted_from_the_start_to_the_summary(ended: Answer, shell: Shell) -> None:

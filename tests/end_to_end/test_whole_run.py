@@ -233,6 +233,18 @@ def test_checkpoint_of_an_ended_run_becomes_a_model(ended: LaminarRun, tmp_path:
         assert "starting Apache Kafka" not in done.stderr
         return done.stdout
 
+    # In a process of their own read-only commands have no NumPy: elsewhere the tests' server has loaded it.
+    for words in (
+        "watch --plain",
+        "topics lag",
+        "replicas",
+        "plans",
+        "relays",
+        "samples -n 1",
+        "lineage latest",
+        "trace",
+    ):
+        assert laminar(*words.split())
     listed = {row["version"]: row["where"] for row in json.loads(laminar("weights", "list", "--json"))}
     final = [str(Path("runs", NAME, each)) for each in ("model", "checkpoints/1.8")]
     assert [listed[version] for version in ("1.0", "1.1", "1.8")] == [["initial model"], [], final]

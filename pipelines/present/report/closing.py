@@ -43,7 +43,7 @@ def closing_lines(
     lines += ["", *(f"  {label:<22}{before:>7} → {after}" for label, before, after in _changes(summary))]
     for name, of_name in (summary.get("components") or {}).items():
         first, last = figure(of_name["mean_first"]), figure(of_name["mean_last"])
-        lines.append(f"  {f'component {name}'[:21]:<22}{first:>7} → {last}")
+        lines.append(f"  {f'component {name}':<22} {first:>6} → {last}")
     for task, figures in (summary.get("tasks") or {}).items():
         lines.append(f"  {task[:20]}")
         lines += [f"  {f'  {label}':<22}{before:>7} → {after}" for label, before, after in _changes(figures)]
