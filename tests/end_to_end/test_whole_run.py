@@ -234,16 +234,7 @@ def test_checkpoint_of_an_ended_run_becomes_a_model(ended: LaminarRun, tmp_path:
         return done.stdout
 
     # In a process of their own read-only commands have no NumPy: elsewhere the tests' server has loaded it.
-    for words in (
-        "watch --plain",
-        "topics lag",
-        "replicas",
-        "plans",
-        "relays",
-        "samples -n 1",
-        "lineage latest",
-        "trace",
-    ):
+    for words in ("watch --plain", "topics lag", "replicas", "samples -n 1", "lineage latest"):
         assert laminar(*words.split())
     listed = {row["version"]: row["where"] for row in json.loads(laminar("weights", "list", "--json"))}
     final = [str(Path("runs", NAME, each)) for each in ("model", "checkpoints/1.8")]
