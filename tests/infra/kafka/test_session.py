@@ -19,6 +19,7 @@ from shard_sessions import Open, feed, named, polled, record, source, visible
 
 from infra.kafka.admin import admin_client, committed_offsets
 from infra.kafka.group_progress import GROUP_OFFSETS_S
+from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.note import MAX_NOTE_BYTES, Note, last_note
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost
@@ -166,6 +167,31 @@ def test_verify_raises_when_commit_is_not_in_log(
     session.verify()
     session.commits = session.noted = 3  # a commit that the log has not
     with pytest.raises(SessionLost, match=r"commit 2 is the last .* commit 3 was committed"):
+        session.verify()
+
+
+def test_verify_raises_when_the_note_is_overwritten(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.kafka.session.VERIFY_COMMITS", 1)
+    session = opened(config)
+    session.commit([], {}, {}, {})
+    write_note(config, Note(session.start, commit=99).encode())
+    with pytest.raises(SessionLost, match=r"commit 99 is the last .* commit 2 was committed"):
+        session.verify()
+
+
+def test_verify_raises_when_an_output_is_gone(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if its topic had been deleted and created again."""
+    monkeypatch.setattr("infra.kafka.session.VERIFY_COMMITS", 1)
+    session, place = opened(config), f"{config.ledger[0].topic}:0"
+    session.commit([record(config, b"A")], {}, {}, {})
+    session.verify()
+    monkeypatch.setitem(session._written, place, 100)
+    session.commit([], {}, {}, {})
+    with pytest.raises(LogTruncated, match=rf"{place} ends at \d+, before its own output at 100"):
         session.verify()
 
 
