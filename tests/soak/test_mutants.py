@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from forked_tests import in_fork
 from log_fixes import Fix
 from mutants import PLANTED, mutants, planted
-from mutation_run import different, explanation
+from mutation_run import different, explanation, read_results, watched, write_results
 from removed_fixes import FIXES
 from swapped_code import swap_code
 
@@ -93,6 +95,30 @@ def test_explanations_are_of_the_exact_mutant() -> None:
     known = [{"module": "losses", "mutant": "Add to Sub: *", "why": "any"}]
     assert explanation({"module": "losses", "mutant": "Add to Sub: a + b"}, known) is None
     assert explanation({"module": "losses", "mutant": "Add to Sub: *"}, known) == "any"
+
+
+def test_results_have_one_line_per_mutant(tmp_path: Path) -> None:
+    results = {key: {"module": "losses", "mutant": key, "failed": "-", "tested": "0"} for key in ("b", "a")}
+    write_results(tmp_path / "results.json", results)
+    assert [line[9] for line in (tmp_path / "results.json").read_text().splitlines()] == ["a", "b"]
+    assert read_results(tmp_path / "results.json") == results
+    assert read_results(tmp_path / "none.json") == {}
+
+
+def test_tests_beyond_their_limit_have_failed() -> None:
+    def hang(say: Callable[[str], None]) -> str:
+        say("test.py::test_first")
+        say("test.py::test_second")
+        time.sleep(60)
+        return "-"
+
+    assert in_fork(hang, {"test.py::test_second": 0.1}) == "time-out: test.py::test_second"
+    code = "import time; print('test_second', end='', flush=True); time.sleep(60)"
+    assert watched([sys.executable, "-c", code], {"test_second": 0.1}) == ("test_second", None)
+
+
+def test_forked_processes_answer() -> None:
+    assert in_fork(lambda say: "an answer", {}) == "an answer"
 
 
 @pytest.mark.parametrize(("module", "what", "changes"), PLANTED)
