@@ -12,15 +12,16 @@ import resource
 import select
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
+from line_tracer import FILE, FOLDER, start_tracing
 
 Lines = dict[str, list[int]]
 MAX_ANSWER = 1 << 20
@@ -30,12 +31,11 @@ MAX_S = 3600.0
 
 @dataclass(frozen=True)
 class Cover:
-    """What a test costs and runs: seconds, CPU seconds of its own and of its processes; lines by module name."""
+    """What a test costs and runs, with the processes that it starts: seconds, and lines by module name."""
 
-    own_s: float
-    children_s: float
+    cpu_s: float
+    wall_s: float
     lines: Lines
-    wall_s: float = 0.0
 
     @property
     def limit_s(self) -> float:
@@ -87,13 +87,11 @@ class ForkedTests:
         """What the test `name` costs, and the lines that it runs of the modules in `folder`; None if it fails."""
 
         def run(say: Callable[[str], None]) -> str:
-            start, began, children = time.monotonic(), time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
+            began, before = time.monotonic(), cpu_seconds()
             lines = traced_lines(folder, lambda: self._run([name]))
             if self._failed:
                 return "null"
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            started = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
-            return json.dumps([time.process_time() - began, started, lines, time.monotonic() - start])
+            return json.dumps([cpu_seconds() - before, time.monotonic() - began, lines])
 
         answer = in_fork(run, {})
         try:
@@ -172,26 +170,23 @@ def kill_session(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of those that it started and that have ended."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def traced_lines(folder: Path, run: Callable[[], Any]) -> Lines:
-    """The lines of the modules in `folder` that `run` executes in this thread, by module name."""
-    found: dict[str, set[int]] = {}
-    prefix = f"{folder}/"
-
-    def trace_calls(frame: FrameType, event: str, argument: object) -> Any:
-        if not frame.f_code.co_filename.startswith(prefix):
-            return None
-        seen = found.setdefault(Path(frame.f_code.co_filename).stem, set())
-
-        def trace_lines(inner: FrameType, event: str, argument: object) -> Any:
-            seen.add(inner.f_lineno)
-            return trace_lines
-
-        seen.add(frame.f_lineno)
-        return trace_lines
-
-    sys.settrace(trace_calls)
-    try:
-        run()
-    finally:
-        sys.settrace(None)
+    """The lines of the modules in `folder` that `run` executes, also in processes that it starts, by module name."""
+    with tempfile.NamedTemporaryFile("r") as file:
+        os.environ |= {FOLDER: str(folder), FILE: file.name}
+        start_tracing()
+        try:
+            run()
+        finally:
+            sys.settrace(None)
+        found: dict[str, set[int]] = {}
+        for line in file:
+            name, number = line.split()
+            found.setdefault(name, set()).add(int(number))
     return {name: sorted(lines) for name, lines in found.items()}

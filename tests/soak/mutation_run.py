@@ -5,17 +5,19 @@
 
 Survivors, and mutants whose code cannot be swapped, are tested again in a new interpreter, which imports the mutant.
 Tests are collected once, in a copy of the repository; each mutant is tested in a fork of that process, by the tests
-that run its line, cheapest first. Tests that start processes read the mutant from the copy, and run last. A test that
-takes longer than max(15 s, 8 x its time without a mutant) has failed: `time-out: TEST`. Results are kept in
-`mutation_results.json`, one line a mutant; run again, it continues with the missing mutants. A mutant is identified by
-its source, so mutants of a changed module are tested again. After other changes, `--confirm` tests results of other
-tests and sources again: a killed mutant first by the test that failed. Exit code 1 if a survivor is not explained.
+that run its line: first those with the most kills per CPU second in the same module, then the cheapest. Processes that
+tests start read the mutant from the copy. A test that takes longer than max(15 s, 8 x its time without a mutant) has
+failed: `time-out: TEST`. Results are kept in `mutation_results.json`, one line a mutant; run again, it continues with
+the missing mutants. A mutant is identified by its source, so mutants of a changed module are tested again. After other
+changes, `--confirm` tests results of other tests and sources again: a killed mutant first by the test that failed.
+`--jobs 2` divides the mutants among two processes. Exit code 1 if a survivor is not explained.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import fcntl
 import functools
 import hashlib
 import importlib
@@ -24,8 +26,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -46,6 +51,7 @@ MODULES = (
     *("mismatch", "presets", "context_parallel", "published_weights"),
 )
 """Modules of operators/trainer that compute weights and metrics. Other modules are tested by kills."""
+TESTS_FOLDER = "tests/operators/trainer"
 TESTS = (
     *("losses", "advantages", "algorithms", "losses_against_verl", "optimizer", "trainer_packing", "training_batch"),
     *("update_against_oracle", "learner", "temperature", "lora", "bfloat16", "model_families", "trainer_checkpoint"),
@@ -55,32 +61,36 @@ RESULTS = Path(__file__).with_name("mutation_results.json")
 SURVIVORS = Path(__file__).with_name("survivors.json")
 IMPORTED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"
 """Pytest warns of plugins imported before its start."""
-STARTS_PROCESSES_S = 0.5
-"""A test whose processes use more CPU seconds than this may run any line in them."""
 START_S = 120.0
 """Seconds within which an interpreter has imported everything."""
+RESULT = "RESULT "
+"""What a worker's lines of results begin with."""
 TIME_OUT = "time-out: "
 Results = dict[str, dict[str, str]]
 
 
 def main(arguments: list[str]) -> int:
-    """Test the mutants that have no result yet and print the survivors."""
+    """Test the mutants that have no result yet, in workers, and print the survivors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "soak" / "mutations")
     parser.add_argument("--only", nargs="*", default=MODULES, choices=MODULES)
-    parser.add_argument("--tests", nargs="*", default=TESTS, choices=TESTS, help="for a first pass: fewer tests")
     parser.add_argument("--confirm", action="store_true", help="test results of other tests and sources again")
+    parser.add_argument("--jobs", type=int, default=1, help="processes among which the mutants are divided")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    folder = options.folder.absolute()
+    if options.worker is None:
+        return direct(options, arguments)
+    folder = options.folder.absolute() / str(options.worker)
     tree = folder / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     for name in ("schemas", "infra", "operators", "pipelines", "tests"):
         shutil.copytree(REPOSITORY / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", tree)
+    shutil.copy(REPOSITORY / "tests" / "soak" / "line_tracer.py", tree / "sitecustomize.py")
     (tree / "docs").mkdir()
     shutil.copy(REPOSITORY / "docs" / "training.md", tree / "docs")  # test_presets compares it
     modules = [f"operators/trainer/{name}.py" for name in MODULES]
-    files = [f"tests/operators/trainer/test_{name}.py" for name in options.tests]
+    files = [f"{TESTS_FOLDER}/test_{name}.py" for name in TESTS]
     for path in [*modules, *files]:
         if not (tree / path).exists():
             parser.error(f"{path} does not exist: a module or test was renamed")
@@ -97,39 +107,77 @@ def main(arguments: list[str]) -> int:
 
 
 def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> int:
-    """Test every mutant without a result in forks of this process; 1 if a survivor is not explained."""
+    """Print the results of this worker's mutants without one, tested in forks of this process; 1 without covers."""
     trainer = tree / "operators" / "trainer"
-    tested = digest(trainer, tree / "tests")
-    covers = measure(tests, trainer, tree.parent / "coverage.json", tested)
+    tested = digest([*trainer.rglob("*.py"), *(tree / "tests").glob("*.py"), *(tree / TESTS_FOLDER).rglob("*.py")])
+    with open(tree.parents[1] / "coverage.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the first worker measures, the others then read its file
+        covers = measure(tests, trainer, tree.parents[1] / "coverage.json", tested)
     if covers is None:
         return 1
-    results, found = read_results(RESULTS), Results()
+    results = read_results(RESULTS)
     for module in options.only:
-        source = (trainer / f"{module}.py").read_text()
-        known = (planted(source, what, changes) for name, what, changes in PLANTED if name == module)
-        wanted = {key_of(mutant): mutant for mutant in different(source, [*known, *mutants(source)])}
-        print(f"{module}: {sum(key in results for key in wanted)} of {len(wanted)} mutants have results", flush=True)
-        for key, mutant in wanted.items():
+        for key, mutant in mutants_of(module, (trainer / f"{module}.py").read_text()).items():
+            if int(key, 16) % options.jobs != options.worker:
+                continue
             before = results.get(key)
             if before is None or (options.confirm and before["tested"] != tested):
                 began = time.monotonic()
-                chosen = candidates(mutant, module, covers)
-                killer = before["failed"].removeprefix(TIME_OUT) if before else ""
+                kills = Counter(killer_of(each) for each in results.values() if each["module"] == module)
+                chosen = candidates(mutant, module, covers, kills)
+                killer = killer_of(before) if before else ""
                 failed = first_failure(tests, trainer, module, mutant, [killer], covers) if killer in covers else "-"
                 if failed == "-":
                     failed = first_failure(tests, trainer, module, mutant, chosen, covers)
                 results[key] = {"module": module, "mutant": mutant.what, "failed": failed, "tested": tested}
-                write_results(RESULTS, results)
                 outcome = "SURVIVES" if failed == "-" else failed.rpartition("/")[2]
-                print(f"{module}: {mutant.what}: {outcome} ({time.monotonic() - began:.0f} s)", flush=True)
-            found[key] = results[key]
-    return report(found)
+                print(f"{module}: {mutant.what}: {outcome} ({time.monotonic() - began:.0f} s)")
+                print(RESULT + json.dumps({key: results[key]}), flush=True)
+    return 0
 
 
-def digest(*folders: Path) -> str:
-    """The hash of the Python files of `folders`."""
-    files = sorted(file for folder in folders for file in folder.rglob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+def direct(options: argparse.Namespace, arguments: list[str]) -> int:
+    """Start workers, save the results that they print, and report; 1 if a worker fails or a survivor is unexplained."""
+    results, lock = read_results(RESULTS), threading.Lock()
+    wanted = {
+        key
+        for module in options.only
+        for key in mutants_of(module, (REPOSITORY / "operators" / "trainer" / f"{module}.py").read_text())
+    }
+    print(f"{len(wanted & results.keys())} of {len(wanted)} mutants have results", flush=True)
+
+    def follow(number: int) -> int:
+        command = [sys.executable, __file__, *arguments, "--worker", str(number)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
+            for line in worker.stdout:
+                with lock:
+                    if line.startswith(RESULT):
+                        results.update(json.loads(line.removeprefix(RESULT)))
+                        write_results(RESULTS, results)
+                    else:
+                        print(line, end="", flush=True)
+            return worker.wait()
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        codes = list(pool.map(follow, range(options.jobs)))
+    return report({key: results[key] for key in wanted & results.keys()}) or int(any(codes))
+
+
+def mutants_of(module: str, source: str) -> dict[str, Mutant]:
+    """The mutants of `source` by their key in the results, planted ones first."""
+    known = (planted(source, what, changes) for name, what, changes in PLANTED if name == module)
+    return {key_of(mutant): mutant for mutant in different(source, [*known, *mutants(source)])}
+
+
+def killer_of(result: dict[str, str]) -> str:
+    """The test that failed; other text without one."""
+    return result["failed"].removeprefix(TIME_OUT)
+
+
+def digest(files: Sequence[Path]) -> str:
+    """The hash of the contents of `files`."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:12]
 
 
 def key_of(mutant: Mutant) -> str:
@@ -186,7 +234,7 @@ def fresh_failure(module: str, limits: dict[str, float]) -> str:
     if not limits:
         return "-"
     settings = ["-x", "-v", "-rfE", "-p", "no:cacheprovider", "-m", "not soak"]
-    printed, status = watched([sys.executable, "-m", "pytest", *settings, *limits], limits)
+    printed, status = watched([sys.executable, "-m", "pytest", *settings, *sorted(limits)], limits)
     if status is None:
         return TIME_OUT + printed.rpartition("\n")[2].strip()
     if status == 0:
@@ -226,15 +274,15 @@ def measure(tests: ForkedTests, trainer: Path, file: Path, tested: str) -> dict[
     return {name: covers[name] for name in tests.names}
 
 
-def candidates(mutant: Mutant, module: str, covers: dict[str, Cover]) -> list[str]:
-    """The tests that may run the mutant, cheapest first; those that start processes last."""
+def candidates(mutant: Mutant, module: str, covers: dict[str, Cover], kills: Counter[str]) -> list[str]:
+    """The tests that run the mutant in any process, by kills per CPU second, then cheapest first."""
     first, last = mutant.lines
     chosen = []
     for name, cover in covers.items():
         lines = cover.lines.get(module, [])
         runs = any(first <= line <= last for line in lines) if mutant.function else bool(lines)
-        if runs or cover.children_s > STARTS_PROCESSES_S:
-            chosen.append((cover.children_s > STARTS_PROCESSES_S, cover.own_s + cover.children_s, name))
+        if runs:
+            chosen.append((-kills[name] / max(cover.cpu_s, 0.01), cover.cpu_s, name))
     return [name for *_, name in sorted(chosen)]
 
 

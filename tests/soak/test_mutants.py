@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -10,8 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import line_tracer
 import pytest
-from forked_tests import in_fork
+from forked_tests import in_fork, traced_lines
 from log_fixes import Fix
 from mutants import PLANTED, mutants, planted
 from mutation_run import different, explanation, read_results, watched, write_results
@@ -115,6 +119,18 @@ def test_tests_beyond_their_limit_have_failed() -> None:
     assert in_fork(hang, {"test.py::test_second": 0.1}) == "time-out: test.py::test_second"
     code = "import time; print('test_second', end='', flush=True); time.sleep(60)"
     assert watched([sys.executable, "-c", code], {"test_second": 0.1}) == ("test_second", None)
+
+
+def test_lines_of_started_processes_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mutated_module.py").write_text(SOURCE)
+    shutil.copy(line_tracer.__file__, tmp_path / "sitecustomize.py")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code = "import os; from mutated_module import limited; os.fork() or (limited(1), os._exit(1)); os.wait()"
+
+    def run(say: Callable[[str], None]) -> str:
+        return str(traced_lines(tmp_path, lambda: subprocess.run([sys.executable, "-c", code], check=True)))
+
+    assert 6 in ast.literal_eval(in_fork(run, {}))["mutated_module"]
 
 
 def test_forked_processes_answer() -> None:
