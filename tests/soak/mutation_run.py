@@ -50,7 +50,22 @@ MODULES = (
     *("policy", "critic", "global_batch_metadata", "batch", "packed_attention", "lora", "ranks", "device_sharing"),
     *("mismatch", "presets", "context_parallel", "published_weights"),
 )
-"""Modules of operators/trainer that compute weights and metrics. Other modules are tested by kills."""
+"""Modules of operators/trainer that compute weights and metrics."""
+LEFT_OUT = {
+    "interfaces and configurations, without arithmetic": (
+        *("config", "training_config", "warm_start_config", "warm_start_record", "learner_contract", "learner_state"),
+        *("emulation",),
+    ),
+    "files, records and versions: kills (`campaign.py`) and faults (`fault_campaign.py`) test them": (
+        *("adapter_folder", "assembly", "checkpoint", "checkpoint_files", "checkpoint_writer", "clean_stop", "persist"),
+        *("manifest_history", "publishing", "version_file", "version_publisher", "weight_parts", "train_batches"),
+    ),
+    "what ranks and roles do together: kills test them": (
+        *("joint_actions", "rank_addresses", "rank_training", "rendezvous", "train_follower", "replay"),
+    ),
+    "not a part of a run's training": ("emulate_training", "imitation", "memory_plan", "traces", "warm_start"),
+}
+"""The other modules, by the reason for which they have no mutants."""
 TESTS_FOLDER = "tests/operators/trainer"
 TESTS = (
     *("losses", "advantages", "algorithms", "losses_against_verl", "optimizer", "trainer_packing", "training_batch"),

@@ -18,7 +18,7 @@ import pytest
 from forked_tests import in_fork, traced_lines
 from log_fixes import Fix
 from mutants import PLANTED, mutants, planted
-from mutation_run import different, explanation, read_results, watched, write_results
+from mutation_run import LEFT_OUT, MODULES, different, explanation, read_results, watched, write_results
 from removed_fixes import FIXES
 from swapped_code import swap_code
 
@@ -135,6 +135,11 @@ def test_lines_of_started_processes_are_traced(tmp_path: Path, monkeypatch: pyte
 
 def test_forked_processes_answer() -> None:
     assert in_fork(lambda say: "an answer", {}) == "an answer"
+
+
+def test_every_trainer_module_has_mutants_or_a_reason() -> None:
+    named = [*MODULES, *(name for names in LEFT_OUT.values() for name in names)]
+    assert sorted(named) == sorted(file.stem for file in TRAINER.glob("*.py") if file.stem != "__init__")
 
 
 @pytest.mark.parametrize(("module", "what", "changes"), PLANTED)
