@@ -58,7 +58,7 @@ class Respawner:
             return None
         run = tomllib.loads(submission.config.read_text(encoding="utf-8"))["run"]  # `load_config` imports too much
         return BackgroundAudit(
-            submission.config, run["audit_every_s"], print_escaped, lambda _: None, folder=submission.folder
+            submission.config, run.get("audit_every_s", 0.0), print_escaped, lambda _: None, folder=submission.folder
         )
 
     def run(self) -> None:
