@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kafka import TopicPartition
@@ -57,6 +57,14 @@ def check_topics(observer: Any, places: Collection[TopicPartition]) -> None:
             f"there is no topic {', '.join(sorted(missing))}. If the broker has not just started, the topic was "
             f"deleted: restore it from a backup, or {NEW_RUN}"
         )
+
+
+def check_written(group: str, written: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
+    """Raise LogTruncated if a partition ends before the last record that the shard of `group` has written there."""
+    for place, offset in written.items():
+        if ends[place] <= offset:
+            where = f"{place.topic}:{place.partition}"
+            raise log_truncated(group, f"{where} ends at {ends[place]}, before its own output at {offset}")
 
 
 def check_position(group: str, place: TopicPartition, offset: int, begin: int, end: int) -> None:

@@ -32,7 +32,7 @@ from kafka.errors import (
 from infra.kafka.clients import KafkaClients, SessionClients
 from infra.kafka.group_progress import GroupProgress
 from infra.kafka.ledger_reader import read_committed
-from infra.kafka.log_gaps import check_position, check_topics, log_truncated, note_missing
+from infra.kafka.log_gaps import check_position, check_topics, check_written, log_truncated, note_missing
 from infra.kafka.note import Note, last_note, name_of, place_of
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.shard_layout import check_layout
@@ -252,8 +252,9 @@ class Session:
         return [TopicPartition(*place_of(name)) for name in self._outputs]
 
     def verify(self) -> None:
-        """Read the last note back every VERIFY_COMMITS commits. Raises SessionLost if it is not that of the last one:
-        a transaction was ended from outside, or its outcome misjudged. Every start detects that, too."""
+        """Every VERIFY_COMMITS commits and at a start: raise SessionLost if another note is the last (a transaction was
+        ended from outside, or its outcome misjudged), LogTruncated if outputs are gone. Group offsets are not needed.
+        """
         if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
             return
         self._verified = self.commits
@@ -262,6 +263,9 @@ class Session:
             found = "no note" if note is None else f"the note of start {note.start}, commit {note.commit}"
             where = f"where start {self.start}, commit {self.noted} was committed"
             raise self._lose(SessionLost, f"{found} is the last in {self.config.restore.topic}, {where}")
+        if written := {TopicPartition(*place_of(name)): offset for name, offset in note.written.items()}:
+            with self._observer() as observer:
+                check_written(self.config.group, written, observer.end_offsets(list(written)))
 
     def close(self, patience_s: float = 1.0) -> None:
         """Close both connections after a commit in progress; a longer one is aborted by the successor's fence."""
@@ -275,19 +279,19 @@ class Session:
                 self._producer.close(timeout=1)
 
     def _last_note(self) -> Note | None:
-        try:
-            with self._observer() as observer:
-                return last_note(observer, TopicPartition(*self.config.restore), self.config.group, self._note_at)
-        except KafkaError as error:
-            raise self._give_up(error) from error
+        with self._observer() as observer:
+            return last_note(observer, TopicPartition(*self.config.restore), self.config.group, self._note_at)
 
     @contextlib.contextmanager
     def _observer(self) -> Iterator[Any]:
-        observer = self._clients.observer()
         try:
-            yield observer
-        finally:
-            observer.close(autocommit=False)
+            observer = self._clients.observer()
+            try:
+                yield observer
+            finally:
+                observer.close(autocommit=False)
+        except KafkaError as error:
+            raise self._give_up(error) from error
 
     def _give_up(self, error: KafkaError, *others: BaseException | None) -> SessionLost:
         causes = (error, *others, self._producer.failure if self._producer is not None else None)
@@ -316,11 +320,7 @@ class Session:
         self._clients.end_own_transactions(config.group, self._producer.producer_id, self._output_places())
         self.note = note or Note()
         self.start = self.note.start + 1
-        known = {name_of(tp): tp for tp in places}
-        for place, offset in self.note.written.items():
-            if place in known and ends[known[place]] <= offset:
-                end = ends[known[place]]
-                raise log_truncated(config.group, f"{place} ends at {end}, before its own output at {offset}")
+        check_written(config.group, {tp: self.note.written.get(name_of(tp), -1) for tp in places}, ends)
         self.ledger_ends = {name_of(tp): ends[tp] for tp in ledger}
         floors = {}
         for tp in ledger:

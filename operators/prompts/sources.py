@@ -238,10 +238,9 @@ class TableSource:
         self.row_count = len(numbers) + refused.total()
         if not numbers:
             where = f" where {self._config.where}" if self._config.where else ""
-            raise SourceError(
-                f"{self._rows.name} has no usable row{where} ({refused.total()} bad ones{_first(bad)})",
-                bad[0].reason if bad else "",
-            )
+            total = refused.total()
+            what = f" ({total} bad row{'s' * (total > 1)}{_first(bad)})" if total else "" if where else ": it is empty"
+            raise SourceError(f"{self._rows.name} has no usable row{where}{what}", bad[0].reason if bad else "")
         return numbers, keys
 
     def _draw_heldout(self, numbers: array[int], keys: array[int], excluded_keys: set[int]) -> tuple[Question, ...]:

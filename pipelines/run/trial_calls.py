@@ -20,7 +20,7 @@ from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
 from operators.score.pool import VerifierResult, VerifierUnavailable
 from operators.score.scorer import Scorer
-from operators.score.scoring import score_answer
+from operators.score.scoring import ScoredAnswer, score_answer
 from pipelines.config import Config
 from pipelines.run.trial_result import TrialResult
 from schemas.records import AGENT, Prompt
@@ -66,7 +66,7 @@ def check_rewards(config: Config, tasks: Sequence[TaskPrompts], found: TrialResu
         started(f"{_names(of_task)} on the first prompts of task {name!r}")
         environment = 0.0 if task.environment else None
         answers = [_answer(each, of_task, environment) for each in prompts if each.task == name]
-        variants = [] if task.environment else _variants(prompts[0], answers[0])
+        variants = [] if task.environment else _variants(prompts, answers)
         loaded, judged = _judge(one, [*answers, *variants], limit, found)
         if not judged:
             continue
@@ -82,13 +82,16 @@ def check_rewards(config: Config, tasks: Sequence[TaskPrompts], found: TrialResu
                 "reward": None if first.error or loaded != of_task.rewards else first.reward,
             }
         )
+        if len(of_variants) > 2 and loaded == of_task.rewards:
+            wrong = score_answer(of_variants[2], of_task)
+            _check_wrong_answer(of_task, (answers[0].text, first), (variants[2].text, wrong), found)
         for number, spec in enumerate(loaded):
             failures = [
                 Failure(spec.name, at, str(each[number].error))
                 for at, each in enumerate(results)
                 if each[number].value is None
             ]
-            alone, whole = (each[number] for each in of_variants) if of_variants else (None, None)
+            alone, whole = (each[number] for each in of_variants[:2]) if of_variants else (None, None)
             context = f" of task {name!r} with the response "
             if failures and _is_first(failures[0], named):
                 text = answers[failures[0].prompt].text[:60]
@@ -99,7 +102,7 @@ def check_rewards(config: Config, tasks: Sequence[TaskPrompts], found: TrialResu
             elif not failures and whole is not None and whole.value is None:
                 line, newline, trace = str(whole.error).partition("\n")
                 if _is_first(Failure(spec.name, 0, line), named):
-                    text = f"{spec.name} fails{context}{variants[1].text[:60]!r}: {line}"
+                    text = f"{spec.name} fails on the response {variants[1].text[:60]!r} of task {name!r}: {line}"
                     found.warnings.append(f"score.rewards: {text}{_extraction_hint(of_task)}{newline}{trace}")
 
 
@@ -115,9 +118,27 @@ def _consequence(on_error: float | None) -> str:
     return "are not trained (score.on_error is not set)" if on_error is None else f"get score.on_error = {on_error:g}"
 
 
-def _variants(prompt: Prompt, answer: AnswerContext) -> list[AnswerContext]:
-    """`answer` with other responses: the reference's answer alone, and a whole sentence, as models write."""
-    return [answer._replace(text=each) for each in (_reference_answer(prompt), f"The answer is {answer.text}")]
+def _variants(prompts: Sequence[Prompt], answers: Sequence[AnswerContext]) -> list[AnswerContext]:
+    """The first of `answers` with other responses: the reference's answer alone, a whole sentence, as models write, and
+    the answer of another question, if one differs."""
+    first = answers[0]
+    other = [each.text for each in answers if each.text != first.text and each.task == first.task][:1]
+    return [
+        first._replace(text=each) for each in (_reference_answer(prompts[0]), f"The answer is {first.text}", *other)
+    ]
+
+
+def _check_wrong_answer(
+    rubric: Rubric, right: tuple[str, ScoredAnswer], wrong: tuple[str, ScoredAnswer], found: TrialResult
+) -> None:
+    """Warn if the answer of another question, `wrong`, has the same reward of 1 or more as `right`."""
+    if right[1].error or wrong[1].error or not 1 <= right[1].reward == wrong[1].reward:
+        return
+    found.warnings.append(
+        f"score.rewards: the response {wrong[0][:60]!r}, the answer of another question, has the same reward "
+        f"({wrong[1].reward:g}) as {right[0][:60]!r}: {_names(rubric)} may not compare it with the reference. The "
+        'argument `answer` is the answer in the response; that of the data is reference["answer"]'
+    )
 
 
 def _extraction_hint(rubric: Rubric) -> str:

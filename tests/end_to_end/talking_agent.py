@@ -1,8 +1,14 @@
-"""An agent that takes two turns in one conversation, and one in another, which has a reward of its own."""
+"""An agent that takes two turns in one conversation, and one in another, which has a reward of its own.
+
+It reports once the file that the variable LAMINAR_TEST_HOLD names, if any, is gone.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 
@@ -17,6 +23,8 @@ def talk(client: Any, task: dict[str, Any]) -> dict[str, Any]:
         response = client.chat.completions.create(model="laminar", messages=messages, max_tokens=6)
         drawn += response.usage.completion_tokens
         messages += [response.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": " and "}]
+    while (hold := os.environ.get("LAMINAR_TEST_HOLD")) and Path(hold).exists():
+        time.sleep(0.05)
     reward = float(drawn % 3)
     seen = {"drawn": drawn, "aside": aside.usage.completion_tokens, "reward": reward}
     return {"answer": json.dumps(seen), "reward": reward, "rewards": {aside.id: 0.25}}

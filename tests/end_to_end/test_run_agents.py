@@ -35,8 +35,13 @@ ALL_KILLS = {**KILLS, 8: "agents-0", 11: "placement"}
 
 
 @pytest.fixture(scope="module", params=[KILLS, pytest.param(ALL_KILLS, marks=pytest.mark.soak)], ids=["two", "all"])
-def run(start_run: StartRun, broker: Broker, request: pytest.FixtureRequest) -> LaminarRun:
+def run(
+    start_run: StartRun, broker: Broker, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> LaminarRun:
+    """Its agents report after all kills: on a busy machine its only step would end before."""
     kills: dict[int, str] = request.param
+    hold = tmp_path_factory.mktemp("agents") / "hold"
+    hold.touch()
     run = start_run(
         f"agents-{len(kills)}-kills",
         f"kafka.bootstrap_servers={broker.bootstrap_servers}",
@@ -45,6 +50,7 @@ def run(start_run: StartRun, broker: Broker, request: pytest.FixtureRequest) -> 
         "prompts.heldout=0",
         "prompts.max_new_tokens=200",
         f"agents.function={AGENT}",
+        f"agents.env={{LAMINAR_TEST_HOLD='{hold}'}}",
         "agents.concurrency=4",
         "gateway.branches=all",
         "score.rewards=[{name='environment'}]",
@@ -56,6 +62,7 @@ def run(start_run: StartRun, broker: Broker, request: pytest.FixtureRequest) -> 
         run.until(lambda count=count: len(records(broker, run, PROGRESS, TurnEnded)) >= count, 200, f"{count} turns")
         SOCKETS.update(listening_sockets(run.processes()))
         kill(run, role)
+    hold.unlink()
     assert run.wait(240) == 0, run.output()
     return run
 

@@ -9,29 +9,38 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
+from line_tracer import FILE, FOLDER, start_tracing
 
 Lines = dict[str, list[int]]
 MAX_ANSWER = 1 << 20
+MAX_S = 3600.0
+"""Seconds of a test whose limit is unknown."""
 
 
 @dataclass(frozen=True)
 class Cover:
-    """What a test costs and runs: CPU seconds of its own and of the processes it starts; lines by module name."""
+    """What a test costs and runs, with the processes that it starts: seconds, and lines by module name."""
 
-    own_s: float
-    children_s: float
+    cpu_s: float
+    wall_s: float
     lines: Lines
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds after which the test of a mutant has failed."""
+        return max(15.0, 8 * self.wall_s)
 
 
 class ForkedTests:
@@ -41,6 +50,7 @@ class ForkedTests:
         self._main, self.code = main, 1
         self._items: dict[str, pytest.Item] = {}
         self._failed = ""
+        self._say: Callable[[str], None] = lambda name: None
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self._items = {item.nodeid: item for item in session.items}
@@ -57,32 +67,33 @@ class ForkedTests:
         """The names of all collected tests."""
         return list(self._items)
 
-    def first_failure(self, names: Sequence[str], prepare: Callable[[], None], cpu_s: float, wall_s: float) -> str:
-        """Run `prepare`, then the tests `names` in order until one fails, in a fork; its name, "-" if all pass."""
+    def first_failure(self, limits: dict[str, float], prepare: Callable[[], None]) -> str:
+        """Run `prepare`, then the tests of `limits` in order until one fails, in a fork; its name, "-" if all pass.
 
-        def run() -> str:
+        A test that takes longer than its limit, in seconds, has failed: `time-out: ` and its name.
+        """
+
+        def run(say: Callable[[str], None]) -> str:
             try:
                 prepare()
             except Exception as error:  # noqa: BLE001  (a mutant that cannot be imported)
                 return f"import: {error!r}"[:200]
-            resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s), int(cpu_s) + 5))
-            return self._run(names) or "-"
+            self._say = say
+            return self._run(list(limits)) or "-"
 
-        return in_fork(run, wall_s)
+        return in_fork(run, limits)
 
-    def cover(self, name: str, folder: Path, wall_s: float) -> Cover | None:
+    def cover(self, name: str, folder: Path) -> Cover | None:
         """What the test `name` costs, and the lines that it runs of the modules in `folder`; None if it fails."""
 
-        def run() -> str:
-            began, children = time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        def run(say: Callable[[str], None]) -> str:
+            began, before = time.monotonic(), cpu_seconds()
             lines = traced_lines(folder, lambda: self._run([name]))
             if self._failed:
                 return "null"
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            started = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
-            return json.dumps([time.process_time() - began, started, lines])
+            return json.dumps([cpu_seconds() - before, time.monotonic() - began, lines])
 
-        answer = in_fork(run, wall_s)
+        answer = in_fork(run, {})
         try:
             found = json.loads(answer)
         except ValueError:
@@ -92,14 +103,18 @@ class ForkedTests:
     def _run(self, names: Sequence[str]) -> str:
         items = [self._items[name] for name in names]
         for item, following in zip(items, [*items[1:], None], strict=True):
+            self._say(item.nodeid)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._failed:
                 break
         return self._failed
 
 
-def in_fork(run: Callable[[], str], wall_s: float) -> str:
-    """The result of `run` in a forked process with its own session; a sentence if it does not return."""
+def in_fork(run: Callable[[Callable[[str], None]], str], limits: dict[str, float]) -> str:
+    """The result of `run` in a forked process with its own session; a sentence if it does not return.
+
+    `run` says which test it begins; `limits` are the seconds that each may take.
+    """
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -109,22 +124,44 @@ def in_fork(run: Callable[[], str], wall_s: float) -> str:
         for descriptor in (0, 1, 2):
             os.dup2(silent, descriptor)
         try:
-            answer = run()
+            answer = run(lambda name: write_all(write_end, f"\n{name}"))
         except BaseException:  # noqa: BLE001  (reported by the parent; this process ends here)
             answer = f"the test process failed: {traceback.format_exc()[-1000:]}"
-        with os.fdopen(write_end, "w") as pipe:
-            pipe.write(answer[:MAX_ANSWER])
-            pipe.flush()
+        write_all(write_end, f"\0{answer[:MAX_ANSWER]}\0")
         os._exit(0)
     os.close(write_end)
-    signal.signal(signal.SIGALRM, lambda *_: kill_session(child))
-    signal.setitimer(signal.ITIMER_REAL, wall_s)
-    with os.fdopen(read_end) as pipe:
-        answer = pipe.read()
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    _, status = os.waitpid(child, 0)
+    received, ended = read_watched(read_end, limits, MAX_S)
+    os.close(read_end)
     kill_session(child)
-    return answer or f"the test process ended by signal {os.WTERMSIG(status)}"
+    _, status = os.waitpid(child, 0)
+    progress, answered, answer = received.partition("\0")
+    if answered:
+        return answer.removesuffix("\0")
+    if not ended:
+        return f"time-out: {progress.rpartition(chr(10))[2]}"
+    return f"the test process ended by signal {os.WTERMSIG(status)}"
+
+
+def write_all(descriptor: int, text: str) -> None:
+    """Write all of `text`, to a pipe that may take it in parts."""
+    left = text.encode()
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def read_watched(descriptor: int, limits: dict[str, float], other_s: float) -> tuple[str, bool]:
+    """What arrives, and whether it ended before the limit of the test that the last line names (or `other_s`)."""
+    received = b""
+    while True:
+        text = received.decode(errors="replace")
+        limit_s = limits.get(text.rpartition("\n")[2].strip(), other_s)
+        if not select.select([descriptor], [], [], limit_s)[0]:
+            return text, False
+        if not (more := os.read(descriptor, 1 << 16)):
+            return text, True
+        received += more
+        if more.endswith(b"\0"):  # a process that a test has left running may keep the pipe open
+            return received.decode(errors="replace"), True
 
 
 def kill_session(leader: int) -> None:
@@ -133,26 +170,23 @@ def kill_session(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of those that it started and that have ended."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def traced_lines(folder: Path, run: Callable[[], Any]) -> Lines:
-    """The lines of the modules in `folder` that `run` executes in this thread, by module name."""
-    found: dict[str, set[int]] = {}
-    prefix = f"{folder}/"
-
-    def trace_calls(frame: FrameType, event: str, argument: object) -> Any:
-        if not frame.f_code.co_filename.startswith(prefix):
-            return None
-        seen = found.setdefault(Path(frame.f_code.co_filename).stem, set())
-
-        def trace_lines(inner: FrameType, event: str, argument: object) -> Any:
-            seen.add(inner.f_lineno)
-            return trace_lines
-
-        seen.add(frame.f_lineno)
-        return trace_lines
-
-    sys.settrace(trace_calls)
-    try:
-        run()
-    finally:
-        sys.settrace(None)
+    """The lines of the modules in `folder` that `run` executes, also in processes that it starts, by module name."""
+    with tempfile.NamedTemporaryFile("r") as file:
+        os.environ |= {FOLDER: str(folder), FILE: file.name}
+        start_tracing()
+        try:
+            run()
+        finally:
+            sys.settrace(None)
+        found: dict[str, set[int]] = {}
+        for line in file:
+            name, number = line.split()
+            found.setdefault(name, set()).add(int(number))
     return {name: sorted(lines) for name, lines in found.items()}

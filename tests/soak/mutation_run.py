@@ -5,16 +5,19 @@
 
 Survivors, and mutants whose code cannot be swapped, are tested again in a new interpreter, which imports the mutant.
 Tests are collected once, in a copy of the repository; each mutant is tested in a fork of that process, by the tests
-that run its line, cheapest first. Tests that start processes read the mutant from the copy, and run last. Results are
-saved to `results.json` in the folder as they come; run again, it continues with the missing mutants. A mutant is
-identified by the text of its module, so mutants of a changed module are tested again. After a change of tests delete
-`coverage.json` and test the survivors `--again`. Exit code 1 if a survivor is not explained.
+that run its line: first those with the most kills per CPU second in the same module, then the cheapest. Processes that
+tests start read the mutant from the copy. A test that takes longer than max(15 s, 8 x its time without a mutant) has
+failed: `time-out: TEST`. Results are kept in `mutation_results.json`, one line a mutant; run again, it continues with
+the missing mutants. A mutant is identified by its source, so mutants of a changed module are tested again. After other
+changes, `--confirm` tests results of other tests and sources again: a killed mutant first by the test that failed.
+`--jobs 2` divides the mutants among two processes. Exit code 1 if a survivor is not explained.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import fcntl
 import functools
 import hashlib
 import importlib
@@ -23,8 +26,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,7 +39,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 
-from forked_tests import Cover, ForkedTests  # noqa: E402
+from forked_tests import Cover, ForkedTests, kill_session, read_watched  # noqa: E402
 from mutants import PLANTED, Mutant, mutants, planted  # noqa: E402
 from swapped_code import swap_code  # noqa: E402
 
@@ -44,39 +50,62 @@ MODULES = (
     *("policy", "critic", "global_batch_metadata", "batch", "packed_attention", "lora", "ranks", "device_sharing"),
     *("mismatch", "presets", "context_parallel", "published_weights"),
 )
-"""Modules of operators/trainer that compute weights and metrics. Other modules are tested by kills."""
+"""Modules of operators/trainer that compute weights and metrics."""
+LEFT_OUT = {
+    "interfaces and configurations, without arithmetic": (
+        *("config", "training_config", "warm_start_config", "warm_start_record", "learner_contract", "learner_state"),
+        *("emulation",),
+    ),
+    "files, records and versions: kills (`campaign.py`) and faults (`fault_campaign.py`) test them": (
+        *("adapter_folder", "assembly", "checkpoint", "checkpoint_files", "checkpoint_writer", "clean_stop", "persist"),
+        *("manifest_history", "publishing", "version_file", "version_publisher", "weight_parts", "train_batches"),
+    ),
+    "what ranks and roles do together: kills test them": (
+        *("joint_actions", "rank_addresses", "rank_training", "rendezvous", "train_follower", "replay"),
+    ),
+    "not a part of a run's training": ("emulate_training", "imitation", "memory_plan", "traces", "warm_start"),
+}
+"""The other modules, by the reason for which they have no mutants."""
+TESTS_FOLDER = "tests/operators/trainer"
 TESTS = (
     *("losses", "advantages", "algorithms", "losses_against_verl", "optimizer", "trainer_packing", "training_batch"),
     *("update_against_oracle", "learner", "temperature", "lora", "bfloat16", "model_families", "trainer_checkpoint"),
     *("mismatch", "nonfinite_gradients", "presets", "context_parallel", "published_names", "learner_contract", "ranks"),
 )
+RESULTS = Path(__file__).with_name("mutation_results.json")
 SURVIVORS = Path(__file__).with_name("survivors.json")
 IMPORTED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"
 """Pytest warns of plugins imported before its start."""
-STARTS_PROCESSES_S = 0.5
-"""A test whose processes use more CPU seconds than this may run any line in them."""
+START_S = 120.0
+"""Seconds within which an interpreter has imported everything."""
+RESULT = "RESULT "
+"""What a worker's lines of results begin with."""
+TIME_OUT = "time-out: "
 Results = dict[str, dict[str, str]]
 
 
 def main(arguments: list[str]) -> int:
-    """Test the mutants that have no result yet and print the survivors."""
+    """Test the mutants that have no result yet, in workers, and print the survivors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "soak" / "mutations")
     parser.add_argument("--only", nargs="*", default=MODULES, choices=MODULES)
-    parser.add_argument("--tests", nargs="*", default=TESTS, choices=TESTS, help="for a first pass: fewer tests")
-    parser.add_argument("--again", action="store_true", help="test survivors again")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds per mutant, after which it has failed")
+    parser.add_argument("--confirm", action="store_true", help="test results of other tests and sources again")
+    parser.add_argument("--jobs", type=int, default=1, help="processes among which the mutants are divided")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    folder = options.folder.absolute()
+    if options.worker is None:
+        return direct(options, arguments)
+    folder = options.folder.absolute() / str(options.worker)
     tree = folder / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     for name in ("schemas", "infra", "operators", "pipelines", "tests"):
         shutil.copytree(REPOSITORY / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", tree)
+    shutil.copy(REPOSITORY / "tests" / "soak" / "line_tracer.py", tree / "sitecustomize.py")
     (tree / "docs").mkdir()
     shutil.copy(REPOSITORY / "docs" / "training.md", tree / "docs")  # test_presets compares it
     modules = [f"operators/trainer/{name}.py" for name in MODULES]
-    files = [f"tests/operators/trainer/test_{name}.py" for name in options.tests]
+    files = [f"{TESTS_FOLDER}/test_{name}.py" for name in TESTS]
     for path in [*modules, *files]:
         if not (tree / path).exists():
             parser.error(f"{path} does not exist: a module or test was renamed")
@@ -93,41 +122,111 @@ def main(arguments: list[str]) -> int:
 
 
 def try_mutants(tree: Path, options: argparse.Namespace, tests: ForkedTests) -> int:
-    """Test every mutant without a result in forks of this process; 1 if a survivor is not explained."""
-    trainer, file = tree / "operators" / "trainer", tree.parent / "results.json"
-    covers = measure(tests, trainer, tree.parent / "coverage.json", options.timeout)
+    """Print the results of this worker's mutants without one, tested in forks of this process; 1 without covers."""
+    trainer = tree / "operators" / "trainer"
+    tested = digest([*trainer.rglob("*.py"), *(tree / "tests").glob("*.py"), *(tree / TESTS_FOLDER).rglob("*.py")])
+    with open(tree.parents[1] / "coverage.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the first worker measures, the others then read its file
+        covers = measure(tests, trainer, tree.parents[1] / "coverage.json", tested)
     if covers is None:
         return 1
-    results: Results = json.loads(file.read_text()) if file.exists() else {}
-    found: Results = {}
+    results = read_results(RESULTS)
     for module in options.only:
-        path = trainer / f"{module}.py"
-        source = path.read_text()
-        loaded = importlib.import_module(f"operators.trainer.{module}")
-        known = (planted(source, *rest) for name, *rest in PLANTED if name == module)
-        wanted = different(source, [*known, *mutants(source)])
-        keys = [hashlib.sha256(mutant.source.encode()).hexdigest()[:16] for mutant in wanted]
-        print(f"{module}: {sum(key in results for key in keys)} of {len(keys)} mutants have results", flush=True)
-        for key, mutant in zip(keys, wanted, strict=True):
-            if key not in results or (options.again and results[key]["failed"] == "-"):
+        for key, mutant in mutants_of(module, (trainer / f"{module}.py").read_text()).items():
+            if int(key, 16) % options.jobs != options.worker:
+                continue
+            before = results.get(key)
+            if before is None or (options.confirm and before["tested"] != tested):
                 began = time.monotonic()
-                chosen = candidates(mutant, module, covers)
-                cpu_s = 60 + 10 * sum(covers[name].own_s for name in chosen)
-                path.write_text(mutant.source)
-                failed = tests.first_failure(
-                    chosen, functools.partial(swap_code, loaded, mutant.source), cpu_s, options.timeout
-                )
-                if failed == "-" or failed.startswith("import: "):
-                    failed = fresh_failure(module, chosen, options.timeout)
-                path.write_text(source)
-                shutil.rmtree(tree.parent / "tmp", ignore_errors=True)
-                (tree.parent / "tmp").mkdir()
-                results[key] = {"module": module, "mutant": mutant.what, "failed": failed}
-                write_atomically(file, json.dumps(results, indent=1))
+                kills = Counter(killer_of(each) for each in results.values() if each["module"] == module)
+                chosen = candidates(mutant, module, covers, kills)
+                killer = killer_of(before) if before else ""
+                failed = first_failure(tests, trainer, module, mutant, [killer], covers) if killer in covers else "-"
+                if failed == "-":
+                    failed = first_failure(tests, trainer, module, mutant, chosen, covers)
+                results[key] = {"module": module, "mutant": mutant.what, "failed": failed, "tested": tested}
                 outcome = "SURVIVES" if failed == "-" else failed.rpartition("/")[2]
-                print(f"{module}: {mutant.what}: {outcome} ({time.monotonic() - began:.0f} s)", flush=True)
-            found[key] = results[key]
-    return report(found)
+                print(f"{module}: {mutant.what}: {outcome} ({time.monotonic() - began:.0f} s)")
+                print(RESULT + json.dumps({key: results[key]}), flush=True)
+    return 0
+
+
+def direct(options: argparse.Namespace, arguments: list[str]) -> int:
+    """Start workers, save the results that they print, and report; 1 if a worker fails or a survivor is unexplained."""
+    results, lock = read_results(RESULTS), threading.Lock()
+    wanted = {
+        key
+        for module in options.only
+        for key in mutants_of(module, (REPOSITORY / "operators" / "trainer" / f"{module}.py").read_text())
+    }
+    print(f"{len(wanted & results.keys())} of {len(wanted)} mutants have results", flush=True)
+
+    def follow(number: int) -> int:
+        command = [sys.executable, __file__, *arguments, "--worker", str(number)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
+            for line in worker.stdout:
+                with lock:
+                    if line.startswith(RESULT):
+                        results.update(json.loads(line.removeprefix(RESULT)))
+                        write_results(RESULTS, results)
+                    else:
+                        print(line, end="", flush=True)
+            return worker.wait()
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        codes = list(pool.map(follow, range(options.jobs)))
+    return report({key: results[key] for key in wanted & results.keys()}) or int(any(codes))
+
+
+def mutants_of(module: str, source: str) -> dict[str, Mutant]:
+    """The mutants of `source` by their key in the results, planted ones first."""
+    known = (planted(source, what, changes) for name, what, changes in PLANTED if name == module)
+    return {key_of(mutant): mutant for mutant in different(source, [*known, *mutants(source)])}
+
+
+def killer_of(result: dict[str, str]) -> str:
+    """The test that failed; other text without one."""
+    return result["failed"].removeprefix(TIME_OUT)
+
+
+def digest(files: Sequence[Path]) -> str:
+    """The hash of the contents of `files`."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:12]
+
+
+def key_of(mutant: Mutant) -> str:
+    """What identifies `mutant` in the results."""
+    return hashlib.sha256(mutant.source.encode()).hexdigest()[:16]
+
+
+def read_results(file: Path) -> Results:
+    """The results in `file`, by key; lines may be in any order, as after a merge."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {line["key"]: {name: line[name] for name in line if name != "key"} for line in map(json.loads, lines)}
+
+
+def write_results(file: Path, results: Results) -> None:
+    """Write `results` to `file`, one line a mutant, sorted by key."""
+    write_atomically(file, "".join(json.dumps({"key": key, **results[key]}) + "\n" for key in sorted(results)))
+
+
+def first_failure(
+    tests: ForkedTests, trainer: Path, module: str, mutant: Mutant, names: Sequence[str], covers: dict[str, Cover]
+) -> str:
+    """The first of the tests `names` that fails with `mutant`, "-" if none does."""
+    path, loaded = trainer / f"{module}.py", importlib.import_module(f"operators.trainer.{module}")
+    source = path.read_text()
+    path.write_text(mutant.source)
+    limits = {name: covers[name].limit_s for name in names}
+    failed = tests.first_failure(limits, functools.partial(swap_code, loaded, mutant.source))
+    if failed == "-" or failed.startswith("import: "):
+        failed = fresh_failure(module, limits)
+    path.write_text(source)
+    temporary = trainer.parents[2] / "tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    return failed
 
 
 def different(source: str, found: Sequence[Mutant]) -> list[Mutant]:
@@ -142,54 +241,63 @@ def different(source: str, found: Sequence[Mutant]) -> list[Mutant]:
     return kept
 
 
-def fresh_failure(module: str, names: Sequence[str], wall_s: float) -> str:
+def fresh_failure(module: str, limits: dict[str, float]) -> str:
     """What fails in a new interpreter, which imports the mutant: swapped code can be inert, or not swappable."""
-    imported = subprocess.run([sys.executable, "-c", f"import operators.trainer.{module}"], capture_output=True)
-    if imported.returncode:
-        return f"import: {imported.stderr.decode(errors='replace').strip().splitlines()[-1:]}"[:200]
-    if not names:
+    imported, status = watched([sys.executable, "-c", f"import operators.trainer.{module}"], {})
+    if status:
+        return f"import: {imported.strip().splitlines()[-1:]}"[:200]
+    if not limits:
         return "-"
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "-m", "not soak", *names]
-    try:
-        tested = subprocess.run(command, capture_output=True, text=True, timeout=wall_s)
-    except subprocess.TimeoutExpired:
-        return "timed out in a new interpreter"
-    if tested.returncode == 0:
+    settings = ["-x", "-v", "-rfE", "-p", "no:cacheprovider", "-m", "not soak"]
+    printed, status = watched([sys.executable, "-m", "pytest", *settings, *sorted(limits)], limits)
+    if status is None:
+        return TIME_OUT + printed.rpartition("\n")[2].strip()
+    if status == 0:
         return "-"
-    if tested.returncode < 0:
-        return f"the test process ended by signal {-tested.returncode}"
-    failed = [line for line in tested.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if status < 0:
+        return f"the test process ended by signal {-status}"
+    failed = [line for line in printed.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if not failed:
-        raise RuntimeError(f"pytest ended with {tested.returncode}, no verdict on the mutant: {tested.stdout[-1000:]}")
+        raise RuntimeError(f"pytest ended with {status}, no verdict on the mutant: {printed[-1000:]}")
     return failed[0].partition(" ")[2].partition(" - ")[0]
 
 
-def measure(tests: ForkedTests, trainer: Path, file: Path, wall_s: float) -> dict[str, Cover] | None:
+def watched(command: Sequence[str], limits: dict[str, float]) -> tuple[str, int | None]:
+    """What `command` prints and its status, None if the test of its last line exceeded its limit."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as process:
+        assert process.stdout is not None
+        try:
+            printed, ended = read_watched(process.stdout.fileno(), limits, START_S)
+            return printed, process.wait() if ended else None
+        finally:
+            kill_session(process.pid)
+
+
+def measure(tests: ForkedTests, trainer: Path, file: Path, tested: str) -> dict[str, Cover] | None:
     """The cover of every test, from `file` as far as it has them of these sources; None if a test fails as it is."""
-    sources = hashlib.sha256(b"".join((trainer / f"{name}.py").read_bytes() for name in MODULES)).hexdigest()
     saved = json.loads(file.read_text()) if file.exists() else {}
-    found = saved["tests"] if saved.get("sources") == sources else {}
+    found = saved["tests"] if saved.get("tested") == tested else {}
     covers = {name: Cover(**each) for name, each in found.items()}
     for name in tests.names:
         if name not in covers:
-            if (cover := tests.cover(name, trainer, wall_s)) is None:
+            if (cover := tests.cover(name, trainer)) is None:
                 print(f"{name} fails without a mutant")
                 return None
             covers[name] = cover
-            tested = {done: asdict(each) for done, each in covers.items()}
-            write_atomically(file, json.dumps({"sources": sources, "tests": tested}))
+            done = {each: asdict(cover) for each, cover in covers.items()}
+            write_atomically(file, json.dumps({"tested": tested, "tests": done}))
     return {name: covers[name] for name in tests.names}
 
 
-def candidates(mutant: Mutant, module: str, covers: dict[str, Cover]) -> list[str]:
-    """The tests that may run the mutant, cheapest first; those that start processes last."""
+def candidates(mutant: Mutant, module: str, covers: dict[str, Cover], kills: Counter[str]) -> list[str]:
+    """The tests that run the mutant in any process, by kills per CPU second, then cheapest first."""
     first, last = mutant.lines
     chosen = []
     for name, cover in covers.items():
         lines = cover.lines.get(module, [])
         runs = any(first <= line <= last for line in lines) if mutant.function else bool(lines)
-        if runs or cover.children_s > STARTS_PROCESSES_S:
-            chosen.append((cover.children_s > STARTS_PROCESSES_S, cover.own_s + cover.children_s, name))
+        if runs:
+            chosen.append((-kills[name] / max(cover.cpu_s, 0.01), cover.cpu_s, name))
     return [name for *_, name in sorted(chosen)]
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import line_tracer
 import pytest
+from forked_tests import in_fork, traced_lines
 from log_fixes import Fix
 from mutants import PLANTED, mutants, planted
-from mutation_run import different, explanation
+from mutation_run import LEFT_OUT, MODULES, different, explanation, read_results, watched, write_results
 from removed_fixes import FIXES
 from swapped_code import swap_code
 
@@ -93,6 +99,47 @@ def test_explanations_are_of_the_exact_mutant() -> None:
     known = [{"module": "losses", "mutant": "Add to Sub: *", "why": "any"}]
     assert explanation({"module": "losses", "mutant": "Add to Sub: a + b"}, known) is None
     assert explanation({"module": "losses", "mutant": "Add to Sub: *"}, known) == "any"
+
+
+def test_results_have_one_line_per_mutant(tmp_path: Path) -> None:
+    results = {key: {"module": "losses", "mutant": key, "failed": "-", "tested": "0"} for key in ("b", "a")}
+    write_results(tmp_path / "results.json", results)
+    assert [line[9] for line in (tmp_path / "results.json").read_text().splitlines()] == ["a", "b"]
+    assert read_results(tmp_path / "results.json") == results
+    assert read_results(tmp_path / "none.json") == {}
+
+
+def test_tests_beyond_their_limit_have_failed() -> None:
+    def hang(say: Callable[[str], None]) -> str:
+        say("test.py::test_first")
+        say("test.py::test_second")
+        time.sleep(60)
+        return "-"
+
+    assert in_fork(hang, {"test.py::test_second": 0.1}) == "time-out: test.py::test_second"
+    code = "import time; print('test_second', end='', flush=True); time.sleep(60)"
+    assert watched([sys.executable, "-c", code], {"test_second": 0.1}) == ("test_second", None)
+
+
+def test_lines_of_started_processes_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mutated_module.py").write_text(SOURCE)
+    shutil.copy(line_tracer.__file__, tmp_path / "sitecustomize.py")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code = "import os; from mutated_module import limited; os.fork() or (limited(1), os._exit(1)); os.wait()"
+
+    def run(say: Callable[[str], None]) -> str:
+        return str(traced_lines(tmp_path, lambda: subprocess.run([sys.executable, "-c", code], check=True)))
+
+    assert 6 in ast.literal_eval(in_fork(run, {}))["mutated_module"]
+
+
+def test_forked_processes_answer() -> None:
+    assert in_fork(lambda say: "an answer", {}) == "an answer"
+
+
+def test_every_trainer_module_has_mutants_or_a_reason() -> None:
+    named = [*MODULES, *(name for names in LEFT_OUT.values() for name in names)]
+    assert sorted(named) == sorted(file.stem for file in TRAINER.glob("*.py") if file.stem != "__init__")
 
 
 @pytest.mark.parametrize(("module", "what", "changes"), PLANTED)

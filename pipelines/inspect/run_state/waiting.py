@@ -57,7 +57,7 @@ def _check(state: RunState) -> str:
     if state.check is None:
         since = state.phases[-1].at if state.phases else state.started_at
         seconds = max(0, state.now - since) // 1000
-        return f"the start of the checks of prompts, rewards and environments: libraries are loaded ({seconds} s)"
+        return f"the start of the checks of prompts, rewards and environments: libraries are being loaded ({seconds} s)"
     return f"the check of {state.check.subject} ({max(0, state.now - state.check.at) // 1000} s)"
 
 

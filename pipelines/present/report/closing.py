@@ -44,8 +44,9 @@ def closing_lines(
     for name, of_name in (summary.get("components") or {}).items():
         first, last = figure(of_name["mean_first"]), figure(of_name["mean_last"])
         lines.append(f"  {f'component {name}':<22} {first:>6} → {last}")
-    for task, figures in (summary.get("tasks") or {}).items():
-        lines.append(f"  {task[:20]}")
+    for number, (task, figures) in enumerate((summary.get("tasks") or {}).items()):
+        tenths = "" if number else ": first and last tenth of the trajectories of this task alone"
+        lines.append(f"  {task[:20]}{tenths}")
         lines += [f"  {f'  {label}':<22}{before:>7} → {after}" for label, before, after in _changes(figures)]
         if not figures.get("trajectories_trained"):
             lines.append(f"  {'  trained':<22}{0:>7}   no trajectory of this task")

@@ -12,6 +12,8 @@ from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Outgoing, Partition, Session
 from infra.kafka.session_config import Input, SessionConfig
+from schemas.codec import encode
+from schemas.records import CommitNote
 
 
 def make_shard(broker: Broker, run_id: str) -> SessionConfig:
@@ -67,3 +69,15 @@ def polled(session: Session, count: int) -> list[bytes]:
     while len(values) < count and time.monotonic() < deadline:
         values += [r.value for r in session.poll(0.1)]
     return values
+
+
+def write_note(config: SessionConfig, text: str | bytes) -> None:
+    """Write a note, or a value that is none, under the shard's key in a transaction of another program."""
+    value, headers = encode(CommitNote(config.group, text if isinstance(text, str) else "", 0))
+    producer = KafkaProducer(**config.client.producer(transactional_id=f"{config.group}-other"))
+    producer.init_transactions()
+    producer.begin_transaction()
+    written = text if isinstance(text, bytes) else value
+    producer.send(config.restore.topic, written, config.group.encode(), list(headers), 0)
+    producer.commit_transaction()
+    producer.close()

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
-from shard_sessions import Open, feed, named, polled, record, source, visible
+from shard_sessions import Open, feed, named, polled, record, source, visible, write_note
 
 from infra.kafka.admin import admin_client, committed_offsets
 from infra.kafka.group_progress import GROUP_OFFSETS_S
@@ -85,18 +85,6 @@ def test_session_ignores_notes_written_without_a_transaction(config: SessionConf
     assert opened(config).note.state == {"mark": 2}
 
 
-def write_note(config: SessionConfig, text: str | bytes) -> None:
-    """Write a note, or a value that is none, under the shard's key in a transaction of another program."""
-    value, headers = encode(CommitNote(config.group, text if isinstance(text, str) else "", 0))
-    producer = KafkaProducer(**config.client.producer(transactional_id=f"{config.group}-other"))
-    producer.init_transactions()
-    producer.begin_transaction()
-    written = text if isinstance(text, bytes) else value
-    producer.send(config.restore.topic, written, config.group.encode(), list(headers), 0)
-    producer.commit_transaction()
-    producer.close()
-
-
 def test_session_ignores_notes_that_do_not_follow(config: SessionConfig, opened: Open) -> None:
     opened(config).commit([], {source(config): 0}, {}, {"mark": 1})
     session = opened(config)
@@ -155,18 +143,6 @@ def test_group_offsets_follow_the_note(config: SessionConfig, opened: Open, monk
     session.commit([], {source(config): 3}, {}, {}, True)
     assert (group_offset(), session.group_offsets_due(last=True)) == (3, False), "the last commit does not wait"
     assert opened(config).note.offsets == {named(source(config)): 3}
-
-
-def test_verify_raises_when_commit_is_not_in_log(
-    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("infra.kafka.session.VERIFY_COMMITS", 1)
-    session = opened(config)
-    session.commit([record(config, b"A")], {}, {}, {})
-    session.verify()
-    session.commits = session.noted = 3  # a commit that the log has not
-    with pytest.raises(SessionLost, match=r"commit 2 is the last .* commit 3 was committed"):
-        session.verify()
 
 
 def test_note_is_left_out_while_the_last_one_names_the_partitions(config: SessionConfig, opened: Open) -> None:

@@ -253,7 +253,7 @@ def test_task_with_tuples_opens(task: str) -> None:
 def test_file_without_usable_rows_raises_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text('{"query": "one?"}\n')
-    with pytest.raises(SourceError, match=r"no usable row \(1 bad ones; line 1: no value in column prompt or"):
+    with pytest.raises(SourceError, match=r"no usable row \(1 bad row; line 1: no value in column prompt or"):
         open_source(PromptsConfig(source="jsonl", path=str(path)))
 
 
@@ -356,7 +356,7 @@ def test_levels_of_a_sized_task_select_by_metadata() -> None:
 def test_level_without_rows_raises(tmp_path: Path) -> None:
     path = str(write_jsonl(tmp_path / "q.jsonl", 4))
     for where, message in (
-        ("answer = 9", r"no usable row where answer = 9 \(0 bad"),
+        ("answer = 9", "no usable row where answer = 9$"),
         ("grade = 1", "column grade"),
     ):
         with pytest.raises(SourceError, match=message):

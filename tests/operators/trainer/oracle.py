@@ -60,8 +60,8 @@ class Seen:
 class Expected:
     """Loss and gradient by name of each optimizer step, and the metrics of the update.
 
-    `sizes` are the sums of the absolute losses of a step's tokens, weighted as in its loss, whose rounding is relative
-    to them.
+    `sizes` are the sums of the absolute losses of the tokens of a step, weighted as in its loss, to which rounding is
+    relative.
     """
 
     losses: list[float]

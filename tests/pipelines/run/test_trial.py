@@ -24,7 +24,7 @@ def right(text, answer, reference, tokens): return float(answer == reference["an
 def raises(text): return {}["answr"]
 def text(text): return "1.0"
 def nan(text): return float("nan")
-def number(text): return float(float(text) > 0)
+def number(text): return float(float(text) > 0) / 2
 def plays(client, task, temperature=1.0): return 1.0
 class Near:
     def __init__(self, within): self.within, self.calls = within, 0
@@ -33,6 +33,7 @@ class Silent:
     pass
 def hangs(text): time.sleep(60)
 def sums(text, prompt): return float("3" not in prompt or int("many"))
+def itself(text, answer): return float(answer in text)
 
 class Works:
     def reset(self, prompt): return f"{prompt['reference']['answer']}?"
@@ -96,6 +97,13 @@ def test_trial_of_a_sound_run_has_no_problems(tmp_path: Path) -> None:
     assert found == TrialResult(tried=[first])
 
 
+def test_trial_warns_of_a_reward_that_compares_a_response_with_itself(tmp_path: Path) -> None:
+    rows(tmp_path)
+    (warning,) = trial(config_of(tmp_path, "itself", shuffle=False), tmp_path).warnings
+    assert "the response '# 2', the answer of another question, has the same reward (1) as '# 1'" in warning
+    assert 'that of the data is reference["answer"]' in warning
+
+
 def test_trial_names_each_check_before_it_begins(tmp_path: Path) -> None:
     rows(tmp_path)
     config = config_of(tmp_path, "right", "Works")
@@ -137,7 +145,7 @@ def test_trial_accepts_a_reward_class_with_options(tmp_path: Path) -> None:
     rows(tmp_path)
     config = config_of(tmp_path, "Near")
     (spec,) = config.score.rewards
-    with_options = replace(spec, options={"within": 100})
+    with_options = replace(spec, options={"within": 0.5})
     config = replace(config, score=replace(config.score, rewards=(with_options,)))
     found = trial(config, tmp_path)
     assert (found.problems, found.warnings) == ([], [])
@@ -225,7 +233,7 @@ def test_trial_tries_whole_responses(answer: str, problem: bool, hint: str, tmp_
     found = trial(replace(config, score=replace(config.score, answer=answer)), tmp_path)
     assert (len(found.problems), len(found.warnings)) == (problem, not problem)
     (text,) = found.problems + found.warnings
-    assert ("of task 'rows' with the response 'The answer is " in text) is not problem
+    assert ("on the response 'The answer is 1' of task 'rows': " in text) is not problem
     assert ": ValueError: could not convert string to float: " in text
     assert hint in text.splitlines()[0]
 
@@ -239,7 +247,7 @@ def test_trial_tries_whole_responses(answer: str, problem: bool, hint: str, tmp_
         ("missing", "", "has no function 'missing'"),
         ("Silent", "", "Silent is a class without __call__(self, text, ...), which returns the reward"),
         ("Near", "", "missing 1 required positional argument: 'within'"),
-        ("right", "Number", "TypeError: an observation must be text, not int (mine.py:28)"),
+        ("right", "Number", "TypeError: an observation must be text, not int (mine.py:29)"),
         ("right", "Hangs", "Hangs fails at its reset on the first prompt: a step of the environment took longer than"),
         (
             "right",

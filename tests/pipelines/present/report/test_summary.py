@@ -338,7 +338,7 @@ def test_summary_has_metrics_of_each_task() -> None:
         "response_length_last": pytest.approx(9.0),
     }
     text = closing_lines(Path("runs/sums"), summary, Path("my.toml"))
-    assert re.search(r"many\n +mean reward +0\.60 → 0\.90\n +accuracy, greedy +0\.00 → 0\.30\n", text)
+    assert re.search(r"many.*\n +mean reward +0\.60 → 0\.90\n +accuracy, greedy +0\.00 → 0\.30\n", text)
     assert {"Training reward by task", "Held-out accuracy by task, greedy"} <= {
         c.title for c in charts(metrics, summary)
     }

@@ -33,7 +33,7 @@ SCORED = Metric("score", 64, {"trajectories": 64.0, "reward_errors": 8.0, "episo
         ([PhaseStarted("broker", START)], "Kafka"),
         (
             [PhaseStarted("checks", START), Tick(START + 9_000)],
-            "the start of the checks of prompts, rewards and environments: libraries are loaded (9 s)",
+            "the start of the checks of prompts, rewards and environments: libraries are being loaded (9 s)",
         ),
         (
             [PhaseStarted("checks", START), CheckStarted("reward my.py:score", START), Tick(START + 12_900)],

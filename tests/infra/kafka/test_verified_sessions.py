@@ -1,0 +1,46 @@
+"""What a shard finds when it compares its last commit with the log, while it runs."""
+
+from __future__ import annotations
+
+import pytest
+from shard_sessions import Open, record, write_note
+
+from infra.kafka.log_gaps import LogTruncated
+from infra.kafka.note import Note
+from infra.kafka.session import SessionLost
+from infra.kafka.session_config import SessionConfig
+
+
+@pytest.fixture(autouse=True)
+def _at_each_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.kafka.session.VERIFY_COMMITS", 1)
+
+
+def test_verify_raises_when_commit_is_not_in_log(config: SessionConfig, opened: Open) -> None:
+    session = opened(config)
+    session.commit([record(config, b"A")], {}, {}, {})
+    session.verify()
+    session.commits = session.noted = 3  # a commit that the log has not
+    with pytest.raises(SessionLost, match=r"commit 2 is the last .* commit 3 was committed"):
+        session.verify()
+
+
+def test_verify_raises_when_the_note_is_overwritten(config: SessionConfig, opened: Open) -> None:
+    session = opened(config)
+    session.commit([], {}, {}, {})
+    write_note(config, Note(session.start, commit=99).encode())
+    with pytest.raises(SessionLost, match=r"commit 99 is the last .* commit 2 was committed"):
+        session.verify()
+
+
+def test_verify_raises_when_an_output_is_gone(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if its topic had been deleted and created again."""
+    session, place = opened(config), f"{config.ledger[0].topic}:0"
+    session.commit([record(config, b"A")], {}, {}, {})
+    session.verify()
+    monkeypatch.setitem(session._written, place, 100)
+    session.commit([], {}, {}, {})
+    with pytest.raises(LogTruncated, match=rf"{place} ends at \d+, before its own output at 100"):
+        session.verify()
