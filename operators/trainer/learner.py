@@ -289,8 +289,7 @@ class Learner:
                     None if losses else mismatch,  # after the first step the weights differ
                 )
                 losses.append(loss)
-                norms.append(self._actor.step(rate, loss))
-                self._skipped_updates += not math.isfinite(norms[-1])
+                norms.append(self._step(self._actor, rate, loss))
         loss, skipped = self._data.total([float(np.mean(losses)), len(batch) - len(rows_with_gradient)])
         return {"loss": loss, "grad_norm": float(np.max(norms)), "batch/skipped_rows": skipped}
 
@@ -319,8 +318,7 @@ class Learner:
                     self._ranks.count,
                 )
                 losses.append(loss)
-                norms.append(self._critic_trained.step(rate, loss))
-                self._skipped_updates += not math.isfinite(norms[-1])
+                norms.append(self._step(self._critic_trained, rate, loss))
         returns_variance = float(returns.var(correction=0)) if len(returns) else 0.0
         residual_variance = float((returns - rewards.values).var(correction=0)) if len(returns) else 0.0
         return {
@@ -328,6 +326,15 @@ class Learner:
             "critic/grad_norm": float(np.max(norms)),
             "critic/explained_variance": 1 - residual_variance / returns_variance if returns_variance else 0.0,
         }
+
+    def _step(self, trained: TrainedModel, rate: float, loss: float) -> float:
+        """Take a step on every rank or, if the gradient or the `loss` of any rank's part is not finite, on none.
+
+        Returns the gradient's norm, and counts a skipped step.
+        """
+        norm = trained.step(rate, finite=not self._ranks.maximum(not math.isfinite(loss)))
+        self._skipped_updates += not math.isfinite(norm)
+        return norm
 
     def _step_rows(self, metadata: GlobalBatchMetadata) -> Iterator[np.ndarray]:
         """The rows of the global batch that each optimizer step trains, step by step."""

@@ -33,17 +33,17 @@ class TrainedModel:
         """Clear the gradients."""
         self._optimizer.zero_grad()
 
-    def step(self, rate: float, loss: float = 0.0) -> float:
+    def step(self, rate: float, finite: bool = True) -> float:
         """Clip the gradient, take a step with learning rate `rate`, and return the gradient's 2-norm before clipping.
 
-        A gradient that is not finite takes no step; neither does one of a `loss`, this rank's part, that is not finite:
-        its norm is NaN, on every rank.
+        A gradient that is not finite takes no step. Neither does one whose loss is not `finite` on some rank: its norm
+        is NaN. `finite` must be the same on all ranks, because copies of the model compute their norms apart.
         """
         release_gathered(self._module)
         for parameter in self._parameters.values():
             if parameter.grad is None:  # a batch with all rows skipped still decays moments and weights
                 parameter.grad = torch.zeros_like(parameter)
-            if not math.isfinite(loss):
+            if not finite:
                 parameter.grad.fill_(math.nan)
         norm = float(full_tensor(nn.utils.clip_grad_norm_(self._parameters.values(), self._max_gradient_norm)))
         if math.isfinite(norm):

@@ -51,6 +51,16 @@ GEMMA = (
     "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
     "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
+MIXTRAL = (
+    "<s>{% for m in messages %}{% if m.role == 'user' %} [INST] {{ m.content }} [/INST]"
+    "{% elif m.role == 'assistant' %} {{ m.content }}</s>"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported') }}{% endif %}{% endfor %}"
+)
+OLMOE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>\n{{ m.content }}{{ eos_token }}"
+    "{% if not loop.last %}\n{% endif %}{% else %}<|{{ m.role }}|>\n{{ m.content }}\n{% endif %}"
+    "{% if loop.last and add_generation_prompt %}<|assistant|>\n{% endif %}{% endfor %}"
+)
 PUBLISHED = {  # template, end of a turn, end-of-sequence token of the tokenizer
     "qwen2": (QWEN2, "<|im_end|>", "<|endoftext|>"),
     "qwen2_instruct": (QWEN2, "<|im_end|>", "<|im_end|>"),
@@ -59,12 +69,15 @@ PUBLISHED = {  # template, end of a turn, end-of-sequence token of the tokenizer
     "llama3": (LLAMA3, "<|eot_id|>", "<|end_of_text|>"),
     "llama3_instruct": (LLAMA3, "<|eot_id|>", "<|eot_id|>"),
     "mistral": (MISTRAL, "</s>", "</s>"),
+    "mixtral": (MIXTRAL, "</s>", "</s>"),
+    "olmoe": (OLMOE, "|||IP_ADDRESS|||", "|||IP_ADDRESS|||"),
     "gemma": (GEMMA, "<end_of_turn>", "<eos>"),
 }
 """In the form of the templates that these families publish, by what a model's own turn ends with."""
 SPECIAL = (
     *("<|im_start|>", "<|im_end|>", "<bos>", "<eos>", "<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>"),
     *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<s>", "</s>", "<start_of_turn>", "<end_of_turn>"),
+    "|||IP_ADDRESS|||",  # OLMoE's end of sequence
 )
 DEAF = "{% for m in messages %}{% if m.role != 'user' or loop.first %}{{ m.content }}|{% endif %}{% endfor %}"
 ECHOES = "{% for m in messages %}{{ m.content }}|{% endfor %}{{ messages[-1].content }}"

@@ -58,13 +58,19 @@ class Seen:
 
 @dataclass
 class Expected:
-    """Loss and gradient by name of each optimizer step, and the metrics of the update."""
+    """Loss and gradient by name of each optimizer step, and the metrics of the update.
+
+    `sizes` are the sums of the absolute losses of the tokens of a step, weighted as in its loss, to which rounding is
+    relative.
+    """
 
     losses: list[float]
     gradients: list[Tensors]
     critic_losses: list[float]
     critic_gradients: list[Tensors]
     metrics: dict[str, float]
+    sizes: list[float] = field(default_factory=list)
+    critic_sizes: list[float] = field(default_factory=list)
 
 
 def expected_update(
@@ -96,7 +102,7 @@ def expected_update(
     for batch, step in zip(mini_batches(lines, config), steps, strict=True):
         put(model, step.before)
         model.zero_grad()
-        total = torch.zeros((), dtype=F64)
+        total, size = torch.zeros((), dtype=F64), 0.0
         for line in batch:
             every = distributions(model, line)
             current = chosen(every, line)
@@ -104,9 +110,11 @@ def expected_update(
             if line.reference is not None and algorithm.kl_in == "loss":
                 losses = losses + algorithm.kl_coefficient * kl(current, line.reference, algorithm.kl_kind)
             total = total + aggregate(losses, batch, algorithm)
+            size += float(aggregate(losses.detach().abs(), batch, algorithm))
             seen.append(Seen(line, current.detach(), -(every.exp() * every).sum(-1).detach()))
         total.backward()
         result.losses.append(total.item())
+        result.sizes.append(size)
         result.gradients.append(gradients(model))
     for batch, step in zip(mini_batches(lines, config), critic_steps, strict=False):
         put(critic, step.before)
@@ -116,6 +124,7 @@ def expected_update(
         total = torch.stack(each).sum() / tokens
         total.backward()
         result.critic_losses.append(total.item())
+        result.critic_sizes.append(total.item())  # every term is positive
         result.critic_gradients.append(gradients(critic))
     result.metrics = metrics(seen, lines, config)
     return result

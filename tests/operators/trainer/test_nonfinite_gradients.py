@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,6 +89,26 @@ def test_nonfinite_gradient_of_the_critic_leaves_its_weights(model: Path) -> Non
     assert metrics["skipped_updates"] == 2
     assert same(critic, learner._critic_trained.weights())
     assert not same(actor, learner._actor.weights())
+
+
+@pytest.mark.parametrize("shards", [0, 1], ids=["one copy", "two copies"])
+def test_nonfinite_loss_of_one_rank_skips_the_step_on_all(ranks: Path, shards: int) -> None:
+    one, other = (json.loads((ranks / f"{rank}-{shards}.json").read_text()) for rank in range(2))
+    assert one == other
+    assert [skipped for skipped, _ in one] == [0, 1, 1]
+    before, after, trained = (digest for _, digest in one)
+    assert before == after != trained
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the results of nonfinite_rank.py."""
+    folder = tmp_path_factory.mktemp("nonfinite")
+    save_tiny_model(folder / "model")
+    command = [sys.executable, str(Path(__file__).with_name("nonfinite_rank.py")), str(folder)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 def weights_of(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -38,6 +38,8 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"aggregation": "constant_length", "correction_low": 0.3, "correction_cap": 1.5, "gae_lambda": 0.8},
 )
 TOLERANCE = 1e-5
+"""Of losses, relative to the sum of their absolute terms, and of gradients, relative to their L2 norm. Two exceptions:
+`SEQUENCE_TOLERANCE`, and mini-batches with gradients smaller than the update's mean (`check_gradients`)."""
 SEQUENCE_TOLERANCE = 3e-5
 """Of weights by sequence: each has the rounding of up to 9 tokens' log-probabilities, sqrt(9) times that of one."""
 
@@ -137,6 +139,7 @@ def check(folder: Path, config: LearnerConfig, tolerance: float = TOLERANCE) -> 
     expected = expected_update(config, folder, batch(2), now, of_critic)
     check_gradients(now, expected.gradients, tolerance)
     check_gradients(of_critic, expected.critic_gradients, tolerance)
+    check_losses(metrics, expected, tolerance)
     check_metrics(metrics, expected, now, of_critic, 100 * tolerance if config.precision == "bfloat16" else 1e-4)
     rate = 3e-3 * (1 + math.cos(math.pi / 4)) / 2 if config.schedule == "cosine" else config.learning_rate
     assert metrics["learning_rate"] == pytest.approx(rate)
@@ -180,6 +183,16 @@ def check_weights(steps: list[OptimizerStep], config: LearnerConfig) -> None:
             for each in (step.after, after)
         )
         assert distance(moved, wanted) <= 1e-3  # float32 weights hold a step of 3e-3 to about 1e-4
+
+
+def check_losses(found: dict[str, float], expected: Expected, tolerance: float) -> None:
+    """Relative to the sum of the absolute terms: a loss near 0 is a small difference of large ones."""
+    named = {"loss": (expected.losses, expected.sizes)}
+    if expected.critic_losses:
+        named["critic/loss"] = expected.critic_losses, expected.critic_sizes
+    for name, (losses, sizes) in named.items():
+        apart = abs(found[name] - sum(losses) / len(losses))
+        assert apart <= tolerance * sum(sizes) / len(sizes), name
 
 
 def check_metrics(
