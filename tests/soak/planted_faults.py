@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
 
 from forked_tests import ForkedTests  # noqa: E402
 from mutants import PLANTED, planted  # noqa: E402
@@ -39,9 +39,9 @@ def run_named_tests(folder: Path, tests: ForkedTests) -> int:
 
 
 def main(folder: Path) -> int:
-    """Collect the named tests and run them."""
+    """Collect the named tests, without the common fixtures, which import Beam, and run them."""
     tests = ForkedTests(functools.partial(run_named_tests, folder))
-    settings = ["-s", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}", "-W", IMPORTED_BEFORE]
+    settings = ["-s", "--noconftest", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}", "-W", IMPORTED_BEFORE]
     pytest.main([*settings, *sorted({test for *_, test in PLANTED})], plugins=[tests])
     return tests.code
 
