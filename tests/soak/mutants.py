@@ -30,7 +30,10 @@ _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
-PLANTED: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
+_ORACLE = "tests/operators/trainer/test_update_against_oracle.py::test_update_matches_the_oracle"
+_LEARNER = "tests/operators/trainer/test_learner.py"
+Planted = tuple[str, str, tuple[tuple[str, str], ...], str]
+PLANTED: tuple[Planted, ...] = (
     (
         "learner",
         "coefficients of the whole batch in each mini-batch",
@@ -41,21 +44,25 @@ PLANTED: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
                 "torch.from_numpy(metadata.trained), self.config",
             ),
         ),
+        f"{_ORACLE}[grpo-kl1-w2-n1-p0-o1]",
     ),
     (
         "learner",
         "sign of the KL in rewards",
         (("penalties = config.kl_coefficient * divergence", "penalties = -config.kl_coefficient * divergence"),),
+        f"{_ORACLE}[dr_grpo-kl2-w4-n2-p0-o2]",
     ),
     (
         "learner",
         "rows without advantage skipped in spite of a KL loss",
         (("        if targets.reference is not None:\n            return", "        if False:\n            return"),),
+        f"{_ORACLE}[grpo-kl1-w2-n1-p0-o1]",
     ),
     (
         "learner",
         "proximal policy of each step, not of the batch",
         (("proximal=proximal if several_steps else None", "proximal=None"),),
+        f"{_LEARNER}::test_several_steps_clip_against_the_initial_policy",
     ),
     (
         "learner",
@@ -66,20 +73,28 @@ PLANTED: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
                 "rate = settings.learning_rate",
             ),
         ),
+        f"{_ORACLE}[ppo-kl4-w2-n3-p2-o1]",
     ),
     (
         "passes",
         "KL in the loss halved",
         (("losses + config.kl_coefficient * penalty", "losses + 0.5 * config.kl_coefficient * penalty"),),
+        f"{_ORACLE}[grpo-kl1-w2-n1-p0-o1]",
     ),
     (
         "passes",
         "KL in the loss weighted by the correction",
         (("losses + config.kl_coefficient * penalty", "losses + config.kl_coefficient * penalty * weights"),),
+        f"{_ORACLE}[dapo-kl3-w1-n3-p0-o3]",
     ),
-    ("policy", "sign of the entropy", (("-(logprobs.exp() * logprobs)", "(logprobs.exp() * logprobs)"),)),
+    (
+        "policy",
+        "sign of the entropy",
+        (("-(logprobs.exp() * logprobs)", "(logprobs.exp() * logprobs)"),),
+        f"{_ORACLE}[tis-kl0-w0-n0-p0-o0]",
+    ),
 )
-"""Faults of earlier reviews: module, name, and the texts to replace."""
+"""Faults of earlier reviews: module, name, the texts to replace, and a test that fails with the fault."""
 _CALLS = {"minimum": "maximum", "maximum": "minimum", "min": "max", "max": "min", "mean": "sum", "sum": "mean"}
 _SKIPPED_CALLS = {"append", "debug", "info", "warning", "error"}
 

@@ -41,6 +41,7 @@ sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 
 from forked_tests import Cover, ForkedTests, kill_session, read_watched  # noqa: E402
 from mutants import PLANTED, Mutant, mutants, planted  # noqa: E402
+from planted_faults import IMPORTED_BEFORE  # noqa: E402
 from swapped_code import swap_code  # noqa: E402
 
 from infra.files import write_atomically  # noqa: E402
@@ -74,8 +75,6 @@ TESTS = (
 )
 RESULTS = Path(__file__).with_name("mutation_results.json")
 SURVIVORS = Path(__file__).with_name("survivors.json")
-IMPORTED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"
-"""Pytest warns of plugins imported before its start."""
 START_S = 120.0
 """Seconds within which an interpreter has imported everything."""
 RESULT = "RESULT "
@@ -181,7 +180,7 @@ def direct(options: argparse.Namespace, arguments: list[str]) -> int:
 
 def mutants_of(module: str, source: str) -> dict[str, Mutant]:
     """The mutants of `source` by their key in the results, planted ones first."""
-    known = (planted(source, what, changes) for name, what, changes in PLANTED if name == module)
+    known = (planted(source, what, changes) for name, what, changes, _ in PLANTED if name == module)
     return {key_of(mutant): mutant for mutant in different(source, [*known, *mutants(source)])}
 
 

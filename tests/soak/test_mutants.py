@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import shutil
 import subprocess
 import sys
@@ -142,10 +143,11 @@ def test_every_trainer_module_has_mutants_or_a_reason() -> None:
     assert sorted(named) == sorted(file.stem for file in TRAINER.glob("*.py") if file.stem != "__init__")
 
 
-@pytest.mark.parametrize(("module", "what", "changes"), PLANTED)
-def test_planted_faults_apply(module: str, what: str, changes: tuple[tuple[str, str], ...]) -> None:
-    source = (TRAINER / f"{module}.py").read_text()
-    assert planted(source, what, changes).source != source
+def test_planted_faults_fail_their_test(tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "tests" / "soak" / "planted_faults.py"), str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "failed.json").read_text()) == {what: test for _, what, _, test in PLANTED}
 
 
 @pytest.mark.parametrize("fix", FIXES, ids=[fix.what.replace(" ", "-") for fix in FIXES])
