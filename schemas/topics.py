@@ -245,8 +245,8 @@ METRICS = Topic(
     ("every pipeline",),
     ("autoscaler",),
     "measurements for the live view and the reports; counters of each role's steps",
-    "a view is not updated until the transaction ends; to the autoscaler, which reads a trainer's silence, the "
-    "trainer's share is unknown meanwhile, so it decides nothing by it",
+    "a view is not updated until the transaction ends; the autoscaler treats the trainer's idle share as unknown "
+    "after the heartbeat time-out",
     retention="window",
 )
 STEP_COUNTERS = "steps/"

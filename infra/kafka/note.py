@@ -69,9 +69,14 @@ class Note:
     def decode(cls, text: str) -> Note:
         """The note encoded as `text`. Raises ValueError if it is not a note."""
         try:
-            return cls(*json.loads(text))
+            note = cls(*json.loads(text))
+            if not (isinstance(note.start, int) and isinstance(note.commit, int) and min(note.start, note.commit) >= 0):
+                raise ValueError("its start and commit must be whole numbers")
+            if not all(isinstance(each, dict) for each in (note.ledger, note.state, note.offsets, note.written)):
+                raise ValueError("its offsets and state must be objects")
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{text[:100]!r} is not a note: {error}") from error
+        return note
 
 
 def name_of(place: tuple[str, int]) -> str:

@@ -252,8 +252,8 @@ class Session:
         return [TopicPartition(*place_of(name)) for name in self._outputs]
 
     def verify(self) -> None:
-        """Every VERIFY_COMMITS commits and at a start: raise SessionLost if another note is the last (a transaction was
-        ended from outside, or its outcome misjudged), LogTruncated if outputs are gone. Group offsets are not needed.
+        """Every VERIFY_COMMITS commits: raise SessionLost if another note than that of the last commit is the last (a
+        transaction was ended from outside, or its outcome misjudged), LogTruncated if its outputs are gone.
         """
         if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
             return

@@ -8,7 +8,7 @@ from json import loads
 from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
-from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE, CONFIG_FILE, METRICS_FILE
+from pipelines.inspect.run_files import AUDIT_FILE, AUDIT_SO_FAR_FILE, CONFIG_FILE, METRICS_FILE
 from pipelines.inspect.run_folders import RUNS, run_command
 from pipelines.present.output import Report, Row, RowOutput
 from pipelines.roles import described
@@ -204,8 +204,10 @@ def _liveness_text(report: Mapping[str, Any] | None) -> str:
 
 
 def _audit_so_far(run: RunFolder) -> dict[str, Any] | None:
-    """Return the newest background audit of `run` with its time; None if there is none."""
-    file = run.folder / AUDIT_SO_FAR_FILE
+    """Return the audit at the end of `run`, or the newest one in the background, with its time; None without any."""
+    file = next((path for name in (AUDIT_FILE, AUDIT_SO_FAR_FILE) if (path := run.folder / name).exists()), None)
+    if file is None:
+        return None
     try:
         return {**loads(file.read_bytes()), "at": file.stat().st_mtime}
     except FileNotFoundError:

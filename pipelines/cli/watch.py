@@ -151,8 +151,10 @@ def local_run(address: Address) -> RunFolder | None:
 def _start_time(connection: Connection, local: RunFolder | None, heartbeats: Iterable[Any]) -> int:
     """Return the earliest known time of the run: of its folder, its first metric that is kept, and `heartbeats`."""
     from infra.kafka.topic_reader import read_topic
+    from pipelines.inspect.run_state.refused import refused
 
-    first = next(iter(read_topic(connection.client, METRICS.name(connection.run))), None)
+    metrics = read_topic(connection.client, METRICS.name(connection.run))
+    first = next((each for each in metrics if all(refused(row, each.transactional) is None for row in each.rows)), None)
     times = [each.sent_at for each in heartbeats]
     times += [first.timestamp] if first is not None else []
     times += [int(1000 * local.started_at)] if local is not None and local.started_at else []

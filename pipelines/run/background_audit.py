@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pipelines.distribution import PYTHON
 from pipelines.inspect.audit.result import FINDINGS, findings_text
 from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE, LOGS
 
+RETRY_S = 60.0
 PAUSE_FACTOR = 20.0
 """Pause after an audit, as a multiple of its duration: audits use at most a twentieth of one core."""
 
@@ -53,7 +55,14 @@ class BackgroundAudit:
         self._finished = True
 
     def poll(self) -> None:
-        """Start an audit that is due and handle one that has ended. Call it often."""
+        """Start an audit that is due and handle one that has ended. Call it often; a failure of it is only noted."""
+        try:
+            self._poll()
+        except OSError as error:  # no process or no space is left, or the folder is gone
+            self._due = self._clock() + max(self._every_s, RETRY_S)
+            self._note_unfinished(str(error))
+
+    def _poll(self) -> None:
         if self._process is not None:
             if not is_running(self._process):
                 self._handle_result()
@@ -70,14 +79,20 @@ class BackgroundAudit:
             stop_process(self._process, 0)
             self._process = None
 
+    def _note_unfinished(self, reason: str) -> None:
+        if self._finished:  # repeated failures are noted once
+            self._note(f"the background audit did not finish: {reason}")
+        self._finished = False
+
     def _handle_result(self) -> None:
+        if self._process is not None:
+            with suppress(psutil.Error):
+                self._process.wait(0)  # else it remains as a zombie
         self._process = None
         took = self._clock() - self._started_at
         self._due = self._clock() + max(self._every_s, PAUSE_FACTOR * took)
         if not self._new.exists():
-            if self._finished:  # repeated failures are reported once
-                self._note(f"the background audit did not finish: see {self._log}")
-            self._finished = False
+            self._note_unfinished(f"see {self._log}")
             return
         self._finished = True
         self._new.replace(self._out)

@@ -15,6 +15,7 @@ from infra.machine import visible_gpus
 from pipelines.config import Config, ConfigError, ConfigProblems, flattened, load_config
 from pipelines.inspect.run_files import (
     AUDIT_FILE,
+    AUDIT_SO_FAR_FILE,
     CONFIG_FILE,
     LOGS,
     METRICS_FILE,
@@ -147,7 +148,8 @@ def resume_locally(
         started_at=run.started_at or now,
         warn_steps=config.run.warn_steps,
     )
-    for name in (SUMMARY_FILE, AUDIT_FILE):  # of the end before: they would be taken for those of the run as it is
+    # Those of the end before would be taken for those of the run as it is.
+    for name in (SUMMARY_FILE, AUDIT_FILE, AUDIT_SO_FAR_FILE):
         (run.folder / name).unlink(missing_ok=True)
     state.write()
     return _supervised(config, state, stops, as_json, resumed=True)

@@ -122,7 +122,7 @@ def _variants(prompts: Sequence[Prompt], answers: Sequence[AnswerContext]) -> li
     """The first of `answers` with other responses: the reference's answer alone, a whole sentence, as models write, and
     the answer of another question, if one differs."""
     first = answers[0]
-    other = [each.text for each in answers if each.text != first.text and each.task == first.task][:1]
+    other = [each.text for each in answers if each.text != first.text][:1]
     return [
         first._replace(text=each) for each in (_reference_answer(prompts[0]), f"The answer is {first.text}", *other)
     ]

@@ -105,6 +105,52 @@ def is_demonstration(config: Config) -> bool:
     return config.warm_start is not None
 
 
+def test_documented_defaults_are_those_of_the_code() -> None:
+    """Laminar's columns of the comparison with verl and TRL; the demonstrations' has what differs."""
+    text = (REPOSITORY / "docs" / "training.md").read_text("utf-8")
+    section = text.partition("\n## Defaults compared with verl and TRL\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    default = compared(Config())
+    demonstration = compared(load_config(REPOSITORY / "examples" / "chain_sum.toml"))
+    assert {row[0]: row[1] for row in rows} == default
+    differing = {name: value for name, value in demonstration.items() if value != default[name]}
+    assert {row[0]: row[2] for row in rows if row[2]} == differing
+
+
+def compared(config: Config) -> dict[str, str]:
+    """The settings of `config` that the table compares, as it writes them."""
+    learner, prompts, critic = config.trainer.learner, config.prompts, config.trainer.learner.critic
+    algorithm, preset = learner.algorithm, resolve_preset(learner.algorithm)
+    mini_batches, epochs = optimizer_steps(learner)
+    names = {"tis": "`tis`: GRPO's advantage, token mean"}
+    ratios = {"update_start": "policy at the start of the update", "behaviour": "rollout's policy"}
+    return {
+        "algorithm": names.get(algorithm.name, f"`{algorithm.name}`"),
+        "learning rate, warm-up": f"{rate(learner.learning_rate)}, {learner.warmup_steps} batches",
+        "schedule": learner.schedule,
+        "AdamW betas, weight decay": f"{learner.betas[0]:g} / {learner.betas[1]:g}, {learner.weight_decay:g}",
+        "gradient norm": str(learner.max_gradient_norm),
+        "batch": f"{config.experience.global_batch} sequences",
+        "optimizer steps per batch": str(mini_batches * epochs),
+        "samples per prompt": str(prompts.samples_per_prompt),
+        "temperature, top-p": f"{prompts.temperature}, {'off' if prompts.top_p == 1 else prompts.top_p}",
+        "aggregation": preset.aggregation.replace("_", " "),
+        "clip, low / high": f"{preset.clip.low:g} / {preset.clip.high:g}",
+        "dual clip c": "off" if algorithm.dual_clip is None else str(algorithm.dual_clip),
+        "importance ratio against": ratios[preset.proximal],
+        "off-policy weight π_o/μ": f"per {preset.correction.level}, at most {preset.correction.cap:g}",
+        "KL penalty": str(algorithm.kl_coefficient or "off"),
+        "advantage scale": "group standard deviation",  # of both algorithms: test_advantages.py
+        "λ and γ of GAE": f"{algorithm.gae_lambda:g}, {algorithm.discount:g}",
+        "critic rate, value clip": f"{rate(critic.learning_rate)}, {critic.value_clip:g}",
+    }
+
+
+def rate(value: float) -> str:
+    return f"{value:.0e}".replace("e-0", "e-")
+
+
 if __name__ == "__main__":
     for each in EXAMPLES:
         state_settings(each)

@@ -34,7 +34,8 @@ from schemas.topics import OF_WORK, PAUSE, STEP_COUNTERS
 FIRST_PHASES = ("checks", "broker")
 """The phases in which a run starts, and starts again when it is resumed; a local broker starts after the checks."""
 
-AFTER_ROLES = ("audit", "ended", "stopped", "failed")
+AT_END = ("ended", "failed", "stopped", "died")
+AFTER_ROLES = ("audit", *AT_END)
 """The phases of a run whose roles have ended."""
 
 Values = Mapping[str, float]
@@ -172,7 +173,7 @@ def fold(state: RunState, event: Event) -> RunState:
         case RolesChanged():
             return replace(state, roles=dict(event.roles))
         case LagMeasured():
-            if state.phase in AFTER_ROLES:
+            if state.phase in AFTER_ROLES and max(state.last_metric_at.values(), default=0) <= state.phases[-1].at:
                 return state
             return replace(state, lag={name: behind for name, behind in event.behind.items() if name in OF_WORK})
         case Tick():

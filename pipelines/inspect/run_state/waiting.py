@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.run_state.errors import error_counts
 from pipelines.inspect.run_state.events import GOAL_REACHED
-from pipelines.inspect.run_state.state import RunState
+from pipelines.inspect.run_state.state import AT_END, RunState
 from pipelines.roles import described
 from schemas.records import ReplicaStatus
 from schemas.topics import TRAJECTORIES
@@ -15,7 +15,6 @@ from schemas.topics import TRAJECTORIES
 QUIET_S = (5.0, 30.0)
 """Without an optimizer step for twice its mean time, but at least and at most these times, a training run names what it
 waits for."""
-_ENDED = ("ended", "failed", "stopped", "died")
 _OF_PHASE = {
     "broker": "Kafka",
     "warm start": "the warm start",
@@ -27,7 +26,7 @@ _OF_PHASE = {
 def waiting_for(state: RunState) -> str | None:
     """What the run waits for; None while its optimizer steps arrive."""
     phase = state.phase.replace("_", " ")
-    if phase in _ENDED:
+    if phase in AT_END:
         return None
     if phase in _OF_PHASE:
         return _OF_PHASE[phase]

@@ -22,8 +22,9 @@ from infra.store.ownership import claim_store
 from operators.relay.config import AUTO
 from pipelines.config import Config, ConfigError, ConfigProblems
 from pipelines.inspect.log.chunks import rows_of
+from pipelines.inspect.run_state.buffers import SHARD
 from pipelines.inspect.run_state.refused import refused
-from pipelines.inspect.run_state.state import RunState, fold_all, new_run
+from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.roles import ALL_SHARDS, WITH_STORE, Role, RoleProcess
 from pipelines.run.resharding import reshard_score
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
@@ -75,7 +76,7 @@ def claimed_store(config: Config, process: RoleProcess) -> Iterator[None]:
 SERIES = {"score": "score", "prompts": "prompts"}
 """The roles that count failures, each with its metric: errors of trajectories, refused rows."""
 RETRY_S = 5.0
-EARLIER_METRICS = 500
+EARLIER_METRICS = 20_000
 """Of the newest metrics before the start, the last of the series has the counts of earlier starts."""
 
 log = logging.getLogger(__name__)
@@ -131,16 +132,19 @@ class _Guard:
         guard = RunGuard(self.config, self._started_at)
         # The counts of earlier starts: errors before this one do not count.
         newest = last_records(client, self._topic, EARLIER_METRICS)
-        earlier = [each for each in newest if each.offset < self._ends[each.partition]]
-        state = self._after(new_run(run, None, self._started_at), earlier)
+        before = self._metrics(each for each in newest if each.offset < self._ends[each.partition])
+        state = fold_all(new_run(run, None, self._started_at), before)
         guard.check(state, tuple, earlier=True)
+        shards = {metric.values.get(SHARD) for metric in before}
+        may_be_older = sum(self._ends.values()) > EARLIER_METRICS
         for records in follow_topic(client, self._topic, self._ends):
-            state = self._after(state, records)
-            guard.check(state, lambda: rows_of(client, run, EXPERIENCES, COLUMNS))
+            metrics = self._metrics(records)
+            state, seen = fold_all(state, metrics), {metric.values.get(SHARD) for metric in metrics}
+            is_first, shards = may_be_older and not seen <= shards, shards | seen  # its counts may be of earlier starts
+            guard.check(state, lambda: rows_of(client, run, EXPERIENCES, COLUMNS), earlier=is_first)
             if self.ended.is_set():
                 return
 
-    def _after(self, state: RunState, records: Iterable[StoredRecord]) -> RunState:
+    def _metrics(self, records: Iterable[StoredRecord]) -> list[Metric]:
         written = ((row, record.transactional) for record in records for row in record.rows if isinstance(row, Metric))
-        wanted = [row for row, by_role in written if row.name == self.series and refused(row, by_role) is None]
-        return fold_all(state, wanted)
+        return [row for row, by_role in written if row.name == self.series and refused(row, by_role) is None]

@@ -29,12 +29,13 @@ from pipelines.inspect.submissions import Submission, read_submission
 from pipelines.roles import ALL_SHARDS, CANNOT_RUN, SHARDED
 from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.restarts import Restarts, exit_text
+from pipelines.run_config import RunConfig
 
 PREDECESSOR_S = 60.0
 """How long a process whose respawner was killed may drain; then its successor fences it."""
 POLL_S = 1.0
 AUDITING = ("trainer", 0)
-"""The role, and its index, whose respawner audits the run: each run has it once, on any runner."""
+"""The role, and its index, whose respawner audits the run: each run has exactly one process of it, on any runner."""
 LOG_TAIL_BYTES = 64 * 1024
 ERROR = "laminar: "
 """Beginning of the line of an error of the command `laminar`."""
@@ -56,10 +57,9 @@ class Respawner:
         submission = self._submission
         if (submission.pipeline, submission.index) != AUDITING:
             return None
-        run = tomllib.loads(submission.config.read_text(encoding="utf-8"))["run"]  # `load_config` imports too much
-        return BackgroundAudit(
-            submission.config, run["audit_every_s"], print_escaped, lambda _: None, folder=submission.folder
-        )
+        run = tomllib.loads(submission.config.read_text(encoding="utf-8")).get("run", {})  # `load_config` imports much
+        every_s = run.get("audit_every_s", RunConfig.audit_every_s)
+        return BackgroundAudit(submission.config, every_s, print_escaped, lambda _: None, folder=submission.folder)
 
     def run(self) -> None:
         """Run until the pipeline has drained, is stopped or fails for good."""

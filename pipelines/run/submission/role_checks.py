@@ -59,7 +59,8 @@ def place_problems(config: Config, submitted: Submission) -> Iterator[str]:
     roles = _roles_of(config, submitted)
     if any(role.pipeline in WITH_STORE for role in roles):
         yield from store_problems(config)
-    if submitted.index == 0:  # the processes of a gateway share its port
+    # The processes of a gateway share its port, and one that has lost its respawner is replaced.
+    if submitted.index == 0 and submitted.working_process() is None:
         yield from port_problems(config, [role.pipeline for role in roles])
     yield from existing_topics(replace(config, kafka=config.kafka.for_role(roles[0].pipeline)))[1]
 

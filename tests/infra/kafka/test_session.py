@@ -94,7 +94,7 @@ def test_session_ignores_notes_that_do_not_follow(config: SessionConfig, opened:
     assert opened(config).note.state == {"mark": 2}
 
 
-@pytest.mark.parametrize("text", [b"garbage", "{"])
+@pytest.mark.parametrize("text", [b"garbage", "{", '["x"]', "[1, [2]]", "[1, {}, {}, {}, -1]"])
 def test_unreadable_note_is_named_with_its_offset(config: SessionConfig, opened: Open, text: str | bytes) -> None:
     write_note(config, text)
     with pytest.raises(ValueError, match=f"offset 0 of partition 0 of {config.restore.topic}"):

@@ -33,6 +33,17 @@ def test_verify_raises_when_the_note_is_overwritten(config: SessionConfig, opene
         session.verify()
 
 
+def test_verify_raises_when_there_is_no_note(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the topic of notes had been deleted and created again."""
+    session = opened(config)
+    session.commit([], {}, {}, {})
+    monkeypatch.setattr("infra.kafka.session.last_note", lambda *arguments: None)
+    with pytest.raises(SessionLost, match=r"no note is the last .* commit 2 was committed"):
+        session.verify()
+
+
 def test_verify_raises_when_an_output_is_gone(
     config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,10 +12,8 @@ from trainer_batches import make_batch, save_tiny_model
 from operators.trainer.config import AlgorithmConfig, AlgorithmName, LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.presets import PRESETS, clip_can_bind, optimizer_steps, preset_table, unused_clip_warning
-from pipelines.config import Config, load_config
 
-ROOT = Path(__file__).parents[3]
-TRAINING = ROOT / "docs" / "training.md"
+TRAINING = Path(__file__).parents[3] / "docs" / "training.md"
 
 
 def named(name: AlgorithmName, **changes: object) -> LearnerConfig:
@@ -24,51 +22,6 @@ def named(name: AlgorithmName, **changes: object) -> LearnerConfig:
 
 def test_documentation_has_the_presets() -> None:
     assert "\n".join(preset_table()) in TRAINING.read_text("utf-8"), "\n".join(preset_table())
-
-
-def test_documented_defaults_are_those_of_the_code() -> None:
-    """Laminar's columns of the comparison with verl and TRL; the demonstrations' has what differs."""
-    text = TRAINING.read_text("utf-8").partition("\n## Defaults compared with verl and TRL\n")[2].partition("\n## ")[0]
-    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")][2:]
-    default, demonstration = settings(Config()), settings(load_config(ROOT / "examples" / "chain_sum.toml"))
-    assert {row[0].strip(): row[1].strip() for row in rows} == default
-    differing = {name: value for name, value in demonstration.items() if value != default[name]}
-    assert {row[0].strip(): row[2].strip() for row in rows if row[2].strip()} == differing
-
-
-def settings(config: Config) -> dict[str, str]:
-    """The first column of the table, and the settings of `config` as the others write them."""
-    learner, prompts, critic = config.trainer.learner, config.prompts, config.trainer.learner.critic
-    algorithm, preset = learner.algorithm, PRESETS[learner.algorithm.name]
-    low, high = algorithm.clip_low, algorithm.clip_high
-    own = {"tis": "`tis`: GRPO's advantage, token mean"}
-    start = (algorithm.proximal or preset.proximal) == "update_start"
-    level, cap = algorithm.correction_level or "token", algorithm.correction_cap or preset.correction.cap
-    steps = optimizer_steps(learner)
-    return {
-        "algorithm": own.get(algorithm.name, f"`{algorithm.name}`"),
-        "learning rate, warm-up": f"{rate(learner.learning_rate)}, {learner.warmup_steps} batches",
-        "schedule": learner.schedule,
-        "AdamW betas, weight decay": f"{learner.betas[0]:g} / {learner.betas[1]:g}, {learner.weight_decay:g}",
-        "gradient norm": str(learner.max_gradient_norm),
-        "batch": f"{config.experience.global_batch} sequences",
-        "optimizer steps per batch": str(steps[0] * steps[1]),
-        "samples per prompt": str(prompts.samples_per_prompt),
-        "temperature, top-p": f"{prompts.temperature}, {'off' if prompts.top_p == 1 else prompts.top_p}",
-        "aggregation": (algorithm.aggregation or preset.aggregation).replace("_", " "),
-        "clip, low / high": f"{low or preset.clip.low:g} / {high or preset.clip.high:g}",
-        "dual clip c": "off" if algorithm.dual_clip is None else str(algorithm.dual_clip),
-        "importance ratio against": "policy at the start of the update" if start else "rollout's policy",
-        "off-policy weight π_o/μ": f"per {level}, at most {cap:g}",
-        "KL penalty": str(algorithm.kl_coefficient or "off"),
-        "advantage scale": "group standard deviation",  # of both algorithms; test_advantages has what they compute
-        "λ and γ of GAE": f"{algorithm.gae_lambda:g}, {algorithm.discount:g}",
-        "critic rate, value clip": f"{rate(critic.learning_rate)}, {critic.value_clip:g}",
-    }
-
-
-def rate(value: float) -> str:
-    return f"{value:.0e}".replace("e-0", "e-")
 
 
 def test_defaults_are_those_of_a_pretrained_model() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -16,7 +14,7 @@ from pydantic import TypeAdapter
 from safetensors import safe_open
 from trainer_batches import save_tiny_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-from two_ranks import BATCHES, TIMEOUT_S, parts, train
+from two_ranks import BATCHES, TIMEOUT_S, parts, read, train, train_ranks
 
 from operators.trainer.config import AlgorithmName, LearnerConfig
 from operators.trainer.learner import Learner
@@ -55,7 +53,6 @@ CORRECTIONS = (
     ("truncate", "token"),
 )
 COUNTS = ((1, 1), (2, 1), (1, 2), (2, 2))
-Found = tuple[dict[str, torch.Tensor], dict[str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +62,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_model(made / "model")
     save_experts(made / "experts")
     return train_ranks(made, list(CASES.values()))
-
-
-def train_ranks(folder: Path, cases: list[Case], ranks: int = 2) -> Path:
-    """Train the model in `folder` as `ranks` ranks in every case, with their results in `folder`."""
-    (folder / "cases.json").write_text(json.dumps(cases))
-    script = Path(__file__).with_name("two_ranks.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder), str(ranks)], stderr=subprocess.PIPE, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 @pytest.mark.parametrize("case", NAMES)
@@ -120,7 +106,7 @@ def test_two_ranks_match_one_with_every_algorithm_and_kl(tmp_path: Path) -> None
 
 
 def every_case() -> Iterator[Case]:
-    """Algorithms × KL; corrections, mini-batches and epochs alternate. One rank is compared with the oracle."""
+    """Algorithms × KL; corrections, mini-batches and epochs alternate."""
     for number, (name, kl) in enumerate(itertools.product(get_args(AlgorithmName), KLS)):
         kind, level = CORRECTIONS[number % 5]
         algorithm = {"name": name, "max_response_tokens": 25, "correction": kind, "correction_level": level}
@@ -197,12 +183,6 @@ def save_experts(folder: Path) -> None:
         max_position_embeddings=128,
     )
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
-
-
-def read(file: Path) -> Found:
-    """The tensors and metadata of `file`."""
-    with safe_open(file, framework="pt") as opened:
-        return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
 
 
 def flat(tensors: dict[str, torch.Tensor], prefix: str) -> torch.Tensor:

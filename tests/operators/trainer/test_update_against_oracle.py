@@ -13,7 +13,9 @@ import pytest
 import torch
 from optimizer_steps import OptimizerStep, distance, record_steps
 from oracle import Expected, expected_adamw, expected_update
+from pydantic import TypeAdapter
 from trainer_batches import make_batch, save_tiny_model, with_floats
+from two_ranks import parts, read_steps, train_ranks
 
 from operators.trainer.config import AlgorithmConfig, AlgorithmName, CriticConfig, LearnerConfig
 from operators.trainer.learner import Learner
@@ -112,6 +114,38 @@ def test_update_matches_the_oracle(folder: Path, case: Case) -> None:
     check(folder, case.config)
 
 
+@pytest.fixture(scope="module")
+def of_two_ranks(folder: Path) -> Path:
+    """The folder with the steps of two ranks in a case of each algorithm, in one start of the processes."""
+    return train_two_ranks(folder.parent, list(some_cases())[: len(NAMES)])
+
+
+@pytest.mark.parametrize(("number", "case"), list(enumerate(some_cases()))[: len(NAMES)], ids=str)
+def test_update_of_two_ranks_matches_the_oracle(of_two_ranks: Path, number: int, case: Case) -> None:
+    check_two_ranks(of_two_ranks, number, case)
+
+
+@pytest.mark.soak
+def test_updates_of_two_ranks_match_the_oracle_in_more_cases(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model", scale=2.0)
+    cases = list(some_cases())[len(NAMES) :]
+    train_two_ranks(tmp_path, cases)
+    for number, case in enumerate(cases):
+        check_two_ranks(tmp_path, number, case)
+
+
+def train_two_ranks(folder: Path, cases: list[Case]) -> Path:
+    dump = TypeAdapter(LearnerConfig).dump_python
+    return train_ranks(folder, [("model", dump(case.config, mode="json"), 0, 1) for case in cases], only_steps=True)
+
+
+def check_two_ranks(folder: Path, number: int, case: Case) -> None:
+    config, rows = case.config, [row for rank in parts(0) for row in rank]
+    steps, found = read_steps(folder / f"steps-{number}.safetensors")
+    expected = expected_update(config, folder / "model", rows, steps["actor"], steps["critic"])
+    check_update(found, expected, steps["actor"], steps["critic"], tolerance_of(config))
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("case", list(every_case()), ids=str)
 def test_update_matches_the_oracle_in_every_combination(folder: Path, case: Case) -> None:
@@ -127,8 +161,7 @@ def test_bfloat16_update_approximates_the_oracle(folder: Path, name: AlgorithmNa
 
 def check(folder: Path, config: LearnerConfig, tolerance: float = TOLERANCE) -> None:
     """Train two batches; compare the second, which begins from changed weights."""
-    if config.algorithm.correction_level == "sequence":
-        tolerance = max(tolerance, SEQUENCE_TOLERANCE)
+    tolerance = max(tolerance, tolerance_of(config))
     learner = Learner(config, folder)
     steps = record_steps(learner._actor)
     critic_steps = record_steps(learner._critic_trained) if learner._critic else []
@@ -137,16 +170,31 @@ def check(folder: Path, config: LearnerConfig, tolerance: float = TOLERANCE) -> 
     metrics = learner.update(batch(2))
     now, of_critic = steps[began[0] :], critic_steps[began[1] :]
     expected = expected_update(config, folder, batch(2), now, of_critic)
-    check_gradients(now, expected.gradients, tolerance)
-    check_gradients(of_critic, expected.critic_gradients, tolerance)
-    check_losses(metrics, expected, tolerance)
-    check_metrics(metrics, expected, now, of_critic, 100 * tolerance if config.precision == "bfloat16" else 1e-4)
+    check_update(metrics, expected, now, of_critic, tolerance)
     rate = 3e-3 * (1 + math.cos(math.pi / 4)) / 2 if config.schedule == "cosine" else config.learning_rate
     assert metrics["learning_rate"] == pytest.approx(rate)
     for taken, rates in ((steps, rate), (critic_steps, rate * config.critic.learning_rate / config.learning_rate)):
         if taken:
             assert taken[-1].rate == pytest.approx(rates)
             check_weights(taken, config)
+
+
+def tolerance_of(config: LearnerConfig) -> float:
+    """In float32."""
+    return SEQUENCE_TOLERANCE if config.algorithm.correction_level == "sequence" else TOLERANCE
+
+
+def check_update(
+    found: dict[str, float],
+    expected: Expected,
+    steps: list[OptimizerStep],
+    critic_steps: list[OptimizerStep],
+    tolerance: float,
+) -> None:
+    check_gradients(steps, expected.gradients, tolerance)
+    check_gradients(critic_steps, expected.critic_gradients, tolerance)
+    check_losses(found, expected, tolerance)
+    check_metrics(found, expected, steps, critic_steps, 100 * tolerance if tolerance > 1e-4 else 1e-4)
 
 
 def batch(number: int) -> list[MicroBatch]:

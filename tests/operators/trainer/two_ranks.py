@@ -1,18 +1,22 @@
 """Ranks, each a process, train their parts of two batches with each config, and write the resulting tensors.
 
-    python two_ranks.py FOLDER [RANKS]
+    python two_ranks.py FOLDER RANKS [steps]
 
 FOLDER has models and cases.json, a list of [a model's name, a LearnerConfig, Ranks.shards, Ranks.context]. Rank R
 writes the result of the first to R-0.safetensors: tensors, metrics, published weights, the number of gatherings of
-layers in one batch, and the time-outs of the process groups. Rank 1 has fewer sequences, and none of the second batch;
-further ranks have none. All are forked from one process, so that torch and transformers are imported once; the test's
-own process cannot be forked, because it has run backward passes.
+layers in one batch, and the time-outs of the process groups. With `steps`, rank 0 instead writes the full tensors of
+each optimizer step of the first batch, trained after the second, to steps-0.safetensors, with its metrics.
+
+Rank 1 has fewer sequences, and none of the second batch; further ranks have none. All are forked from one process, so
+that torch and transformers are imported once; the test's own process cannot be forked, because it has run backward
+passes.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +27,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
 
+from optimizer_steps import OptimizerStep, record_steps  # noqa: E402
 from pydantic import TypeAdapter  # noqa: E402
 from trainer_batches import make_batch  # noqa: E402
 
@@ -97,10 +103,10 @@ def published(learner: Learner, ranks: Ranks) -> dict[str, torch.Tensor]:
     return written
 
 
-def main(folder: Path, count: int = 2) -> int:
+def main(folder: Path, count: int, only_steps: bool) -> int:
     """Fork the ranks; return 0 if all succeed."""
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=run_rank, args=(rank, folder, count)) for rank in range(count)]
+    ranks = [context.Process(target=run_rank, args=(rank, folder, count, only_steps)) for rank in range(count)]
     for each in ranks:
         each.start()
     for each in ranks:
@@ -108,18 +114,17 @@ def main(folder: Path, count: int = 2) -> int:
     return int(any(each.exitcode for each in ranks))
 
 
-def run_rank(rank: int, folder: Path, count: int) -> None:
+def run_rank(rank: int, folder: Path, count: int, only_steps: bool) -> None:
     """Run as rank `rank`."""
     torch.set_num_threads(1)
     ranks = join_process_group(AddressFile(folder / "ranks.json"), Ranks(rank, count, timeout_s=TIMEOUT_S)).ranks
     cases = TypeAdapter(list[tuple[str, LearnerConfig, int, int]]).validate_json((folder / "cases.json").read_bytes())
     for number, (model, config, shards, context) in enumerate(cases):
-        write_result(
-            config,
-            replace(ranks, shards=shards, context=context),
-            folder / model,
-            folder / f"{rank}-{number}.safetensors",
-        )
+        of_case = replace(ranks, shards=shards, context=context)
+        if only_steps:
+            write_steps(config, of_case, folder / model, folder / f"steps-{number}.safetensors")
+        else:
+            write_result(config, of_case, folder / model, folder / f"{rank}-{number}.safetensors")
     dist.destroy_process_group()
 
 
@@ -138,6 +143,57 @@ def write_result(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) ->
     same = all(torch.equal(full_tensor(one), full_tensor(other)) for one, other in pairs)
     found = {"metrics": metrics, "resumed": same, "gatherings": len(gatherings), "groups": opened, "default": before[0]}
     save_file(tensors, out, {name: json.dumps(value) for name, value in found.items()})
+
+
+def write_steps(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) -> None:
+    """Train the second batch, then the first, whose optimizer steps rank 0 writes."""
+    learner = Learner(config, model, ranks=ranks)
+    learner.update(parts(1, ranks.count)[ranks.rank])
+    steps = {"actor": record_steps(learner._actor)}
+    if learner._critic is not None:
+        steps["critic"] = record_steps(learner._critic_trained)
+    metrics = learner.update(parts(0, ranks.count)[ranks.rank])
+    tensors = {
+        f"{model}.{number}.{kind}.{name}": full_tensor(tensor).contiguous().clone()
+        for model, taken in steps.items()
+        for number, step in enumerate(taken)
+        for kind in ("before", "gradient", "after")
+        for name, tensor in getattr(step, kind).items()
+    }
+    if ranks.rank == 0:
+        norms = {f"{model}.{n}": (s.norm, s.rate) for model, taken in steps.items() for n, s in enumerate(taken)}
+        save_file(tensors, out, {"norms": json.dumps(norms), "metrics": json.dumps(metrics)})
+
+
+def read_steps(file: Path) -> tuple[dict[str, list[OptimizerStep]], dict[str, float]]:
+    """What `write_steps` wrote: steps of actor and critic, and metrics."""
+    tensors, metadata = read(file)
+    norms = json.loads(metadata["norms"])
+    found: dict[str, list[OptimizerStep]] = {"actor": [], "critic": []}
+    for key, (norm, rate) in norms.items():
+        kinds = [
+            {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
+            for start in (f"{key}.{kind}." for kind in ("before", "gradient", "after"))
+        ]
+        found[key.partition(".")[0]].append(OptimizerStep(*kinds, norm=norm, rate=rate))
+    return found, json.loads(metadata["metrics"])
+
+
+def read(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors and metadata of `file`."""
+    with safe_open(file, framework="pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
+
+
+def train_ranks(
+    folder: Path, cases: list[tuple[str, dict[str, Any], int, int]], ranks: int = 2, only_steps: bool = False
+) -> Path:
+    """Train the model in `folder` as `ranks` ranks in every case, with their results in `folder`."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    command = [sys.executable, str(HERE), str(folder), str(ranks), *(["steps"] if only_steps else [])]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 def group_timeouts() -> list[float]:
@@ -178,4 +234,4 @@ def counted_gatherings() -> Iterator[list[None]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), "steps" in sys.argv[3:]))

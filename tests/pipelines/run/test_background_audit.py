@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,3 +75,26 @@ def test_background_audit_that_ends_without_a_result_is_reported(
     run.advance_to(70)
     assert (tmp_path / AUDIT_SO_FAR_FILE).exists()
     assert run.notes == [f"the background audit did not finish: see {tmp_path / 'logs' / 'audit.log'}"]
+
+
+def test_audit_that_cannot_start_is_noted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = Scripted(monkeypatch, tmp_path)
+
+    def no_process(*arguments: Any, **options: Any) -> psutil.Process:
+        run.starts.append(run.now)
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(background_audit, "spawn", no_process)
+    run.advance_to(200)
+    assert len(run.starts) > 2
+    assert run.notes == ["the background audit did not finish: [Errno 11] Resource temporarily unavailable"]
+
+
+def test_ended_audit_leaves_no_zombie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = Scripted(monkeypatch, tmp_path, None)
+    child = subprocess.Popen(["true"])
+    monkeypatch.setattr(background_audit, "spawn", lambda *arguments, **options: psutil.Process(child.pid))
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    run.advance_to(12)
+    assert not psutil.pid_exists(child.pid)
+    child.returncode = 0  # it was waited for

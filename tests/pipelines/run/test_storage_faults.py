@@ -45,6 +45,18 @@ def test_end_failed_reports_a_full_disk_in_state_json(tmp_path: Path) -> None:
         assert raised.value.__notes__[-1].endswith(f"runs resume --run {folder}`")
 
 
+def test_end_failed_tells_how_to_resume_when_the_broker_does_not_start(tmp_path: Path) -> None:
+    folder = tmp_path / "first"
+    folder.mkdir()
+    state = RunStateFile(folder, "first", 8)
+    state.write()
+    (folder / CONFIG_FILE).write_text("")
+    error = BrokerStartError("the broker has failed 6 times")
+    _end_failed(state, error)
+    assert "the broker has failed 6 times" in str(read_run(folder).state["error"])
+    assert error.__notes__[-1].endswith(f"runs resume --run {folder}`")
+
+
 def test_run_kafka_does_not_restart_a_broker_on_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 256) as disk:
         kafka = RunKafka(KafkaConfig(), disk, lambda line: None)

@@ -141,3 +141,15 @@ def test_trim_names_an_invalid_version(trim: Trim) -> None:
     assert code == 2
     assert "--version" in error
     assert "newest" in error
+
+
+def test_lineage_ends_at_the_trim_point_and_says_so(run: TrimmedRun, laminar: Trim) -> None:
+    run.trim("1.2")
+    place = ("--run", run.run, "-b", run.servers, "--depth", "0")
+    code, text, error = laminar("lineage", "latest", *place)
+    assert code == 0, error
+    assert "the log before this version is deleted; trim point 1 has its counts" in text
+    code, text, _ = laminar("lineage", "latest", *place, "--json")
+    steps = json.loads(text)
+    assert [(each["version"], each["trim_point"]) for each in steps] == [("1.3", None), ("1.2", 1)]
+    assert [each["trajectories"] for each in steps] == [4, 0]
