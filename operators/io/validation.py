@@ -11,15 +11,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infra.json_text import decode_json
 from schemas import records as r
-from schemas.block import Block
 from schemas.identity import is_trajectory_id
 from schemas.records.relays import MAX_NEEDED_VERSIONS
 from schemas.records.status import MAX_PAUSE_TEXT
 from schemas.shape import fields_of
+
+if TYPE_CHECKING:
+    from schemas.block import Block  # pyarrow, which commands that show control records do without
 
 MAX_COUNT = 2**53
 """Maximum of every count: the largest integer that JSON readers of all languages represent exactly."""

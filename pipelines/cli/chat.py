@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.escaping import escape_json, print_escaped
-from operators.io.episode_keys import SERVING_LOG
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption, RunOption
 from pipelines.inspect.run_folders import RUNS, folder_of
@@ -60,21 +59,20 @@ def chat(
       laminar chat "12+34=" --json | jq .choices[0].message.content
     """
     access = _access(run, url, key)
-    log = folder_of(RUNS, run) / SERVING_LOG if url is None else None
     settings = {"model": f"laminar:{version}", "temperature": temperature, "max_tokens": max_tokens}
     messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
     if json:
         if question is None:
             raise typer.BadParameter("--json needs a question", param_hint="QUESTION")
         body = {**settings, "messages": [*messages, {"role": "user", "content": question}]}
-        with _waiting(version, log), access.post("chat/completions", body) as response:
+        with _waiting(version, access.log), access.post("chat/completions", body) as response:
             print_escaped(escape_json(json_module.dumps(json_module.load(response), indent=2, ensure_ascii=False)))
         return
     for asked in [question] if question is not None else _questions():
         messages.append({"role": "user", "content": asked})
         answer = ""
         with ExitStack() as before_text:
-            before_text.enter_context(_waiting(version, log))
+            before_text.enter_context(_waiting(version, access.log))
             for part in _answer(access, {**settings, "messages": messages}):
                 before_text.close()
                 answer += part

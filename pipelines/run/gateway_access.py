@@ -15,7 +15,7 @@ from typing import IO, Any
 from infra.files import read_secret
 from infra.http_client import post_json
 from infra.machine import GATEWAY_URL
-from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, EpisodeKeys
+from operators.io.episode_keys import ADDRESS_FILE, SECRET_FILE, SERVING_LOG, EpisodeKeys
 from pipelines.config import Config, load_config
 from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
 from pipelines.inspect.run_folders import config_file, laminar_command, read_run, run_command
@@ -33,10 +33,11 @@ class GatewayError(RuntimeError):
 
 @dataclass(frozen=True)
 class GatewayAccess:
-    """The base URL of a gateway, which ends in /v1, and a key for it."""
+    """The base URL of a gateway, which ends in /v1, a key for it, and the log of the process that answers people."""
 
     url: str
     key: str
+    log: Path | None = None
 
     @contextmanager
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = 600.0) -> Iterator[IO[bytes]]:
@@ -79,7 +80,8 @@ def access_of(folder: Path | None, holder: str) -> GatewayAccess:
             "" if (folder / CONFIG_FILE).is_file() else f": `{laminar_command()} submit gateway {file} --detach`"
         )
         raise GatewayError(f"the gateway of run {config.run.name} has not started{submitted}")
-    return GatewayAccess(str(json.loads(address.read_text())["url"]), _key_of(config, folder, holder))
+    url = str(json.loads(address.read_text())["url"])
+    return GatewayAccess(url, _key_of(config, folder, holder), folder / SERVING_LOG)
 
 
 def deployed_access(file: Path, holder: str) -> GatewayAccess:

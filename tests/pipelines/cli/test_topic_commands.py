@@ -252,7 +252,7 @@ CONTROL_RECORDS = (
     [
         (METADATA, HEAVY_OR_ARROW, SETTLED.name(RUN)),
         (READERS, HEAVY, "p0.0"),
-        (CONTROL_RECORDS, HEAVY_OR_ARROW, "1.2"),
+        (CONTROL_RECORDS, HEAVY | {"pyarrow"}, "1.2"),
     ],
 )
 def test_read_only_commands_import_no_heavy_package(

@@ -197,6 +197,8 @@ def test_agents_of_others_cannot_control_the_terminal(capsys: pytest.CaptureFixt
 class _Answers:
     """A gateway whose model answers with `UNSAFE`."""
 
+    log = None
+
     def post(self, path: str, body: dict[str, object]) -> io.BytesIO:
         message = {"content": UNSAFE}
         if not body.get("stream"):
