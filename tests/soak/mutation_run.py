@@ -171,7 +171,9 @@ def direct(options: argparse.Namespace, arguments: list[str]) -> int:
                         write_results(RESULTS, results)
                     else:
                         print(line, end="", flush=True)
-            return worker.wait()
+        if worker.returncode:
+            print(f"worker {number} ended with {worker.returncode}; mutants without a result remain", flush=True)
+        return worker.returncode
 
     with ThreadPoolExecutor(options.jobs) as pool:
         codes = list(pool.map(follow, range(options.jobs)))
