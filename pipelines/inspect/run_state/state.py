@@ -35,8 +35,8 @@ FIRST_PHASES = ("checks", "broker")
 """The phases in which a run starts, and starts again when it is resumed; a local broker starts after the checks."""
 
 AT_END = ("ended", "failed", "stopped", "died")
-AFTER_ROLES = ("audit", *AT_END)
-"""The phases of a run whose roles have ended."""
+AFTER_ROLES = ("audit", "ended", "failed", "stopped")
+"""The phases of a run whose roles have ended. One that died still shows what they had not processed."""
 
 Values = Mapping[str, float]
 
