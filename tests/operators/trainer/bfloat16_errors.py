@@ -10,7 +10,6 @@ one that has never run a backward pass.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch.distributed as dist
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
 
+from forked_ranks import fork_ranks  # noqa: E402
 from optimizer_steps import OptimizerStep, distance, record_steps  # noqa: E402
 from trainer_batches import make_batch  # noqa: E402
 
@@ -61,13 +61,7 @@ def bfloat16_errors(folder: Path, mini_batches: int, epochs: int, ranks: Ranks =
 
 def main(folder: Path, counts: list[tuple[int, int]]) -> int:
     """Fork the ranks; 0 if both succeeded."""
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=be, args=(rank, folder, counts)) for rank in range(2)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
-    return int(any(each.exitcode for each in ranks))
+    return fork_ranks(be, 2, folder, counts)
 
 
 def be(rank: int, folder: Path, counts: list[tuple[int, int]]) -> None:

@@ -9,7 +9,6 @@ skipped steps and a digest of the full weights.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch.distributed as dist
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
 
+from forked_ranks import fork_ranks  # noqa: E402
 from trainer_batches import make_batch  # noqa: E402
 
 from infra.models.weights import WeightsDigest  # noqa: E402
@@ -60,13 +60,7 @@ def be(rank: int, folder: Path) -> None:
 
 def main(folder: Path) -> int:
     """Fork the ranks; 0 if both succeeded."""
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=be, args=(rank, folder)) for rank in range(2)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
-    return int(any(each.exitcode for each in ranks))
+    return fork_ranks(be, 2, folder)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import json
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -27,6 +26,7 @@ from torch import Tensor
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
 
+from forked_ranks import fork_ranks  # noqa: E402
 from trainer_batches import make_batch  # noqa: E402
 
 from infra.models.checkpoint_list import list_checkpoints  # noqa: E402
@@ -207,13 +207,13 @@ def reshard(folder: Path, name: str, rendezvous: Rendezvous) -> dict[str, object
     return {"restored": digest(learner.state().tensors().items())}
 
 
-def run_rank(folder: Path, name: str, ranks: Ranks, of: str | None) -> None:
-    """Run as one of `ranks`."""
+def run_rank(rank: int, count: int, folder: Path, name: str, of: str | None) -> None:
+    """Run as rank `rank` of `count`."""
     torch.set_num_threads(1)
-    rendezvous = join_process_group(AddressFile(folder / f"{name}.ranks.json"), ranks)
+    rendezvous = join_process_group(AddressFile(folder / f"{name}.ranks.json"), Ranks(rank, count))
     found = run(folder, name, rendezvous) if of is None else reshard(folder, of, rendezvous)
-    (folder / f"{name}-{ranks.rank}.json").write_text(json.dumps(found))
-    if ranks.count > 1:
+    (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
+    if count > 1:
         dist.barrier()
         dist.destroy_process_group()
 
@@ -226,13 +226,7 @@ def main(folder: Path, *jobs: str) -> int:
 def run_job(folder: Path, name: str, ranks_of_it: str, of: str | None = None) -> bool:
     """Whether a rank of the job failed."""
     count = int(ranks_of_it)
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=run_rank, args=(folder, name, Ranks(rank, count), of)) for rank in range(count)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
-    return any(each.exitcode for each in ranks)
+    return bool(fork_ranks(run_rank, count, count, folder, name, of))
 
 
 if __name__ == "__main__":

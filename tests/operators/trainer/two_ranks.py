@@ -15,7 +15,6 @@ passes.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
 
+from forked_ranks import fork_ranks  # noqa: E402
 from optimizer_steps import OptimizerStep, record_steps  # noqa: E402
 from pydantic import TypeAdapter  # noqa: E402
 from trainer_batches import make_batch  # noqa: E402
@@ -105,13 +105,7 @@ def published(learner: Learner, ranks: Ranks) -> dict[str, torch.Tensor]:
 
 def main(folder: Path, count: int, only_steps: bool) -> int:
     """Fork the ranks; return 0 if all succeed."""
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=run_rank, args=(rank, folder, count, only_steps)) for rank in range(count)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
-    return int(any(each.exitcode for each in ranks))
+    return fork_ranks(run_rank, count, folder, count, only_steps)
 
 
 def run_rank(rank: int, folder: Path, count: int, only_steps: bool) -> None:
