@@ -138,6 +138,19 @@ class SimulatedConsumer:
         return resend(self._connection, request, execute)
 
 
+def record_batch(partition: int, batch: Any) -> RecordBatch:
+    """The messages of a simulated log's `batch`, which is no marker, as columns."""
+    messages: tuple[Message, ...] = batch.values
+    keys, values, headers, times = zip(*messages, strict=True)
+    columns = (tuple(range(batch.base, batch.end)), times, keys, values, headers)
+    by_role = batch.producer is not None
+    return RecordBatch(partition, *columns, producer_id=_producer_id(batch), transactional=by_role)
+
+
+def _producer_id(batch: Any) -> int:
+    return -1 if batch.producer is None else int(batch.producer.producer_id)
+
+
 class SimulatedObserver(SimulatedConsumer):
     """A consumer of batches and markers that reads open transactions too."""
 
@@ -145,15 +158,10 @@ class SimulatedObserver(SimulatedConsumer):
 
     def _records(self, place: Place, most: int) -> Iterator[Any]:
         for batch in self._cluster.log(place).batches(self._positions[place], committed=False):
-            by = batch.producer
-            producer_id = -1 if by is None else by.producer_id
-            if batch.commits is not None:
-                yield _Held(Marker(producer_id, batch.commits))
-                continue
-            messages: tuple[Message, ...] = batch.values
-            keys, values, headers, times = zip(*messages, strict=True)
-            columns = (tuple(range(batch.base, batch.end)), times, keys, values, headers)
-            yield _Held(RecordBatch(place.partition, *columns, producer_id=producer_id, transactional=by is not None))
+            if batch.commits is None:
+                yield _Held(record_batch(place.partition, batch))
+            else:
+                yield _Held(Marker(_producer_id(batch), batch.commits))
         self._positions[place] = self._end(place)
 
 

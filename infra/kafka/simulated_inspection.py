@@ -12,7 +12,7 @@ from kafka import TopicPartition
 from kafka.admin import OffsetSpec
 from kafka.structs import OffsetAndMetadata
 
-from infra.kafka.record_batches import RecordBatch
+from infra.kafka.simulated_consumer import record_batch
 from infra.kafka.simulated_producer import Message, place_of
 from infra.kafka.stored.consumer import PolledBatch
 from infra.simulation.cluster import Place, SimulatedCluster
@@ -163,14 +163,11 @@ class InspectionConsumer:
         log = self._cluster.log(Place(*place))
         first, found = max(self._positions[place], log.begin), []
         for batch in log.batches(first, committed=True):
-            messages: tuple[Message, ...] = batch.values
-            if batch.commits is None and messages:
-                keys, values, headers, times = zip(*messages, strict=True)
-                offsets = tuple(range(batch.base, batch.end))
-                columns = (offsets, times, keys, values, headers)
-                held = RecordBatch(place.partition, *columns, transactional=batch.producer is not None)
+            if batch.commits is None and batch.values:
+                held = record_batch(place.partition, batch)
+                newest = held.timestamps[-1]
                 found.append(
-                    PolledBatch(place.topic, place.partition, batch.end - 1, times[-1], held.between(first, None))
+                    PolledBatch(place.topic, place.partition, batch.end - 1, newest, held.between(first, None))
                 )
         self._positions[place] = log.stable_end
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from json import loads
 from typing import TYPE_CHECKING, Any
 
@@ -61,9 +62,10 @@ def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonO
     data = {**to_json(found), "phase": phase}
     for name, role in data["roles"].items():
         role["liveness"] = _liveness(found, name, role) if _is_listed(found) and role.get("alive") else None
+    audit = _audit_so_far(found)
     return Report(
-        {**data, **_measured(state), "kafka": problem, "audit": _audit_so_far(found)},
-        lambda: "\n".join(_status_lines(found, state, phase, data["roles"], problem)),
+        {**data, **_measured(state), "kafka": problem, "audit": audit},
+        lambda: "\n".join(_status_lines(found, state, phase, data["roles"], problem, audit)),
         as_json=json,
         exit_code=1 if found.status in ("failed", "died") else 0,
     )
@@ -205,13 +207,10 @@ def _liveness_text(report: Mapping[str, Any] | None) -> str:
 
 def _audit_so_far(run: RunFolder) -> dict[str, Any] | None:
     """Return the audit at the end of `run`, or the newest one in the background, with its time; None without any."""
-    file = next((path for name in (AUDIT_FILE, AUDIT_SO_FAR_FILE) if (path := run.folder / name).exists()), None)
-    if file is None:
-        return None
-    try:
-        return {**loads(file.read_bytes()), "at": file.stat().st_mtime}
-    except FileNotFoundError:
-        return None
+    for file in (run.folder / AUDIT_FILE, run.folder / AUDIT_SO_FAR_FILE):
+        with suppress(FileNotFoundError):
+            return {**loads(file.read_bytes()), "at": file.stat().st_mtime}
+    return None
 
 
 def _audit_line(audit: Mapping[str, Any]) -> str:
@@ -222,7 +221,12 @@ def _audit_line(audit: Mapping[str, Any]) -> str:
 
 
 def _status_lines(
-    run: RunFolder, state: RunState, phase: str, roles: Mapping[str, Mapping[str, Any]], problem: str | None
+    run: RunFolder,
+    state: RunState,
+    phase: str,
+    roles: Mapping[str, Mapping[str, Any]],
+    problem: str | None,
+    audit: Mapping[str, Any] | None,
 ) -> Iterator[str]:
     from pipelines.present.view.panels import fact_lines
     from pipelines.present.view.text import phase_name, steps_text, with_downtime
@@ -239,7 +243,7 @@ def _status_lines(
         yield f"  resume      {run_command(run.folder, 'runs resume')}"
     yield from [f"  {'kafka':<12}{problem}"] if problem else ()
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
-    yield from [_audit_line(audit)] if (audit := _audit_so_far(run)) is not None else ()
+    yield from [_audit_line(audit)] if audit is not None else ()
     yield from (f"  {name:<12}{_role_text(name, role)}" for name, role in roles.items() if _is_listed(run))
     if run.status == "running" and run.supervised:
         yield f"  {'supervisor':<12}pid {run.state.get('pid')}"

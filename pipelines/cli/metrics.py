@@ -92,6 +92,7 @@ def _audits(
     import tomli_w
 
     from pipelines.inspect.run_files import CONFIG_FILE, LOGS
+    from pipelines.present.progress import print_error_line
     from pipelines.run.background_audit import BackgroundAudit
 
     properties = str(address.command_config.absolute()) if address.command_config else ""
@@ -100,6 +101,5 @@ def _audits(
         file = Path(temporary) / CONFIG_FILE
         (file.parent / LOGS).mkdir()
         file.write_text(tomli_w.dumps({"run": {"name": connection.run}, "kafka": kafka}), "utf-8")
-        note = lambda line: print_escaped(line, err=True)  # noqa: E731
-        with closing(BackgroundAudit(file, every_s, note, report)) as audits:
+        with closing(BackgroundAudit(file, every_s, print_error_line, report)) as audits:
             yield audits

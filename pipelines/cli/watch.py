@@ -154,7 +154,8 @@ def _start_time(connection: Connection, local: RunFolder | None, heartbeats: Ite
     from pipelines.inspect.run_state.refused import refused
 
     metrics = read_topic(connection.client, METRICS.name(connection.run))
-    first = next((each for each in metrics if all(refused(row, each.transactional) is None for row in each.rows)), None)
+    counted = (each for each in metrics if any(refused(row, each.transactional) is None for row in each.rows))
+    first = next(counted, None)
     times = [each.sent_at for each in heartbeats]
     times += [first.timestamp] if first is not None else []
     times += [int(1000 * local.started_at)] if local is not None and local.started_at else []

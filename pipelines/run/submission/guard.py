@@ -76,8 +76,8 @@ def claimed_store(config: Config, process: RoleProcess) -> Iterator[None]:
 SERIES = {"score": "score", "prompts": "prompts"}
 """The roles that count failures, each with its metric: errors of trajectories, refused rows."""
 RETRY_S = 5.0
-EARLIER_METRICS = 20_000
-"""Of the newest metrics before the start, the last of the series has the counts of earlier starts."""
+EARLIER_METRICS = 500
+"""Of the newest metrics before the start, the last of the series has the counts of earlier starts. It may be older."""
 
 log = logging.getLogger(__name__)
 
