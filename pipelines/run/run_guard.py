@@ -37,7 +37,7 @@ class ErrorGuard:
     """Checks the error share of the newest `window` trajectories against `share`; a window of 0 disables it.
 
     Only training counts: answers to held-out questions teach nothing, and fail when their version is gone.
-    What was in the log when the guard started does not count: a resumed run may have been repaired.
+    Errors that were in the log at its start do not count: a resumed run may have been repaired.
     """
 
     def __init__(self, share: float, window: int) -> None:

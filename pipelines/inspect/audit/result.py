@@ -103,6 +103,6 @@ def _number_of(value: int | Mapping[Stage, int] | tuple[object, ...]) -> int:
 
 
 def findings_text(audit: Mapping[str, Any]) -> str:
-    """What is wrong in a failed audit, the JSON form of which is `audit`: "2 lost, 1 trained twice"."""
+    """The findings of `audit`, a failed audit as JSON: "2 lost, 1 trained twice"."""
     found = [f"{audit[name]} {name.replace('_', ' ')}" for name in FINDINGS if audit[name]]
     return ", ".join(found) or "its totals differ"
