@@ -2,7 +2,7 @@
 
 Bytes arrive in order and once, as TCP delivers them. A host's link sends one message after the other at its rate; a
 sender waits until its bytes have left. Faults of a host make its link slow, lose segments (which arrive late, or the
-connection breaks), damage long messages, or cut it off.
+connection breaks: nothing that is sent later arrives), damage long messages, or cut it off.
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ class DataNetwork:
             broken |= heals - scheduler.now > BREAKS_AFTER_S
             arrives = max(arrives, heals) + 1.0 * draws.random()
         if broken:
+            sender.lost = True
             scheduler.after(BREAKS_AFTER_S * draws.random(), sender.reset)
         else:
             sender.deliver(arrives, data)
@@ -181,6 +182,8 @@ class SimulatedSocket:
         self._timeout_s: float | None = None
         self._ended = self._closed = self._broken = False
         self._last_arrival = 0.0
+        self.lost = False
+        """A segment of this end is lost for ever: what follows it cannot arrive, neither bytes nor the end."""
 
     def sendall(self, data: bytes | bytearray | memoryview, /) -> None:
         """Send all of `data`. Raises OSError."""
@@ -227,7 +230,9 @@ class SimulatedSocket:
         self.close()
 
     def deliver(self, at: float, data: bytes | None) -> None:
-        """Let `data` (None: the end of the stream) arrive at the other end, after all before it."""
+        """Let `data` (None: the end of the stream) arrive at the other end, after all before it, unless that is lost."""
+        if self.lost:
+            return
         self._last_arrival = max(at, self._last_arrival)
         self._network.scheduler.at(self._last_arrival, lambda: self.peer.arrive(data))
 

@@ -101,6 +101,42 @@ def test_damaged_link_changes_long_messages_alone() -> None:
     assert {arrives(seed, short) for seed in range(12)} == {short}
 
 
+def test_lossy_link_delivers_a_prefix_and_never_its_end() -> None:
+    """A connection that breaks at a segment delivers none after it: there are no holes, and no early end."""
+    segments = [bytes([number]) * 16 for number in range(40)]
+
+    def arrived(seed: int) -> tuple[bytes, str]:
+        hosts, received, ends = Hosts(seed), bytearray(), list[str]()
+        hosts.disturb("lossy")
+
+        def send(system: SimulatedSystem) -> None:
+            with system.connect("b", 7001, 5.0) as connection:
+                try:
+                    for segment in segments:
+                        connection.sendall(segment)
+                        system.sleep(0.1)
+                except ConnectionResetError:
+                    return
+
+        def accept(system: SimulatedSystem) -> None:
+            connection, _ = system.listen("b", 0, 4).accept()
+            try:
+                while some := receive(connection, 16):
+                    received.extend(some)
+                ends.append("end")
+            except ConnectionResetError:
+                ends.append("reset")
+
+        hosts.run(send, accept)
+        (end,) = ends
+        return bytes(received), end
+
+    whole, found = b"".join(segments), [arrived(seed) for seed in range(30)]
+    assert all(whole.startswith(received) for received, _ in found)
+    assert {end: received == whole for received, end in found} == {"end": True, "reset": False}
+    assert all(received == whole for received, end in found if end == "end")
+
+
 def test_cut_link_delivers_after_it_heals() -> None:
     hosts = Hosts()
     hosts.disturb("cut", 0.05, 4.0)
