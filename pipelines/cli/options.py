@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import shlex
 import time
 from dataclasses import dataclass
@@ -36,6 +37,13 @@ ModelOption = Annotated[
     Path | None,
     typer.Option("--model", metavar="DIR", help="The tokenizer's model folder; by default the run's model."),
 ]
+
+
+def finite(value: float) -> float:
+    """The callback of an option that takes a number. Raises typer.BadParameter for nan and inf."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pipelines.present.output import Report
 from pipelines.present.prediction import candidates_plot, candidates_table, prediction_lines
 from pipelines.simulate.prediction.calibration import calibrate
 from pipelines.simulate.prediction.cluster import Cluster
-from pipelines.simulate.prediction.machines import kv_gigabytes
+from pipelines.simulate.prediction.machines import Memory
 from pipelines.simulate.prediction.search import Candidate, predict, recommended, search
 
 
@@ -29,12 +29,21 @@ class Question:
     machine: str
     weights_gb: float
     gpu_hour: float
+    kv_kb: float = 0.0
+
+    @property
+    def memory(self) -> Memory | None:
+        """What must fit; None if nothing is known. Raises ConfigError if only a part is given."""
+        if not self.machine and not self.weights_gb and not self.kv_kb:
+            return None
+        if not self.machine or not self.weights_gb:
+            given = "--machine" if self.machine else "--weights-gb" if self.weights_gb else "--kv-kb"
+            raise ConfigError(f"{given} alone checks nothing: give --machine and --weights-gb (GB of the weights) both")
+        return Memory(self.machine, self.weights_gb, self.kv_kb)
 
     def cluster(self) -> Cluster:
         """The cluster. Raises ConfigError for one that is invalid or impossible."""
         try:
-            if self.machine:
-                kv_gigabytes(self.machine, self.replica_gpus, self.weights_gb)
             return Cluster(self._config(), train_gpus=self.train_gpus, gpus_per_replica=self.replica_gpus)
         except ValueError as error:
             raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
@@ -51,12 +60,14 @@ class Question:
 
 def predict_report(question: Question, *, search: bool, plot: Path | None, json: bool) -> Report:
     """The prediction, or with `search` all candidates and a recommendation. Raises ConfigError."""
-    cluster = question.cluster()
+    cluster, memory = question.cluster(), question.memory
     if search:
         return _search_report(cluster, question, plot, json)
     if plot is not None:
         raise ConfigError("--plot shows the candidates of --search: add --search")
     try:
+        if memory is not None:
+            memory.check(cluster)
         found = predict(cluster)
     except ValueError as error:
         raise ConfigError(f"this cluster cannot run: {error}") from error
@@ -65,7 +76,7 @@ def predict_report(question: Question, *, search: bool, plot: Path | None, json:
 
 
 def _search_report(cluster: Cluster, question: Question, plot: Path | None, json: bool) -> Report:
-    candidates = list(search(cluster, machine=question.machine, weights_gb=question.weights_gb))
+    candidates = list(search(cluster, memory=question.memory))
     try:
         best = recommended(candidates)
     except ValueError as error:

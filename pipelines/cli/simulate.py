@@ -13,7 +13,7 @@ import typer
 
 from infra.files import write_atomically
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import JsonOption
+from pipelines.cli.options import JsonOption, finite
 from pipelines.cli.run import SetOption
 from pipelines.present.output import Report
 from pipelines.simulate.configurations import SHAPES
@@ -45,9 +45,18 @@ def simulate(
     search: Annotated[bool, typer.Option("--search", help="Search for better clusters of as many GPUs.")] = False,
     train_gpus: Annotated[int, typer.Option("--train-gpus", min=1, help="GPUs of the trainer.")] = 1,
     replica_gpus: Annotated[int, typer.Option("--replica-gpus", min=1, help="GPUs of a replica.")] = 1,
-    machine: Annotated[str, typer.Option("--machine", help="Its accelerators, by which KV is checked: H800.")] = "",
-    weights_gb: Annotated[float, typer.Option("--weights-gb", min=0, help="GB of the model's weights.")] = 0.0,
-    gpu_hour: Annotated[float, typer.Option("--gpu-hour", min=0, help="Price of an hour of a GPU.")] = 0.0,
+    machine: Annotated[
+        str, typer.Option("--machine", help="Its accelerators, whose memory is checked: H800.")
+    ] = "",
+    weights_gb: Annotated[
+        float, typer.Option("--weights-gb", min=0, callback=finite, help="GB of the model's weights in bfloat16.")
+    ] = 0.0,
+    kv_kb: Annotated[
+        float, typer.Option("--kv-kb", min=0, callback=finite, help="kB of KV a token, to check rollout.kv_capacity.")
+    ] = 0.0,
+    gpu_hour: Annotated[
+        float, typer.Option("--gpu-hour", min=0, callback=finite, help="Price of an hour of a GPU.")
+    ] = 0.0,
     plot: Annotated[Path | None, typer.Option("--plot", help="Write the candidates as an SVG file.")] = None,
     json: JsonOption = False,
 ) -> Report:
@@ -76,7 +85,9 @@ def simulate(
     if config is not None or calibrate is not None:
         from pipelines.cli.predict import Question, predict_report
 
-        question = Question(config, calibrate, changes or [], train_gpus, replica_gpus, machine, weights_gb, gpu_hour)
+        question = Question(
+            config, calibrate, changes or [], train_gpus, replica_gpus, machine, weights_gb, gpu_hour, kv_kb
+        )
         return predict_report(question, search=search, plot=plot, json=json)
     shapes = shape or []
     for name in shapes:

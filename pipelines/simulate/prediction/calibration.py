@@ -48,6 +48,8 @@ def calibrate(folder: Path) -> Calibration:
 
 def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibration:
     """`config` with the emulation that `metrics` show. Raises ConfigError."""
+    if len(config.prompts.mixture) != 1:
+        raise ConfigError(f"{name} has {len(config.prompts.mixture)} tasks: only runs with one task are predicted")
     steps = {each.step: each for each in metrics if each.name == "trainer" and "time/update" in each.values}
     ordered = [steps[number] for number in sorted(steps)][WARM_UP:]
     if len(ordered) < 2:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from operators.trainer.emulation import TrainerEmulation
 from pipelines.simulate.prediction.cluster import Cluster
-from pipelines.simulate.prediction.machines import kv_gigabytes
+from pipelines.simulate.prediction.machines import Memory, kv_gigabytes
 from pipelines.simulate.prediction.measurement import Prediction
 from pipelines.simulate.prediction.world import PredictedWorld
 
@@ -55,13 +55,12 @@ def predict(cluster: Cluster) -> Prediction:
 def search(
     cluster: Cluster,
     *,
-    machine: str = "",
-    weights_gb: float = 0.0,
+    memory: Memory | None = None,
     predict: Callable[[Cluster], Prediction] = predict,
 ) -> Iterator[Candidate]:
     """The candidates with their predictions, each as soon as it is known; the present cluster comes first.
 
-    Tensor parallelism is searched if `machine` and `weights_gb` say what fits.
+    With `memory` clusters in which something does not fit are impossible, and tensor parallelism is searched, too.
     """
     seen: dict[tuple[int, int, int, int], Candidate] = {}
 
@@ -72,6 +71,8 @@ def search(
             if key in seen:
                 continue
             try:
+                if memory is not None:
+                    memory.check(each)
                 seen[key] = Candidate(kind, each, predict(each))
             except ValueError as error:
                 seen[key] = Candidate(kind, each, error=str(error))
@@ -81,9 +82,9 @@ def search(
     yield from tried("split", splits(cluster))
     best = recommended(list(seen.values()))
     yield from tried("staleness", (with_staleness(best.cluster, bound) for bound in STALENESS))
-    if machine:
+    if memory is not None:
         best = recommended(list(seen.values()))
-        yield from tried("tensor parallelism", tensor_parallel(best.cluster, machine, weights_gb))
+        yield from tried("tensor parallelism", tensor_parallel(best.cluster, memory))
 
 
 def recommended(candidates: Sequence[Candidate]) -> Candidate:
@@ -135,19 +136,23 @@ def with_staleness(cluster: Cluster, bound: int) -> Cluster:
     )
 
 
-def tensor_parallel(cluster: Cluster, machine: str, weights_gb: float) -> Iterator[Cluster]:
-    """`cluster` with replicas of half and of twice as many GPUs, where the weights fit."""
+def tensor_parallel(cluster: Cluster, memory: Memory) -> Iterator[Cluster]:
+    """`cluster` with replicas of half and of twice as many GPUs, where the weights fit.
+
+    GPUs that fill no replica train; where trainer and replicas share all GPUs, only sizes that leave none over count.
+    """
     now = cluster.gpus_per_replica
     rollout = cluster.config.rollout
     emulation = rollout.emulation
-    memory = kv_gigabytes(machine, now, weights_gb)
+    present_gb = kv_gigabytes(memory.machine, now, memory.weights_gb)
     capacity = rollout.kv_capacity or rollout.slots * cluster.config.context
     for gpus in (now // 2, now * 2):
         replicas = cluster.replicas * now // gpus if gpus else 0
-        if not replicas:
+        left = cluster.replicas * now - replicas * gpus
+        if not replicas or (left and cluster.colocated):
             continue
         try:
-            kv = int(capacity * kv_gigabytes(machine, gpus, weights_gb) / memory)
+            kv = int(capacity * kv_gigabytes(memory.machine, gpus, memory.weights_gb) / present_gb)
         except ValueError:
             continue  # the weights do not fit
         share, roofline = now / gpus, emulation.roofline
@@ -160,4 +165,4 @@ def tensor_parallel(cluster: Cluster, machine: str, weights_gb: float) -> Iterat
         )
         new = replace(rollout, kv_capacity=kv, emulation=replace(emulation, roofline=changed))
         other = replace(cluster, config=replace(cluster.config, rollout=new), gpus_per_replica=gpus)
-        yield with_replicas(other, replicas)
+        yield with_replicas(with_trainer(other, cluster.train_gpus + left), replicas)

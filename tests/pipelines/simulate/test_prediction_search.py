@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from predicted_clusters import small_cluster, small_config
+from typer.testing import CliRunner
 
+from pipelines.cli import cost as cost_module
+from pipelines.cli import simulate as simulate_module
 from pipelines.cli.predict import Question, predict_report
 from pipelines.cli.simulate import simulate
 from pipelines.config import ConfigError, save_config
@@ -16,7 +20,7 @@ from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.present.prediction import candidates_plot
 from pipelines.simulate.prediction.calibration import calibrate, lengths_of
 from pipelines.simulate.prediction.cluster import Cluster
-from pipelines.simulate.prediction.machines import kv_gigabytes, memory_of
+from pipelines.simulate.prediction.machines import Memory, kv_gigabytes, memory_of
 from pipelines.simulate.prediction.measurement import Prediction
 from pipelines.simulate.prediction.search import recommended, search, splits, tensor_parallel, with_trainer
 from schemas.plain import encode_json
@@ -73,11 +77,28 @@ def test_a_larger_trainer_is_faster_but_not_in_proportion() -> None:
 
 def test_tensor_parallel_leaves_out_what_does_not_fit() -> None:
     cluster = replace(small_cluster(), gpus_per_replica=4)
-    found = list(tensor_parallel(cluster, "H800", 150.0))
+    found = list(tensor_parallel(cluster, Memory("H800", 150.0)))
     assert [(each.gpus_per_replica, each.replicas) for each in found] == [(8, 2)]  # two of 80 GB are too small
     assert found[0].config.rollout.kv_capacity == int(4096 * (576 - 150) / (288 - 150))
     roofline = found[0].config.rollout.emulation.roofline
     assert roofline.decode_ms[0][1] == pytest.approx(10.7 * 0.75)
+
+
+def test_tensor_parallel_keeps_all_gpus() -> None:
+    cluster = replace(small_cluster(), config=small_config(rollout__replicas=5), gpus_per_replica=4)
+    found = list(tensor_parallel(cluster, Memory("H800", 15.0)))
+    assert [(each.gpus_per_replica, each.replicas) for each in found] == [(2, 10), (8, 2)]
+    assert {each.gpus for each in found} == {cluster.gpus}
+    colocated = tensor_parallel(replace(cluster, colocated=True), Memory("H800", 15.0))
+    assert [each.gpus_per_replica for each in colocated] == [2]
+
+
+def test_search_refuses_a_trainer_that_cannot_hold_the_model() -> None:
+    cluster = replace(small_cluster(), train_gpus=16, gpus_per_replica=4)
+    found = list(search(cluster, memory=Memory("H800", 80.0), predict=fake))
+    refused = {each.cluster.train_gpus for each in found if "give the trainer more GPUs" in each.error}
+    assert refused == {8}  # 640 GB need nine H800
+    assert recommended(found).cluster.train_gpus > 8
 
 
 def test_machines_reject_unknown_names_and_too_large_models() -> None:
@@ -135,6 +156,14 @@ def test_calibration_rejects_a_run_with_too_few_steps(tmp_path: Path) -> None:
         calibrate(run_folder(tmp_path, metrics_of_a_run()[:5]))
 
 
+def test_calibration_rejects_a_run_with_several_tasks(tmp_path: Path) -> None:
+    tasks = [{"name": name, "source": "synthetic"} for name in ("a", "b")]
+    folder = run_folder(tmp_path, metrics_of_a_run())
+    save_config(small_config(prompts__tasks=tasks), folder / CONFIG_FILE)
+    with pytest.raises(ConfigError, match="has 2 tasks: only runs with one task are predicted"):
+        calibrate(folder)
+
+
 def test_calibration_says_how_many_heartbeats_it_needs(tmp_path: Path) -> None:
     idle = [replace(each, values={**each.values, "running": 0.0}) for each in metrics_of_a_run()]
     with pytest.raises(ConfigError, match=r"no two consecutive heartbeats .* has 4, one of each replica every 2 s"):
@@ -153,8 +182,15 @@ def test_calibrated_run_is_predicted_with_its_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"machine": "H80"}, "there is no machine 'H80'"),
+        ({"machine": "H80", "weights_gb": 1.0}, "there is no machine 'H80'"),
         ({"machine": "H800", "weights_gb": 145.0}, "do not fit on 1 x H800"),
+        ({"weights_gb": 15.0}, "--weights-gb alone checks nothing: give --machine and"),
+        ({"machine": "H800"}, "--machine alone checks nothing"),
+        ({"machine": "H800", "weights_gb": 40.0}, "takes 320 GB .* do not fit on 4 x H800 with 288 GB"),
+        (
+            {"machine": "H800", "weights_gb": 15.0, "kv_kb": 57_000.0},
+            "KV of 4,096 tokens takes 233 GB, but 57 GB are left .* set rollout.kv_capacity to at most 1,000",
+        ),
         (
             {"changes": ["rollout.engine=transformers"]},
             "only emulated runs are predicted.* then predict by it: laminar simulate --calibrate runs/NAME$",
@@ -173,6 +209,13 @@ def test_prediction_rejects_a_bad_question(tmp_path: Path, changes: dict[str, ob
     save_config(small_config(), file)
     with pytest.raises(ConfigError, match=error):
         predict_report(question(file, **changes), search=False, plot=None, json=False)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+@pytest.mark.parametrize("commands", [simulate_module.app, cost_module.app])
+def test_commands_refuse_numbers_that_are_not_finite(commands: Any, number: str) -> None:
+    done = CliRunner().invoke(commands, ["run.toml", "--weights-gb", number])
+    assert (done.exit_code, "Invalid value for '--weights-gb'" in done.output) == (2, True)
 
 
 def test_simulate_command_predicts_a_configuration(tmp_path: Path) -> None:
