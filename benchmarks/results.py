@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from typing import Any
 from infra.files import write_atomically
 
 Result = dict[str, Any]
+ROOT = Path(__file__).parents[1]
+SIMULATED_CODE = tuple(ROOT / name for name in ("infra", "operators", "pipelines", "schemas"))
+"""The folders whose code a simulation runs."""
 
 
 class Results:
@@ -45,3 +49,13 @@ def checked_out() -> str:
         ).stdout.strip()
 
     return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
+
+
+def code_hash(*paths: Path) -> str:
+    """A hash of these Python files, and of those in these folders: results of other code are not those of this one."""
+    files = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py")))
+    found = hashlib.blake2b(digest_size=8)
+    for file in files:
+        found.update(f"{file.relative_to(ROOT)}\n".encode())
+        found.update(file.read_bytes())
+    return found.hexdigest()

@@ -155,6 +155,10 @@ class SimulatedCluster:
             if found.state == "ongoing" and self.now - found.started_at >= found.timeout_s:
                 self._fence_and_abort(found)
 
+    def open_transactions(self) -> list[str]:
+        """The transactional ids with an open transaction, sorted."""
+        return sorted(name for name, found in self._transactions.items() if found.state == "ongoing")
+
     def committed_offsets(self, group: str) -> Mapping[Place, int]:
         """The offsets that a group has committed."""
         return {place: offset for place, (_, offset) in self._offsets.get(group, {}).items()}

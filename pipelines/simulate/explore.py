@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +27,16 @@ def draw_history(seed: int, shapes: Sequence[str] = ()) -> History:
 
 
 def play(history: History, *, record_events: bool = False) -> History:
-    """Play a history that has been drawn, or read from a file."""
+    """Play a history that has been drawn, or read from a file. An error of the simulation itself is its failure."""
     fresh = History(history.seed, history.shape, history.faults)
     config, roles, relays = configuration(history.shape), wiring(history.shape), RELAYS.get(history.shape, 0)
-    return World(config, roles, fresh, record_events=record_events, relays=relays).run()
+    world = World(config, roles, fresh, record_events=record_events, relays=relays)
+    try:
+        return world.run()
+    except Exception as error:  # noqa: BLE001 - the other histories are played, and this one is saved
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        fresh.failure = f"the simulation ended with {type(error).__name__} in {where.name}: {error}"
+        return fresh
 
 
 def explore(seeds: Sequence[int], shapes: Sequence[str] = ()) -> Iterator[History]:
@@ -38,18 +46,18 @@ def explore(seeds: Sequence[int], shapes: Sequence[str] = ()) -> Iterator[Histor
 
 
 def shrink(history: History, run: Callable[[History], History] = play) -> History:
-    """The history with as few faults as still make it fail, found by leaving out parts of its list.
+    """The history with as few faults as still make it fail in the same way, found by leaving out parts of its list.
 
-    `history` has failed; the result has too, perhaps in another way.
+    `history` has failed.
     """
-    best, plays = history, 0
+    best, plays, kind = history, 0, kind_of_failure(history.failure)
     size = max(1, len(best.faults) // 2)
     while plays < MAX_PLAYS:
         shorter = _without(best.faults, size)
         for faults in shorter:
             plays += 1
             tried = run(replace(best, faults=faults))
-            if tried.failure is not None:
+            if tried.failure is not None and kind_of_failure(tried.failure) == kind:
                 best = tried
                 size = min(size, max(1, len(best.faults) // 2))
                 break
@@ -62,6 +70,11 @@ def shrink(history: History, run: Callable[[History], History] = play) -> Histor
         if not best.faults:
             break
     return best
+
+
+def kind_of_failure(failure: str | None) -> str:
+    """The part of a failure that is the same for other trajectories, numbers and lists."""
+    return re.sub(r"\b[a-z]?\d[\d.]*", "#", failure or "").removeprefix("#: ").partition(":")[0]
 
 
 def _without(faults: tuple[Fault, ...], size: int) -> Iterator[tuple[Fault, ...]]:

@@ -160,10 +160,12 @@ class World:
 
     def _is_done(self) -> bool:
         """Whether the goal is reached, or every prompt is drawn and what is left fills no batch; and all evaluations
-        are settled.
+        are settled. An open transaction is not done: the audit waits for its end.
         """
         invariants, (task,) = self.invariants, self.config.prompts.mixture
         left = invariants.open
+        if self.cluster.open_transactions():
+            return False
         if self.hosts is not None and self.hosts.lacking(max(invariants.manifests, default=None)):
             return False
         if any(parse_trajectory_id(name).purpose == "evaluation" for name in left):
@@ -180,10 +182,12 @@ class World:
             left = sorted(invariants.open)
             newest = max(invariants.manifests, default=None)
             lacking = [] if self.hosts is None else self.hosts.lacking(newest)
+            opened = self.cluster.open_transactions()
             raise InvariantViolated(
                 f"{CALM_S:g} s after the last fault the run has not finished: {len(left)} trajectories are not settled "
                 f"({', '.join(left[:6])}); of {len(invariants.batches)} batches {len(invariants.covered)} are trained"
                 + (f"; version {newest} is not at {', '.join(lacking)}" if lacking else "")
+                + (f"; transactions of {', '.join(opened)} are open" if opened else "")
             )
         self.invariants.check_end()
         audit = audit_cluster(self.cluster, self.config.run.name)

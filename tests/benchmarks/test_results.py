@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import results
 from benchmarks.results import Result, Results
 
 
@@ -33,3 +34,15 @@ def test_results_measure_only_missing_keys_after_a_stop(tmp_path: Path) -> None:
 def test_results_write_each_result_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Results(tmp_path / "results.json").add("laminar seed=0", partial(dict, rate=1.5))
     assert capsys.readouterr().err == "laminar seed=0: {'rate': 1.5}\n"
+
+
+def test_code_hash_changes_with_the_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    file = tmp_path / "a.py"
+    file.write_text("x = 1")
+    (tmp_path / "a.toml").write_text("y = 1")
+    before = results.code_hash(tmp_path)
+    (tmp_path / "a.toml").write_text("y = 2")
+    assert results.code_hash(tmp_path) == before
+    file.write_text("x = 2")
+    assert results.code_hash(tmp_path) != before

@@ -103,6 +103,8 @@ def test_histories_violate_no_invariant(shape: str) -> None:
                 Fault(8.624, "trim", "placement", 7.9, 120),
             ),
         ),
+        # The goal is reached while score has a transaction open, which the audit waits for.
+        History(44, "one_step", (Fault(11.468, "kill", "trainer", 1.757, 0),)),
     ],
     ids=[
         "progress-of-settled-answers",
@@ -110,6 +112,7 @@ def test_histories_violate_no_invariant(shape: str) -> None:
         "answers-of-an-ended-replica",
         "late-manifest",
         "trim-behind-a-successor",
+        "open-transaction-at-the-goal",
     ],
 )
 def test_history_that_once_failed_violates_no_invariant(history: History) -> None:

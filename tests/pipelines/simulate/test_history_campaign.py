@@ -1,0 +1,55 @@
+"""The campaign of histories: it continues with the same code alone, and keeps every failure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "soak"))
+
+import simulated_histories
+
+from pipelines.simulate import explore
+from pipelines.simulate.configurations import SHAPES
+from pipelines.simulate.world import History, World
+
+
+def campaign(monkeypatch: pytest.MonkeyPatch, folder: Path, count: int, code: str) -> int:
+    arguments = ["simulated_histories.py", "--folder", str(folder), "--count", str(count), "--jobs", "2"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(simulated_histories, "code_hash", lambda *folders: code)
+    return simulated_histories.main()
+
+
+def test_campaign_keeps_failures_and_forgets_those_of_other_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(self: World) -> History:
+        if self.history.seed == 1:
+            raise ZeroDivisionError("a defect of the simulation")
+        self.history.digest = "played"
+        return self.history
+
+    monkeypatch.setattr(World, "run", run)
+    assert campaign(monkeypatch, tmp_path, 2, "a") == 1
+    assert campaign(monkeypatch, tmp_path, 3, "a") == 1, "the failure of this code is kept"
+    reason = "the simulation ended with ZeroDivisionError in run: a defect of the simulation"
+    assert json.loads((tmp_path / "failing-1.json").read_text())["failure"] == reason
+    output = capsys.readouterr().out
+    assert f"seed 1: {reason}" in output
+    assert "an hour with 2 processes" in output
+    monkeypatch.setattr(World, "run", lambda self: self.history)
+    assert campaign(monkeypatch, tmp_path, 2, "b") == 0
+    assert json.loads((tmp_path / "histories.json").read_text())["seeds"] == 2
+
+
+def test_shrink_keeps_the_kind_of_failure() -> None:
+    drawn = explore.draw_history(0, [next(iter(SHAPES))])
+    failing = History(0, drawn.shape, drawn.faults, failure="p3.1 was scored twice")
+    other = History(0, drawn.shape, (), failure="p3.1 is in batches 1 and 2")
+    assert explore.shrink(failing, lambda history: other) is failing
+    same = History(0, drawn.shape, (), failure="p12.0 was scored twice")
+    assert explore.shrink(failing, lambda history: same) is same
