@@ -10,6 +10,7 @@ import pytest
 from infra.kafka.note import Note
 from infra.kafka.session import Session
 from infra.kafka.simulated_consumer import SimulatedConsumer
+from infra.kafka.simulated_producer import SimulatedProducer, resend
 from infra.simulation.cluster import SimulatedCluster
 from infra.simulation.partition import ProducerKey
 from operators.io.commits import ShardCommits
@@ -67,13 +68,7 @@ def outputs_are_committed_before_the_note(patch: pytest.MonkeyPatch) -> None:
     def changed(self: Session, outputs: Any, note: Note, sent: list[Any], last: bool, due: bool = True) -> Any:
         if not outputs:
             return write(self, outputs, note, sent, last, due)
-        self._producer.begin([])
-        for o in outputs:
-            sent.append(self._producer.send(o.topic, o.value, o.key, list(o.headers), o.partition))
-        self._producer.commit_transaction()
-        first: dict[str, int] = {}
-        for written in [each.get(timeout=0) for each in sent]:
-            first.setdefault(f"{written.topic}:{written.partition}", written.offset)
+        first = _write_outputs(self, outputs, sent)
         write(self, [], note, [], last)
         return first
 
@@ -81,15 +76,26 @@ def outputs_are_committed_before_the_note(patch: pytest.MonkeyPatch) -> None:
 
 
 def note_is_committed_before_the_outputs(patch: pytest.MonkeyPatch) -> None:
-    """Note and outputs are two transactions, the note first."""
+    """Note and outputs are two transactions, the note first: the outputs are lost between them."""
     write = Session._write
 
     def changed(self: Session, outputs: Any, note: Note, sent: list[Any], last: bool, due: bool = True) -> Any:
-        if outputs:
-            write(self, [], replace(note, commit=note.commit - 1), [], last)
-        return write(self, outputs, note, sent, last, due)
+        write(self, [], note, [], last)
+        return _write_outputs(self, outputs, sent) if outputs else {}
 
     patch.setattr(Session, "_write", changed)
+
+
+def _write_outputs(session: Session, outputs: Any, sent: list[Any]) -> dict[str, int]:
+    """Write outputs in a transaction of their own; the first offset of each partition."""
+    session._producer.begin([])
+    for o in outputs:
+        sent.append(session._producer.send(o.topic, o.value, o.key, list(o.headers), o.partition))
+    session._producer.commit_transaction()
+    first: dict[str, int] = {}
+    for written in [each.get(timeout=0) for each in sent]:
+        first.setdefault(f"{written.topic}:{written.partition}", written.offset)
+    return first
 
 
 def consumers_read_uncommitted_records(patch: pytest.MonkeyPatch) -> None:
@@ -132,6 +138,19 @@ def producer_does_not_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("infra.simulation.partition._repeated", lambda *args: None)
 
 
+def end_of_a_transaction_is_sent_again(patch: pytest.MonkeyPatch) -> None:
+    """EndTxn is sent again after a broken connection: the first one may arrive late, in a later transaction."""
+
+    def changed(self: SimulatedProducer) -> None:
+        self.flush()
+        resend(
+            self._connection, "EndTxn", lambda: self._cluster.end_transaction(self._id, self._producer, commit=True)
+        )
+        self._deadline = 0.0
+
+    patch.setattr(SimulatedProducer, "commit_transaction", changed)
+
+
 LOG_MUTATIONS = (
     note_offsets_are_lost,
     note_is_lost,
@@ -142,4 +161,5 @@ LOG_MUTATIONS = (
     consumers_read_uncommitted_records,
     unknown_outcome_is_retried,
     producer_does_not_fence,
+    end_of_a_transaction_is_sent_again,
 )

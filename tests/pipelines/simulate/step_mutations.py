@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +13,12 @@ from operators.evaluation.evaluate_versions import EvaluationFold
 from operators.experience.make_batches import _Buffering
 from operators.experience.settlements import SettlementLedger
 from operators.io.commits import LedgerFloors
-from operators.io.fold_records import FoldRunner
+from operators.io.elements import ReceivedRecord
 from operators.io.ledger import TrajectoryLedger
 from operators.io.pending import PendingOffsets
 from operators.io.validation import ManifestOrder
 from operators.placement.ended_owners import EndedOwners
+from operators.placement.inbox_ledger import restore_inboxes
 from operators.placement.leases import Leases
 from operators.placement.pauses import RunPause
 from operators.placement.place_trajectories import PlacementFold
@@ -29,7 +29,7 @@ from operators.rollout.running_request import RunningRequest
 from operators.score.score_trajectories import _Scoring
 from operators.trainer.emulate_training import _EmulatedTraining
 from operators.trainer.manifest_history import PublishedBatches
-from schemas.records import Pause
+from schemas.records import Assignment, Pause
 
 
 def placement_does_not_fence(patch: pytest.MonkeyPatch) -> None:
@@ -85,8 +85,6 @@ def prompts_ignore_their_note(patch: pytest.MonkeyPatch) -> None:
 def ledger_floor_is_too_high(patch: pytest.MonkeyPatch) -> None:
     """A start reads too little of its own output, and a record is delivered twice."""
     after(patch, LedgerFloors, "offsets", lambda self, made, oldest: self._known)
-    after(patch, FoldRunner, "apply", lambda self, made, polled: made)
-    patch.setattr(PendingOffsets, "low_water", _one_lower)
     after(
         patch,
         _Scoring,
@@ -95,10 +93,6 @@ def ledger_floor_is_too_high(patch: pytest.MonkeyPatch) -> None:
             made, low_water={place: max(0, offset - 4) for place, offset in made.low_water.items()}
         ),
     )
-
-
-def _one_lower(self: PendingOffsets, positions: Mapping[Any, int]) -> dict[Any, int]:
-    return {place: next(iter(self._pending.get(place, ())), position) for place, position in positions.items()}
 
 
 def score_skips_inputs(patch: pytest.MonkeyPatch) -> None:
@@ -135,7 +129,6 @@ def settlement_ledger_is_empty_after_a_start(patch: pytest.MonkeyPatch) -> None:
         return SettlementLedger(TrajectoryLedger(partitions, None))
 
     patch.setattr(SettlementLedger, "restored", classmethod(restored))
-    patch.setattr(PendingOffsets, "low_water", lambda self, positions: dict.fromkeys(positions, 0))
 
 
 def replica_mixes_versions(patch: pytest.MonkeyPatch) -> None:
@@ -235,7 +228,29 @@ def ended_replica_is_lost_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EndedOwners, "fully_read", lambda self, ended, positions: set(ended))
 
 
+def old_lease_is_accepted(patch: pytest.MonkeyPatch) -> None:
+    """A start of placement takes the assignment with the lowest lease for that of the present owner."""
+
+    def oldest(ledger: tuple[ReceivedRecord, ...], *rest: Any) -> Any:
+        lowest: dict[str, int] = {}
+        for record in (received.record for received in ledger if isinstance(received.record, Assignment)):
+            name = record.trajectory_id
+            lowest[name] = min(record.lease, lowest.get(name, record.lease))
+        return restore_inboxes(
+            tuple(
+                received
+                for received in ledger
+                if not isinstance(received.record, Assignment)
+                or received.record.lease == lowest[received.record.trajectory_id]
+            ),
+            *rest,
+        )
+
+    patch.setattr("operators.placement.tracking.restore_inboxes", oldest)
+
+
 STEP_MUTATIONS = (
+    old_lease_is_accepted,
     start_forgets_the_newest_manifest,
     ended_replica_is_lost_at_once,
     placement_ignores_pauses,
