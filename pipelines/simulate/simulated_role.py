@@ -30,8 +30,9 @@ class SimulatedRole:
         self._processes: list[SimulatedProcess] = []
         """The present process, and earlier ones that are paused."""
         wrong = world.streams.of("clocks").random() < SKEWED_SHARE
-        skew_s = world.streams.of(self.name, "host's clock").uniform(-MAX_SKEW_S, MAX_SKEW_S)
-        self._skew_s = skew_s if wrong else 0.0
+        host = None if world.hosts is None else world.hosts.host_of(self.name)
+        skew_s = world.streams.of(host or self.name, "host's clock").uniform(-MAX_SKEW_S, MAX_SKEW_S)
+        self.skew_s = skew_s if wrong else 0.0
         """By how much the clock of its host is wrong."""
 
     @property
@@ -48,7 +49,7 @@ class SimulatedRole:
         def ended(error: Exception | None) -> None:
             self._ended(process, error)
 
-        skew_s = self._skew_s + world.streams.of(self.name, "clock").uniform(-2, 2)
+        skew_s = self.skew_s + world.streams.of(self.name, "clock").uniform(-2, 2)
         process = SimulatedProcess(world.scheduler, self.name, ended, skew_s)
         self._process = process
         self._processes = [*(each for each in self._processes if each.alive), process]

@@ -11,8 +11,10 @@ from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import Scheduler
 from infra.simulation.streams import Streams
 from infra.store.weight_store import WeightStore
+from pipelines.simulate.configurations import RELAYS, configuration, wiring
 from pipelines.simulate.hosts import SimulatedHosts
 from pipelines.simulate.transferred_bytes import file_of
+from pipelines.simulate.world import History, World
 from schemas.records import PolicyVersion
 
 VERSION = PolicyVersion(1, 0)
@@ -67,6 +69,21 @@ def test_invalid_and_lacking_versions_are_named(hosts: SimulatedHosts) -> None:
         arriving.seal()
     assert hosts.invalid_versions() == [f"version {VERSION} of host-1"]
     assert hosts.lacking(VERSION) == ["replica 3"]
+
+
+def test_processes_of_one_host_share_its_clock() -> None:
+    clocks = []
+    for seed in range(8):
+        history = History(seed, "relays", ())
+        world = World(configuration("relays"), wiring("relays"), history, relays=RELAYS["relays"])
+        assert world.hosts is not None
+        by_host: dict[str | None, set[float]] = {}
+        for name, role in world.roles.items():
+            by_host.setdefault(world.hosts.host_of(name) or name, set()).add(role.skew_s)
+        world.hosts.close()
+        clocks.append(by_host)
+    assert {len(skews) for by_host in clocks for skews in by_host.values()} == {1}
+    assert any(len(set().union(*by_host.values())) == len(by_host) for by_host in clocks)  # a wrong clock a host
 
 
 def test_lost_store_is_empty(hosts: SimulatedHosts) -> None:
