@@ -10,7 +10,7 @@ is predicted. Assumed where the paper is silent: splits marked in `SPLITS`, mean
 7B and 72B, which are derived from those of 32B.
 
 `--part` predicts such a part of the cluster: fewer replicas and an equally smaller batch. Results are saved as soon as
-they are known; run again, the command predicts only missing ones.
+they are known; run again, the command predicts those that are missing or of other code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.results import Result, Results
+from benchmarks.results import SIMULATED_CODE, Result, Results, code_hash
 from pipelines.config import parse_config
 from pipelines.simulate.prediction.cluster import Cluster, Overheads
 from pipelines.simulate.prediction.world import PredictedWorld
@@ -46,7 +46,8 @@ PAPER_EFFICIENCY = {"7B": None, "32B": 0.682, "72B": None}
 
 @dataclass(frozen=True)
 class Model:
-    """A model on H800. `layers` and `kv_bytes` are those of Qwen2.5; `sync_s` that of Laminar's stall."""
+    """A model on H800. `layers` and `kv_bytes` are those of Qwen2.5, `stall_s` is the trainer's stall of a version in Laminar,
+    `relay_s` its time to the last relay."""
 
     name: str
     parameters: float
@@ -223,10 +224,13 @@ def predict(point: Point, part: int, seed: int, steps: int) -> Result:
     }
 
 
+PAPERS_SPLIT = "the paper's split, repack with KV transfer"
+
+
 def beyond() -> Iterator[tuple[str, Point]]:
     """What goes beyond the paper, at 72B on 1,024 GPUs: its name and its point."""
     point = partial(Point, "72B", "large", "laminar")
-    yield "the paper's split, repack with KV transfer", point()
+    yield PAPERS_SPLIT, point()
     yield "without KV transfer", point(changes=(("rollout.kv_megabytes", 0),))
     yield "without repack and queue balancing", point(changes=(("placement.repack", False),))
     yield "staleness bound 2", point(changes=(("experience.max_staleness", 2),))
@@ -258,8 +262,9 @@ def main() -> None:
             for schedule in SCHEDULES
         }
     rows: dict[str, Result] = {}
+    code = code_hash(*SIMULATED_CODE, Path(__file__))
     for name, point in points.items():
-        key = f"{point} part={options.part} steps={options.steps} seed={options.seed}"
+        key = f"{point} part={options.part} steps={options.steps} seed={options.seed} code={code}"
         if not options.known:
             results.add(key, partial(predict, point, options.part, options.seed, options.steps))
         if found := results.get(key):
@@ -277,7 +282,7 @@ def main() -> None:
             f"{speeds[0]:,.0f} to {speeds[-1]:,.0f} times as fast as the cluster"
         )
     if not options.beyond:
-        for line in _summary(rows):
+        for line in (*_summary(rows), *_staleness(rows)):
             console.print(line)
 
 
@@ -318,16 +323,26 @@ def _summary(rows: Mapping[str, Result]) -> Iterator[str]:
             yield f"scaling efficiency of {model}: {100 * last / first / (large / small):.1f} % ({paper})"
 
 
+def _staleness(rows: Mapping[str, Result]) -> Iterator[str]:
+    """The shares of trajectories by the versions published while they were generated, under the schedule laminar."""
+    for name, row in rows.items():
+        if name.endswith(" laminar"):
+            shares = row["finish_staleness"]
+            each = ", ".join(f"{age}: {100 * share:.0f} %" for age, share in enumerate(shares))
+            mean = sum(age * share for age, share in enumerate(shares))
+            yield f"staleness at the finish, {name}: mean {mean:.2f}; {each} (paper: mean about 1.2, never above 4)"
+
+
 def _beyond_table(rows: Mapping[str, Result]) -> Table:
     table = Table(title="Beyond the paper: 72B on 1,024 GPUs")
     for column in ("", "thousand tokens/s", "gain", "KV use", "rollouts idle", "trainer idle", "mean staleness", "max"):
         table.add_column(column, justify="right" if column else "left")
-    base = next(iter(rows.values()), {}).get("tokens_per_s", 1.0)
+    base = rows.get(PAPERS_SPLIT, {}).get("tokens_per_s")
     for name, row in rows.items():
         table.add_row(
             name,
             f"{row['tokens_per_s'] / 1000:,.1f}",
-            f"{100 * (row['tokens_per_s'] / base - 1):+.1f} %",
+            f"{100 * (row['tokens_per_s'] / base - 1):+.1f} %" if base else "",
             *(f"{100 * row[key]:.1f} %" for key in ("kv_use", "rollout_idle", "trainer_idle")),
             f"{row['staleness_mean']:.2f}",
             f"{row['staleness_max']:.0f}",
