@@ -46,8 +46,8 @@ PAPER_EFFICIENCY = {"7B": None, "32B": 0.682, "72B": None}
 
 @dataclass(frozen=True)
 class Model:
-    """A model on H800. `layers` and `kv_bytes` are those of Qwen2.5, `stall_s` is the trainer's stall of a version in Laminar,
-    `relay_s` its time to the last relay."""
+    """A model on H800. `layers` and `kv_bytes` are those of Qwen2.5. `stall_s` is how long a version stalls the trainer
+    with Laminar, `relay_s` the time until the last relay has it."""
 
     name: str
     parameters: float

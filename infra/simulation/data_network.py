@@ -230,7 +230,7 @@ class SimulatedSocket:
         self.close()
 
     def deliver(self, at: float, data: bytes | None) -> None:
-        """Let `data` (None: the end of the stream) arrive at the other end, after all before it, unless that is lost."""
+        """Let `data` (None: the end of the stream) arrive at the other end after all before it, unless some is lost."""
         if self.lost:
             return
         self._last_arrival = max(at, self._last_arrival)

@@ -142,7 +142,7 @@ class AgentEngine(WrappedEngine):
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """As the engine's, loss masks included."""
-        known = {name: len(self._active[name].known.token_ids) for name in since.keys() & self._active.keys()}
+        known = {name: len(self._active[name].known.token_ids) for name in since if name in self._active}
         found = self._engine.generated({name: max(0, at - known.get(name, 0)) for name, at in since.items()})
         for name in known:
             found[name] = _joined(self._active[name].known.since(since[name]), found.get(name))

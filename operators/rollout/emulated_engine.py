@@ -279,12 +279,12 @@ class Arrivals:
 
     def release(self, trajectory_ids: Collection[str]) -> dict[str, PartialResponse]:
         """Cancel the transfers of these requests; returns their partial responses."""
-        wanted = self._arrivals.keys() & set(trajectory_ids)
+        wanted = [name for name in dict.fromkeys(trajectory_ids) if name in self._arrivals]  # not in an order of hashes
         return {name: _partial(self._arrivals.pop(name)[1]) for name in wanted}
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """The tokens of these requests from position `since[id]` on."""
-        wanted = self._arrivals.keys() & since.keys()
+        wanted = [name for name in since if name in self._arrivals]
         return {name: _partial(self._arrivals[name][1]).since(since[name]) for name in wanted}
 
 

@@ -141,7 +141,7 @@ class EpisodeEngine(WrappedEngine):
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """As the engine's, loss masks included."""
         found = self._engine.generated(since)
-        for name in since.keys() & self._active.keys():
+        for name in [name for name in since if name in self._active]:
             known, start = self._active[name].known, since[name]
             found[name] = with_loss_mask(found[name], known, start) if name in found else known.since(start)
         return found

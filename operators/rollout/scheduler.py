@@ -178,7 +178,7 @@ class Scheduler(Generic[R]):
         for ended in [ended for ended in self._ended if ended.trajectory_id in wanted]:
             released[ended.trajectory_id] = ended.generated
             self._ended.remove(ended)
-        for trajectory_id in wanted & self._waiting.keys():
+        for trajectory_id in [name for name in dict.fromkeys(trajectory_ids) if name in self._waiting]:
             partial = self._waiting.pop(trajectory_id).partial
             released[trajectory_id] = _empty_partial() if partial is None else partial
         running = self.running_rows(wanted)
@@ -189,7 +189,7 @@ class Scheduler(Generic[R]):
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """The tokens of these requests from position `since[id]` on; unknown ids are left out."""
         found: dict[str, PartialResponse] = {}
-        for name in since.keys() & self._waiting.keys():
+        for name in [name for name in since if name in self._waiting]:  # not in an order of hashes
             partial = self._waiting[name].partial or _empty_partial()
             found[name] = PartialResponse(partial.token_ids[since[name] :], partial.logprobs[since[name] :])
         for row, request in enumerate(self.rows.requests):

@@ -39,9 +39,9 @@ ModelOption = Annotated[
 ]
 
 
-def finite(value: float) -> float:
+def finite(value: float | None) -> float | None:
     """The callback of an option that takes a number. Raises typer.BadParameter for nan and inf."""
-    if not math.isfinite(value):
+    if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
 

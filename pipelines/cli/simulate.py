@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import logging
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from pipelines.simulate.timeline import lines, trace
 from pipelines.simulate.world import History
 
 app = Commands()
+TAIL = 20
+"""Events that are printed with a failure."""
 
 
 @app.command()
@@ -30,13 +33,21 @@ def simulate(
         Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Predict the emulated run of this configuration.")
     ] = None,
     *,
-    count: Annotated[int, typer.Option("--explore", min=1, help="How many histories to play.")] = 100,
+    count: Annotated[
+        int | None, typer.Option("--explore", min=1, help="How many histories to play; by default 100.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The first seed; each history has the next one.")] = 0,
     shape: Annotated[list[str] | None, typer.Option("--shape", help="Only this kind of run; may be repeated.")] = None,
     replay: Annotated[Path | None, typer.Option("--replay", help="Play the history of this file.")] = None,
     timeline: Annotated[bool, typer.Option("--timeline", help="Play one seed, and print its events.")] = False,
-    perfetto: Annotated[Path | None, typer.Option("--perfetto", help="Write the events as a trace.")] = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Write a failing history to this file.")] = None,
+    until: Annotated[
+        float | None,
+        typer.Option("--until", min=0, callback=finite, help="Stop that history at this second; print the state."),
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option("--perfetto", help="Write the events of one history, or a failing one, as a trace.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Write that history to this file.")] = None,
     changes: SetOption = None,
     calibrate: Annotated[
         Path | None,
@@ -45,9 +56,7 @@ def simulate(
     search: Annotated[bool, typer.Option("--search", help="Search for better clusters of as many GPUs.")] = False,
     train_gpus: Annotated[int, typer.Option("--train-gpus", min=1, help="GPUs of the trainer.")] = 1,
     replica_gpus: Annotated[int, typer.Option("--replica-gpus", min=1, help="GPUs of a replica.")] = 1,
-    machine: Annotated[
-        str, typer.Option("--machine", help="Its accelerators, whose memory is checked: H800.")
-    ] = "",
+    machine: Annotated[str, typer.Option("--machine", help="Its accelerators, whose memory is checked: H800.")] = "",
     weights_gb: Annotated[
         float, typer.Option("--weights-gb", min=0, callback=finite, help="GB of the model's weights in bfloat16.")
     ] = 0.0,
@@ -77,7 +86,7 @@ def simulate(
       laminar simulate --explore 1000
       laminar simulate --seed 17 --timeline --perfetto history.json
       laminar simulate --explore 200 --shape repack --save failing.json
-      laminar simulate --replay failing.json --timeline
+      laminar simulate --replay failing.json --until 12.5
       laminar simulate examples/emulated.toml --train-gpus 64 --replica-gpus 4
       laminar simulate run.toml --search --train-gpus 64 --replica-gpus 4 --plot splits.svg
       laminar simulate --calibrate runs/first --set rollout.slots=64
@@ -94,32 +103,44 @@ def simulate(
         if name not in SHAPES:
             known = ", ".join(SHAPES)
             raise typer.BadParameter(f"there is no shape {name!r}; choose from {known}", param_hint="--shape")
+    one = replay is not None or timeline or until is not None or (perfetto is not None and count is None)
+    if one and count is not None:
+        reason = "it plays many histories: leave out --replay, --timeline, --until"
+        raise typer.BadParameter(reason, param_hint="--explore")
     logging.disable(logging.WARNING)  # each fault of each history would warn
     try:
-        if replay is not None or timeline or perfetto is not None:
-            return _one(read_history(replay) if replay is not None else draw_history(seed, shapes), perfetto, json)
-        return _many(count, seed, shapes, save, json)
+        if one:
+            drawn = draw_history(seed, shapes) if replay is None else read_history(replay)
+            return _one(drawn, until, perfetto, save, json)
+        return _many(count or 100, seed, shapes, perfetto, save, json)
     finally:
         logging.disable(logging.NOTSET)
 
 
-def _one(drawn: History, perfetto: Path | None, json: bool) -> Report:
-    """Play one history and show its events."""
-    history = play(drawn, record_events=True)
-    if perfetto is not None:
-        write_atomically(perfetto, json_text.dumps(trace(history)))
-    data = {**to_json(history), "events": [list(event) for event in history.events]}
+def _one(drawn: History, until: float | None, perfetto: Path | None, save: Path | None, json: bool) -> Report:
+    """Play one history and show its events, up to second `until` with the state there."""
+    history = play(drawn, record_events=True, until=math.inf if until is None else until)
+    _write(history, perfetto, save)
+    data = {**to_json(history), "events": [list(event) for event in history.events], "state": history.state}
     return Report(data, lambda: "\n".join([*lines(history), *_outcome(history)]), json, _exit_code(history))
 
 
-def _many(count: int, seed: int, shapes: list[str], save: Path | None, json: bool) -> Report:
+def _write(history: History, perfetto: Path | None, save: Path | None) -> None:
+    if perfetto is not None:
+        write_atomically(perfetto, json_text.dumps(trace(history)))
+    if save is not None:
+        write_atomically(save, json_text.dumps(to_json(history), indent=1))
+
+
+def _many(count: int, seed: int, shapes: list[str], perfetto: Path | None, save: Path | None, json: bool) -> Report:
     """Play `count` histories, or up to the first that fails."""
     began, played, failing, virtual_s = time.process_time(), 0, None, 0.0
     for history in explore(range(seed, seed + count), shapes):
         played += 1
         virtual_s += history.ended_s
         if history.failure is not None:
-            failing = shrink(history)
+            failing = play(shrink(history), record_events=True)
+            _write(failing, perfetto, save)
             break
     data: dict[str, Any] = {
         "histories": played,
@@ -127,15 +148,14 @@ def _many(count: int, seed: int, shapes: list[str], save: Path | None, json: boo
         "cpu_seconds": round(time.process_time() - began, 2),
         "failing": None if failing is None else to_json(failing),
     }
-    if failing is not None and save is not None:
-        write_atomically(save, json_text.dumps(to_json(failing), indent=1))
 
     def text() -> str:
         summary = f"{played} histories, {virtual_s:,.0f} virtual seconds, {data['cpu_seconds']} s of CPU time"
         if failing is None:
             return f"{summary}: no invariant was violated"
         saved = "" if save is None else f"\nlaminar simulate --replay {save} --timeline"
-        return "\n".join([summary, *_outcome(failing)]) + saved
+        tail = [f"the last {TAIL} events:", *list(lines(failing))[-TAIL:]]
+        return "\n".join([summary, *tail, *_outcome(failing)]) + saved
 
     return Report(data, text, json, 0 if failing is None else 1)
 
@@ -144,6 +164,7 @@ def _outcome(history: History) -> Iterator[str]:
     yield f"seed {history.seed}, shape {history.shape!r}, {len(history.faults)} faults, {history.ended_s:.1f} s"
     for fault in history.faults:
         yield f"  {fault}"
+    yield from history.state
     yield "no invariant was violated" if history.failure is None else f"VIOLATED: {history.failure}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -26,11 +27,14 @@ def draw_history(seed: int, shapes: Sequence[str] = ()) -> History:
     return History(seed, shape, draw_faults(seed, roles, FAULTS_UNTIL_S))
 
 
-def play(history: History, *, record_events: bool = False) -> History:
-    """Play a history that has been drawn, or read from a file. An error of the simulation itself is its failure."""
+def play(history: History, *, record_events: bool = False, until: float = math.inf) -> History:
+    """Play a history that has been drawn, or read from a file, up to second `until`.
+
+    An error of the simulation itself is its failure.
+    """
     fresh = History(history.seed, history.shape, history.faults)
     config, roles, relays = configuration(history.shape), wiring(history.shape), RELAYS.get(history.shape, 0)
-    world = World(config, roles, fresh, record_events=record_events, relays=relays)
+    world = World(config, roles, fresh, record_events=record_events, relays=relays, until=until)
     try:
         return world.run()
     except Exception as error:  # noqa: BLE001 - the other histories are played, and this one is saved

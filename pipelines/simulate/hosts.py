@@ -32,7 +32,7 @@ class SimulatedHosts:
         self.loaded: dict[int, PolicyVersion | None] = {}
         """The version that each replica generates under."""
         base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-        self._folder = Path(tempfile.mkdtemp(prefix="laminar-simulated-", dir=base))
+        self.folder = Path(tempfile.mkdtemp(prefix="laminar-simulated-", dir=base))
         self._checked: dict[str, set[str]] = {}
         self._stores: dict[SimulatedProcess, list[WeightStore]] = {}
 
@@ -53,7 +53,7 @@ class SimulatedHosts:
 
     def root(self, host: str) -> Path:
         """The folder of the store of a host."""
-        return self._folder / host
+        return self.folder / host
 
     def open_store(self, process: SimulatedProcess, keep: int) -> WeightStore:
         """Open the store of the host of a process, until the process ends."""
@@ -73,7 +73,7 @@ class SimulatedHosts:
         if not stores or host is None:
             end_fibers()
         else:
-            root, away = self.root(host), self._folder / f"{host}.away"
+            root, away = self.root(host), self.folder / f"{host}.away"
             root.rename(away)
             try:
                 end_fibers()
@@ -113,4 +113,4 @@ class SimulatedHosts:
 
     def close(self) -> None:
         """Remove all stores."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)

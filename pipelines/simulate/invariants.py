@@ -5,7 +5,7 @@ The checks know the records alone. They share no code with the ledgers, leases a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from infra.kafka.note import Note
@@ -67,7 +67,7 @@ class Invariants:
         """By offset in the topic `control`."""
         self._control_read = 0
         """The next offset of that topic that placement has read before its last commit."""
-        self._notes: dict[str, tuple[int, int]] = {}
+        self._notes: dict[str, Note] = {}
         self._parts: dict[int, MicroBatch] = {}
         self._next_batch: dict[int, int] = {}
         self._handlers: dict[type, Callable[[Committed, Any], None]] = {
@@ -204,6 +204,7 @@ class Invariants:
                 f"batches-{where.partition} has part {part.index} of batch {part.batch}, where part {index} of "
                 f"batch {expected} is next"
             )
+        self._check_age(part)
         for name in part.trajectory_ids:
             if name in self.members:
                 raise InvariantViolated(f"{name} is in batches {self.members[name]} and {part.batch}")
@@ -214,6 +215,16 @@ class Invariants:
         self._parts.pop(where.partition, None)
         if not whole:
             self._parts[where.partition] = part
+
+    def _check_age(self, part: MicroBatch) -> None:
+        """Check the bound that `over_age = "drop"` and `"wait"` guarantee."""
+        experience = self._config.experience
+        oldest = max(part.staleness.to_pylist(), default=0)
+        if experience.over_age != "correct" and oldest > experience.max_staleness:
+            raise InvariantViolated(
+                f"batch {part.batch} has a trajectory {oldest} versions old, above max_staleness "
+                f"{experience.max_staleness} with over_age {experience.over_age!r}"
+            )
 
     def _manifest(self, where: Committed, manifest: WeightVersion) -> None:
         before = self.manifests.setdefault(manifest.version, manifest)
@@ -237,15 +248,26 @@ class Invariants:
 
     def _note(self, where: Committed, record: CommitNote) -> None:
         note = Note.decode(record.note)
-        before = self._notes.get(record.group, (0, 0))
-        if (note.start, note.commit) <= before:
+        before = self._notes.get(record.group, Note())
+        if (note.start, note.commit) <= (before.start, before.commit):
             raise InvariantViolated(
-                f"{record.group}: note {note.start}.{note.commit} follows note {before[0]}.{before[1]}"
+                f"{record.group}: note {note.start}.{note.commit} follows note {before.start}.{before.commit}"
             )
-        self._notes[record.group] = (note.start, note.commit)
+        self._notes[record.group] = note
         if record.group == group_name(self._config.run.name, "placement"):
             read = note.offsets.get(f"{CONTROL.name(self._config.run.name)}:0", 0)
             self._control_read = max(self._control_read, read)
+
+    def state_lines(self) -> Iterator[str]:
+        """The state that the records show so far: positions, versions, what is open and outstanding."""
+        for group, note in sorted(self._notes.items()):
+            positions = ", ".join(f"{place.partition('.')[2] or place} {at}" for place, at in note.offsets.items())
+            yield f"{group}: start {note.start}, commit {note.commit}; reads on from {positions or 'nothing'}"
+        newest = max(self.manifests, default=None)
+        yield f"versions: {len(self.manifests)}, the newest is {newest}"
+        yield f"batches: {len(self.batches)}, of which {len(self.covered)} are trained"
+        for name, found in (("not settled", self.open), ("outstanding", self._out)):
+            yield f"{name}: {len(found)}" + "".join(f" {each}" for each in sorted(found)[:20])
 
     def check_end(self) -> None:
         """Check what must hold once all work has ended."""

@@ -13,6 +13,7 @@ from schemas.identity import trajectory_id
 from schemas.records import Assignment, CommitNote, MicroBatch, Pause, Prompt, Settled, Trajectory, WeightVersion
 from schemas.topics import (
     BATCHES,
+    CATALOGUE,
     CONTROL,
     DEAD_LETTERS,
     EVAL_PROMPTS,
@@ -52,8 +53,8 @@ class Committed(NamedTuple):
 
 
 class LogObserver:
-    """Calls `digest` with each message that is committed to the observed topics of run `run`, and `handle` with each
-    record in it."""
+    """Calls `digest` with each message that is committed to any topic of run `run`, and `handle` with each record in
+    the observed ones."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class LogObserver:
         digest: Callable[[Place, int, Message], None],
     ) -> None:
         self._cluster, self._handle, self._digest = cluster, handle, digest
-        self._topics: dict[str, Topic] = {topic.name(run): topic for topic in OBSERVED}
+        self._topics: dict[str, Topic] = {topic.name(run): topic for topic in CATALOGUE.values()}
         self._positions: dict[Place, int] = {}
         consumers = cluster.committed
 
@@ -87,6 +88,8 @@ class LogObserver:
         for offset, message in self._cluster.log(place).fetch(position, committed=True):
             decoder = decode_for_audit if topic is EXPERIENCES else decode
             self._digest(place, offset, message)
+            if topic not in OBSERVED:
+                continue
             try:
                 rows = list(decoder(message.value, message.headers))
             except UndecodableRecord as error:

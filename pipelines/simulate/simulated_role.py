@@ -13,10 +13,6 @@ from pipelines.simulate.wiring import Wiring
 if TYPE_CHECKING:
     from pipelines.simulate.world import World
 
-SKEWED_SHARE = 0.25
-"""Share of the histories in which the clocks of hosts are wrong by minutes."""
-MAX_SKEW_S = 600.0
-
 
 class SimulatedRole:
     """One process of a run and its supervisor, which starts it again when it ends."""
@@ -29,10 +25,7 @@ class SimulatedRole:
         self._shard: ShardProcess | None = None
         self._processes: list[SimulatedProcess] = []
         """The present process, and earlier ones that are paused."""
-        wrong = world.streams.of("clocks").random() < SKEWED_SHARE
-        host = None if world.hosts is None else world.hosts.host_of(self.name)
-        skew_s = world.streams.of(host or self.name, "host's clock").uniform(-MAX_SKEW_S, MAX_SKEW_S)
-        self.skew_s = skew_s if wrong else 0.0
+        self.skew_s = world.skew_s((None if world.hosts is None else world.hosts.host_of(self.name)) or self.name)
         """By how much the clock of its host is wrong."""
 
     @property

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +39,10 @@ FAULTS_UNTIL_S = 25.0
 CALM_S = 240.0
 """How long after the last fault a run may take to finish: the bound of the liveness check."""
 
+SKEWED_SHARE = 0.25
+"""Share of the histories in which the clocks of hosts are wrong by minutes."""
+MAX_SKEW_S = 600.0
+
 
 @dataclass
 class History:
@@ -50,13 +56,15 @@ class History:
     requests: int = 0
     records: int = 0
     digest: str = ""
-    """A hash of all committed records and of their times."""
+    """A hash of all committed records of all topics, and of their times."""
     events: list[tuple[float, str, str]] = field(default_factory=list)
     """Time, role and what happened; empty unless they were recorded."""
+    state: list[str] = field(default_factory=list)
+    """The state of the run where it was stopped before its end."""
 
 
 class World:
-    """A run with `faults`. `run` plays it to its end, or to the first violation."""
+    """A run with `faults`. `run` plays it to its end, to second `until`, or to the first violation."""
 
     def __init__(
         self,
@@ -66,8 +74,9 @@ class World:
         *,
         record_events: bool = False,
         relays: int = 0,
+        until: float = math.inf,
     ) -> None:
-        self.config, self.history = config, history
+        self.config, self.history, self._until = config, history, until
         self.scheduler = Scheduler()
         self.cluster = SimulatedCluster(
             {topic.name(config.run.name): len(partitions_of(config, topic)) for topic in CATALOGUE.values()}
@@ -84,6 +93,8 @@ class World:
         LogObserver(self.cluster, config.run.name, self._committed, self._digest_message)
         self.hosts = SimulatedHosts(relays, self.scheduler, self.streams) if relays else None
         self.transfers = None if self.hosts is None else Transfers(config, self.hosts, self.fail)
+        self._clocks_are_wrong = self.streams.of("clocks").random() < SKEWED_SHARE
+        self._skews: dict[str, float] = {}
         self.roles = {each.role.name: SimulatedRole(self, each) for each in roles}
         self.network.trace = lambda name, request, fault: self.event(name, f"request {request} {fault}")
 
@@ -96,9 +107,11 @@ class World:
         self._tick()
         calm_at = max((fault.at + fault.seconds for fault in history.faults), default=0.0)
         try:
-            scheduler.run(until=calm_at + CALM_S)
-            if history.failure is None:
+            scheduler.run(until=min(calm_at + CALM_S, self._until))
+            if history.failure is None and (scheduler.stopped or self._until > calm_at + CALM_S):
                 self._check_end()
+            elif history.failure is None:
+                history.state = list(self.invariants.state_lines())
         except InvariantViolated as violated:
             self.fail(str(violated))
         finally:
@@ -110,6 +123,13 @@ class World:
             if self.hosts is not None:
                 self.hosts.close()
         return history
+
+    def skew_s(self, host: str) -> float:
+        """By how much the clock of a host is wrong."""
+        if host not in self._skews:
+            drawn = self.streams.of(host, "host's clock").uniform(-MAX_SKEW_S, MAX_SKEW_S)
+            self._skews[host] = drawn if self._clocks_are_wrong else 0.0
+        return self._skews[host]
 
     def start_roles(self) -> None:
         """Start every role within half a second."""
@@ -133,7 +153,10 @@ class World:
         return SimulatedClients(self.cluster, Connection(self.network, process), self._signals, self._release)
 
     def _digest_message(self, place: Place, offset: int, message: Message) -> None:
-        self._digest.update(f"{self.scheduler.now:.6f} {place} {offset} {message}\n".encode())
+        line = f"{self.scheduler.now:.6f} {place} {offset} {message}\n"
+        if self.hosts is not None:  # what depends on this process: its number, and where the stores are
+            line = line.replace(str(self.hosts.folder), "").replace(f'"pid":{os.getpid()},', "")
+        self._digest.update(line.encode())
 
     def _committed(self, committed: Committed) -> None:
         if self.history.failure is not None:

@@ -14,7 +14,7 @@ USABLE = 0.9
 
 
 TRAINED = 8.0
-"""GB of a trainer for a GB of weights in bfloat16: weights, gradients, and in float32 weights and Adam's two moments."""
+"""GB of a trainer for a GB of weights in bfloat16: weights, gradients; in float32 weights and Adam's two moments."""
 
 
 @dataclass(frozen=True)

@@ -143,9 +143,7 @@ def end_of_a_transaction_is_sent_again(patch: pytest.MonkeyPatch) -> None:
 
     def changed(self: SimulatedProducer) -> None:
         self.flush()
-        resend(
-            self._connection, "EndTxn", lambda: self._cluster.end_transaction(self._id, self._producer, commit=True)
-        )
+        resend(self._connection, "EndTxn", lambda: self._cluster.end_transaction(self._id, self._producer, commit=True))
         self._deadline = 0.0
 
     patch.setattr(SimulatedProducer, "commit_transaction", changed)

@@ -1,0 +1,15 @@
+"""More histories of the second half of the shapes. Two files, so that two processes play them."""
+
+from __future__ import annotations
+
+import pytest
+from clean_histories import HALF, MORE_SEEDS, play_clean, quiet
+
+from pipelines.simulate.configurations import SHAPES
+
+__all__ = ["quiet"]
+
+
+@pytest.mark.parametrize("shape", list(SHAPES)[HALF:])
+def test_more_histories_violate_no_invariant(shape: str) -> None:
+    play_clean(shape, MORE_SEEDS)
