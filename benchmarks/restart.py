@@ -130,8 +130,10 @@ def preload() -> None:
 
 def after(trajectories: int, versions: int, rounds: int, roles: Sequence[str]) -> dict[str, Any]:
     """The fastest start of each of `roles` after a run of this size."""
+    tempfile.tempdir = None  # the default again
     with tempfile.TemporaryDirectory() as scratch, start_broker(BrokerConfig(Path(scratch) / "kafka")) as broker:
         servers, folder = broker.bootstrap_servers, Path(scratch)
+        tempfile.tempdir = scratch  # of the children, too: Beam leaves folders there
         began = time.monotonic()
         in_child(lambda: make_run(servers, folder, trajectories, versions))
         print(f"filled in {time.monotonic() - began:.0f} s", file=sys.stderr)
