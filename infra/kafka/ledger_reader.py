@@ -33,8 +33,9 @@ def read_committed(
     before, moved_at = -1, clock()
     while any(position(place) < end for place, end in ends.items()):
         for polled in consumer.poll(timeout_ms=POLL_MS).values():
-            for record in polled if check is not None else ():
-                check(record)
+            if check is not None:
+                for record in polled:
+                    check(record)
             records.extend(polled)
         if (now := sum(map(position, ends))) != before:
             before, moved_at = now, clock()

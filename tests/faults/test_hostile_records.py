@@ -116,13 +116,18 @@ def hostile(log: Log, partitions: dict[Topic, int]) -> list[Placed]:
 
 
 def write(kafka: ProxiedBroker, run: str, records: list[Placed]) -> None:
-    keys = {REPLICAS: "rollout-3", INBOX: ""}
+    """Write `records`, and to each partition one of release 0.1.0."""
+    keys, places = {REPLICAS: "rollout-3", INBOX: ""}, set[tuple[Topic, int]]()
     with BoundedProducer(kafka.direct) as producer:
         for topic, record, partition in records:
             key = type(record).__name__ if topic is BATCH_ASSEMBLY else keys.get(topic, "p")
             key = record.group if isinstance(record, r.CommitNote) else key
             value, headers = encode(record)
             producer.send(topic.name(run), value, key=key.encode(), headers=headers, partition=partition)
+            if (topic, partition) not in places:
+                places.add((topic, partition))
+                old = (("laminar-schema", f"{type(record).__name__}/1".encode()),)
+                producer.send(topic.name(run), b"{}", key=key.encode(), headers=old, partition=partition)
         producer.flush(60)
 
 
@@ -162,5 +167,7 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
     sizes = Counter(part["batch"] for part in log.own(BATCHES) for _ in part["trajectory_ids"])
     assert steps == {step: float(sum(sizes[batch] for batch in range(step))) for step in steps}
     letters = Counter(letter["step"] for letter in log.own(DEAD_LETTERS))
+    old = {each["topic"].split(".")[-1] for each in log.own(DEAD_LETTERS) if "of release 0.1.0" in each["reason"]}
+    assert {topic.short_name for topic in (PROMPTS, INBOX, TRAJECTORIES, EXPERIENCES, BATCHES, RELAY)} <= old
     assert letters["read relay"] > 50
     assert letters["train"] > 10

@@ -55,9 +55,7 @@ def clean() -> Rows:
         ],
         ("relay", "WeightVersion"): [(0, 0, {"version": version, "parent": None, "batches": [0]})],
         ("metrics", "Metric"): [(0, 0, {"name": "trainer", "step": 1}), (0, 1, agents(1)), (0, 2, agents(3))],
-        ("scaling", "ScalingDecision"): [
-            (0, n, {"number": n, "before": n, "target": n + 1}) for n in (1, 2)
-        ],
+        ("scaling", "ScalingDecision"): [(0, n, {"number": n, "before": n, "target": n + 1}) for n in (1, 2)],
         ("scaling", "ScalingOutcome"): [(0, 3, {"number": 2, "error": ""})],
         ("restore", "CommitNote"): [(0, 0, note(1, 1, 0)), (0, 1, note(1, 3, 1)), (0, 2, note(2, 1, 1))],
     }
