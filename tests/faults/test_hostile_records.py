@@ -25,6 +25,7 @@ from invalid_records import FAR, invalid_records
 from infra.kafka import topic_reader
 from infra.kafka.note import Note
 from infra.kafka.producer import BoundedProducer
+from pipelines.roles import roles_of
 from pipelines.run.topics import make_topics
 from schemas import records as r
 from schemas.codec import encode
@@ -136,7 +137,8 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
     config = run_config(proxied, run_id, tmp_path, placement={"prompt_lead": 8})
     make_topics(config)
     log = Log(proxied, run_id)
-    roles = start_roles(config)
+    names = [*(role.name for role in roles_of(config)), "evaluation"]
+    roles = start_roles(config, names)
     try:
         wait_until(roles, lambda: log.step() > 0, lambda: "no step before the records", EVERY_S)
         records = hostile(log, {INBOX: 2, TRAJECTORIES: 2, EXPERIENCES: 2, BATCHES: 2})
@@ -153,7 +155,7 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
         )
         assert {role.name: role.starts for role in roles if role.starts != 1} == {}
         close_roles(roles)
-        roles = start_roles(config)  # each from its own last note
+        roles = start_roles(config, names)  # each from its own last note
         before = log.step()
         wait_until(roles, lambda: log.step() > before + MORE, lambda: f"step {log.step()} after step {before}", EVERY_S)
         assert {role.name: role.starts for role in roles if role.starts != 1} == {}
