@@ -21,7 +21,6 @@ from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.source import MAX_PAYLOAD_BYTES, MAX_SESSIONS_WITHOUT_COMMIT, ShardSource
 from schemas.codec import MAX_VALUE_BYTES, encode
 from schemas.records import DeadLetter
-from schemas.release import OldRelease
 from schemas.topics import METRICS, REPLICAS, RESTORE
 
 HERE = PartitionKey("metrics", 0)
@@ -71,13 +70,12 @@ def test_source_makes_a_dead_letter_of_an_undecodable_record(changes: dict, reas
     assert reason in letter.reason
 
 
-def test_source_rejects_a_record_of_the_old_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A role that has no note in `restore` yet reads topics of release 0.1.0 without meeting an old note."""
+def test_source_makes_a_dead_letter_of_a_record_of_the_old_release(monkeypatch: pytest.MonkeyPatch) -> None:
     old = raw(2, headers=[("laminar-schema", b"Metric/1")])
-    with pytest.raises(OldRelease, match=r"Metric/1 record was written by release 0\.1\.0"):
-        source_with(monkeypatch).decode([raw(1), old])
-    with pytest.raises(OldRelease, match="Metric/1"):
-        source_with(monkeypatch, ScriptedSession(1, ledger=[old])).next(wait=False)
+    received, (letter,) = source_with(monkeypatch).decode([raw(1), old, raw(3)])
+    assert [r.offset for r in received] == [1, 3]
+    assert letter.reason == "unknown schema b'Metric/1', of release 0.1.0"
+    assert isinstance(source_with(monkeypatch, ScriptedSession(1, ledger=[old])).next(wait=False), Restored)
 
 
 def test_source_truncates_payloads_of_dead_letters() -> None:
