@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -11,8 +12,10 @@ from typer.core import TyperGroup
 
 from infra.storage import open_storage
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Brokers, Connection, JsonOption, connect
+from pipelines.cli.options import Address, Brokers, Connection, JsonOption, ModelOption, connect
+from pipelines.cli.trajectory import model_of
 from pipelines.present.output import Report
+from pipelines.present.token_colours import has_tokenizer
 
 if TYPE_CHECKING:
     from operators.export.config import ExportConfig
@@ -73,6 +76,7 @@ def serve(
         Path | None, typer.Option("--certificate", metavar="FILE", help="The TLS certificate (PEM); needs --key.")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The certificate's key (PEM).")] = None,
+    model: ModelOption = None,
 ) -> None:
     """Serve a run's topics over Arrow Flight until Ctrl-C. Clients can read while records are written, and not write.
 
@@ -98,7 +102,8 @@ def serve(
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stopped.set())
-    with TopicServer(connection.client, connection.run, host, port, token, pair) as server:
+    tokenizer = _tokenizer(address, model)
+    with TopicServer(connection.client, connection.run, host, port, token, pair, tokenizer) as server:
         print_escaped(f"serving run {connection.run} at {server.location}")
         stopped.wait()
 
@@ -149,6 +154,7 @@ def topic(
         int, typer.Option("--file-mb", min=1, help="Close a file when its rows take this much memory.")
     ] = 64,
     runner: Annotated[RunnerName, typer.Option("--runner", help="The Beam runner.")] = "embedded",
+    model: ModelOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Write a topic's rows to DIR: all that exist when the command starts, or with --follow until it is stopped.
@@ -181,7 +187,12 @@ def topic(
             topic,
             since_offset,
             since_time,
-            {"format": format, "view": view, "split": split or default_split(view)},
+            {
+                "format": format,
+                "view": view,
+                "split": split or default_split(view),
+                "tokenizer": _tokenizer(address, model),
+            },
             _combined(where, since_version),
         ),
         follow=follow,
@@ -189,7 +200,8 @@ def topic(
         every_s=every,
     )
     with ExportFolder(folder, config.contents) as opened:  # rejects invalid contents before Beam starts
-        config = ExportConfig(folder, opened.contents, follow, config.file_bytes, config.every_s)
+        contents = replace(opened.contents, tokenizer=config.contents.tokenizer)
+        config = ExportConfig(folder, contents, follow, config.file_bytes, config.every_s)
         write_card(folder)
     if connection.client.log is not None:
         export_stored(config, connection.client)
@@ -259,6 +271,14 @@ def _run_pipeline(config: ExportConfig, connection: Connection, runner: RunnerNa
         run_pipeline(lambda pipeline: build(pipeline, config, connection.client), runner, options, close_shards)
     except RuntimeError as error:
         raise ExportError(str(error).partition(" [while running")[0]) from error
+
+
+def _tokenizer(address: Address, model: Path | None) -> str:
+    """The folder of the tokenizer for the texts of views; "" if this machine has none of the run's."""
+    found = model or model_of(address.folder)
+    if model is not None and not has_tokenizer(model):
+        raise typer.BadParameter(f"{model} has no tokenizer.json", param_hint="--model")
+    return str(found.absolute()) if has_tokenizer(found) else ""
 
 
 def _combined(where: str, since_version: int | None) -> str:
