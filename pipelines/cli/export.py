@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,9 +17,11 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Brokers, Connection, JsonOption, ModelOption, connect
 from pipelines.cli.trajectory import model_of
 from pipelines.present.output import Report
+from pipelines.present.progress import Progress, print_error_line
 from pipelines.present.token_colours import has_tokenizer
 
 if TYPE_CHECKING:
+    from infra.kafka.properties import ClientProperties
     from operators.export.config import ExportConfig
     from operators.export.verify import Verification
 import signal
@@ -203,10 +207,11 @@ def topic(
         contents = replace(opened.contents, tokenizer=config.contents.tokenizer)
         config = ExportConfig(folder, contents, follow, config.file_bytes, config.every_s)
         write_card(folder)
-    if connection.client.log is not None:
-        export_stored(config, connection.client)
-    else:
-        _run_pipeline(config, connection, runner, context.args)
+    with _progress(config, quiet=json or not sys.stderr.isatty()):
+        if connection.client.log is not None:
+            export_stored(config, connection.client)
+        else:
+            _run_pipeline(config, connection, address, runner, context.args)
     write_card(folder)
     return _report(check_manifests(folder), json, verified=False)
 
@@ -259,18 +264,67 @@ def compact_(
     return _report(check_manifests(folder), json, verified=False)
 
 
-def _run_pipeline(config: ExportConfig, connection: Connection, runner: RunnerName, options: list[str]) -> None:
+WATCH_S = 0.5
+
+
+def _progress(config: ExportConfig, quiet: bool) -> AbstractContextManager[object]:
+    """Lines of progress on standard error, while the export lasts."""
+    from operators.export.folder import read_parts
+
+    def so_far() -> str:
+        if not isinstance(config.folder, Path):  # each manifest would be a request
+            return ""
+        return f": {sum(part.rows for part in read_parts(config.folder)):,} rows so far"
+
+    subject = f"exports {config.contents.topic} to {config.folder}"
+    return nullcontext() if quiet else Progress(subject, only_slow=True, first_s=1.0, so_far=so_far)
+
+
+@contextmanager
+def _stopped_with_the_run(address: Address) -> Iterator[Callable[[], ClientProperties | None]]:
+    """Stop the pipeline once the run has ended, with its own broker; the value returns the run's log then, else None.
+
+    Its sources would wait for that broker for minutes.
+    """
+    from infra.runners.stopping import STOPPING
+
+    ended, found = threading.Event(), []
+
+    def watch() -> None:
+        while not found and not ended.wait(WATCH_S):
+            if (log := address.stopped_log()) is not None:
+                found.append(log)
+                STOPPING.set()
+
+    thread = threading.Thread(target=watch, name="watch the run", daemon=True)
+    thread.start()
+    try:
+        yield lambda: found[0] if found else None
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _run_pipeline(
+    config: ExportConfig, connection: Connection, address: Address, runner: RunnerName, options: list[str]
+) -> None:
     from infra.runners.run import run_pipeline
+    from operators.export.export_topic import export_stored
     from operators.export.folder import ExportError
     from operators.io.shards import close_shards
     from pipelines.export import build
     from pipelines.roles import configure_logging
 
     configure_logging()
-    try:
-        run_pipeline(lambda pipeline: build(pipeline, config, connection.client), runner, options, close_shards)
-    except RuntimeError as error:
-        raise ExportError(str(error).partition(" [while running")[0]) from error
+    with _stopped_with_the_run(address) as log_of_ended:
+        try:
+            run_pipeline(lambda pipeline: build(pipeline, config, connection.client), runner, options, close_shards)
+        except RuntimeError as error:
+            if log_of_ended() is None:
+                raise ExportError(str(error).partition(" [while running")[0]) from error
+    if (log := log_of_ended()) is not None:
+        print_error_line("the run has ended, and its broker with it: the rest is read from the files of its log")
+        export_stored(config, log)
 
 
 def _tokenizer(address: Address, model: Path | None) -> str:

@@ -90,9 +90,7 @@ def run_locally(
     now = time.time()
     started_at = min(psutil.Process().create_time(), now)  # before the imports, which take seconds
     phases = {"starting": now - started_at}
-    state = RunStateFile(
-        folder, config.run.name, steps, phases=phases, started_at=started_at, warn_steps=warn_steps
-    )
+    state = RunStateFile(folder, config.run.name, steps, phases=phases, started_at=started_at, warn_steps=warn_steps)
     state.write()  # first: a folder without it is not a run, which no command removes
     before = link_latest(folder)
     try:

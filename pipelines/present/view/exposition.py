@@ -129,8 +129,8 @@ def _of_steps(steps: Mapping[tuple[str, int], Mapping[str, float]], run: list[st
 
 def _of_stage(stage: str, values: Mapping[str, float], run: list[str]) -> Iterator[Metric]:
     """Yield all values of a role under its name: `reward/mean` of the trainer is laminar_trainer_reward_mean. A value
-    with labels has them: `reward/mean{task="sums"}` of experience is laminar_experience_reward_mean{task="sums"}. The sum
-    beside labelled values is left out: Prometheus would count it twice in a sum over the labels."""
+    with labels has them: `reward/mean{task="sums"}` of experience is laminar_experience_reward_mean{task="sums"}. The
+    sum beside labelled values is left out: Prometheus would count it twice in a sum over the labels."""
     names: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     for key, value in values.items():
         name, labels = split_labels(key)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizer_kinds import KINDS, TEMPLATE, tokenizer
+from tokenizer_kinds import KINDS, tokenizer
 
 from infra.models.chat import continuation, message_frame
 from infra.models.conversations import ConversationFormat
