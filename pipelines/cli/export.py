@@ -264,9 +264,6 @@ def compact_(
     return _report(check_manifests(folder), json, verified=False)
 
 
-WATCH_S = 0.5
-
-
 def _progress(config: ExportConfig, quiet: bool) -> AbstractContextManager[object]:
     """Lines of progress on standard error, while the export lasts."""
     from operators.export.folder import read_parts
@@ -288,10 +285,11 @@ def _stopped_with_the_run(address: Address) -> Iterator[Callable[[], ClientPrope
     """
     from infra.runners.stopping import STOPPING
 
-    ended, found = threading.Event(), []
+    ended = threading.Event()
+    found: list[ClientProperties] = []
 
     def watch() -> None:
-        while not found and not ended.wait(WATCH_S):
+        while not found and not ended.wait(0.5):
             if (log := address.stopped_log()) is not None:
                 found.append(log)
                 STOPPING.set()
