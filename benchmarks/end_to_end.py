@@ -28,6 +28,7 @@ from rich.table import Table
 from benchmarks.measures import median, spread
 from benchmarks.other_sides import run_control, run_trl
 from benchmarks.processes import OthersWatch
+from benchmarks.results import checked_out
 from benchmarks.sides import Side, Work, run_laminar, warm_start
 from infra.files import write_atomically
 from pipelines.config import Config, load_config
@@ -99,7 +100,7 @@ def _measure(name: str, seed: int, options: argparse.Namespace, cells: dict[str,
         others = OthersWatch()
         measured = SIDES[side](work, model)
         cell = _cell(measured, recipe, config)
-        cell |= {"others": round(others.share(), 3), "measured_with": measured_with}
+        cell |= {"others": round(others.share(), 3), "commit": checked_out(), "measured_with": measured_with}
         cells[f"{name}/{seed}/{side}"] = cell
         table = {"machine": describe_machine(), "packages": package_versions(), "cells": cells}
         options.results.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,3 +33,15 @@ class Results:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._file, json.dumps(self._results, indent=1))
         sys.stderr.write(f"{key}: {self._results[key]}\n")
+
+
+def checked_out() -> str:
+    """The commit of the working tree, and whether it was changed."""
+
+    def git(*arguments: str) -> str:
+        folder = Path(__file__).parent
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain") else "")

@@ -34,6 +34,7 @@ import psutil  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
+from benchmarks.results import checked_out  # noqa: E402
 from infra.files import write_atomically  # noqa: E402
 
 FOLDER = REPOSITORY / "build" / "soak" / "green"
@@ -187,16 +188,6 @@ def show(commit: str, results: dict[str, Result]) -> None:
         row = (name, "green" if found.green else "FAILED", str(found.seconds), found.order, str(found.busy_loops), what)
         table.add_row(*row)
     Console().print(table)
-
-
-def checked_out() -> str:
-    """The commit of the working tree, and whether it was changed."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ OTHERS: tuple[dict[str, Any], ...] = (
 TOLERANCE = 1e-5
 """Of losses, relative to the sum of their absolute terms, and of gradients, relative to their L2 norm. Two exceptions:
 `SEQUENCE_TOLERANCE`, and mini-batches with gradients smaller than the update's mean (`check_gradients`)."""
+BFLOAT16_TOLERANCE = 0.05
+"""Of weights by sequence 4.4 % were measured, of others 3.1 %."""
 SEQUENCE_TOLERANCE = 3e-5
 """Of weights by sequence: each has the rounding of up to 9 tokens' log-probabilities, sqrt(9) times that of one."""
 
@@ -152,11 +154,24 @@ def test_update_matches_the_oracle_in_every_combination(folder: Path, case: Case
     check(folder, case.config)
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "ppo"])
-def test_bfloat16_update_approximates_the_oracle(folder: Path, name: AlgorithmName) -> None:
-    smooth = AlgorithmConfig(name=name, clip_low=1.0, clip_high=1e6, kl_coefficient=0.1)
-    config = LearnerConfig(algorithm=smooth, precision="bfloat16", mini_batches=2, learning_rate=1e-3, warmup_steps=0)
-    check(folder, config, tolerance=0.03)
+@pytest.mark.parametrize("case", list(some_cases())[: len(NAMES)], ids=str)
+def test_bfloat16_update_approximates_the_oracle(folder: Path, case: Case) -> None:
+    check_bfloat16(folder, case.config)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", list(some_cases())[len(NAMES) :], ids=str)
+def test_bfloat16_update_approximates_the_oracle_in_more_cases(folder: Path, case: Case) -> None:
+    check_bfloat16(folder, case.config)
+
+
+def check_bfloat16(folder: Path, config: LearnerConfig) -> None:
+    """Without bounds: rounding may move a ratio to the other side of one."""
+    bounds: dict[str, Any] = {"clip_low": 1.0, "clip_high": 1e6, "dual_clip": None}
+    unbounded = replace(config.algorithm, **bounds, correction_low=0.0, correction_cap=1e6)
+    critic = replace(config.critic, value_clip=1e6)
+    changed = replace(config, precision="bfloat16", algorithm=unbounded, critic=critic)
+    check(folder, changed, BFLOAT16_TOLERANCE)
 
 
 def check(folder: Path, config: LearnerConfig, tolerance: float = TOLERANCE) -> None:
