@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from export_factories import experience, rows_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_kinds import KINDS, tokenizer
 
@@ -72,6 +72,7 @@ def view(name: str, folder: Path | None, *experiences: Experience) -> list[dict]
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=50)
 @given(prompt=TEXTS.filter(bool), answer=TEXTS)
 def test_texts_of_an_answer_have_the_drawn_tokens(kind: str, prompt: str, answer: str, folders) -> None:
     """Where prompt and answer have such tokens at all: the tokens of a text that begin with those of the prompt."""
@@ -89,6 +90,7 @@ def test_texts_of_an_answer_have_the_drawn_tokens(kind: str, prompt: str, answer
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_texts_of_any_tokens_are_those_in_context(kind: str, data: st.DataObject, folders) -> None:
     """Also for tokens that no text has: the texts are then the best there are, and never fewer than recorded."""
