@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
 from infra.machine import visible_gpus
 from pipelines.config import Config, ConfigError, ConfigProblems, flattened, load_config
@@ -37,6 +39,7 @@ from pipelines.run.inputs import INPUTS_FILE, accept_inputs, changed_inputs, cha
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.preflight import gpu_problems, missing_requirements, port_problems
 from pipelines.run.run_guard import RunFailing
+from pipelines.run.run_kafka import RunLost
 from pipelines.run.run_names import check_new, with_run_name
 from pipelines.run.state import RunStateFile, link_latest, remove_run
 from pipelines.run.stop_requests import Interrupted, StopRequests
@@ -85,7 +88,10 @@ def run_locally(
         remove_run(folder, None)
     (folder / LOGS).mkdir(parents=True)
     steps, warn_steps = config.trainer.optimizer_steps, config.run.warn_steps
-    state = RunStateFile(folder, config.run.name, steps, warn_steps=warn_steps)
+    now = time.time()
+    started_at = min(psutil.Process().create_time(), now)  # before the imports, which take seconds
+    phases = {"starting": now - started_at}
+    state = RunStateFile(folder, config.run.name, steps, phases=phases, started_at=started_at, warn_steps=warn_steps)
     state.write()  # first: a folder without it is not a run, which no command removes
     before = link_latest(folder)
     try:
@@ -208,16 +214,17 @@ def _write_report(state: RunStateFile, audit: Mapping[str, Any] | None) -> dict[
 
 
 def _end_failed(state: RunStateFile, error: BaseException) -> None:
-    """Write to state.json why the run failed, and add to `error` how to resume it."""
-    if is_out_of_space(error) or is_full(state.folder):
+    """Write to state.json why the run failed, and add to `error` how to resume it, if it can be."""
+    if (is_out_of_space(error) or is_full(state.folder)) and "disk is full" not in str(error):
         error.add_note(f"the disk is full: {describe_free_space(state.folder)}")
     notes = [*getattr(error, "detail_lines", ())[:MAX_DETAILS], *getattr(error, "__notes__", [])]
     reason = "; ".join([f"{type(error).__name__}: {error}", *notes])
     try:
         state.end(reason)
     except OSError as unwritten:
-        error.add_note(f"{state.folder / STATE_FILE} could not be written: {unwritten}")
-    if (state.folder / CONFIG_FILE).exists():
+        if not isinstance(error, RunLost):  # its folder may be what was deleted
+            error.add_note(f"{state.folder / STATE_FILE} could not be written: {unwritten}")
+    if (state.folder / CONFIG_FILE).exists() and not isinstance(error, RunLost):
         code = isinstance(error, RunFailing) and error.by_errors  # what is fixed is the user's code
         options = "--accept-changes" if code else ""
         error.add_note(f"once that is fixed, resume the run: `{run_command(state.folder, 'runs resume', options)}`")

@@ -24,7 +24,14 @@ class Panel(NamedTuple):
 _RUN = '{run="$run"}'
 PANELS = (
     Panel("Training reward", ((f"laminar_trainer_reward_mean{_RUN}", "mean"),)),
-    Panel("Held-out accuracy", ((f"laminar_heldout_accuracy{_RUN}", "{{mode}} {{task}}"),), "percentunit"),
+    Panel(
+        "Held-out accuracy",
+        (
+            (f"laminar_heldout_accuracy{_RUN}", "{{mode}}"),
+            (f"laminar_heldout_task_accuracy{_RUN}", "{{mode}} {{task}}"),
+        ),
+        "percentunit",
+    ),
     Panel(
         "Staleness, versions",
         ((f"laminar_trainer_staleness_mean{_RUN}", "mean"), (f"laminar_trainer_staleness_max{_RUN}", "maximum")),
@@ -47,6 +54,15 @@ PANELS = (
         "Weight bytes sent per second", ((f"rate(laminar_relay_sent_bytes_total{_RUN}[1m])", "relay {{relay}}"),), "Bps"
     ),
     Panel("Weight versions", ((f"laminar_weight_versions_total{_RUN}", "published"),)),
+    Panel("Share of trajectories with an error", ((f"laminar_error_share{_RUN}", "errors"),), "percentunit"),
+    Panel(
+        "Last audit",
+        (
+            (f"laminar_audit_passed{_RUN}", "passed (1) or failed (0)"),
+            (f"laminar_audit_findings{_RUN}", "{{finding}}"),
+        ),
+    ),
+    Panel("Time since the last audit", ((f"time() - laminar_audit_timestamp_seconds{_RUN}", "age"),), "s"),
 )
 
 
