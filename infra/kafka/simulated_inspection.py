@@ -118,7 +118,7 @@ class InspectionAdmin:
         """One request for each partition, as each has its leader."""
         for place, offset in before.items():
             self._request()
-            self._cluster.log(Place(*place)).delete_before(offset)
+            self._cluster.delete_before(Place(*place), offset)
 
 
 class InspectionConsumer:

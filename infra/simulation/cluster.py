@@ -63,6 +63,10 @@ class SimulatedCluster:
         """The log of a partition. Raises KeyError for an unknown one."""
         return self._logs[place]
 
+    def delete_before(self, place: Place, offset: int) -> None:
+        """Delete the records of a partition before `offset`. Raises OffsetOutOfRange beyond the end."""
+        self._logs[place].delete_before(offset)
+
     def places(self) -> list[Place]:
         """All partitions, sorted."""
         return sorted(self._logs)

@@ -31,6 +31,7 @@ class Cluster(Protocol):
     def commit_offsets(
         self, transactional_id: str, group: str, producer: ProducerKey, offsets: Mapping[Place, int]
     ) -> None: ...
+    def delete_before(self, place: Place, offset: int) -> None: ...
     def end_transaction(self, transactional_id: str, producer: ProducerKey, *, commit: bool) -> None: ...
 
 
@@ -80,8 +81,8 @@ class Caller:
         start = newest if draw.random() < 0.9 else draw.randint(max(0, newest - 2), newest)
         place = draw.choice(self.places)
         kind = draw.choices(
-            ("add", "produce", "commit", "abort", "send", "add offsets", "offsets", "repeat"),
-            (18, 34, 14, 5, 8, 6, 8, 7),
+            ("add", "produce", "commit", "abort", "send", "add offsets", "offsets", "repeat", "delete"),
+            (18, 34, 14, 5, 8, 6, 8, 7, 1),
         )[0]
         if kind == "repeat" and self.sent:
             return draw.choice(self.sent[-8:])
@@ -94,6 +95,8 @@ class Caller:
             return call
         if kind == "send":
             return Call("send", place=place, values=(b"%d" % number,))
+        if kind == "delete":
+            return Call("delete", place=place, number=draw.randint(0, number))
         if kind in ("commit", "abort"):
             return Call("end", name, start, commit=kind == "commit")
         return Call(kind, name, start, place, number=number)
@@ -122,6 +125,8 @@ class Applied:
             return None
         if call.name == "send":
             return cluster.send(call.place, call.values)
+        if call.name == "delete":
+            return cluster.delete_before(call.place, call.number)
         producer = self.producers[name, call.start]
         if call.name == "add":
             return cluster.add_partitions(name, producer, [call.place])

@@ -55,7 +55,8 @@ def compare(broker: Broker, seed: int, count: int) -> None:
     for place in places:
         for isolation in ("read_committed", "read_uncommitted"):
             committed = isolation == "read_committed"
-            assert simulated.cluster.log(place).fetch(0, committed=committed) == visible(broker, place, isolation)
+            log = simulated.cluster.log(place)
+            assert log.fetch(log.begin, committed=committed) == visible(broker, place, isolation)
 
 
 def ends(admin: object, topic: str, cluster: SimulatedCluster, places: Sequence[Place]) -> None:
