@@ -297,12 +297,6 @@ class RowRun(NamedTuple):
             first = last
 
 
-def read_members(records: Block, partition: int, offset: int) -> list[GroupMember]:
-    """The members in `records`, the experiences at `offset` of `partition`."""
-    block = ExperienceBlock(records, partition, offset)
-    return [GroupMember(block, row) for row in range(len(block))]
-
-
 def runs_of(members: Sequence[GroupMember]) -> Iterator[RowRun]:
     """`members`, in their order, as the fewest possible runs."""
     first = 0

@@ -199,7 +199,7 @@ def test_producer_rejects_record_over_the_bound(broker: Broker, run_id: str) -> 
 
 
 def test_producer_rejects_unknown_topic(broker: Broker, run_id: str) -> None:
-    client = ClientProperties.at(broker.bootstrap_servers).updated({"max.block.ms": "300"})
+    client = ClientProperties({"bootstrap.servers": broker.bootstrap_servers, "max.block.ms": "300"})
     with BoundedProducer(client) as producer, pytest.raises(DeliveryFailed, match=f"{run_id} cannot be sent"):
         producer.send(run_id, b"value")
     assert producer.bytes_in_flight == 0
