@@ -5,13 +5,25 @@ Apart from the publisher, which knows no Kafka: the GPU check runs it where only
 
 from __future__ import annotations
 
-from infra.kafka.producer import BoundedProducer
+import logging
+
+from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from schemas.codec import encode
 from schemas.records import WeightVersion
 from schemas.topics import RELAY
 
+log = logging.getLogger(__name__)
+
 DEADLINE_S = 120.0
 """Seconds within which a manifest must be in the log."""
+
+
+def close_manifest_producer(producer: BoundedProducer) -> None:
+    """Close the producer of a ManifestLog; a manifest that is not acknowledged is logged as an error."""
+    try:
+        producer.close(timeout_s=2)
+    except (DeliveryFailed, TimeoutError) as error:
+        log.error("the last manifest may not be in the log: %s", error)
 
 
 class ManifestLog:
