@@ -216,7 +216,6 @@ class GroupMember:
 
     @property
     def reward(self) -> float:
-        """Its reward."""
         return float(self.block.rewards[self.row])
 
     @property
