@@ -10,7 +10,7 @@ import importlib
 import logging
 import threading
 from collections.abc import Sequence
-from functools import partial
+from functools import reduce
 from typing import Any
 
 from infra.kafka.session import SessionLost
@@ -19,7 +19,7 @@ from operators.evaluation.evaluate_versions import EvaluateVersions
 from operators.evaluation.report_rounds import ask_questions, report_rounds
 from operators.io.config import ShardConfig
 from operators.io.fold_records import FoldRecords, FoldStep, _FoldFn, is_busy
-from operators.io.map_outputs import MapOutputs, OutputFunction, map_emission, map_outputs
+from operators.io.map_outputs import MapOutputs, OutputFunction, map_emission
 from operators.io.read_topics import ReadTopics
 from operators.io.shards import close_shards
 from operators.io.sink import SinkBroken, drop_sink
@@ -96,7 +96,7 @@ class RoleThread:
         while not self._closed.is_set():
             element = source.next(wait=not is_busy(self.config.group))
             for emission in fold.process(element):
-                commit.process(map_emission(emission, partial(map_outputs, functions=self._maps)))
+                commit.process(reduce(map_emission, self._maps, emission))
 
 
 def start_roles(config: Config, names: Sequence[str] = ()) -> list[RoleThread]:
