@@ -8,8 +8,8 @@ times the time after 10^4 and 100, and at most 10 s; otherwise the exit code is 
 of the role's process: on a busy machine the other one says little. Memory is the peak of the process, imports included.
 Both runs have as many metrics as an observer reads, or more. Records are 1,000 rows of zeros, since no role may read
 them; manifests have the tensors of a 7B model. The roles are those of an emulated run with an observer, a relay that
-lacks the newest versions, and evaluation. `trainer (model)` is the trainer of a tiny model: it loads the newest
-checkpoint and restores that version to an empty store.
+lacks the newest versions, evaluation, gateway, agents and autoscaler. `trainer (model)` is the trainer of a tiny model:
+it loads the newest checkpoint and restores that version to an empty store. The gateway loads that model's tokenizer.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import restart_model
+from infra.files import create_secret
 from infra.kafka.admin import admin_client, end_offsets
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.observer import NEWEST, Observer
@@ -57,13 +58,19 @@ from schemas.topics import (
     PROGRESS,
     PROMPTS,
     RELAY,
+    SCALING,
     SETTLED,
     TRAJECTORIES,
 )
 
 RUN, ROWS = "restarts", 1000
+TOKEN = "token"
+"""The file of the relays' token."""
 MODEL_TRAINER, OBSERVER = "trainer (model)", "observer"
-PIPELINES = ("prompts", "placement", "rollout", "score", "experience", "trainer", "relay", "evaluation")
+PIPELINES = (
+    *("prompts", "placement", "rollout", "score", "experience", "trainer", "relay", "evaluation"),
+    *("gateway", "agents", "autoscaler"),
+)
 ROLES = (*PIPELINES, MODEL_TRAINER, OBSERVER)
 LAYERS, TENSORS, CHUNKS = 28, 12, 480
 """The manifest of a 7B model."""
@@ -123,8 +130,10 @@ def preload() -> None:
 
 def after(trajectories: int, versions: int, rounds: int, roles: Sequence[str]) -> dict[str, Any]:
     """The fastest start of each of `roles` after a run of this size."""
+    tempfile.tempdir = None  # the default again
     with tempfile.TemporaryDirectory() as scratch, start_broker(BrokerConfig(Path(scratch) / "kafka")) as broker:
         servers, folder = broker.bootstrap_servers, Path(scratch)
+        tempfile.tempdir = scratch  # of the children, too: Beam leaves folders there
         began = time.monotonic()
         in_child(lambda: make_run(servers, folder, trajectories, versions))
         print(f"filled in {time.monotonic() - began:.0f} s", file=sys.stderr)
@@ -159,7 +168,8 @@ def in_child(work: Callable[[], Mapping[str, float]]) -> dict[str, float]:
 
 def make_run(servers: str, folder: Path, trajectories: int, versions: int) -> dict[str, float]:
     """Write the log of a run of this size, with a last commit of each role."""
-    config = config_of(servers)
+    config = config_of(servers, folder)
+    create_secret(folder / TOKEN)
     make_topics(config)
     with ExitStack() as sessions:
         opened = {role: Session(graph_of(config, role)[0].session()) for role in PIPELINES}
@@ -178,10 +188,10 @@ def seconds(measured: dict[str, float]) -> float:
 def measure(role: str, servers: str, folder: Path) -> dict[str, float]:
     """Measure one start of `role` in this process."""
     if role == OBSERVER:
-        return timed(lambda: observe(config_of(servers)))
+        return timed(lambda: observe(config_of(servers, folder)))
     with tempfile.TemporaryDirectory() as store:
-        model = restart_model.settings(folder, RUN) if role == MODEL_TRAINER else None
-        return measure_start("trainer" if model else role, config_of(servers, store, model))
+        config = config_of(servers, folder, store, with_model=role in (MODEL_TRAINER, "gateway"))
+        return measure_start("trainer" if role == MODEL_TRAINER else role, config)
 
 
 def measure_start(role: str, config: Config) -> dict[str, float]:
@@ -228,11 +238,16 @@ def observe(config: Config) -> None:
             observer.poll(0.1)
 
 
-def config_of(servers: str, store: str = "not used", model: dict[str, Any] | None = None) -> Config:
-    """The configuration of an emulated run; `model`: of a run with a model, from these settings."""
-    chosen = model or {"rollout": {"engine": "emulated"}, "run": {"name": RUN}}
-    others = {"prompts": {"source": "synthetic"}, "relay": {"store": store}, "trainer": {"optimizer_steps": GOAL}}
-    parsed = parse_config({**chosen, **others}, "the benchmark")
+def config_of(servers: str, folder: Path, store: str = "not used", *, with_model: bool = False) -> Config:
+    """The configuration of a run with its files in `folder`: an emulated one, or one with the model there."""
+    settings: dict[str, Any] = {
+        "run": {"name": RUN, "folder": str(folder)},
+        "prompts": {"source": "synthetic"},
+        "relay": {"store": store, "token_file": str(folder / TOKEN)},
+        "trainer": {"optimizer_steps": GOAL},
+        **({"model": {"path": str(folder / "model")}} if with_model else {"rollout": {"engine": "emulated"}}),
+    }
+    parsed = parse_config(settings, "the benchmark")
     return replace(parsed, kafka=KafkaConfig(servers, replication_factor=1))
 
 
@@ -248,6 +263,7 @@ def graph_of(config: Config, role: str) -> tuple[Any, Any]:
 def fill(config: Config, trajectories: int, versions: int, folder: Path) -> None:
     """Write the topics of a run with so many trajectories and versions; the newest is that of a model in `folder`."""
     per_row = {PROMPTS: 300, INBOX: 400, PROGRESS: 300, TRAJECTORIES: 600, EXPERIENCES: 700, SETTLED: 40, BATCHES: 500}
+    per_row |= {SCALING: 1}
     with BoundedProducer(config.kafka.client()) as producer:
         for _ in range(trajectories // ROWS):
             for topic, size in per_row.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from benchmarks.tensor_copies import copy_tensor
 from infra.models.demo import build_demo_model
@@ -23,11 +22,6 @@ from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.train_batches import TrainBatches  # noqa: F401 - loaded before the trainer is forked
 from schemas.records import PolicyVersion, WeightVersion
-
-
-def settings(folder: Path, run: str) -> dict[str, Any]:
-    """The settings of `run`, whose model and checkpoints are in `folder`."""
-    return {"model": {"path": str(folder / "model")}, "run": {"name": run, "folder": str(folder)}}
 
 
 def prepare(folder: Path, run: str, version: PolicyVersion, offset: int) -> WeightVersion:

@@ -13,6 +13,7 @@ from infra.machine import GATEWAY_URL
 from infra.store.ownership import choose_store_folder
 from operators.io.config import ShardConfig, TopicInput
 from pipelines.config import Config
+from schemas.identity import LETTERS
 from schemas.topics import EXPERIENCES, TRAJECTORIES, Topic
 
 COUNTERS_S = 10.0
@@ -29,6 +30,7 @@ def shard_config(
     *inputs: TopicInput,
     ledger: tuple[Topic, ...] = (),
     ledger_partitions: tuple[int, ...] | None = None,
+    ledger_keys: tuple[str, ...] = (),
     index: int = 0,
     shards: int = 1,
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = (),
@@ -38,8 +40,8 @@ def shard_config(
 ) -> ShardConfig:
     """The configuration of shard `index` of `pipeline`. `shards`: their number, where it may change, see ShardConfig.
 
-    `ledger` topics are read back with all their partitions, or with `ledger_partitions`; `owned` partitions have no
-    other writer.
+    `ledger` topics are read back with all their partitions, or with `ledger_partitions`; `owned` partitions and records
+    with `ledger_keys` have no other writer.
 
     `slow_poll`: poll and commit less often, which reduces the load on the brokers; for pipelines that no other waits
     for. `fast_poll`: poll more often, for steps that follow a clock. `unnoted`: see ShardConfig.
@@ -53,6 +55,7 @@ def shard_config(
         shards=shards,
         ledger=tuple((topic, ledger_partitions or partitions_of(config, topic)) for topic in ledger),
         owned=owned,
+        ledger_keys=ledger_keys,
         poll_s=0.25 if slow_poll else 0.02 if fast_poll else 0.1,
         commit_s=5.0 if slow_poll else 1.0,
         transaction_timeout_s=config.kafka.transaction_timeout_s,
@@ -81,6 +84,7 @@ def score_source(config: Config, shard: int) -> ShardConfig:
         TopicInput(TRAJECTORIES, own, blocks=True),
         ledger=(EXPERIENCES,),
         ledger_partitions=own,
+        ledger_keys=(LETTERS["train"], LETTERS["evaluation"]),  # other rows are imported
         index=shard,
         shards=shards,
     )

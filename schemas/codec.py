@@ -2,7 +2,8 @@
 
 A reader identifies a record without decoding it: `content-type`, `laminar-schema` ("Trajectory/2") and, if the record
 has one, `policy-version` are headers. Bytes that cannot be decoded raise `UndecodableRecord`, which callers turn into a
-dead letter; a record of release 0.1.0 raises `OldRelease`, which ends the reader.
+dead letter. So do records of release 0.1.0: a run of that release is rejected by its notes and its folder, before they
+are read, and a single record must not end a run of this one.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def reject_old_release(headers: Iterable[tuple[str, bytes]]) -> None:
 def identify(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple[RecordType, bytes]:
     """The record type of `value` by its headers, and `value` within bounds and of its newest version.
 
-    Raises UndecodableRecord, OldRelease.
+    Raises UndecodableRecord.
     """
     if value is None:
         raise UndecodableRecord("no value (a tombstone)")
@@ -204,8 +205,8 @@ def identify(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple
         entry, lacking = earlier
         return entry, _upgraded(entry.kind, value, lacking) if lacking else value
     if entry is None:
-        reject_old_release(headers)
-        raise UndecodableRecord(f"unknown schema {schema[:80]!r}")
+        by = ", of release 0.1.0" if _OLD_SCHEMAS.fullmatch(schema) else ""
+        raise UndecodableRecord(f"unknown schema {schema[:80]!r}{by}")
     return entry, value
 
 

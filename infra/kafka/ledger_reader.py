@@ -20,11 +20,12 @@ def read_committed(
     position: Callable[[TopicPartition], int],
     clock: Callable[[], float],
     patience_s: float,
+    check: Callable[[ConsumerRecord], None] | None = None,
 ) -> list[ConsumerRecord]:
-    """The committed records from `begins` to `ends`, or a little beyond.
+    """The committed records from `begins` to `ends`, or a little beyond; each is passed to `check`.
 
     `consumer` has the partitions; `position` is its next offset, `clock` monotonic seconds. Raises KafkaTimeoutError
-    without progress for `patience_s` seconds.
+    without progress for `patience_s` seconds, and what `check` raises.
     """
     for place, offset in begins.items():
         consumer.seek(place, offset)
@@ -32,6 +33,9 @@ def read_committed(
     before, moved_at = -1, clock()
     while any(position(place) < end for place, end in ends.items()):
         for polled in consumer.poll(timeout_ms=POLL_MS).values():
+            if check is not None:
+                for record in polled:
+                    check(record)
             records.extend(polled)
         if (now := sum(map(position, ends))) != before:
             before, moved_at = now, clock()

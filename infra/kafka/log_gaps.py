@@ -8,6 +8,9 @@ from typing import Any
 from kafka import TopicPartition
 from kafka.errors import UnknownTopicOrPartitionError
 
+from infra.kafka.note import name_of
+from infra.kafka.session_config import SessionConfig
+
 NEW_RUN = (
     "begin a new run from the last checkpoint: `laminar weights pull VERSION FOLDER` writes it as a model "
     "for model.path"
@@ -43,6 +46,21 @@ def note_missing(group: str, restore: str, traces: Sequence[str]) -> NoteMissing
         f"again. Restore {restore} from a backup (its cleanup.policy must be compact only), or {NEW_RUN}. If the "
         f"topics of an earlier run of this name were deleted on purpose, delete its consumer group {group}, too"
     )
+
+
+def traces_of(
+    config: SessionConfig,
+    begins: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    committed: Mapping[TopicPartition, int],
+) -> list[str]:
+    """What shows that a shard without a note has committed before; `committed` are the offsets of its group.
+
+    All are needed: a topic of outputs may have other writers, and Kafka deletes a group's offsets after a week.
+    """
+    traces = [f"{name_of(p)} holds its output" for p in config.owned if ends[TopicPartition(*p)] > 0]
+    traces += [f"{name_of(p)} has been trimmed" for p in config.ledger if begins[TopicPartition(*p)] > 0]
+    return traces + [f"its group has committed offset {o} in {name_of(p)}" for p, o in committed.items() if p in ends]
 
 
 def check_topics(observer: Any, places: Collection[TopicPartition]) -> None:

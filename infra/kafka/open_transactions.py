@@ -24,6 +24,7 @@ from infra.kafka.client_patches import write_commit_marker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session_config import Partition
 from infra.kafka.transaction_log import DamagedTransactionLog, LoggedProducer, logged_producers
+from schemas.topics import run_of
 
 ENDING = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT, TransactionState.PREPARE_EPOCH_FENCE)
 _UNDER_WAY = (*ENDING, TransactionState.ONGOING)
@@ -109,16 +110,6 @@ def write_marker(admin: Any, transaction: OpenTransaction) -> None:
     write_commit_marker(admin, spec, place)
 
 
-def describe(transactions: Iterable[OpenTransaction], now_ms: int) -> list[str]:
-    """One line per transaction, for logs."""
-    return [
-        f"{each.topic}, partition {each.partition}: a transaction of {each.transactional_id or 'an unknown producer'} "
-        f"(producer {each.producer_id}) is open from offset {each.first} on; its last record is "
-        f"{max(0, now_ms - each.wrote_at) / 1000:.0f} s old"
-        for each in transactions
-    ]
-
-
 def _opened(place: TopicPartition, producer: Any, name: str | None, known: Any) -> OpenTransaction:
     return OpenTransaction(
         topic=place.topic,
@@ -164,13 +155,31 @@ class StallWatch:
 
 
 def describe_blocking_transactions(client: ClientProperties, places: list[Partition]) -> list[str]:
-    """The open transactions in `places`, one line each; the error if the brokers cannot be asked."""
+    """The open transactions in `places` and the command that ends each, a line each; the error if the brokers cannot be
+    asked.
+    """
     try:
         with admin_client(client) as admin:
             found = open_transactions(admin, sorted({place.topic for place in places}))
     except KafkaError as error:
         return [f"{sorted(places)} cannot be read further, and its open transactions cannot be listed: {error!r}"]
-    return describe((each for each in found if (each.topic, each.partition) in places), time.time_ns() // 10**6)
+    now_ms = time.time_ns() // 10**6
+    return [
+        f"{each.topic}, partition {each.partition}: a transaction of {each.transactional_id or 'an unknown producer'} "
+        f"(producer {each.producer_id}) is open from offset {each.first} on; its last record is "
+        f"{max(0, now_ms - each.wrote_at) / 1000:.0f} s old; if its producer does not end it: "
+        f"`{_abort_command(each, client.entries)}`"
+        for each in found
+        if (each.topic, each.partition) in places
+    ]
+
+
+def _abort_command(each: OpenTransaction, entries: Mapping[str, str]) -> str:
+    run = run_of(each.topic)
+    options = [f"--run {run}"] if run else []
+    options += [f"-b {entries['bootstrap.servers']}"] if "bootstrap.servers" in entries else []
+    options += ["-F client.properties"] if len(entries) > 1 else []  # it has a login
+    return " ".join(["laminar topics transactions abort", str(each.producer_id), *options, "--execute"])
 
 
 log = logging.getLogger(__name__)
@@ -238,5 +247,5 @@ def _unended(group: str, producer_id: int, places: Collection[TopicPartition]) -
     where = ", ".join(f"{place.topic}-{place.partition}" for place in places)
     return KafkaTimeoutError(
         f"an earlier transaction of {group} is still open in {where}, although its coordinator has ended it; "
-        f"`laminar topics transactions abort {producer_id}` writes the missing markers"
+        f"`laminar topics transactions abort {producer_id} --execute` writes the missing markers"
     )

@@ -32,7 +32,7 @@ from kafka.errors import (
 from infra.kafka.clients import KafkaClients, SessionClients
 from infra.kafka.group_progress import GroupProgress
 from infra.kafka.ledger_reader import read_committed
-from infra.kafka.log_gaps import check_position, check_topics, check_written, log_truncated, note_missing
+from infra.kafka.log_gaps import check_position, check_topics, check_written, log_truncated, note_missing, traces_of
 from infra.kafka.note import Note, last_note, name_of, place_of
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.shard_layout import check_layout
@@ -315,7 +315,7 @@ class Session:
             # The ends include open transactions: own records may follow one.
             ends = observer.end_offsets(places) if places else {}
         if note is None:
-            self._check_first_start(begins, ends)
+            self._refuse(traces_of(config, begins, ends, self._clients.committed(config.group)))
         self._outputs.update(note.written if note is not None else ())
         self._clients.end_own_transactions(config.group, self._producer.producer_id, self._output_places())
         self.note = note or Note()
@@ -329,8 +329,9 @@ class Session:
             floors[tp] = floor
         consumer.assign(ledger)
         patience_s = CATCH_UP_S + config.transaction_timeout_s
-        reach = {tp: ends[tp] for tp in ledger}
-        self.ledger = read_committed(consumer, floors, reach, self._position, self._clients.monotonic, patience_s)
+        reach, clock = {tp: ends[tp] for tp in ledger}, self._clients.monotonic
+        check = self._check_not_own if note is None else None
+        self.ledger = read_committed(consumer, floors, reach, self._position, clock, patience_s, check)
         consumer.assign(assigned)
         for tp, source in self._inputs():
             noted = self.note.offsets.get(name_of(tp)) if source.start == "committed" else None
@@ -350,19 +351,19 @@ class Session:
         offsets = {Partition(*tp): positions[Partition(*tp)] for tp, i in self._inputs() if i.start == "committed"}
         self.commit([], offsets, {name_of(tp): floor for tp, floor in floors.items()}, self.note.state)
 
-    def _check_first_start(self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
-        """Raise NoteMissing if a shard without a note has committed before, by its outputs and its group's offsets."""
-        # Both: a topic of outputs may have other writers, and Kafka deletes a group's offsets after a week.
-        config = self.config
-        traces = [f"{name_of(p)} holds its output" for p in config.owned if ends[TopicPartition(*p)] > 0]
-        traces += [f"{name_of(p)} has been trimmed" for p in config.ledger if begins[TopicPartition(*p)] > 0]
-        committed = self._clients.committed(config.group).items()
-        traces += [f"its group has committed offset {o} in {name_of(p)}" for p, o in committed if p in ends]
-        if traces:
-            with self._observer() as observer:
-                if last_note(observer, TopicPartition(*config.restore), config.group):
-                    raise SessionLost(f"{config.group}: a successor has committed while this session opened")
-            raise note_missing(config.group, config.restore.topic, traces)
+    def _check_not_own(self, record: ConsumerRecord) -> None:
+        """Raise NoteMissing if this shard, which has no note, has written `record` of its ledger."""
+        if (record.key or b"").startswith(self.config.ledger_keys):
+            self._refuse([f"{name_of((record.topic, record.partition))} holds its output"])
+
+    def _refuse(self, traces: Sequence[str]) -> None:
+        """Raise NoteMissing if there are `traces` of earlier commits, SessionLost if there is a note by now."""
+        if not traces:
+            return
+        with self._observer() as observer:
+            if last_note(observer, TopicPartition(*self.config.restore), self.config.group):
+                raise SessionLost(f"{self.config.group}: a successor has committed while this session opened")
+        raise note_missing(self.config.group, self.config.restore.topic, traces)
 
     def _inputs(self) -> list[tuple[TopicPartition, Input]]:
         return [(TopicPartition(i.topic, p), i) for i in self.config.inputs for p in i.partitions]

@@ -36,8 +36,9 @@ class SessionConfig:
     """The configuration of a session. `group` is the consumer group and the transactional.id, `ledger` the outputs to
     read back.
 
-    Commit notes go to the partition `restore` of a compacted topic. Only this shard writes the partitions `owned`. A
-    start without a note fails if it finds records there, a trimmed ledger, or committed offsets of its group. An open
+    Commit notes go to the partition `restore` of a compacted topic. Only this shard writes the partitions `owned`, and
+    only this shard the records of its ledger whose keys begin with one of `ledger_keys`. A start without a note fails
+    if it finds such records, a trimmed ledger, or committed offsets of its group. An open
     transaction of a dead process blocks read_committed readers for at most `transaction_timeout_s` seconds, and no
     transaction may take longer. `shards` is the number of the role's shards, where it may change; a session that
     `retires` its shard seals the note, see `resharding`.
@@ -49,6 +50,7 @@ class SessionConfig:
     restore: Partition
     ledger: tuple[Partition, ...] = ()
     owned: tuple[Partition, ...] = ()
+    ledger_keys: tuple[bytes, ...] = ()
     transaction_timeout_s: float = 60.0
     shards: int = 1
     retires: bool = False

@@ -18,6 +18,8 @@ _CHECKED = (
     "log.cleaner.enable",
     "transactional.id.expiration.ms",
     "offsets.retention.minutes",
+    "min.insync.replicas",
+    "default.replication.factor",
 )
 """The settings of a broker that `broker_problems` judges."""
 
@@ -33,6 +35,11 @@ class SettingProblem:
     why: str
     fatal: bool = True
 
+    @property
+    def place(self) -> str:
+        """Where an administrator changes it; most of the brokers' settings hold from their next start."""
+        return "in server.properties" if self.where.startswith("broker ") else "with kafka-configs.sh --alter"
+
     def __str__(self) -> str:
         return f"{self.where}: {self.setting} is {self.value}, must be {self.needed}: {self.why}"
 
@@ -44,27 +51,34 @@ class UnsuitableKafka(RuntimeError):
         self.problems = tuple(problems)
         what = str(problems[0]) if len(problems) == 1 else f"{len(problems)} settings"
         self.detail_lines = tuple(map(str, problems)) if len(problems) > 1 else ()
-        super().__init__(f"this Kafka is unsuitable, change it with kafka-configs.sh --alter: {what}")
+        places = " and ".join(dict.fromkeys(problem.place for problem in problems))
+        super().__init__(f"this Kafka is unsuitable, change it {places}: {what}")
 
 
 def find_problems(
     admin: KafkaAdminClient, specs: Sequence[TopicSpec], transaction_timeout_s: float
 ) -> list[SettingProblem]:
-    """The problems in the settings of the brokers and of the existing topics of `specs`."""
+    """The problems in the settings of the brokers and of the existing topics of `specs`, and for those to create."""
     wanted = {spec.name: spec for spec in specs}
     try:
         standing = describe(admin, list(wanted))
         copies = {name: found.replication_factor for name, found in standing.items()}
         problems = topic_problems(topic_settings(admin, list(standing)), wanted, copies)
-        return problems + broker_problems(broker_settings(admin), transaction_timeout_s)
+        new = [spec.replication_factor for spec in specs if spec.name not in standing]
+        return problems + broker_problems(broker_settings(admin), transaction_timeout_s, new)
     except AuthorizationError as error:
         why = f"its settings could not be checked ({error})"
         return [SettingProblem("Kafka", "the permission DescribeConfigs", "not granted", "granted", why, fatal=False)]
 
 
-def broker_problems(brokers: Mapping[str, Settings], transaction_timeout_s: float) -> list[SettingProblem]:
-    """The problems in the settings of each broker, by its name."""
-    return [each for name, held in sorted(brokers.items()) for each in _of_broker(name, held, transaction_timeout_s)]
+def broker_problems(
+    brokers: Mapping[str, Settings], transaction_timeout_s: float, new: Sequence[int] = ()
+) -> list[SettingProblem]:
+    """The problems in the settings of each broker, by its name; `new` are the replication factors of topics to create,
+    where -1 is the broker's default."""
+    return [
+        each for name, held in sorted(brokers.items()) for each in _of_broker(name, held, transaction_timeout_s, new)
+    ]
 
 
 def topic_problems(
@@ -107,7 +121,9 @@ def _values(entries: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     return {key: entry["value"] for key, entry in entries.items()}
 
 
-def _of_broker(where: str, held: Settings, transaction_timeout_s: float) -> Iterator[SettingProblem]:
+def _of_broker(
+    where: str, held: Settings, transaction_timeout_s: float, new: Sequence[int]
+) -> Iterator[SettingProblem]:
     wanted_ms = int(transaction_timeout_s * 1000)
     bound = held.get("transaction.max.timeout.ms")
     if bound is not None and int(bound) < wanted_ms:
@@ -126,6 +142,12 @@ def _of_broker(where: str, held: Settings, transaction_timeout_s: float) -> Iter
     if retained is not None and int(retained) < 24 * 60:
         why = "`laminar topics lag` forgets pipelines that pause; a restart does not need these offsets"
         yield SettingProblem(where, "offsets.retention.minutes", retained, "at least 1440", why, fatal=False)
+    replicas, default = held.get("min.insync.replicas"), held.get("default.replication.factor", "1")
+    copies = min((int(default) if each == -1 else each for each in new), default=None)
+    if replicas is not None and copies is not None and int(replicas) > copies:
+        needed = f"at most {copies}, the replication factor of new topics"
+        why = "no record could be written; otherwise raise kafka.replication_factor"
+        yield SettingProblem(where, "min.insync.replicas", replicas, needed, why)
 
 
 def _of_topic(name: str, held: Settings, wanted: Settings, copies: int) -> Iterator[SettingProblem]:
@@ -140,6 +162,9 @@ def _of_topic(name: str, held: Settings, wanted: Settings, copies: int) -> Itera
             yield SettingProblem(
                 name, setting, value, needed, "records that a restart or the audit needs would be deleted"
             )
+        elif setting in ("segment.bytes", "min.cleanable.dirty.ratio") and float(value) > float(needed):
+            why = "restarts read more old records, and take longer the longer the run is"
+            yield SettingProblem(name, setting, value, f"at most {needed}", why, fatal=False)
     replicas = held.get("min.insync.replicas")
     if replicas is not None and int(replicas) > copies:
         needed = f"at most {copies}, the topic's replication factor"

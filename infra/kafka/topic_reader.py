@@ -68,8 +68,7 @@ def read_topic(
 ) -> Iterator[StoredRecord]:
     """The committed records of `topic`, one by one, as in `read_batches`.
 
-    `decoder` returns the `rows` of a value and its headers, or raises UndecodableRecord. Raises UnknownTopic, and
-    OldRelease for a record of release 0.1.0.
+    `decoder` returns the `rows` of a value and its headers, or raises UndecodableRecord. Raises UnknownTopic.
     """
     for batch in read_batches(client, topic, start=start, partitions=partitions, follow=follow, until=until):
         yield from _stored_records(topic, batch, decoder)

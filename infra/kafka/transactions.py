@@ -73,6 +73,17 @@ class TransactionalProducer(KafkaProducer):
         self._await(self._parts.transactions.begin_commit())
         self._deadline = 0.0
 
+    def close(self, timeout: float | None = None, null_logger: bool = False) -> None:
+        """End the thread after `timeout` seconds at most; records that are not sent by then are dropped.
+
+        Raises KafkaError if there are any.
+        """
+        try:
+            super().close(timeout, null_logger)
+        finally:
+            if "_parts" in vars(self):  # not if the constructor has failed
+                self._parts.sender.force_close()  # kafka-python leaves it running after a time-out
+
     def reconnected(self) -> bool:
         """Whether a connection of the last call is closed or replaced: its broker may have restarted since."""
         before, self._connections = self._connections, self._parts.connections()

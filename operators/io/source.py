@@ -163,7 +163,7 @@ class ShardSource:
         self._unread = frozenset(self._partition_keys[place].topic for place in unread)
         if idle and (stalled := self._stalls.stalled(positions, ends)):
             for line in describe_blocking_transactions(self.config.client, stalled):
-                log.warning("%s waits: %s; end it with `laminar topics transactions`", self.config.group, line)
+                log.warning("%s waits: %s", self.config.group, line)
         self._positions = {self._partition_keys[p]: offset for p, offset in positions.items()}
         self._positions_due = self._clock() + POSITIONS_MAX_AGE_S
         if not self._caught_up:

@@ -29,8 +29,9 @@ class BackgroundAudit:
     """Starts audits of the run of `config_file`, the first after `every_s` seconds; none if `every_s` is 0.
 
     The newest result is in `folder`, by default that of `config_file`, where `laminar runs status` finds it. `note`
-    receives one-line messages, `report` the counts of each audit. `laminar run` has one of these; of a submitted run
-    the respawner of the trainer, of a deployed run the process that serves its metrics.
+    receives one-line messages, `report` the counts of each audit, its duration and the time of its end. `laminar run`
+    has one of these; of a submitted run the respawner of the trainer, of a deployed run the process that serves its
+    metrics.
     """
 
     def __init__(
@@ -97,7 +98,8 @@ class BackgroundAudit:
         self._finished = True
         self._new.replace(self._out)
         audit = json.loads(self._out.read_text())
-        self._report({name: number for name, number in audit.items() if isinstance(number, int)} | {"took_s": took})
+        counts_of_it = {name: number for name, number in audit.items() if isinstance(number, int)}
+        self._report(counts_of_it | {"took_s": took, "ended_at": time.time()})
         counts = tuple(audit[name] for name in FINDINGS)
         if not audit["passed"] and counts != self._last_counts:  # each finding is reported once
             self._note(f"the background audit FAILED: {findings_text(audit)}; details: {self._out}")

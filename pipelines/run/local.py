@@ -37,6 +37,7 @@ from pipelines.run.inputs import INPUTS_FILE, accept_inputs, changed_inputs, cha
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.preflight import gpu_problems, missing_requirements, port_problems
 from pipelines.run.run_guard import RunFailing
+from pipelines.run.run_kafka import RunLost
 from pipelines.run.run_names import check_new, with_run_name
 from pipelines.run.state import RunStateFile, link_latest, remove_run
 from pipelines.run.stop_requests import Interrupted, StopRequests
@@ -208,16 +209,17 @@ def _write_report(state: RunStateFile, audit: Mapping[str, Any] | None) -> dict[
 
 
 def _end_failed(state: RunStateFile, error: BaseException) -> None:
-    """Write to state.json why the run failed, and add to `error` how to resume it."""
-    if is_out_of_space(error) or is_full(state.folder):
+    """Write to state.json why the run failed, and add to `error` how to resume it, if it can be."""
+    if (is_out_of_space(error) or is_full(state.folder)) and "disk is full" not in str(error):
         error.add_note(f"the disk is full: {describe_free_space(state.folder)}")
     notes = [*getattr(error, "detail_lines", ())[:MAX_DETAILS], *getattr(error, "__notes__", [])]
     reason = "; ".join([f"{type(error).__name__}: {error}", *notes])
     try:
         state.end(reason)
     except OSError as unwritten:
-        error.add_note(f"{state.folder / STATE_FILE} could not be written: {unwritten}")
-    if (state.folder / CONFIG_FILE).exists():
+        if not isinstance(error, RunLost):  # its folder may be what was deleted
+            error.add_note(f"{state.folder / STATE_FILE} could not be written: {unwritten}")
+    if (state.folder / CONFIG_FILE).exists() and not isinstance(error, RunLost):
         code = isinstance(error, RunFailing) and error.by_errors  # what is fixed is the user's code
         options = "--accept-changes" if code else ""
         error.add_note(f"once that is fixed, resume the run: `{run_command(state.folder, 'runs resume', options)}`")

@@ -34,6 +34,18 @@ _LAPSE_S = 30.0
 """After a longer gap between two probes, the outage is measured from the later one: the process may have slept."""
 
 
+class RunLost(RuntimeError):
+    """Records or files that a run needs have been deleted: it cannot be resumed."""
+
+
+class TopicsDeleted(RunLost, TopicError):
+    """Topics of the run were deleted during the run."""
+
+
+class BrokerDataDeleted(RunLost, BrokerStartError):
+    """The data of the run's own broker was deleted."""
+
+
 class RunKafka:
     """The cluster of `config`, or a local broker with its data in `folder`, if `config` names none or `folder` exists.
 
@@ -138,7 +150,7 @@ class RunKafka:
         except TransientError:
             return
         if gone := sorted(missing & self._missing):
-            raise TopicError(
+            raise TopicsDeleted(
                 f"topics of this run have been deleted from Kafka at {self.config.client().bootstrap_servers}: "
                 f"{', '.join(gone)}. Their records are lost, so the run cannot continue: start a new run"
             )
@@ -150,7 +162,7 @@ class RunKafka:
     def _restart(self) -> None:
         assert self._own is not None
         if not self._own.has_data():
-            raise BrokerStartError(
+            raise BrokerDataDeleted(
                 f"the broker's data in {self._folder} has been deleted, and the run's records with it: start a new run"
             )
         self._pause_after(BrokerDied("its process is gone"), time.monotonic())

@@ -37,7 +37,7 @@ from pipelines.run.fleet import Fleet, RoleFailed, last_line
 from pipelines.run.local_scaling import FollowedTarget, LocalScaling, with_rollouts
 from pipelines.run.resharding import reshard_score
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
-from pipelines.run.run_kafka import RunKafka
+from pipelines.run.run_kafka import RunKafka, RunLost
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.topics import check_kafka, make_topics
@@ -57,7 +57,7 @@ CLEANUP_S = 10.0
 """How long the cleanup after a killed run may take."""
 
 
-class RunFolderDeleted(RuntimeError):
+class RunFolderDeleted(RunLost):
     """The run's folder was deleted during the run."""
 
 

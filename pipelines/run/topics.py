@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from infra.kafka.admin import (
+    TopicError,
     TopicSpec,
     admin_client,
     check_new_topics,
@@ -98,9 +99,21 @@ def check_kafka(config: Config) -> None:
         _refuse_fatal(retry_transient(lambda: find_problems(admin, specs, config.kafka.transaction_timeout_s)))
 
 
+def kafka_problems(config: Config) -> tuple[list[str], list[SettingProblem]]:
+    """As `check_kafka`, all of it: why topics cannot be created or used, and unsuitable settings, warnings included."""
+    specs = _specs(config)
+    with admin_client(config.kafka.client()) as admin:
+        topics = partition_problems(specs, partition_counts(admin, [spec.name for spec in specs]))
+        try:
+            check_new_topics(admin, specs)
+        except TopicError as error:
+            topics += str(error).splitlines()
+        return topics, find_problems(admin, specs, config.kafka.transaction_timeout_s)
+
+
 def existing_topics(config: Config) -> tuple[dict[str, int], list[str]]:
-    """The partition counts of the run's existing topics, and why roles cannot use them; empty if Kafka is unreachable,
-    with the reason.
+    """The partition counts of the run's existing topics, and why roles cannot use them or Kafka, with its settings;
+    empty if Kafka is unreachable, with the reason.
     """
     try:
         client = config.kafka.client()
@@ -112,7 +125,8 @@ def existing_topics(config: Config) -> tuple[dict[str, int], list[str]]:
     specs = _specs(config)
     with admin_client(client) as admin:
         counts = retry_transient(lambda: partition_counts(admin, [spec.name for spec in specs]))
-    return counts, partition_problems(specs, counts)
+        settings = retry_transient(lambda: find_problems(admin, specs, config.kafka.transaction_timeout_s))
+    return counts, [*partition_problems(specs, counts), *(str(each) for each in settings if each.fatal)]
 
 
 def _refuse_fatal(problems: Sequence[SettingProblem]) -> None:

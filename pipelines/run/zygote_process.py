@@ -111,9 +111,9 @@ class ZygoteProcess:
 
 
 def temporary_folder(logs: Path) -> str:
-    """Create an empty temporary folder for the run with the log folder `logs`.
+    """Create an empty temporary folder for the run with the log folder `logs`, or for the role with that log.
 
-    Its name follows from the run's, so a resumed run removes what its killed processes left there.
+    Its name follows from that path, so a resumed run removes what its killed processes left there.
     """
     folder = temporary_path(logs)
     shutil.rmtree(folder, ignore_errors=True)

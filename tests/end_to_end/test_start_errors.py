@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import pytest
 from laminar_runs import LaminarRun, StartRun
 
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, list_topics
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from infra.store.names import default_root
@@ -27,6 +28,7 @@ from pipelines.run import trial
 from pipelines.run.local import run_locally
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics
+from schemas.topics import SETTLED
 
 UNTRIED = "run.check_timeout_s=0"
 """The start does not try prompts and rewards after another problem, which takes seconds."""
@@ -191,6 +193,29 @@ def test_run_rejects_existing_topics(start_run: StartRun, broker: Broker, small_
     expected = f"laminar: {where} already has topics of a run {run_id!r}: choose another run.name"
     assert run.output().splitlines()[-1] == expected
     assert not run.leftovers()
+
+
+def test_commands_refuse_an_unsuitable_kafka(
+    start_run: StartRun, broker: Broker, small_config: Path, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before any record is written: not even topics are created."""
+    address = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    run = start_run(run_id, address, "kafka.transaction_timeout_s=3600")
+    assert run.wait(60) == 1
+    assert "broker 1: transaction.max.timeout.ms is 900000, must be at least 3600000: " in run.output()
+    with admin_client(broker.client()) as admin:
+        assert list_topics(admin, f"laminar.{run_id}.") == []
+        unsuitable = {"retention.ms": "604800000", "max.message.bytes": "1048588"}
+        create_topics(admin, [TopicSpec(SETTLED.name(run_id), 1, config=unsuitable)])
+        changes = ["--set", f"run.name={run_id}", "--set", address]
+        for command in ("doctor",), ("submit", "score"), ("submit", "score", "--detach"):
+            with pytest.raises(SystemExit) as ended:
+                main([*command, str(small_config), *changes])
+            assert ended.value.code
+            printed = "".join(capsys.readouterr())
+            for problem in "retention.ms is 604800000, must be -1: ", "max.message.bytes is 1048588, must be at least ":
+                assert f"{SETTLED.name(run_id)}: {problem}" in printed, command
+        assert list_topics(admin, f"laminar.{run_id}.") == [SETTLED.name(run_id)]
 
 
 def test_run_rejects_the_store_of_an_active_run(start_run: StartRun, run_id: str) -> None:

@@ -31,6 +31,8 @@ BUFFER = 1 << 26
 """The largest frame that is read ahead."""
 PIECE = 1 << 16
 """Bytes are paced in pieces of this size."""
+CATCH_UP_S = 1.0
+"""A link catches up on so much: it has a queue, and a busy machine wakes the proxy late."""
 
 T = TypeVar("T", bound="Fault")
 
@@ -51,15 +53,15 @@ class Pace:
     def __init__(self, bytes_per_s: float | None) -> None:
         self.bytes_per_s = bytes_per_s
         self.bytes = 0
-        self._free_at = 0.0
+        self._free_at = time.monotonic()
 
     async def take(self, size: int) -> None:
         """Return when `size` more bytes have passed the link."""
         self.bytes += size
         if self.bytes_per_s is None:
             return
-        self._free_at = max(self._free_at, time.monotonic()) + size / self.bytes_per_s
-        await asyncio.sleep(self._free_at - time.monotonic())
+        self._free_at = max(self._free_at, time.monotonic() - CATCH_UP_S) + size / self.bytes_per_s
+        await asyncio.sleep(max(0.0, self._free_at - time.monotonic()))
 
 
 class Connection:

@@ -9,15 +9,21 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from infra.kafka.session import SessionLost
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.evaluate_versions import EvaluateVersions
 from operators.evaluation.report_rounds import ask_questions, report_rounds
 from operators.io.config import ShardConfig
+from operators.io.elements import Checkpoint, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.fold_records import FoldRecords, FoldStep, _FoldFn, is_busy
 from operators.io.map_outputs import MapOutputs, OutputFunction, map_emission
 from operators.io.read_topics import ReadTopics
@@ -26,14 +32,19 @@ from operators.io.sink import SinkBroken, drop_sink
 from operators.io.source import ShardSource
 from operators.io.write_transactionally import _CommitFn
 from pipelines.config import Config
-from pipelines.roles import Role, roles_of
+from pipelines.roles import AGENT_PIPELINES, Role, roles_of
 from pipelines.shards import shard_config, topic_input
 from schemas.columns import token_ids
-from schemas.records import Prompt, Sampling
+from schemas.records import AGENT, Assignment, Prompt, Sampling
 from schemas.topics import EXPERIENCES, RELAY
 
 log = logging.getLogger(__name__)
 QUESTIONS = 2
+NOT_EMULATED = (*AGENT_PIPELINES, "relay")
+"""Roles that an emulated run leaves out. Agents and relay write only notes, counters and dead letters, the gateway also
+its metric; here no agent plays, and no weights arrive."""
+NOTES_S = 0.2
+"""How often they commit: by default up to 5 s apart."""
 
 
 class _Graph:
@@ -45,6 +56,37 @@ class _Graph:
     def __or__(self, named: Any) -> _Graph:
         self.transforms.append(named.transform)
         return self
+
+
+@dataclass(frozen=True)
+class _PlayedByAgents:
+    """`step`, for which every assignment is that of an agent's episode: emulated prompts have no environment."""
+
+    step: FoldStep
+
+    def restore(self, restored: Restored) -> ShardFold:
+        return _PlayedFold(self.step.restore(restored))
+
+
+@dataclass(frozen=True)
+class _PlayedFold(ShardFold):
+    inner: ShardFold
+
+    def fold(self, polled: Polled) -> Sequence[Any]:
+        return self.inner.fold(replace(polled, records=tuple(map(_of_agent, polled.records))))
+
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
+        return self.inner.checkpoint(positions)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _of_agent(received: ReceivedRecord) -> ReceivedRecord:
+    record = received.record
+    if not isinstance(record, Assignment):
+        return received
+    return received._replace(record=replace(record, prompt=replace(record.prompt, environment=AGENT)))
 
 
 class RoleThread:
@@ -67,7 +109,10 @@ class RoleThread:
         assert isinstance(read, ReadTopics)
         assert isinstance(fold, FoldRecords)
         assert all(isinstance(each, MapOutputs) for each in maps)
-        return cls(role.name, read.shards[0], fold.step, *(each.function for each in maps))
+        shard, step = read.shards[0], fold.step
+        if role.pipeline in NOT_EMULATED:
+            shard, step = replace(shard, commit_s=NOTES_S), _PlayedByAgents(step)
+        return cls(role.name, shard, step, *(each.function for each in maps))
 
     def close(self) -> None:
         """Stop after the current poll."""
@@ -100,10 +145,16 @@ class RoleThread:
 
 
 def start_roles(config: Config, names: Sequence[str] = ()) -> list[RoleThread]:
-    """Start the roles `names` of an emulated run (empty: all). Evaluation sends two questions to every version."""
+    """Start the roles `names` of an emulated run (empty: all, also those of NOT_EMULATED).
+
+    Evaluation sends two questions to every version.
+    """
     roles = [RoleThread.of(config, role) for role in roles_of(config) if not names or role.name in names]
     if names and "evaluation" not in names:
         return roles
+    if not names:
+        config = replace(config, model=replace(config.model, path=str(_tokenizer(config.run_folder / "tokenizer"))))
+        roles += [RoleThread.of(config, Role(pipeline)) for pipeline in NOT_EMULATED]
     experiences, versions = topic_input(config, EXPERIENCES, keys=("e",)), topic_input(config, RELAY, start="earliest")
     source = shard_config(config, "evaluation", experiences, versions)
     evaluate = EvaluateVersions(EvaluationConfig(every=1, periodic_questions=QUESTIONS), _questions)
@@ -122,3 +173,9 @@ def close_roles(roles: Sequence[RoleThread]) -> None:
 def _questions() -> list[Prompt]:
     sampling = Sampling(1.0, 1.0, 0, 64, (), 0)
     return [Prompt(n, "evaluation", "synthetic", "", token_ids([1] * 8), "{}", 1, sampling) for n in range(QUESTIONS)]
+
+
+def _tokenizer(folder: Path) -> Path:
+    """The new folder of a tokenizer, which the gateway loads."""
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a"))).save_pretrained(folder)
+    return folder

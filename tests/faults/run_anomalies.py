@@ -6,9 +6,11 @@ anomalies are those of Jepsen's tests of Kafka.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ Committed = Callable[[str, str, int], int]
 SETTLES_S = 75.0
 """How long a transaction may take to end: a role that is stopped in one leaves it to Kafka, which aborts it after the
 transaction time-out of 60 s, at its next check."""
+RESUMES_FROM_CHECKPOINT = "trainer"
+"""Its checkpoint may be older than its last note, so its offsets may decrease."""
 LETTERS = {"train": "p", "evaluation": "e", "imported": "i"}
 
 
@@ -65,11 +69,22 @@ class RunLog:
         """The number of such rows."""
         return sum(1 for _ in self.rows(short_name, kind))
 
+    def committed(self) -> set[tuple[str, int]]:
+        """Every committed record of the run: "topic:partition" and offset."""
+        topics = {path.name.rpartition("-")[0] for path in self._log_dir.glob(f"laminar.{self._run}.*-*")}
+        return {
+            (f"{topic}:{record.partition}", record.offset)
+            for topic in topics
+            for record in read_topic(self._log_dir, topic)
+            if record.outcome == "committed"
+        }
+
 
 def run_anomalies(log: RunLog, committed: Committed, shards: int) -> list[str]:
     """Every anomaly, one line each: name, role and subject. `shards`: the number of experience shards."""
     found = [_prompts(log), _placement(log, committed), _score(log, committed), _evaluation(log, committed)]
     found += [_experience(log, committed, shards), _trainer(log, committed, shards)]
+    found += [_autoscaler(log), _gateway(log), _notes(log)]
     return [line for lines in found for line in lines]
 
 
@@ -164,6 +179,42 @@ def _evaluation(log: RunLog, committed: Committed) -> Iterator[str]:
     yield from _once("evaluation", answered, settled)
     prompts = Counter(row["number"] for _, _, row in log.rows("eval-prompts", "Prompt"))
     yield from _once("evaluation (questions)", range(max(prompts, default=-1) + 1), prompts)
+
+
+def _autoscaler(log: RunLog) -> Iterator[str]:
+    decisions = [row for _, _, row in log.rows("scaling", "ScalingDecision")]
+    yield from _once("autoscaler", range(1, len(decisions) + 1), Counter(row["number"] for row in decisions))
+    for before, after in pairwise(decisions):
+        if after["before"] != before["target"]:
+            yield f"lost write: autoscaler: decision {after['number']} does not follow {before['number']}"
+    reached = Counter(row["number"] for _, _, row in log.rows("scaling", "ScalingOutcome") if not row["error"])
+    yield from (f"duplicate: autoscaler: the outcome of {number}" for number, n in reached.items() if n > 1)
+
+
+def _gateway(log: RunLog) -> Iterator[str]:
+    counts = [row["values"]["episodes"] for _, _, row in log.rows("metrics", "Metric") if row["name"] == "agents"]
+    finished = len({_id(row, "prompt.") for _, _, row in log.rows("trajectories", "Trajectory")})
+    if counts != sorted(counts) or (counts and counts[-1] > finished):
+        yield f"duplicate: gateway counted {counts} episodes, {finished} have finished"
+
+
+def _notes(log: RunLog) -> Iterator[str]:
+    """All that a role writes may be its notes: no start and no commit is repeated or missing, no offset decreases."""
+    written = log.committed()
+    notes: dict[str, list[Any]] = defaultdict(list)
+    for _, _, row in log.rows("restore", "CommitNote"):
+        start, _, _, offsets, commit, outputs, *_ = json.loads(row["note"])
+        notes[".".join(row["group"].split(".")[-2:])].append((start, commit, offsets))
+        for place, offset in outputs.items():
+            if (place, offset) not in written:
+                yield f"torn transaction: {row['group']}: {place} has no committed record at {offset}"
+    for role, of_role in notes.items():
+        for (start, commit, offsets), (next_start, next_commit, next_offsets) in pairwise(of_role):
+            if not (next_start == start and next_commit > commit) and (next_start, next_commit) != (start + 1, 1):
+                yield f"lost write: {role}: start {next_start}, commit {next_commit} follows {start}, {commit}"
+            back = [place for place, offset in offsets.items() if next_offsets.get(place, offset) < offset]
+            if back and not role.startswith(RESUMES_FROM_CHECKPOINT):
+                yield f"duplicate: {role}: the offsets of {back} decrease after start {start}, commit {commit}"
 
 
 def _once(role: str, wanted: Any, found: Counter[Any]) -> Iterator[str]:

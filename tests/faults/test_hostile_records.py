@@ -25,6 +25,7 @@ from invalid_records import FAR, invalid_records
 from infra.kafka import topic_reader
 from infra.kafka.note import Note
 from infra.kafka.producer import BoundedProducer
+from pipelines.roles import roles_of
 from pipelines.run.topics import make_topics
 from schemas import records as r
 from schemas.codec import encode
@@ -116,13 +117,18 @@ def hostile(log: Log, partitions: dict[Topic, int]) -> list[Placed]:
 
 
 def write(kafka: ProxiedBroker, run: str, records: list[Placed]) -> None:
-    keys = {REPLICAS: "rollout-3", INBOX: ""}
+    """Write `records`, and to each partition one of release 0.1.0."""
+    keys, places = {REPLICAS: "rollout-3", INBOX: ""}, set[tuple[Topic, int]]()
     with BoundedProducer(kafka.direct) as producer:
         for topic, record, partition in records:
             key = type(record).__name__ if topic is BATCH_ASSEMBLY else keys.get(topic, "p")
             key = record.group if isinstance(record, r.CommitNote) else key
             value, headers = encode(record)
             producer.send(topic.name(run), value, key=key.encode(), headers=headers, partition=partition)
+            if (topic, partition) not in places:
+                places.add((topic, partition))
+                old = (("laminar-schema", f"{type(record).__name__}/1".encode()),)
+                producer.send(topic.name(run), b"{}", key=key.encode(), headers=old, partition=partition)
         producer.flush(60)
 
 
@@ -131,7 +137,8 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
     config = run_config(proxied, run_id, tmp_path, placement={"prompt_lead": 8})
     make_topics(config)
     log = Log(proxied, run_id)
-    roles = start_roles(config)
+    names = [*(role.name for role in roles_of(config)), "evaluation"]
+    roles = start_roles(config, names)
     try:
         wait_until(roles, lambda: log.step() > 0, lambda: "no step before the records", EVERY_S)
         records = hostile(log, {INBOX: 2, TRAJECTORIES: 2, EXPERIENCES: 2, BATCHES: 2})
@@ -148,7 +155,7 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
         )
         assert {role.name: role.starts for role in roles if role.starts != 1} == {}
         close_roles(roles)
-        roles = start_roles(config)  # each from its own last note
+        roles = start_roles(config, names)  # each from its own last note
         before = log.step()
         wait_until(roles, lambda: log.step() > before + MORE, lambda: f"step {log.step()} after step {before}", EVERY_S)
         assert {role.name: role.starts for role in roles if role.starts != 1} == {}
@@ -162,5 +169,7 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
     sizes = Counter(part["batch"] for part in log.own(BATCHES) for _ in part["trajectory_ids"])
     assert steps == {step: float(sum(sizes[batch] for batch in range(step))) for step in steps}
     letters = Counter(letter["step"] for letter in log.own(DEAD_LETTERS))
+    old = {each["topic"].split(".")[-1] for each in log.own(DEAD_LETTERS) if "of release 0.1.0" in each["reason"]}
+    assert {topic.short_name for topic in (PROMPTS, INBOX, TRAJECTORIES, EXPERIENCES, BATCHES, RELAY)} <= old
     assert letters["read relay"] > 50
     assert letters["train"] > 10

@@ -9,8 +9,14 @@ import pytest
 from faults.proxied_broker import ProxiedBroker
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, end_offsets
-from infra.kafka.session import Outgoing, Partition, Session, SessionLost
+from infra.kafka.session import SESSIONS, Outgoing, Partition, Session, SessionLost
 from infra.kafka.session_config import Input, SessionConfig
+from operators.io.commits import MAX_TRANSACTION_BYTES
+from operators.io.config import ShardConfig
+from operators.io.elements import Checkpoint, Emission, Output
+from operators.io.sink import ShardSink
+from schemas.records import DeadLetter
+from schemas.topics import DEAD_LETTERS, RESTORE
 
 MIB = 1 << 20
 BYTES_PER_S = MIB
@@ -33,17 +39,31 @@ def outputs(config: SessionConfig, megabytes: int) -> list[Outgoing]:
     return [Outgoing(f"{config.group}-out", 0, None, bytes(MIB), []) for _ in range(megabytes)]
 
 
-def test_session_commits_a_transaction_within_its_timeout(proxied: ProxiedBroker, config: SessionConfig) -> None:
-    """1 GB at 20 MB/s takes 50 s of the default 60; here 12 MB at 1 MB/s take 12 s of 20."""
-    session = Session(replace(config, transaction_timeout_s=20.0))
-    proxied.proxy.throttle(BYTES_PER_S)
-    try:
-        assert session.commit(outputs(config, 12), {}, {}, {}) == {f"{config.group}-out:0": 0}
-    finally:
-        session.close()
+def test_sink_commits_an_emission_larger_than_the_bound(proxied: ProxiedBroker, run_id: str) -> None:
+    """1 GB at 20 MB/s takes 50 s of the default time-out of 60 s; here 42 MB take 20 s of 24 s."""
+    records, size, timeout_s = 6, 7_000_000, 24.0
+    assert records * size > MAX_TRANSACTION_BYTES
+    config = ShardConfig(proxied.proxied, run_id, "score", transaction_timeout_s=timeout_s)
+    topic = DEAD_LETTERS.name(run_id)
     with admin_client(proxied.direct) as admin:
-        ends = end_offsets(admin, [f"{config.group}-out"])
-    assert list(ends.values()) == [13]  # and the marker
+        settings = {"max.message.bytes": str(8 * MIB)}
+        create_topics(admin, [TopicSpec(name, 1, config=settings) for name in (topic, RESTORE.name(run_id))])
+    letters = [DeadLetter("score", "large", "trajectories", 0, number, bytes(size), 0) for number in range(records)]
+    outputs = tuple(Output(DEAD_LETTERS, str(letter.offset), letter) for letter in letters)
+    session, sink = SESSIONS.open(config.session()), ShardSink(config)
+    proxied.proxy.throttle(records * size / (0.84 * timeout_s))
+    link = proxied.proxy.upstream_pace
+    try:
+        sink.write(Emission(config.group, session.start, 1, outputs, Checkpoint()))
+        sink.flush()
+        assert (session.lost, session.commits) == (None, 2)  # the first one is that of the start
+        assert link.bytes > records * size
+    finally:
+        proxied.proxy.clear()
+        sink.close()
+        SESSIONS.close(config.group)
+    with admin_client(proxied.direct) as admin:
+        assert list(end_offsets(admin, [topic]).values()) == [records + 1]  # and the marker
 
 
 def test_session_names_the_setting_after_a_transaction_timeout(proxied: ProxiedBroker, config: SessionConfig) -> None:
@@ -54,3 +74,6 @@ def test_session_names_the_setting_after_a_transaction_timeout(proxied: ProxiedB
             session.commit(outputs(config, 8), {}, {}, {})
     finally:
         session.close()
+    sender = session._producer._sender
+    sender.join(30)
+    assert not sender.is_alive(), "each lost session would leave a thread and its records"

@@ -8,7 +8,10 @@ import pytest
 from faults.late_run import TRIES_IN_TESTS, late_requests_in_every_role
 from faults.proxied_broker import ProxiedBroker
 
-ROLES = {"prompts", "placement", "rollout-0", "score", "experience", "experience-1", "trainer", "evaluation"}
+ROLES = {
+    *("autoscaler", "prompts", "placement", "agents-0", "gateway-0", "rollout-0", "score"),
+    *("experience", "experience-1", "trainer", "evaluation", "relay-0"),
+}
 
 
 @pytest.mark.timeout(900)

@@ -25,6 +25,9 @@ class WrittenLog:
     def rows(self, short_name: str, kind: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
         yield from self._rows.get((short_name, kind), [])
 
+    def committed(self) -> set[tuple[str, int]]:
+        return {(f"{short_name}:0", offset) for (short_name, _), rows in self._rows.items() for _, offset, _ in rows}
+
 
 def prompt(number: int, prefix: str = "", purpose: str = "train") -> dict[str, Any]:
     return {f"{prefix}number": number, f"{prefix}purpose": purpose, f"{prefix}samples": 1}
@@ -51,8 +54,20 @@ def clean() -> Rows:
             (0, n, {"batch": 0, "index": n, "count": 2, "trajectory_ids": [f"p{n}.0"]}) for n in range(2)
         ],
         ("relay", "WeightVersion"): [(0, 0, {"version": version, "parent": None, "batches": [0]})],
-        ("metrics", "Metric"): [(0, 0, {"name": "trainer", "step": 1})],
+        ("metrics", "Metric"): [(0, 0, {"name": "trainer", "step": 1}), (0, 1, agents(1)), (0, 2, agents(3))],
+        ("scaling", "ScalingDecision"): [(0, n, {"number": n, "before": n, "target": n + 1}) for n in (1, 2)],
+        ("scaling", "ScalingOutcome"): [(0, 3, {"number": 2, "error": ""})],
+        ("restore", "CommitNote"): [(0, 0, note(1, 1, 0)), (0, 1, note(1, 3, 1)), (0, 2, note(2, 1, 1))],
     }
+
+
+def agents(episodes: int) -> dict[str, Any]:
+    return {"name": "agents", "step": 0, "values": {"episodes": float(episodes)}}
+
+
+def note(start: int, commit: int, offset: int, written: int = 0) -> dict[str, Any]:
+    fields = [start, {}, {}, {"inbox:0": offset}, commit, {"experiences:0": written}]
+    return {"group": "laminar.run.agents.0", "note": json.dumps(fields)}
 
 
 def found(rows: Rows) -> list[str]:
@@ -65,6 +80,10 @@ def without(short_name: str, kind: str, index: int) -> Callable[[Rows], None]:
 
 def twice(short_name: str, kind: str, index: int) -> Callable[[Rows], None]:
     return lambda rows: rows[short_name, kind].append(deepcopy(rows[short_name, kind][index]))
+
+
+def added(row: dict[str, Any]) -> Callable[[Rows], None]:
+    return lambda rows: rows["restore", "CommitNote"].append((0, 9, row))
 
 
 def test_checker_finds_nothing_in_a_clean_log() -> None:
@@ -87,6 +106,18 @@ def test_checker_finds_nothing_in_a_clean_log() -> None:
         (without("relay", "WeightVersion", 0), "lost write: trainer: 0"),
         (without("metrics", "Metric", 0), "lost write: trainer (metrics): 1"),
         (without("settled", "Settled", 2), "lost write: evaluation: e0.0"),
+        (without("scaling", "ScalingDecision", 0), "lost write: autoscaler: 1"),
+        (twice("scaling", "ScalingDecision", 1), "duplicate: autoscaler: 2"),
+        (twice("scaling", "ScalingOutcome", 0), "duplicate: autoscaler: the outcome of 2"),
+        (without("trajectories", "Trajectory", 0), "duplicate: gateway counted [1.0, 3.0] episodes, 2 have finished"),
+        (twice("metrics", "Metric", 1), "duplicate: gateway counted [1.0, 3.0, 1.0] episodes, 3 have finished"),
+        (twice("restore", "CommitNote", 2), "lost write: agents.0: start 2, commit 1 follows 2, 1"),
+        (added(note(4, 1, 1)), "lost write: agents.0: start 4, commit 1 follows 2, 1"),
+        (added(note(2, 2, 0)), "duplicate: agents.0: the offsets of ['inbox:0'] decrease after start 2, commit 1"),
+        (
+            added(note(2, 2, 1, written=9)),
+            "torn transaction: laminar.run.agents.0: experiences:0 has no committed record at 9",
+        ),
     ],
 )
 def test_checker_names_the_anomaly_of_a_role(harm: Callable[[Rows], None], line: str) -> None:

@@ -135,7 +135,7 @@ class PipelineSimulation:
         for each in self.rollouts if self.shape.drains else ():
             self._restart(each)  # else no replica would be left to work
         for turn in range(turns):
-            if turn % 100 == 99 and not self._work_left():
+            if turn % 20 == 19 and not self._work_left():
                 return
             self.run_undisturbed()
 

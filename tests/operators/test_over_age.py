@@ -53,7 +53,7 @@ LOADS_OLDER_WEIGHTS = SimulationConfig(
 """With seed 6380058 a replica loads older weights for evaluation, after its last heartbeat before fresh work."""
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), shape=shapes("wait"))
 @example(seed=6380058, shape=LOADS_OLDER_WEIGHTS)
 def test_wait_never_trains_over_age_and_completes_all_prompts(seed: int, shape: SimulationConfig) -> None:
@@ -67,7 +67,7 @@ def test_wait_never_trains_over_age_and_completes_all_prompts(seed: int, shape: 
     assert len(left) < shape.global_batch
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), shards=st.integers(1, 3), most=st.integers(0, 2))
 def test_drop_never_trains_over_age_and_reports_drops(seed: int, shards: int, most: int) -> None:
     rng = random.Random(seed)

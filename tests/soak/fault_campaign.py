@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/soak/fault_campaign.py --folder build/soak/faults
 
-By default 25 late requests per role (200 in total) and 110 faults. The result of a cell is saved to `results.json` in
+By default 25 late requests per role (300 in total) and 110 faults. The result of a cell is saved to `results.json` in
 the folder as soon as it ends; run again, the campaign continues with missing and failed cells. Exit code 1 if any cell
 failed. Cluster cells need root, for network namespaces; without it they are skipped, with a note.
 """

@@ -14,15 +14,18 @@ from schemas.topics import RELAY
 class Manifests(Mapping[PolicyVersion, WeightVersion]):
     """Manifests by version, oldest first. Each is decoded on access, because a large model's takes milliseconds.
 
-    Raises OldRelease for a manifest of release 0.1.0.
+    Raises OldRelease if there is none, but a record of release 0.1.0.
     """
 
     def __init__(self, client: ClientProperties, run: str) -> None:
-        kind, found = record_type(WeightVersion).schema, {}
+        kind, found, others = record_type(WeightVersion).schema, {}, dict[str, StoredRecord]()
         for record in read_topic(client, RELAY.name(run), decoder=raw_decoder):
-            reject_old_release(record.headers)
-            if record.schema == kind and (version := _version_of(record)) is not None:
+            if record.schema != kind:
+                others[str(record.schema)] = record
+            elif (version := _version_of(record)) is not None:
                 found[version] = record
+        for record in () if found else others.values():
+            reject_old_release(record.headers)
         self._records = dict(sorted(found.items()))
 
     def __getitem__(self, version: PolicyVersion) -> WeightVersion:

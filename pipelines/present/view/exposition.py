@@ -76,6 +76,8 @@ def _families(state: RunState) -> Iterator[Metric]:
 
 def _of_audit(audit: Mapping[str, Any], run: list[str]) -> Iterator[Metric]:
     yield _gauge("audit_passed", "1 if the last audit passed, 0 if it failed.", {(): int(audit["passed"])}, run)
+    about = "Unix time at which the last audit ended, in seconds. Its result stays until another audit ends."
+    yield _gauge("audit_timestamp_seconds", about, {(): audit["ended_at"]}, run)
     found = {(name,): audit[name] for name in FINDINGS}
     yield _gauge("audit_findings", "Trajectories that the last audit names, by finding.", found, run, "finding")
 

@@ -47,6 +47,15 @@ PANELS = (
         "Weight bytes sent per second", ((f"rate(laminar_relay_sent_bytes_total{_RUN}[1m])", "relay {{relay}}"),), "Bps"
     ),
     Panel("Weight versions", ((f"laminar_weight_versions_total{_RUN}", "published"),)),
+    Panel("Share of trajectories with an error", ((f"laminar_error_share{_RUN}", "errors"),), "percentunit"),
+    Panel(
+        "Last audit",
+        (
+            (f"laminar_audit_passed{_RUN}", "passed (1) or failed (0)"),
+            (f"laminar_audit_findings{_RUN}", "{{finding}}"),
+        ),
+    ),
+    Panel("Time since the last audit", ((f"time() - laminar_audit_timestamp_seconds{_RUN}", "age"),), "s"),
 )
 
 

@@ -70,9 +70,11 @@ def _broker(machine: Machine) -> Iterator[Finding]:
             found = ((broker, ", ".join(map(" = ".join, held.items()))) for broker, held in machine.checked.items())
             checked = "; checked: " + "; ".join(map(": ".join, found)) if machine.checked else ""
             yield Finding("kafka", "ok", f"the broker answers{checked}")
+        yield from (Finding("kafka topics", "missing", problem) for problem in machine.topics)
         for problem in machine.settings:
-            fix = f"kafka-configs.sh --alter, {problem.setting}: {problem.needed}"
-            stops = problem.fatal and problem.where.startswith("broker")  # topics belong to other runs
+            fix = f"change {problem.setting} {problem.place}: {problem.needed}"
+            # Without a configuration the topics are those of other runs.
+            stops = problem.fatal and (machine.run != "" or problem.where.startswith("broker"))
             yield Finding("kafka settings", "missing" if stops else "limited", str(problem), fix)
         return
     if machine.java is None:

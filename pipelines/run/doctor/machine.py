@@ -25,8 +25,9 @@ from infra.store.errors import StoreBusy, StoreError
 from infra.store.names import SHARED_MEMORY
 from infra.store.ownership import StaleStore, remove_store, stale_stores
 from pipelines import distribution
+from pipelines.config import Config
 from pipelines.inspect.run_folders import laminar_command
-from pipelines.run.topics import checked_settings, unsuitable_settings
+from pipelines.run.topics import checked_settings, kafka_problems, unsuitable_settings
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Machine:
 
     `cuda`: whether torch can use the GPUs (None: there are none). `broker`: why the broker does not answer ("": it
     answers; None: no broker was named). `settings`: settings of the broker that do not suit a run; `checked`: all
-    that were checked, by broker.
+    that were checked, by broker. `run`: the run whose configuration they were compared with ("": the default's);
+    `topics`: why its topics cannot be created or used.
     """
 
     python: tuple[int, int, int]
@@ -65,6 +67,8 @@ class Machine:
     broker: str | None
     settings: tuple[SettingProblem, ...] = ()
     checked: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    run: str = ""
+    topics: tuple[str, ...] = ()
 
 
 def remove_stale_stores(only: Collection[str] = (), base: Path = SHARED_MEMORY) -> list[Path]:
@@ -85,10 +89,14 @@ def remove_stale_stores(only: Collection[str] = (), base: Path = SHARED_MEMORY) 
     return removed
 
 
-def observe(client: ClientProperties | None = None) -> Machine:
-    """Observe this machine. `client`: brokers to probe."""
+def observe(client: ClientProperties | None = None, config: Config | None = None) -> Machine:
+    """Observe this machine. `client`: brokers to probe, for the run of `config` if it is given."""
     gpus = gpu_names()
     broker = None if client is None else connection_problem(client.admin()) or ""
+    topics: list[str] = []
+    settings: list[SettingProblem] = []
+    if client is not None and broker == "":
+        topics, settings = kafka_problems(config) if config is not None else ([], unsuitable_settings(client))
     go = shutil.which("go")
     return Machine(
         python=sys.version_info[:3],
@@ -107,8 +115,10 @@ def observe(client: ClientProperties | None = None) -> Machine:
         memory=psutil.virtual_memory().total,
         cores=len(os.sched_getaffinity(0)),
         broker=broker,
-        settings=tuple(unsuitable_settings(client)) if client is not None and broker == "" else (),
+        settings=tuple(settings),
         checked=checked_settings(client) if client is not None and broker == "" else {},
+        run=config.run.name if config is not None else "",
+        topics=tuple(topics),
     )
 
 

@@ -7,6 +7,7 @@ when the runner has lost it. After a restart of the machine, `laminar runs resum
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from pipelines.inspect.submissions import Submission, read_submission, submissio
 from pipelines.roles import ALL_SHARDS, WITH_STORE, Role, submitted_process
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.state import link_latest
+from pipelines.run.zygote_process import temporary_path
 from pipelines.shards import store_folder
 
 
@@ -102,13 +104,14 @@ def stop(submission: Submission, deadline: float) -> bool:
     """Send SIGTERM: the pipeline drains. Wait until `deadline` (monotonic). Returns whether it has ended."""
     respawner = submission.respawner()
     process = respawner or submission.working_process()
-    if process is None:
-        return True
-    process.send_signal(signal.SIGTERM)
-    if not has_ended(process, deadline):
-        return False
-    if respawner is None:  # nobody else records the end
-        replace(submission, state="ended").write()
+    if process is not None:
+        process.send_signal(signal.SIGTERM)
+        if not has_ended(process, deadline):
+            return False
+    if respawner is None:  # it was killed: nobody else records the end, and removes the temporary files
+        shutil.rmtree(temporary_path(submission.log), ignore_errors=True)
+        if process is not None:
+            replace(submission, state="ended").write()
     return True
 
 

@@ -30,7 +30,7 @@ from pipelines.run.resharding import reshard_score
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import WAIT_S
 from pipelines.run.submission.role_checks import role_problems
-from pipelines.run.topics import make_topics
+from pipelines.run.topics import check_kafka, make_topics
 from pipelines.shards import store_folder
 from schemas.records import Metric
 from schemas.topics import EXPERIENCES, METRICS
@@ -39,12 +39,13 @@ from schemas.topics import EXPERIENCES, METRICS
 def prepare(config: Config, process: RoleProcess, note: Callable[[str], None]) -> None:
     """Wait for Kafka and create the run's missing topics; `note` receives one-line messages.
 
-    Raises ConfigError if `config` is incomplete for a role, BrokerUnreachable, TopicError.
+    Raises ConfigError if `config` is incomplete for a role, BrokerUnreachable, TopicError, UnsuitableKafka.
     """
     if problems := [problem for role in process.roles for problem in role_problems(config, role)]:
         raise ConfigProblems(list(dict.fromkeys(problems)))
     own = replace(config, kafka=config.kafka.for_role(process.roles[0].pipeline))
     wait_for_brokers(own.kafka.client(), WAIT_S, lambda _, line: note(line), setting=own.kafka.address_setting)
+    check_kafka(own)  # before any topic is created
     make_topics(own, note)
     if Role("score", ALL_SHARDS) in process.roles:
         retry_transient(lambda: reshard_score(config, note))

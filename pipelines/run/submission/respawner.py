@@ -8,10 +8,10 @@ growing pauses, up to a limit. A process of the pipeline whose respawner was kil
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import tomllib
@@ -29,6 +29,7 @@ from pipelines.inspect.submissions import Submission, read_submission
 from pipelines.roles import ALL_SHARDS, CANNOT_RUN, SHARDED
 from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.restarts import Restarts, exit_text
+from pipelines.run.zygote_process import temporary_folder
 from pipelines.run_config import RunConfig
 
 PREDECESSOR_S = 60.0
@@ -94,16 +95,19 @@ class Respawner:
         arguments = ["submit", submission.pipeline, str(submission.config), "--runner", submission.runner]
         if submission.pipeline in SHARDED and submission.index != ALL_SHARDS:
             arguments += ["--index", str(submission.index)]
-        with tempfile.TemporaryDirectory(prefix="laminar-submitted-", ignore_cleanup_errors=True) as temporary_folder:
+        folder = temporary_folder(submission.log)  # without what a killed respawner has left there
+        try:
             self._log_begin = submission.log.stat().st_size
             self._child = subprocess.Popen(
-                [*LAMINAR, *arguments, "--", *submission.options], env={**os.environ, "TMPDIR": temporary_folder}
+                [*LAMINAR, *arguments, "--", *submission.options], env={**os.environ, "TMPDIR": folder}
             )
             created = psutil.Process(self._child.pid).create_time()  # it stays until it is waited for
             self._write(replace(submission, worker=self._child.pid, worker_created=created))
             if self._stopping.is_set():  # stopped between the check and the start
                 self._child.terminate()
             return self._wait(self._child)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
         if self._audits is None:

@@ -51,6 +51,20 @@ def test_session_rejects_trimmed_ledger_without_note(without_note: SessionConfig
         opened(without_note)
 
 
+def test_session_rejects_own_keys_without_note(without_note: SessionConfig, opened: Open) -> None:
+    """Others write to the ledger, with other keys, and Kafka has deleted the group's offsets."""
+    with admin_client(without_note.client) as admin:
+        admin.delete_groups([without_note.group])
+    producer = KafkaProducer(**without_note.client.producer())
+    for key in (b"i0", b"p0"):
+        producer.send(without_note.ledger[0].topic, b"a row", key)
+    producer.flush()
+    producer.close()
+    with pytest.raises(NoteMissing, match=f"{without_note.ledger[0].topic}:0 holds its output"):
+        opened(replace(without_note, ledger_keys=(b"p", b"e")))
+    assert opened(replace(without_note, ledger_keys=(b"x",))).start == 1
+
+
 def test_first_session_starts_on_a_ledger_with_other_writers(config: SessionConfig, opened: Open) -> None:
     producer = KafkaProducer(**config.client.producer())
     producer.send(config.ledger[0].topic, b"imported")

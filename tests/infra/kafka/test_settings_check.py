@@ -9,6 +9,7 @@ from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.settings_check import broker_problems, broker_settings, topic_problems, topic_settings
 
+COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "4194304", "min.cleanable.dirty.ratio": "0.1"}
 GOOD = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": "1000"}
 
 
@@ -22,11 +23,14 @@ GOOD = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1
         ("min.insync.replicas", "2", 1, True),
         ("min.insync.replicas", "1", 3, False),
         ("unclean.leader.election.enable", "true", 1, False),
+        ("segment.bytes", "1073741824", 1, False),
+        ("min.cleanable.dirty.ratio", "0.5", 1, False),
     ],
 )
 def test_topic_problem_names_setting_and_value(setting: str, value: str, copies: int, fatal: bool) -> None:
-    held = GOOD | {"min.insync.replicas": "1" if copies == 1 else "2", setting: value}
-    (problem,) = topic_problems({"t": held}, {"t": TopicSpec("t", 1, config=GOOD)}, {"t": copies})
+    needed = COMPACTED if setting in COMPACTED and setting != "cleanup.policy" else GOOD
+    held = needed | {"min.insync.replicas": "1" if copies == 1 else "2", setting: value}
+    (problem,) = topic_problems({"t": held}, {"t": TopicSpec("t", 1, config=needed)}, {"t": copies})
     assert (problem.where, problem.setting, problem.value, problem.fatal) == ("t", setting, value, fatal)
     assert f"t: {setting} is {value}, must be " in str(problem)
 
@@ -38,10 +42,11 @@ def test_topic_problem_names_setting_and_value(setting: str, value: str, copies:
         ("log.cleaner.enable", "false", True),
         ("transactional.id.expiration.ms", "3600000", True),
         ("offsets.retention.minutes", "60", False),
+        ("min.insync.replicas", "3", True),
     ],
 )
 def test_broker_problem_names_setting_and_value(setting: str, value: str, fatal: bool) -> None:
-    (problem,) = broker_problems({"broker 1": {setting: value}}, transaction_timeout_s=60)
+    (problem,) = broker_problems({"broker 1": {"default.replication.factor": "2", setting: value}}, 60, new=[3, -1])
     assert (problem.where, problem.setting, problem.value, problem.fatal) == ("broker 1", setting, value, fatal)
 
 

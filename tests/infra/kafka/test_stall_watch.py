@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from kafka import KafkaProducer
 from shard_sessions import Open, feed, source
@@ -59,4 +61,7 @@ def test_blocking_transaction_names_producer(
         (line,) = describe_blocking_transactions(config.client, found)
         assert f"{source(config).topic}, partition 0: a transaction of {config.group}-dead (producer " in line
         assert "is open from offset 0 on" in line
+        ((producer, servers),) = re.findall(r"`laminar topics transactions abort (\d+) -b (\S+) --execute`$", line)
+        assert f"(producer {producer})" in line
+        assert servers == config.client.bootstrap_servers
         dead.abort_transaction()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +12,9 @@ from kafka.errors import KafkaError
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
+from infra.kafka.open_transactions import describe_blocking_transactions
 from infra.kafka.properties import ClientProperties
+from infra.kafka.session_config import Partition
 from schemas.topics import SETTLED, group_name
 
 RUN = "open-transactions"
@@ -35,6 +38,19 @@ def writer(broker: Broker) -> Iterator[KafkaProducer]:
     producer.send(SETTLED.name(RUN), b"undecided").get(10)
     yield producer
     producer.close(timeout=1)
+
+
+def test_command_that_a_blocked_reader_names_ends_it(
+    broker: Broker, writer: KafkaProducer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ClientProperties.at(broker.bootstrap_servers)
+    (line,) = describe_blocking_transactions(client, [Partition(SETTLED.name(RUN), 0)])
+    assert f"a transaction of {WRITER} (producer " in line
+    (command,) = re.findall("`laminar (.+)`", line)
+    with pytest.raises(SystemExit) as ended:
+        main(command.split())
+    assert (ended.value.code or 0, "aborted, producer fenced" in capsys.readouterr().out) == (0, True)
+    assert describe_blocking_transactions(client, [Partition(SETTLED.name(RUN), 0)]) == []
 
 
 def test_transactions_abort_ends_listed_transaction(

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,12 @@ def result(**changes: Any) -> dict[str, Any]:
 def test_background_audit_pauses_for_a_multiple_of_its_duration(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    before = time.time()
     run = Scripted(monkeypatch, tmp_path, result(), result())
     run.advance_to(10 + 1 + int(PAUSE_FACTOR) + 1)
     assert run.starts == [10, 11 + PAUSE_FACTOR]
     assert (run.notes, run.found[0]["trained"], run.found[0]["took_s"]) == ([], 7, 1)
+    assert before <= run.found[0]["ended_at"] <= time.time()
 
 
 def test_background_audit_reports_a_new_finding_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,7 +57,12 @@ def wait_until(condition: Callable[[], Any], message: str, seconds: float = 120.
 
 
 def test_respawner_resubmits_a_lost_job_and_resumes(
-    broker: Broker, run_id: str, runs: Path, tmp_path: Path, laminar: Laminar
+    broker: Broker,
+    run_id: str,
+    runs: Path,
+    tmp_path: Path,
+    laminar: Laminar,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
@@ -64,6 +70,10 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
         f'[run]\nname = "{run_id}"\nfolder = "{runs}"\n[kafka]\nbootstrap_servers = "{broker.bootstrap_servers}"\n'
     )
     submit = ("submit", "score", str(file), "--detach")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     code, submitted = laminar(*submit)
     assert code == 0
     log = Path(submitted["log"])
@@ -104,9 +114,15 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
     started(4)
     lines_logged = laminar("runs", "logs", "score", "--run", run_id, "-n", "2")[1]
     assert [line["role"] for line in lines_logged] == ["score", "score"]
+    respawner = submissions(runs / run_id)[0].respawner()
+    assert respawner is not None
+    respawner.kill()
+    respawner.wait(10)
+    assert len(list(temporary.iterdir())) == 1
     code, stopped = laminar("runs", "stop", "--run", run_id)
     assert (code, stopped["stopped"], stopped["status"]) == (0, True, "ended")
     assert not submissions(runs / run_id)[0].respawner()
+    assert list(temporary.iterdir()) == [], "temporary files of killed respawners are removed"
     assert "Traceback" not in log.read_text().partition("start 4 of")[2]
 
 

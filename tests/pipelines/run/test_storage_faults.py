@@ -13,14 +13,14 @@ from rich.console import Console
 from small_disk import fill, small_disk
 
 from infra.files import is_full, write_even_if_disk_full
-from infra.kafka.admin import TopicError, TopicSpec, admin_client, create_topics, delete_topics
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_topics
 from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError
 from pipelines.config import KafkaConfig, load_config
 from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
 from pipelines.inspect.run_folders import read_run
 from pipelines.present.view.live import LiveView
 from pipelines.run.local import _end_failed
-from pipelines.run.run_kafka import RunKafka
+from pipelines.run.run_kafka import BrokerDataDeleted, RunKafka, TopicsDeleted
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.supervisor import RunFolderDeleted, Supervisor
@@ -88,6 +88,17 @@ def test_end_failed_keeps_the_error_without_a_folder(tmp_path: Path) -> None:
     assert "could not be written" in error.__notes__[0]
 
 
+def test_end_failed_names_no_resume_of_a_lost_run(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    state = RunStateFile(tmp_path / "first", "first", 8)
+    (tmp_path / "first" / CONFIG_FILE).write_text("")
+    for where in state, RunStateFile(tmp_path / "gone", "gone", 8):
+        error = TopicsDeleted("its topics are gone: start a new run")
+        _end_failed(where, error)
+        assert getattr(error, "__notes__", []) == []
+    assert "its topics are gone" in str(read_run(tmp_path / "first").state["error"])
+
+
 def test_supervisor_fails_when_the_run_folder_is_deleted(tmp_path: Path) -> None:
     config = load_config(EXAMPLE, ["run.name=gone", f"run.folder={tmp_path}"])
     config.run_folder.mkdir()
@@ -110,7 +121,7 @@ def test_run_kafka_fails_when_topics_are_deleted(broker: Broker, run_id: str, tm
         assert kafka.answers()
         delete_topics(admin, names[1])
     assert kafka.answers()  # a starting broker may not list all topics yet
-    with pytest.raises(TopicError, match=rf"deleted from Kafka at {broker.bootstrap_servers}: {names[1]}\. "):
+    with pytest.raises(TopicsDeleted, match=rf"deleted from Kafka at {broker.bootstrap_servers}: {names[1]}\. "):
         kafka.answers()
 
 
@@ -121,7 +132,7 @@ def test_run_kafka_fails_when_broker_data_is_deleted(tmp_path: Path) -> None:
         assert kafka._own is not None
         kafka._own.kill()
         shutil.rmtree(tmp_path / "kafka")
-        with pytest.raises(BrokerStartError, match=r"data in .*kafka has been deleted"):
+        with pytest.raises(BrokerDataDeleted, match=r"data in .*kafka has been deleted"):
             kafka.poll()
     finally:
         kafka.close()

@@ -14,6 +14,7 @@ from infra.kafka.properties import ClientProperties
 from pipelines.inspect.log.manifests import Manifests
 from schemas.codec import encode
 from schemas.records import PolicyVersion, RelayChain, WeightVersion
+from schemas.release import OldRelease
 from schemas.topics import RELAY
 
 
@@ -23,6 +24,10 @@ def test_manifests_are_decoded_on_access(broker: Broker, run_id: str) -> None:
         create_topics(admin, [TopicSpec(name, 1)])
     versions = [PolicyVersion(1, 10), PolicyVersion(1, 9), PolicyVersion(2, 9)]
     with BoundedProducer(client) as producer:
+        producer.send(name, b"{}", key=b"1.1", headers=(("laminar-schema", b"WeightVersion/2"),))
+        producer.flush(30)
+        with pytest.raises(OldRelease, match=r"a WeightVersion/2 record was written by release 0\.1\.0"):
+            Manifests(client, run_id)
         for version in versions:
             value, headers = encode(replace(SAMPLES[WeightVersion], version=version))
             producer.send(name, value, key=str(version).encode(), headers=headers)
@@ -33,6 +38,6 @@ def test_manifests_are_decoded_on_access(broker: Broker, run_id: str) -> None:
     assert list(map(str, found)) == ["1.9", "1.10", "1.11", "2.9"]
     assert found[PolicyVersion(2, 9)].version == PolicyVersion(2, 9)
     assert [str(manifest.version) for manifest in found.readable()] == ["1.9", "1.10", "2.9"]
-    with pytest.raises(RuntimeError, match=r"the manifest of 1\.11 at offset 3 cannot be decoded: .*not JSON"):
+    with pytest.raises(RuntimeError, match=r"the manifest of 1\.11 at offset 4 cannot be decoded: .*not JSON"):
         found[PolicyVersion(1, 11)]
     assert PolicyVersion(3, 3) not in found

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 from infra.kafka.properties import ClientProperties
 
@@ -27,11 +30,13 @@ def test_watch_prints_a_snapshot_without_a_terminal(laminar: Laminar) -> None:
     assert "0.50 now" in shown
 
 
-def test_metrics_serve_exposes_a_run_to_prometheus(log_client: ClientProperties) -> None:
+def test_metrics_serve_exposes_a_run_to_prometheus(log_client: ClientProperties, tmp_path: Path) -> None:
+    started = time.time()
     arguments = ["metrics", "serve", "--port", "0", "--run", RUN, "-b", log_client.bootstrap_servers]
     arguments += ["--audit-every", "0.1"]
     code = f"from pipelines.cli.main import main; main({arguments!r})"
-    server = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    places = {**os.environ, "TMPDIR": str(tmp_path)}
+    server = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=places)
     assert server.stderr is not None
     try:
         url_line = next(line for line in server.stderr if "http://" in line)
@@ -45,8 +50,12 @@ def test_metrics_serve_exposes_a_run_to_prometheus(log_client: ClientProperties)
             with urllib.request.urlopen(url[0], timeout=60) as response:
                 text = response.read().decode()
         assert f'laminar_audit_findings{{finding="lost",run="{RUN}"}} ' in text
-        server.send_signal(signal.SIGINT)
-        assert server.wait(60) == 130
+        ended = float(re.search(r"^laminar_audit_timestamp_seconds{.*} (\S+)$", text, re.M)[1])  # type: ignore[index]
+        assert started < ended <= time.time()
+        assert [path.name.startswith("laminar-audit-") for path in tmp_path.iterdir()] == [True]
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 128 + signal.SIGTERM
+        assert list(tmp_path.iterdir()) == []
     finally:
         server.kill()
         server.stderr.close()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from record_samples import SAMPLES
 
+from pipelines.inspect.audit.result import FINDINGS
 from pipelines.inspect.run_state.events import LagMeasured
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.present.view.exposition import RunCollector, metric_name
@@ -22,6 +25,9 @@ DEPLOY = Path(__file__).parents[4] / "infra" / "deploy"
 
 
 HELD_OUT = {"accuracy/greedy": 0.75, "accuracy/sampled": 0.5, 'accuracy/greedy{task="sums"}': 1.0}
+
+
+AUDIT = {"passed": 1, "ended_at": 1_700_000_000.5, **dict.fromkeys(FINDINGS, 0)}
 
 
 @pytest.fixture
@@ -40,6 +46,7 @@ def state() -> RunState:
     events = [
         r.Metric("trainer", 3, values, 1_700_000_000_000),
         r.Metric("evaluation", 3, HELD_OUT, 1_700_000_000_000),
+        r.Metric("score", 0, {"trajectories": 4.0, "reward_errors": 1.0}, 1_700_000_000_000),
         status,
         replace(status, replica=1, waiting=0),
         relay,
@@ -49,9 +56,9 @@ def state() -> RunState:
     return fold_all(new_run("first", None, 0), events)
 
 
-def scrape(state: RunState) -> dict[str, float]:
+def scrape(state: RunState, audit: Mapping[str, float] = MappingProxyType({})) -> dict[str, float]:
     registry = CollectorRegistry()
-    registry.register(RunCollector(lambda: state))
+    registry.register(RunCollector(lambda: state, lambda: audit))
     lines = generate_latest(registry).decode().splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
@@ -70,6 +77,13 @@ def test_run_collector_labels_run_and_units(state: RunState) -> None:
     assert found['laminar_relay_received_bytes_total{relay="0",run="first"}'] == 2560
     assert found['laminar_trainer_time_update_seconds{run="first"}'] == 0.25
     assert all('run="first"' in name for name in found)
+
+
+def test_run_collector_has_the_last_audit_and_its_time(state: RunState) -> None:
+    found = scrape(state, AUDIT)
+    assert found['laminar_audit_passed{run="first"}'] == 1
+    assert found['laminar_audit_timestamp_seconds{run="first"}'] == 1_700_000_000.5
+    assert found['laminar_audit_findings{finding="lost",run="first"}'] == 0
 
 
 def test_help_texts_say_what_a_value_is_and_its_unit(state: RunState) -> None:
@@ -134,7 +148,7 @@ def test_metric_name_has_stage_and_unit(stage: str, name: str, expected: str) ->
 
 
 def test_grafana_dashboard_uses_existing_metrics(state: RunState) -> None:
-    names = {name.partition("{")[0] for name in scrape(state)}
+    names = {name.partition("{")[0] for name in scrape(state, AUDIT)}
     for panel in PANELS:
         for expression, _ in panel.queries:
             assert set(re.findall(r"laminar_\w+", expression)) <= names, panel.title

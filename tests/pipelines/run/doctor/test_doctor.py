@@ -92,7 +92,15 @@ def test_judge_reports_settings_that_lose_records(where: str, fatal: bool, verdi
     problem = SettingProblem(where, "retention.ms", "1", "-1", "records would go", fatal)
     (finding,) = [each for each in judge(replace(COMPLETE, broker="", settings=(problem,))) if each.fix]
     assert (finding.name, finding.verdict) == ("kafka settings", verdict)
-    assert finding.fix == "kafka-configs.sh --alter, retention.ms: -1"
+    place = "in server.properties" if where == "broker 1" else "with kafka-configs.sh --alter"
+    assert finding.fix == f"change retention.ms {place}: -1"
+
+
+def test_judge_of_a_configuration_stops_for_its_topics() -> None:
+    problem = SettingProblem("laminar.first.settled", "retention.ms", "1", "-1", "records would go")
+    machine = replace(COMPLETE, broker="", settings=(problem,), run="first", topics=("they have 2 partitions",))
+    wrong = [(each.name, each.detail) for each in judge(machine) if each.verdict == "missing"]
+    assert wrong == [("kafka topics", "they have 2 partitions"), ("kafka settings", str(problem))]
 
 
 def test_judge_needs_no_java_for_a_remote_broker() -> None:
@@ -164,6 +172,7 @@ def test_doctor_command_reports_whether_a_run_can_work(broker: Broker, capsys: p
     assert laminar("-b", "127.0.0.1:1", "--json") == 1
     report = json.loads(capsys.readouterr().out)
     assert laminar("laminar-a") == 1
-    assert "laminar-a: stores are named with --clean, which removes them" in capsys.readouterr().err
+    expected = "laminar-a is not a configuration file; stores are named with --clean, which removes them"
+    assert expected in capsys.readouterr().err
     assert report["can_run"] is False
     assert [finding["name"] for finding in report["findings"] if finding["verdict"] == "missing"] == ["kafka"]
