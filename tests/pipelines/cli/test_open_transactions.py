@@ -15,6 +15,7 @@ from infra.kafka.broker import Broker
 from infra.kafka.open_transactions import describe_blocking_transactions
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session_config import Partition
+from pipelines.cli.main import main
 from schemas.topics import SETTLED, group_name
 
 RUN = "open-transactions"
