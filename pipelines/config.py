@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -296,13 +296,20 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
+    return parse_config(table, str(file), changes)
+
+
+def parse_config(table: dict[str, Any], origin: str, changes: Sequence[str] = ()) -> Config:
+    """Parse and validate `table` with `changes`; errors name it as `origin`, those of a change `--set`.
+
+    Raises ConfigError.
+    """
+    problems = [f"{origin}: {unknown}" for unknown in _unknown_keys(Config, table, ())]
     _change(table, changes)
-    return parse_config(table, str(file))
-
-
-def parse_config(table: dict[str, Any], origin: str) -> Config:
-    """Parse and validate `table`; errors name it as `origin`. Raises ConfigError."""
-    problems = list(_unknown_keys(Config, table, origin, ()))
+    problems += [
+        f"--set: {unknown}" for unknown in _unknown_keys(Config, table, ()) if f"{origin}: {unknown}" not in problems
+    ]
+    changed = {change.partition("=")[0].strip() for change in changes}
     table = {"prompts": _DEFAULT_PROMPTS, **table}
     table = add_named_environments(table)
     run = table.get("run", {})
@@ -317,7 +324,7 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
         # TOML values are typed, so validation is strict; in JSON mode a strict validator accepts lists for tuples.
         config = TypeAdapter(Config).validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
-        problems += [_error_line(origin, problem) for problem in error.errors()]
+        problems += [_error_line(origin, problem, changed) for problem in error.errors()]
     if problems:
         raise ConfigProblems(problems, f"{origin} is not valid" if len(problems) > 1 else "")
     return config
@@ -328,10 +335,9 @@ def save_config(config: Config, file: Path) -> None:
     file.write_bytes(tomli_w.dumps(plain_table(config)).encode())
 
 
-def plain_table(config: Config, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """`config` as the table of a TOML file, with `changes` as in `load_config`. Raises ConfigError."""
+def plain_table(config: Config) -> dict[str, Any]:
+    """`config` as the table of a TOML file."""
     table: dict[str, Any] = _without_none(TypeAdapter(Config).dump_python(config, mode="json"))
-    _change(table, changes)
     return table
 
 
@@ -359,13 +365,13 @@ def _change(table: dict[str, Any], changes: Sequence[str]) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _unknown_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple[str, ...]) -> Iterator[str]:
+def _unknown_keys(kind: type, table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
     hints = get_type_hints(kind)
     valid = [f.name for f in dataclasses.fields(kind)]
     for name, value in table.items():
         dotted = ".".join((*path, name))
         if name not in valid:
-            yield f"{origin}: unknown key {dotted}{suggest_name(name, valid)}"
+            yield f"unknown key {dotted}{suggest_name(name, valid)}"
             continue
         inner = next((t for t in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(t)), None)
         if inner is None:
@@ -373,11 +379,12 @@ def _unknown_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple
         rows: Iterable[Any] = value if isinstance(value, list) else [value]
         for row in rows:
             if isinstance(row, dict):
-                yield from _unknown_keys(inner, row, origin, (*path, name))  # type: ignore[arg-type]
+                yield from _unknown_keys(inner, row, (*path, name))  # type: ignore[arg-type]
 
 
-def _error_line(origin: str, problem: Mapping[str, Any]) -> str:
+def _error_line(origin: str, problem: Mapping[str, Any], changed: Collection[str]) -> str:
     where = ".".join(str(part) for part in problem["loc"])
+    origin = "--set" if where in changed else origin
     message = problem["msg"].removeprefix("Value error, ")
     given = problem.get("input")
     shown = "" if isinstance(given, dict | list) else f" (it is {given!r})"

@@ -27,6 +27,25 @@ def token_texts(folder: Path, token_ids: Sequence[int]) -> list[str]:
     return texts
 
 
+def texts_in_context(folder: Path, parts: Sequence[Sequence[int]]) -> list[str] | None:
+    """The text of each of `parts`, which are tokens, where it follows those before it; without special tokens.
+
+    Many tokenizers drop the space of a text's first token if it is decoded alone. None if a character lies in two
+    parts. Raises ValueError naming a tokenizer file that cannot be read.
+    """
+    tokenizer = _tokenizer(folder / "tokenizer.json")
+    token_ids: list[int] = []
+    before, texts = "", []
+    for part in parts:
+        token_ids.extend(part)
+        whole = tokenizer.decode(token_ids, skip_special_tokens=True)
+        if not whole.startswith(before):
+            return None
+        texts.append(whole[len(before) :])
+        before = whole
+    return texts
+
+
 @lru_cache(maxsize=1)
 def _tokenizer(file: Path) -> Tokenizer:
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import get_args
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from infra.conditions.tables import table_condition
 from infra.storage import StorageFolder
 from operators.export.columns import row_schema
 from operators.export.formats import Format
-from operators.export.views import SPLITS, Split, ViewName, view_of
+from operators.export.views import SPLITS, TEXT_VIEWS, Split, ViewName, turns_in_context, view_of
 from schemas.topics import CATALOGUE, Topic
 
 
@@ -31,6 +32,8 @@ class Contents:
     """Of experiences and trajectories: the rows of training, those of held-out questions, or all."""
     messages: bool = False
     """Of TEXT_VIEWS: prompts and answers are lists of messages."""
+    tokenizer: str = ""
+    """Of TEXT_VIEWS with texts: the model folder whose tokenizer decodes turns in their context; "": as recorded."""
 
     def __post_init__(self) -> None:
         view_of(self.source, self.view, self.messages)
@@ -66,6 +69,8 @@ class Contents:
 
     def view_rows(self, rows: pa.Table) -> pa.Table:
         """The rows of a file, made from selected `rows`."""
+        if self.tokenizer and self.view in TEXT_VIEWS and not self.messages:
+            rows = turns_in_context(rows, Path(self.tokenizer))
         return view_of(self.source, self.view, self.messages).transform(rows)
 
 

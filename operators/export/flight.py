@@ -38,6 +38,7 @@ MAX_STREAMS = 16
 
 class TopicServer(flight.FlightServerBase):
     """Serves the topics of `run`. With `token` every call must carry it; `certificate` (and key) enables TLS.
+    `tokenizer`: as in `Contents`.
 
     Raises ValueError if other machines could connect without both: a token in clear text can be read by anybody;
     OSError if it cannot listen at `host` and `port`.
@@ -51,13 +52,14 @@ class TopicServer(flight.FlightServerBase):
         port: int = 0,
         token: str = "",
         certificate: tuple[bytes, bytes] | None = None,
+        tokenizer: str = "",
     ) -> None:
         if not is_loopback(host) and not (token and certificate):
             missing = (
                 "a certificate: without it the token is sent in clear text" if token else "a token and a certificate"
             )
             raise ValueError(f"{host} accepts connections from other machines, so it needs {missing}")
-        self._client, self._run = client, run
+        self._client, self._run, self._tokenizer = client, run, tokenizer
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
         self._closing = threading.Event()
         self.host, self._scheme = host, "grpc+tls" if certificate else "grpc"
@@ -113,7 +115,7 @@ class TopicServer(flight.FlightServerBase):
         return _as_client_error(lambda: Ticket(b"/".join(descriptor.path).decode(errors="replace")))
 
     def _contents(self, ticket: Ticket) -> Contents:
-        return _as_client_error(lambda: ticket.contents(self._run))
+        return _as_client_error(lambda: ticket.contents(self._run, self._tokenizer))
 
     def _info(self, ticket: Ticket) -> flight.FlightInfo:
         contents, ranges = self._contents(ticket), self._ranges(ticket)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -160,6 +162,46 @@ def _turns(trajectory: dict[str, Any]) -> Iterator[tuple[list[dict[str, str]], d
 
 def _prompt_messages(trajectory: dict[str, Any]) -> list[dict[str, str]]:
     return trajectory["prompt_messages"] or [{"role": "user", "content": trajectory["prompt_text"]}]
+
+
+def turns_in_context(table: pa.Table, model: Path) -> pa.Table:
+    """The full rows `table` with the texts that the turns have after their prompts, by the tokenizer of folder `model`.
+
+    A recorded text was decoded alone, in which many tokenizers drop its first space: prompt and turn encoded together
+    were then other tokens than those drawn. A text is kept where its tokens have another one in context.
+    """
+    from infra.models.token_texts import texts_in_context
+
+    changed = "completion_text", "conversations"
+    tokens = "prompt_token_ids", "completion_token_ids", "completion_mask"
+    rows = table.select([*dict.fromkeys((*_OF_TURNS, *tokens))]).to_pylist()
+    for row in rows:
+        runs = groupby(zip(row["completion_token_ids"], row["completion_mask"], strict=True), lambda token: token[1])
+        parts = [(drawn, [token_id for token_id, _ in run]) for drawn, run in runs]
+        texts = texts_in_context(model, [row["prompt_token_ids"], *(token_ids for _, token_ids in parts)])
+        if texts is not None:
+            _put_texts(row, [drawn for drawn, _ in parts], texts[1:])
+    for name in changed:
+        at = table.schema.get_field_index(name)
+        column = pa.array([row[name] for row in rows], table.schema.field(at).type)
+        table = table.set_column(at, table.schema.field(at), column)
+    return table
+
+
+def _put_texts(row: dict[str, Any], drawn: list[bool], texts: list[str]) -> None:
+    """Replace the recorded texts of `row` by `texts` if those only have more at their starts."""
+    if not row["prompt_environment"]:
+        text = "".join(texts)
+        row["completion_text"] = text if text.endswith(row["completion_text"]) else row["completion_text"]
+        return
+    for conversation in row["conversations"][:1]:  # an environment has one
+        messages = json.loads(conversation["messages"] or "[]")
+        own = messages[len(_prompt_messages(row)) :]
+        if [message["role"] == "assistant" for message in own] != drawn:
+            continue
+        for message, text in zip(own, texts, strict=True):
+            message["content"] = text if text.endswith(message["content"]) else message["content"]
+        conversation["messages"] = json.dumps(messages, ensure_ascii=False)
 
 
 def _question_view(table: pa.Table) -> pa.Table:

@@ -177,9 +177,10 @@ class EpisodeTable:
         """The offsets from which a restart must read again."""
         with self._lock:
             found = self._finished.low_water(positions)
-            for episode in self._episodes.values():
-                for place, offset in episode.offsets.items():
-                    found[place] = min(found.get(place, offset), offset)
+            needed = [item for episode in self._episodes.values() for item in episode.offsets.items()]
+            needed += [(_place(early), early.offset) for records in self._early.values() for early in records]
+            for place, offset in needed:
+                found[place] = min(found.get(place, offset), offset)
         return {place: offset for place, offset in found.items() if place in positions}
 
     def state(self) -> dict[str, int]:
@@ -298,6 +299,10 @@ class EpisodeTable:
         self._early.pop(name, None)
 
 
+def _place(received: ReceivedRecord) -> PartitionKey:
+    return PartitionKey(received.topic, received.partition)
+
+
 def _note_offset(episode: Episode, received: ReceivedRecord) -> None:
-    place = PartitionKey(received.topic, received.partition)
+    place = _place(received)
     episode.offsets[place] = min(received.offset, episode.offsets.get(place, received.offset))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -11,10 +14,14 @@ from typer.core import TyperGroup
 
 from infra.storage import open_storage
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Brokers, Connection, JsonOption, connect
+from pipelines.cli.options import Address, Brokers, Connection, JsonOption, ModelOption, connect
+from pipelines.cli.trajectory import model_of
 from pipelines.present.output import Report
+from pipelines.present.progress import Progress, print_error_line
+from pipelines.present.token_colours import has_tokenizer
 
 if TYPE_CHECKING:
+    from infra.kafka.properties import ClientProperties
     from operators.export.config import ExportConfig
     from operators.export.verify import Verification
 import signal
@@ -73,6 +80,7 @@ def serve(
         Path | None, typer.Option("--certificate", metavar="FILE", help="The TLS certificate (PEM); needs --key.")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The certificate's key (PEM).")] = None,
+    model: ModelOption = None,
 ) -> None:
     """Serve a run's topics over Arrow Flight until Ctrl-C. Clients can read while records are written, and not write.
 
@@ -98,7 +106,8 @@ def serve(
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stopped.set())
-    with TopicServer(connection.client, connection.run, host, port, token, pair) as server:
+    tokenizer = _tokenizer(address, model)
+    with TopicServer(connection.client, connection.run, host, port, token, pair, tokenizer) as server:
         print_escaped(f"serving run {connection.run} at {server.location}")
         stopped.wait()
 
@@ -149,6 +158,7 @@ def topic(
         int, typer.Option("--file-mb", min=1, help="Close a file when its rows take this much memory.")
     ] = 64,
     runner: Annotated[RunnerName, typer.Option("--runner", help="The Beam runner.")] = "embedded",
+    model: ModelOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Write a topic's rows to DIR: all that exist when the command starts, or with --follow until it is stopped.
@@ -181,7 +191,12 @@ def topic(
             topic,
             since_offset,
             since_time,
-            {"format": format, "view": view, "split": split or default_split(view)},
+            {
+                "format": format,
+                "view": view,
+                "split": split or default_split(view),
+                "tokenizer": _tokenizer(address, model),
+            },
             _combined(where, since_version),
         ),
         follow=follow,
@@ -189,12 +204,14 @@ def topic(
         every_s=every,
     )
     with ExportFolder(folder, config.contents) as opened:  # rejects invalid contents before Beam starts
-        config = ExportConfig(folder, opened.contents, follow, config.file_bytes, config.every_s)
+        contents = replace(opened.contents, tokenizer=config.contents.tokenizer)
+        config = ExportConfig(folder, contents, follow, config.file_bytes, config.every_s)
         write_card(folder)
-    if connection.client.log is not None:
-        export_stored(config, connection.client)
-    else:
-        _run_pipeline(config, connection, runner, context.args)
+    with _progress(config, quiet=json or not sys.stderr.isatty()):
+        if connection.client.log is not None:
+            export_stored(config, connection.client)
+        else:
+            _run_pipeline(config, connection, address, runner, context.args)
     write_card(folder)
     return _report(check_manifests(folder), json, verified=False)
 
@@ -247,18 +264,73 @@ def compact_(
     return _report(check_manifests(folder), json, verified=False)
 
 
-def _run_pipeline(config: ExportConfig, connection: Connection, runner: RunnerName, options: list[str]) -> None:
+def _progress(config: ExportConfig, quiet: bool) -> AbstractContextManager[object]:
+    """Lines of progress on standard error, while the export lasts."""
+    from operators.export.folder import read_parts
+
+    def so_far() -> str:
+        if not isinstance(config.folder, Path):  # each manifest would be a request
+            return ""
+        return f": {sum(part.rows for part in read_parts(config.folder)):,} rows so far"
+
+    subject = f"exports {config.contents.topic} to {config.folder}"
+    return nullcontext() if quiet else Progress(subject, only_slow=True, first_s=1.0, so_far=so_far)
+
+
+@contextmanager
+def _stopped_with_the_run(address: Address) -> Iterator[Callable[[], ClientProperties | None]]:
+    """Stop the pipeline once the run has ended, with its own broker; the value returns the run's log then, else None.
+
+    Its sources would wait for that broker for minutes.
+    """
+    from infra.runners.stopping import STOPPING
+
+    ended = threading.Event()
+    found: list[ClientProperties] = []
+
+    def watch() -> None:
+        while not found and not ended.wait(0.5):
+            if (log := address.stopped_log()) is not None:
+                found.append(log)
+                STOPPING.set()
+
+    thread = threading.Thread(target=watch, name="watch the run", daemon=True)
+    thread.start()
+    try:
+        yield lambda: found[0] if found else None
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _run_pipeline(
+    config: ExportConfig, connection: Connection, address: Address, runner: RunnerName, options: list[str]
+) -> None:
     from infra.runners.run import run_pipeline
+    from operators.export.export_topic import export_stored
     from operators.export.folder import ExportError
     from operators.io.shards import close_shards
     from pipelines.export import build
     from pipelines.roles import configure_logging
 
     configure_logging()
-    try:
-        run_pipeline(lambda pipeline: build(pipeline, config, connection.client), runner, options, close_shards)
-    except RuntimeError as error:
-        raise ExportError(str(error).partition(" [while running")[0]) from error
+    with _stopped_with_the_run(address) as log_of_ended:
+        try:
+            run_pipeline(lambda pipeline: build(pipeline, config, connection.client), runner, options, close_shards)
+        except RuntimeError as error:
+            if log_of_ended() is None:
+                raise ExportError(str(error).partition(" [while running")[0]) from error
+    if (log := log_of_ended()) is not None:
+        print_error_line("the run has ended, and its broker with it: the rest is read from the files of its log")
+        export_stored(config, log)
+
+
+def _tokenizer(address: Address, model: Path | None) -> str:
+    """The folder of the tokenizer for the texts of views; "" if this machine has none of the run's."""
+    found = model or model_of(address.folder)
+    if model is not None and not has_tokenizer(model):
+        raise typer.BadParameter(f"{model} has no tokenizer.json", param_hint="--model")
+    return str(found.absolute()) if has_tokenizer(found) else ""
 
 
 def _combined(where: str, since_version: int | None) -> str:

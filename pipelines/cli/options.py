@@ -123,6 +123,16 @@ class Address(Brokers):
         """Return the run and its Kafka, once a broker has responded. Raises as `connect` does."""
         return connect(self.run, self.brokers, self.command_config)
 
+    def stopped_log(self) -> ClientProperties | None:
+        """The log of a run of this machine that has ended, with its own broker, as files; None for others."""
+        if self.given or (folder := self.folder) is None or not (data := folder / "kafka").is_dir():
+            return None
+        if not _is_stopped(data.resolve()) or find_run(RUNS, self.run).status == "running":
+            return None
+        from infra.kafka.properties import ClientProperties
+
+        return ClientProperties.of_log(data.resolve() / "log")
+
     def open_log(self) -> Connection:
         """As `connect`, for a command that only reads: the log of a stopped run of this machine is read from its files.
 

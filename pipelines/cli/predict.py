@@ -46,7 +46,7 @@ class Question:
         if self.file is not None:
             raise ConfigError("--calibrate takes the configuration of its run: leave out CONFIG.toml, or use --set")
         calibrated = calibrate(self.run).config
-        return parse_config(plain_table(calibrated, self.changes), f"the calibration by {self.run}")
+        return parse_config(plain_table(calibrated), f"the calibration by {self.run}", self.changes)
 
 
 def predict_report(question: Question, *, search: bool, plot: Path | None, json: bool) -> Report:

@@ -131,7 +131,7 @@ def submit(
             return _detached(loaded, pipeline, index, runner, context.args, json)
         if dry_run:
             return _outlined(loaded, config, pipeline, index, runner, context.args, svg, json)
-        from pipelines.run.submission.detached import refuse_submitted
+        from pipelines.run.submission.detached import in_foreground, refuse_submitted
 
         if loaded.run.name:
             refuse_submitted(loaded, pipeline, index)
@@ -148,7 +148,7 @@ def submit(
         with Progress(f"{pipeline}: loads the pipeline", only_slow=True):
             for role in process.roles:
                 import_pipeline(role)
-        with claimed_store(loaded, process), guarded(loaded, process):
+        with in_foreground(loaded, process.roles), claimed_store(loaded, process), guarded(loaded, process):
             run_process(loaded, process, runner, context.args)
     except cannot_run as error:  # another start would fail again
         raise _cannot_run(error) from None

@@ -24,7 +24,8 @@ LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset"
 def list_command(address: Address, printing: Printing) -> RowOutput:
     """List the topics of a run: partitions, offsets, cleanup policy and record types.
 
-    OFFSETS counts what the log holds in all partitions, records as well as the markers of transactions.
+    OFFSETS counts what the log holds in all partitions: records, each with one or many rows, and the markers of
+    transactions. `laminar topics stats TOPIC` counts records and rows.
 
     \b
     Examples:
@@ -36,7 +37,7 @@ def list_command(address: Address, printing: Printing) -> RowOutput:
         names = list_topics(admin, run_prefix(connection.run))
         found, counts = describe(admin, names), record_counts(admin, names) if names else {}
     rows = [_listed(found[name], counts[name]) for name in names if name in found]
-    columns = ("topic", "partitions", "offsets", "cleanup", "records")
+    columns = ("topic", "partitions", "offsets", "cleanup", "record_types")
     return RowOutput([rows], columns, printing.form(), f"run {connection.run} has no topics")
 
 
@@ -164,7 +165,7 @@ def _listed(topic: TopicDescription, offsets: int) -> Row:
         "partitions": topic.partitions,
         "offsets": offsets,
         "cleanup": topic.config.get("cleanup.policy", "delete"),
-        "records": ", ".join(known.record_names) if known else None,
+        "record_types": ", ".join(known.record_names) if known else None,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +15,8 @@ from pipelines.present.output import Report, table
 from pipelines.present.progress import Progress
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pipelines.cli.options import Connection
+    from pipelines.inspect.run_folders import RunFolder
     from pipelines.trim.plan import TrimPlan
     from schemas.records import PolicyVersion
 
@@ -53,12 +53,12 @@ def trim_command(
 
     with Progress("connecting to the run's Kafka") as progress:
         connection = connect(run, kafka.brokers, kafka.command_config, folder, read_only=not execute)
-        return _trim(connection, find_run(folder, run or connection.run).folder, version, progress, execute, json)
+        return _trim(connection, find_run(folder, run or connection.run), version, progress, execute, json)
 
 
 def _trim(
     connection: Connection,
-    run_folder: Path,
+    found: RunFolder,
     version: str | None,
     progress: Progress,
     execute: bool,
@@ -72,6 +72,7 @@ def _trim(
     from pipelines.trim.plan import execute as execute_trim
     from schemas.records import PolicyVersion
 
+    run_folder = found.folder
     if (file := config_file(run_folder)) is None:
         raise RuntimeError(f"{run_folder} has no configuration, which says where the checkpoints are")
     config = load_config(file)
@@ -100,7 +101,7 @@ def _trim(
         "counts": dict(zip(plan.trim_point.count_names, plan.trim_point.counts, strict=True)),
         "partitions": list(_rows(plan)),
     }
-    return Report(data, lambda: _text(data, plan), as_json=json)
+    return Report(data, lambda: _text(data, plan, found), as_json=json)
 
 
 def _named(version: str | None, checkpoints: Collection[PolicyVersion]) -> PolicyVersion | None:
@@ -127,8 +128,10 @@ def _rows(plan: TrimPlan) -> Iterator[dict[str, Any]]:
         yield dict(zip(COLUMNS, values, strict=True)) | {"blake3": cut.digest}
 
 
-def _text(data: dict[str, Any], plan: TrimPlan) -> Any:
+def _text(data: dict[str, Any], plan: TrimPlan, found: RunFolder) -> Any:
     from rich.console import Group
+
+    from pipelines.inspect.run_folders import laminar_command, run_argument
 
     counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in data["counts"].items() if count)
     size, records = sum(plan.trim_point.byte_counts), sum(plan.trim_point.record_counts)
@@ -139,7 +142,14 @@ def _text(data: dict[str, Any], plan: TrimPlan) -> Any:
     ]
     lines.append(f"counts in the trim point: {counts or 'none'}")
     if (freed := data["freed_bytes"]) is not None:
-        worth = "" if freed else ", so this trim frees nothing yet: wait until the log has grown"
+        worth = "" if freed else ", so this trim frees nothing"
+        if not freed and found.status == "running":
+            worth += " yet: wait until the log has grown"
+        elif not freed:
+            worth += (
+                ", and the log of a run that has ended does not grow: "
+                f"`{laminar_command()} runs delete {shlex.quote(run_argument(found.folder))}` frees all of it"
+            )
         lines.append(f"on disk: {size_text(freed)}. Kafka deletes whole segments, of 1 GiB by default{worth}")
     if not data["executed"]:
         lines.append("Dry run: nothing was deleted. Use --execute.")

@@ -20,7 +20,8 @@ def print_error_line(line: str) -> None:
 class Progress:
     """Prints what begins (`subject`, then the argument of each `begin`), and every `every_s` seconds that it lasts.
 
-    With `only_slow` it prints only what lasts that long.
+    With `only_slow` it prints only what lasts that long, for the first time after `first_s`. `so_far` is put after the
+    subject of these lines.
     """
 
     def __init__(
@@ -30,8 +31,11 @@ class Progress:
         every_s: float = LINE_S,
         *,
         only_slow: bool = False,
+        first_s: float | None = None,
+        so_far: Callable[[], str] = str,
     ) -> None:
         self._print_line, self._every_s, self._only_slow = print_line, every_s, only_slow
+        self._first_s, self._so_far = every_s if first_s is None else first_s, so_far
         self._ended, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._repeat, name="progress", daemon=True)
         self.begin(subject)
@@ -54,6 +58,8 @@ class Progress:
         self._thread.join()
 
     def _repeat(self) -> None:
-        while not self._ended.wait(self._every_s):
+        pause_s = self._first_s
+        while not self._ended.wait(pause_s):
+            pause_s = self._every_s
             with self._lock:
-                self._print_line(f"{self._subject} ({time.monotonic() - self._since:.0f} s)")
+                self._print_line(f"{self._subject}{self._so_far()} ({time.monotonic() - self._since:.0f} s)")

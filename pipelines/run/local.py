@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
 from infra.machine import visible_gpus
 from pipelines.config import Config, ConfigError, ConfigProblems, flattened, load_config
@@ -86,7 +88,10 @@ def run_locally(
         remove_run(folder, None)
     (folder / LOGS).mkdir(parents=True)
     steps, warn_steps = config.trainer.optimizer_steps, config.run.warn_steps
-    state = RunStateFile(folder, config.run.name, steps, warn_steps=warn_steps)
+    now = time.time()
+    started_at = min(psutil.Process().create_time(), now)  # before the imports, which take seconds
+    phases = {"starting": now - started_at}
+    state = RunStateFile(folder, config.run.name, steps, phases=phases, started_at=started_at, warn_steps=warn_steps)
     state.write()  # first: a folder without it is not a run, which no command removes
     before = link_latest(folder)
     try:

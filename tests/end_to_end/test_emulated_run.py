@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,6 +93,41 @@ def test_emulated_run_uses_every_replica(ended: LaminarRun) -> None:
     metrics = read_metrics(ended.folder / "metrics.jsonl")
     worked = {each.step for each in metrics if each.name == "replica" and each.values["tokens_generated"]}
     assert worked == {0, 1, 2, 3}
+
+
+def test_export_of_a_run_that_stops_reads_the_rest_from_its_log(
+    command_server: CommandServer, emulated_config: Path, tmp_path: Path
+) -> None:
+    """It shows its progress on a terminal, and prints one JSON document with --json."""
+    run = LaminarRun(command_server, tmp_path, emulated_config, "stopped", "trainer.optimizer_steps=100000")
+    main, side = os.openpty()
+    words = ("export", "experiences", "rows", "--run", "stopped")
+    shown = ""
+
+    def has_shown(text: str) -> bool:
+        nonlocal shown
+        while select.select([main], [], [], 0)[0]:
+            shown += os.read(main, 65536).decode()
+        return text in shown
+
+    try:
+        run.until_phase("training")
+        export = Command(command_server, tmp_path, *words, "--follow", output=Path(os.ttyname(side)))
+        run.until(lambda: has_shown("start 1 of ") and has_shown(" rows so far ("), 60, "progress of the export")
+        run.signal(signal.SIGINT)
+        run.wait(30)
+        assert export.wait(60) == 0, shown
+        assert has_shown("exports experiences to rows: "), shown
+        assert has_shown("the run has ended, and its broker with it: the rest is read from the files of its log"), shown
+        again = Command(command_server, tmp_path, *words, "--json", output=tmp_path / "again.txt")
+        assert again.wait() == 0
+        assert json.loads(again.output())["rows"] > 0, "nothing beside the document"
+        verification = Command(command_server, tmp_path, "export", "verify", "rows", "--log", output=tmp_path / "v.txt")
+        assert verification.wait() == 0, verification.output()
+    finally:
+        run.clean_up()
+        os.close(main)
+        os.close(side)
 
 
 def test_run_exits_with_1_if_the_audit_fails(

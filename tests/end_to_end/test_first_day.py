@@ -103,10 +103,13 @@ def summary_of(shell: Shell, run: str) -> dict[str, Any]:
     return dict(json.loads((shell.here / "runs" / run / "summary.json").read_text()))
 
 
-def test_every_line_before_the_first_step_says_what_it_waits_for(ended: Answer) -> None:
+def test_every_line_before_the_first_step_says_what_it_waits_for(ended: Answer, shell: Shell) -> None:
     waiting = [line for line in progress_lines(ended.text) if " steps" not in line]
     assert len(waiting) >= 3  # broker, checks, starting
     assert [line for line in waiting if "waits for " not in line] == []
+    assert any("waits for the check of reward " in line for line in waiting), "as `--check` names each check"
+    state = json.loads((shell.here / "runs" / "first" / "state.json").read_text())
+    assert state["started_at"] == state["pid_created"], "its clock counts its imports"
 
 
 def test_getting_started_quotes_what_a_run_prints(ended: Answer) -> None:

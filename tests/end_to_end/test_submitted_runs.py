@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import time
 from dataclasses import replace
@@ -185,6 +186,23 @@ def test_detach_refuses_at_once_what_its_process_would_refuse(submitted: Path, s
     assert answer.code == 2
     assert f"gateway.port: 127.0.0.1:{port} cannot be used: Address already in use" in answer.text
     assert [each.role.name for each in submissions(submitted)] == ["score"]
+
+
+def test_detach_refuses_a_role_that_runs_in_the_foreground(submitted: Path, shell: Shell) -> None:
+    """It would fence the other."""
+    file = str(submitted / "submitted" / "score.toml")
+    command = shell.start("submit", "placement", file)
+    try:
+        command.until(lambda: "start 1 of " in command.output(), 60, "its start")
+        answer = shell("submit", "placement", file, "--detach")
+        assert answer.code == 1
+        running = f"placement of run {submitted.name} runs in the foreground, as process {command.pid}: "
+        assert f"{running}`kill {command.pid}` drains and ends it; then submit again" in answer.text
+        assert [each.role.name for each in submissions(submitted)] == ["score"]
+        command.signal(signal.SIGTERM)
+        assert command.wait(60) == 0
+    finally:
+        command.clean_up()
 
 
 def test_submit_refuses_a_role_that_is_submitted_already(submitted: Path, shell: Shell) -> None:

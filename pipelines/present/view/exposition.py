@@ -61,8 +61,11 @@ def _families(state: RunState) -> Iterator[Metric]:
         {(): state.trajectories_trained},
         run,
     )
-    about = "Accuracy of the newest evaluated version on held-out questions, 0 to 1; of all tasks where task is empty."
-    yield _gauge("heldout_accuracy", about, _heldout(state), run, "mode", "task")
+    about = "Accuracy of the newest evaluated version on held-out questions"
+    modes = {"greedy": state.greedy.last, "sampled": state.sampled.last}
+    overall = {(mode,): point.y for mode, point in modes.items() if point}
+    yield _gauge("heldout_accuracy", f"{about} of all tasks, 0 to 1.", overall, run, "mode")
+    yield _gauge("heldout_task_accuracy", f"{about} of a task, 0 to 1.", _by_task(state), run, "mode", "task")
     about = "Share of scored training trajectories whose reward, environment or generation failed, 0 to 1."
     yield _gauge("error_share", about, {(): error_counts(state.score).share}, run)
     yield _gauge(
@@ -82,15 +85,11 @@ def _of_audit(audit: Mapping[str, Any], run: list[str]) -> Iterator[Metric]:
     yield _gauge("audit_findings", "Trajectories that the last audit names, by finding.", found, run, "finding")
 
 
-def _heldout(state: RunState) -> Values:
-    found: dict[tuple[str, str], float] = {}
-    for mode, points in (("greedy", state.greedy), ("sampled", state.sampled)):
-        if points.last:
-            found[mode, ""] = points.last.y
-    if (newest := state.evaluation) is not None:
-        found |= {("greedy", task): value for task, value in newest.by_task.items()}
-        found |= {("sampled", task): value for task, value in newest.sampled_by_task.items()}
-    return found
+def _by_task(state: RunState) -> Values:
+    if (newest := state.evaluation) is None:
+        return {}
+    modes = {"greedy": newest.by_task, "sampled": newest.sampled_by_task}
+    return {(mode, task): value for mode, found in modes.items() for task, value in found.items()}
 
 
 def _of_replicas(state: RunState, run: list[str]) -> Iterator[Metric]:
@@ -132,14 +131,15 @@ def _of_steps(steps: Mapping[tuple[str, int], Mapping[str, float]], run: list[st
 
 def _of_stage(stage: str, values: Mapping[str, float], run: list[str]) -> Iterator[Metric]:
     """Yield all values of a role under its name: `reward/mean` of the trainer is laminar_trainer_reward_mean. A value
-    with labels has them: `reward/mean{task="sums"}` of experience is laminar_experience_reward_mean{task="sums"}."""
+    with labels has them: `reward/mean{task="sums"}` of experience is laminar_experience_reward_mean{task="sums"}. The
+    sum beside labelled values is left out: Prometheus would count it twice in a sum over the labels."""
     names: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     for key, value in values.items():
         name, labels = split_labels(key)
         names.setdefault(name, []).append((labels, value))
     for name, found in sorted(names.items()):
         kinds = list(dict.fromkeys(label for own, _ in found for label in own))
-        by_labels = {tuple(own.get(label, "") for label in kinds): value for own, value in found}
+        by_labels = {tuple(own.get(label, "") for label in kinds): value for own, value in found if own or not kinds}
         yield _gauge(metric_name(stage, name), metric_text(stage, name), by_labels, run, *kinds)
 
 

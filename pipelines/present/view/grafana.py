@@ -24,7 +24,14 @@ class Panel(NamedTuple):
 _RUN = '{run="$run"}'
 PANELS = (
     Panel("Training reward", ((f"laminar_trainer_reward_mean{_RUN}", "mean"),)),
-    Panel("Held-out accuracy", ((f"laminar_heldout_accuracy{_RUN}", "{{mode}} {{task}}"),), "percentunit"),
+    Panel(
+        "Held-out accuracy",
+        (
+            (f"laminar_heldout_accuracy{_RUN}", "{{mode}}"),
+            (f"laminar_heldout_task_accuracy{_RUN}", "{{mode}} {{task}}"),
+        ),
+        "percentunit",
+    ),
     Panel(
         "Staleness, versions",
         ((f"laminar_trainer_staleness_mean{_RUN}", "mean"), (f"laminar_trainer_staleness_max{_RUN}", "maximum")),

@@ -55,11 +55,11 @@ class LiveView:
             self._live = None
 
     def update(self, state: RunState) -> None:
-        """Show `state` if it is new and the redraw interval has passed; show a new phase and a pause at once."""
-        before = (self._shown.phase, self._shown.paused_since) if self._shown else (None, None)
+        """Show `state` if it is new and the redraw interval has passed; show what `_shown_at_once` has at once."""
         self._state = state
         due = self._clock() - self._shown_at >= self._interval
-        if (due or (state.phase, state.paused_since) != before) and state is not self._shown:
+        changed = self._shown is None or _shown_at_once(state) != _shown_at_once(self._shown)
+        if (due or changed) and state is not self._shown:
             self._show()
 
     def note(self, line: str) -> None:
@@ -78,6 +78,11 @@ class LiveView:
             self.note(line)
             self._line = _content(line)
         self._shown, self._shown_at = state, self._clock()
+
+
+def _shown_at_once(state: RunState) -> tuple[object, ...]:
+    """What is shown without waiting for the interval once it changes: the phase, its check, a pause."""
+    return state.phase, state.check if state.phase == "checks" else None, state.paused_since
 
 
 def _content(line: str) -> str:

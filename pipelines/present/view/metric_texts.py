@@ -78,7 +78,7 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
         "heldout_trajectories": f"Held-out answers scored, {_SINCE}.",
         "reward_errors": f"Trajectories whose reward failed, {_SINCE}.",
         "shard": "Shard that reported last.",
-        "trajectories": f"Trajectories scored, without held-out ones, {_SINCE}.",
+        "trajectories": f"Trajectories scored by task, without held-out ones, {_SINCE}.",
     },
     "prompts": {
         "drawn": f"Questions drawn by task, {_SINCE}.",

@@ -6,11 +6,15 @@ when the runner has lost it. After a restart of the machine, `laminar runs resum
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from infra.processes import spawn
 from infra.store.errors import StoreError
@@ -42,6 +46,7 @@ def detach(config: Config, pipeline: str, index: int, runner: str, options: Sequ
     for before in submissions(config.run_folder):
         if before.file == submission.file:
             submission = replace(submission, worker=before.worker, worker_created=before.worker_created)
+    _refuse_in_foreground(config, submission)
     from pipelines.run.inputs import record_inputs  # larger imports
     from pipelines.run.submission.role_checks import place_problems, sections_of, submission_problems
 
@@ -75,6 +80,37 @@ def refuse_submitted(config: Config, pipeline: str, index: int, *, detached: boo
             f"`{run_command(folder, 'runs status')}` shows it, "
             f"`{run_command(folder, f'runs stop --role {name}')}` ends it"
         )
+
+
+def _refuse_in_foreground(config: Config, submission: Submission) -> None:
+    """Raise AlreadySubmitted if a process of `in_foreground` has a role of `submission`: it would be fenced.
+
+    The process that a killed respawner has left is taken over.
+    """
+    names = (line.rpartition("@")[2] for line in Path("/proc/net/unix").read_text("utf-8").splitlines())
+    prefix, wanted = _socket_prefix(config), submitted_process(config, submission.pipeline, submission.index).roles
+    for pipeline, index, pid in (name.removeprefix(prefix).split("/") for name in names if name.startswith(prefix)):
+        role = Role(pipeline, int(index))
+        if int(pid) != submission.worker and _share_a_role([role], wanted):
+            raise AlreadySubmitted(
+                f"{role.name} of run {config.run.name} runs in the foreground, as process {pid}: `kill {pid}` drains "
+                "and ends it; then submit again"
+            )
+
+
+@contextmanager
+def in_foreground(config: Config, roles: Sequence[Role]) -> Iterator[None]:
+    """Show `detach` on this machine that this process has `roles`: as names of sockets, which end with the process."""
+    with ExitStack() as stack:
+        for role in roles:
+            held = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            held.bind(f"\0{_socket_prefix(config)}{role.pipeline}/{role.index}/{os.getpid()}")
+        yield
+
+
+def _socket_prefix(config: Config) -> str:
+    run = f"{config.run.name} {config.kafka.bootstrap_servers} {config.kafka.client_properties}"
+    return f"laminar-submit/{hashlib.sha256(run.encode()).hexdigest()[:32]}/"
 
 
 def _share_a_role(some: Sequence[Role], others: Sequence[Role]) -> bool:

@@ -127,3 +127,20 @@ def test_restart_continues_from_its_low_water_mark(seed: int) -> None:
     log.write(2, trajectory(first, 1))
     before.fold(log.read(log.ends() | {PLACES[2]: 1}, seed))
     assert before.low_water(log.ends()) == log.ends(), "nothing is read again once all have finished"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_restart_after_any_record_loses_none(seed: int) -> None:
+    log, of = Log(), prompt(0, 2, environment="agent")
+    log.episode("p0.0", of, 0)
+    log.episode("p0.1", of, 1)
+    records = log.read({}, seed)
+    for read in range(len(records)):
+        before = table()
+        before.fold(records[:read])
+        positions = dict.fromkeys(PLACES, 0)
+        for received in records[:read]:
+            positions[PartitionKey(received.topic, received.partition)] = received.offset + 1
+        again = table(before.state())
+        again.fold(log.read(before.low_water(positions), seed))
+        assert [(name, again.length(name)) for name in again.names()] == [("p0.0", 6), ("p0.1", 6)], read

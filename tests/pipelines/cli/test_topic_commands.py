@@ -91,8 +91,11 @@ def test_topics_list(laminar: Laminar) -> None:
     assert code == 0
     assert rows[SETTLED.name(RUN)]["partitions"] == 2
     assert rows[SETTLED.name(RUN)]["offsets"] == 13
+    assert rows[SETTLED.name(RUN)]["record_types"] == "Settled"
     assert rows[RELAY.name(RUN)]["cleanup"] == "compact"
-    assert SETTLED.name(RUN) in laminar("topics", "list")[1]
+    table = laminar("topics", "list")[1]
+    assert SETTLED.name(RUN) in table
+    assert "RECORD-TYPES" in table
 
 
 def test_topics_describe(laminar: Laminar) -> None:

@@ -71,7 +71,8 @@ def test_trim_without_execute_shows_its_plan_and_deletes_nothing(run: TrimmedRun
     begun = ["connecting to", "auditing the whole log", "searching the first record", "auditing what would remain"]
     assert [line.startswith(each) for each, line in zip(begun, error.splitlines(), strict=True)] == [True] * 4
     assert "on disk: 0 bytes. Kafka deletes whole segments" in text
-    assert "this trim frees nothing yet" in text
+    assert "this trim frees nothing, and the log of a run that has ended does not grow: `" in text
+    assert f"runs delete {folder}` frees all of it" in text
     assert f"the log of run {run.run} would begin at version 1.2" in text
     assert "Dry run: nothing was deleted. Use --execute." in text
     assert set(run.begins().values()) == {0}

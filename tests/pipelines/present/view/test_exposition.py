@@ -68,9 +68,9 @@ def test_run_collector_labels_run_and_units(state: RunState) -> None:
     assert found['laminar_optimizer_step{run="first"}'] == 3
     assert found['laminar_trajectories_trained_total{run="first"}'] == 64
     assert {name: value for name, value in found.items() if "heldout" in name} == {
-        'laminar_heldout_accuracy{mode="greedy",run="first",task=""}': 0.75,
-        'laminar_heldout_accuracy{mode="greedy",run="first",task="sums"}': 1.0,
-        'laminar_heldout_accuracy{mode="sampled",run="first",task=""}': 0.5,
+        'laminar_heldout_accuracy{mode="greedy",run="first"}': 0.75,
+        'laminar_heldout_task_accuracy{mode="greedy",run="first",task="sums"}': 1.0,
+        'laminar_heldout_accuracy{mode="sampled",run="first"}': 0.5,
     }
     assert found['laminar_lag_records{run="first",topic="batches"}'] == 3
     assert found['laminar_replica_requests_waiting{replica="1",run="first"}'] == 0
@@ -125,6 +125,17 @@ def test_run_collector_has_tasks_as_labels(state: RunState, key: str) -> None:
         'laminar_experience_buffer_groups{run="first"}': 3.0,
         'laminar_experience_reward_mean{run="first",task="my \\"sums\\""}': 0.5,
     }
+
+
+def test_run_collector_has_no_sum_beside_its_tasks(state: RunState) -> None:
+    values = {"trajectories": 5.0, 'trajectories{task="sums"}': 3.0, 'trajectories{task="gcd"}': 2.0, "episodes": 1.0}
+    found = scrape(fold_all(state, [r.Metric("score", 1, values, 1)]))
+    assert {name: value for name, value in found.items() if name.startswith("laminar_score_")} == {
+        'laminar_score_trajectories{run="first",task="sums"}': 3.0,
+        'laminar_score_trajectories{run="first",task="gcd"}': 2.0,
+        'laminar_score_episodes{run="first"}': 1.0,
+    }
+    assert not [name for name in found if 'task=""' in name]
 
 
 def test_run_collector_of_new_run() -> None:

@@ -18,7 +18,7 @@ from infra.kafka.unreadable_record import UnreadableRecord
 from pipelines.cli.watch import follow
 from pipelines.inspect import metrics_file
 from pipelines.inspect.metrics_file import POSITION, MetricsFile, by_topic, read_metrics
-from pipelines.inspect.run_state.events import LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
+from pipelines.inspect.run_state.events import CheckStarted, LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
 from pipelines.present.view.live import LiveView
 from pipelines.present.view.panels import plot, screen
@@ -162,6 +162,18 @@ def test_live_view_without_terminal_prints_lines() -> None:
     assert lines[3:5] == ["rollout-0 was restarted", "-- final evaluation"]
     assert "\x1b" not in out.getvalue()
     assert len(lines) == 6
+
+
+def test_live_view_without_terminal_names_each_check_at_once() -> None:
+    out = io.StringIO()
+    with LiveView(Console(file=out), "sums", 80, clock=Clock()) as view:
+        state = fold(new_run("sums", 80, START), PhaseStarted("checks", START))
+        for subject in ("the tokenizer", "reward mine"):
+            state = fold(state, CheckStarted(subject, START))
+            view.update(state)
+            view.update(fold(state, Tick(START + 50)))
+    lines = [line.partition("waits for ")[2] for line in out.getvalue().splitlines()]
+    assert lines == ["", "the check of the tokenizer (0 s)", "the check of reward mine (0 s)"]
 
 
 def test_run_line_lists_only_failed_roles_as_down() -> None:
