@@ -1,0 +1,82 @@
+"""Bytes per token that router replay would add to the log: which experts each layer of a mixture chose for a token.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.router_replay
+    OMP_NUM_THREADS=1 python -m benchmarks.router_replay --json
+
+Routers with random weights, in the proportions of Qwen3-30B-A3B (48 layers, 8 of 128 experts), route random hidden
+states. The choices are encoded as a record would have them: a byte an expert, sorted within a layer, in columns of one
+layer each; then compressed with zstd, as a producer with `compression.type=zstd` does. A trained router chooses less
+evenly, so its choices compress better: `--skew` adds a bias of that standard deviation to the logits of experts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from math import comb, log2
+
+import numpy as np
+import pyarrow as pa
+import torch
+from rich.console import Console
+from rich.table import Table
+
+LAYERS, EXPERTS, CHOSEN, WIDTH = 48, 128, 8, 64
+TOKEN_BYTES = 9
+"""Of a response token without replay: id, logprob and a bit of the mask."""
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--tokens", type=int, default=4096)
+    arguments.add_argument("--skew", type=float, nargs="+", default=[0.0, 1.0, 2.0])
+    arguments.add_argument("--json", action="store_true")
+    options = arguments.parse_args()
+    rows = [measure(options.tokens, skew) for skew in options.skew]
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table(title=f"{LAYERS} layers, {CHOSEN} of {EXPERTS} experts; {TOKEN_BYTES} bytes a token without replay")
+    for name in rows[0]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*[f"{value:,.4g}" for value in row.values()])
+    Console(width=120).print(table)
+
+
+def measure(tokens: int, skew: float) -> dict[str, float]:
+    """Bytes per token of the choices for `tokens` tokens, plain and compressed, and the least for even choices."""
+    chosen = choices(tokens, skew)
+    plain = chosen.transpose(1, 2, 0).tobytes()  # by layer and place: neighbours are alike
+    compressed = len(pa.Codec("zstd").compress(plain))
+    return {
+        "skew": skew,
+        "plain": len(plain) / tokens,
+        "zstd": compressed / tokens,
+        "even choices, at least": LAYERS * log2(comb(EXPERTS, CHOSEN)) / 8,
+        "busiest expert, times its share": float(
+            np.mean([np.bincount(layer.ravel(), minlength=EXPERTS).max() for layer in chosen.transpose(1, 0, 2)])
+            / (tokens * CHOSEN / EXPERTS)
+        ),
+    }
+
+
+def choices(tokens: int, skew: float) -> np.ndarray:
+    """The experts of each token and layer, uint8[tokens, layers, chosen], rising, of routers with random weights over
+    hidden states that change from layer to layer, as those of a residual stream do.
+    """
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, WIDTH, generator=generator)
+    found = []
+    for _ in range(LAYERS):
+        router = torch.randn(EXPERTS, WIDTH, generator=generator)
+        bias = skew * torch.randn(EXPERTS, generator=generator)
+        logits = hidden / hidden.norm(dim=1, keepdim=True) @ router.T + bias
+        found.append(logits.topk(CHOSEN).indices.sort(1).values)
+        hidden = hidden + 0.3 * torch.randn(tokens, WIDTH, generator=generator)
+    return torch.stack(found, 1).to(torch.uint8).numpy()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""The benchmark of router replay: choices are those of a router, and no encoding is below their entropy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.router_replay import CHOSEN, EXPERTS, LAYERS, choices, measure
+
+
+def test_choices_are_different_experts_in_rising_order() -> None:
+    chosen = choices(16, 0.0)
+    assert chosen.shape == (16, LAYERS, CHOSEN)
+    assert (np.diff(chosen.astype(int)) > 0).all()
+    assert chosen.max() < EXPERTS
+
+
+def test_skewed_choices_take_fewer_bytes() -> None:
+    even, skewed = measure(512, 0.0), measure(512, 3.0)
+    assert even["plain"] == LAYERS * CHOSEN
+    assert even["even choices, at least"] < even["zstd"] <= even["plain"]
+    assert skewed["zstd"] < even["zstd"]
