@@ -168,7 +168,8 @@ def run_seed(seed: int, config: Config, lag: int, cache: Path) -> Outcome:
     error = 2 * math.sqrt((after * (1 - after) + start.best * (1 - start.best)) / questions)
     print(f"  held-out greedy {greedy[0]:.3f} -> {after:.3f}, sampled {sampled[0]:.3f} -> {sampled[1]:.3f} ", end="")
     print(f"({questions} questions); best supervised checkpoint {start.best:.3f} greedy, ", end="")
-    print(f"{start.best_sampled:.3f} sampled; above it by {after - start.best:+.3f} (2 s.e. {error:.3f})", flush=True)
+    sampled_best = max(each.sampled for each in start.curve)
+    print(f"{sampled_best:.3f} sampled; above it by {after - start.best:+.3f} (2 s.e. {error:.3f})", flush=True)
     return Outcome(start, greedy, sampled, questions, rewards)
 
 

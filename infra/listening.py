@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
-from contextlib import suppress
 
 import psutil
 
@@ -70,15 +69,6 @@ def listening_sockets(processes: Iterable[psutil.Process]) -> set[tuple[str, int
             is_open = each.status == psutil.CONN_LISTEN or (each.type == socket.SOCK_DGRAM and not each.raddr)
             if is_open and each.laddr and each.laddr.port:
                 found.add((each.laddr.ip.removeprefix("::ffff:"), each.laddr.port))
-    return found
-
-
-def unix_addresses(processes: Iterable[psutil.Process]) -> set[str]:
-    """Path, or "@" and name, of each Unix socket that `processes` have bound; ended processes are skipped."""
-    found = set()
-    for process in processes:
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            found |= {str(each.laddr) for each in process.net_connections("unix") if each.laddr}
     return found
 
 

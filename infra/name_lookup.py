@@ -8,7 +8,9 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _MAX_LISTED = 8
 """Members of a user's module that an error lists."""
@@ -66,6 +68,18 @@ def member_of(module_name: str, name: str, kind: str, is_kind: Callable[[Any], b
     ]
     hint = suggest_name(name, own, _MAX_LISTED) if own else ""
     raise ValueError(f"{module_name} has no {kind} {name!r}{hint}")
+
+
+def load_class(key: str, name: str, base: type[T]) -> type[T]:
+    """The class `name`, "module:Class", that setting `key` names. Raises ValueError unless it derives from `base`."""
+    module_name, _, class_name = name.rpartition(":")
+    try:
+        found = getattr(import_user_module(module_name), class_name, None)
+    except (ImportError, OSError, ValueError) as error:
+        raise ValueError(f"{key}: {name!r} cannot be loaded: {error}") from error
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise ValueError(f"{key}: {name!r} must be a class that derives from {base.__module__}.{base.__qualname__}")
+    return found
 
 
 def suggest_name(name: str, valid: Iterable[str], max_listed: int | None = None) -> str:

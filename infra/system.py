@@ -112,12 +112,10 @@ class SocketListener:
         self.port: int = self._socket.getsockname()[1]
 
     def accept(self) -> tuple[socket.socket, str]:
-        """See Listener."""
         connection, address = self._socket.accept()
         return connection, str(address[0])
 
     def close(self) -> None:
-        """See Listener."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -127,7 +125,6 @@ class ThreadPool(ThreadPoolExecutor):
     """A pool of threads of the operating system."""
 
     def wait(self, future: Future[Any], timeout_s: float | None) -> bool:
-        """See Pool."""
         return bool(wait([future], timeout_s).done)
 
 
@@ -135,23 +132,18 @@ class OperatingSystem:
     """The services of the operating system."""
 
     def monotonic(self) -> float:
-        """See System."""
         return time.monotonic()
 
     def sleep(self, seconds: float, /) -> None:
-        """See System."""
         time.sleep(seconds)
 
     def condition(self) -> threading.Condition:
-        """See System."""
         return threading.Condition()
 
     def event(self) -> threading.Event:
-        """See System."""
         return threading.Event()
 
     def start_thread(self, name: str, work: Callable[[], None], *, vital: bool = False) -> threading.Thread:
-        """See System."""
         if vital:
             return LIVENESS.start_thread(name, work)
         thread = threading.Thread(target=work, name=name, daemon=True)
@@ -159,19 +151,15 @@ class OperatingSystem:
         return thread
 
     def pool(self, threads: int, name: str) -> ThreadPool:
-        """See System."""
         return ThreadPool(threads, name)
 
     def listen(self, host: str, port: int, backlog: int) -> SocketListener:
-        """See System."""
         return SocketListener(host, port, backlog)
 
     def connect(self, host: str, port: int, timeout_s: float) -> socket.socket:
-        """See System."""
         return socket.create_connection((host, port), timeout=timeout_s)
 
     def secret_name(self) -> str:
-        """See System."""
         return secrets.token_hex(16)
 
 

@@ -28,7 +28,6 @@ _SCALARS: Mapping[type, pa.DataType] = {
 
 @cache
 def arrow_type(field: Field) -> pa.DataType:
-    """The Arrow type of `field`."""
     if field.kind == "array":
         return _list(ELEMENTS[field.of])
     if field.kind == "tuple":

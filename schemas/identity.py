@@ -38,7 +38,6 @@ def trajectory_id(purpose: Purpose, number: int, member: int) -> str:
 
 
 def is_trajectory_id(text: str) -> bool:
-    """Whether `text` is a trajectory id."""
     return _TRAJECTORY.fullmatch(text) is not None
 
 

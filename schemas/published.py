@@ -14,7 +14,6 @@ from schemas.shape import fields_of
 
 
 def record_schema(entry: RecordType) -> RecordSchema:
-    """The schema of the records of `entry`."""
     if entry.encoding == "json":
         return RecordSchema(entry.schema, "json", tuple(_json_fields(entry.kind, "")), b"")
     schema = arrow_schema(entry.kind)

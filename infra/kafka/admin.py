@@ -172,21 +172,24 @@ def delete_records(client: KafkaAdminClient, before: Mapping[tuple[str, int], in
         client.delete_records({TopicPartition(*where): offset for where, offset in before.items()})
 
 
-def delete_topics(client: KafkaAdminClient, prefix: str, timeout_s: float = 30.0) -> list[str]:
+_DELETED_WITHIN_S = 30.0
+
+
+def delete_topics(client: KafkaAdminClient, prefix: str) -> list[str]:
     """Delete every topic with a prefix, wait until they are gone, and return their names.
 
-    Raises ValueError for an empty prefix, which would match all topics, and TopicError if one still exists after
-    `timeout_s` seconds.
+    Raises ValueError for an empty prefix, which would match all topics, and TopicError if one still exists after 30
+    seconds.
     """
     if not prefix:
         raise ValueError("an empty prefix would delete every topic of the cluster")
     names = list_topics(client, prefix)
     if names:
         client.delete_topics(names)
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _DELETED_WITHIN_S
     while left := sorted(set(names) & set(client.list_topics())):
         if time.monotonic() > deadline:
-            raise TopicError(f"topics still exist {timeout_s:g} s after their deletion: {', '.join(left)}")
+            raise TopicError(f"topics still exist {_DELETED_WITHIN_S:g} s after their deletion: {', '.join(left)}")
         time.sleep(0.05)
     return names
 

@@ -12,13 +12,12 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
 
 from infra.kafka.admin import admin_client, committed_offsets
 from infra.kafka.note import uncommitted_consumer
 from infra.kafka.open_transactions import check_own_transactions, end_own_transactions
 from infra.kafka.properties import ClientProperties
-from infra.kafka.readiness import connection_problem
+from infra.kafka.readiness import connection_problem, retry_transient
 from infra.kafka.transactions import TransactionalProducer
 
 MAX_POLL_RECORDS = 2000
@@ -29,7 +28,6 @@ RECONNECT = {"reconnect_backoff_max_ms": 500}
 
 COORDINATOR_S = 30.0
 """How long a new cluster may take to create its topic of group offsets, or a broker that has started to load it."""
-_NO_COORDINATOR = CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError
 
 
 class Lock(Protocol):
@@ -126,15 +124,9 @@ class KafkaClients:
         return uncommitted_consumer(self._client)
 
     def committed(self, group: str) -> Mapping[TopicPartition, int]:
-        deadline = time.monotonic() + COORDINATOR_S
         with admin_client(self._client) as admin:
-            while True:
-                try:
-                    return {place: found.offset for place, found in committed_offsets(admin, group).items()}
-                except _NO_COORDINATOR:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.05)
+            found = retry_transient(lambda: committed_offsets(admin, group), within_s=COORDINATOR_S)
+        return {place: each.offset for place, each in found.items()}
 
     def check_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
         check_own_transactions(self._client, group, producer_id, places)

@@ -79,12 +79,12 @@ def detached_status(state_dir: Path) -> BrokerStatus | None:
     )
 
 
-def stop_detached(state_dir: Path, timeout: float = 10.0) -> bool:
-    """Stop the broker that runs on a folder; kill it after `timeout` seconds. Returns whether there was one."""
+def stop_detached(state_dir: Path) -> bool:
+    """Stop the broker that runs on a folder; kill it after 10 seconds. Returns whether there was one."""
     process = running_broker(state_dir)
     if process is None:
         return False
-    stop_process(process, timeout)
+    stop_process(process, 10.0)
     return True
 
 

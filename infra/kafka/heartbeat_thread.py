@@ -52,7 +52,6 @@ class HeartbeatThread:
         self._wake.set()
 
     def stop(self) -> None:
-        """Stop the thread."""
         self._stopped = True
         self._wake.set()
         self._thread.join(timeout=5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from kafka.errors import CoordinatorLoadInProgressError, KafkaError
 
 from infra.kafka.admin import beginning_offsets, committed_offsets, end_offsets, list_topics
 from infra.kafka.properties import ClientProperties
+from infra.kafka.readiness import retry_transient
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,10 @@ class Lag:
         return max(0, self.end - self.committed)
 
 
-def list_groups(client: KafkaAdminClient, prefix: str, wait_s: float = 10.0) -> list[str]:
+def list_groups(client: KafkaAdminClient, prefix: str) -> list[str]:
     """The sorted names of the groups with a prefix; waits for a broker that has just started."""
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            return sorted(group["group_id"] for group in client.list_groups() if group["group_id"].startswith(prefix))
-        except CoordinatorLoadInProgressError:  # it still loads the committed offsets
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(0.1)
+    found = retry_transient(client.list_groups, CoordinatorLoadInProgressError, 10.0)  # it loads committed offsets
+    return sorted(group["group_id"] for group in found if group["group_id"].startswith(prefix))
 
 
 def group_lags(client: KafkaAdminClient, groups: Iterable[str]) -> list[Lag]:

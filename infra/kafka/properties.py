@@ -185,10 +185,6 @@ class ClientProperties:
         """Wait before a request is repeated."""
         (time.sleep if self.clients is None else self.clients.pause)(seconds)
 
-    def updated(self, entries: Mapping[str, str]) -> ClientProperties:
-        """Return these properties, updated with `entries`."""
-        return ClientProperties({**self.entries, **entries})
-
     @property
     def bootstrap_servers(self) -> str:
         """The brokers' addresses, `host:port[,host:port]`."""

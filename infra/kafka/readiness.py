@@ -47,17 +47,19 @@ def connection_problem(arguments: dict[str, Any], timeout_s: float = 5.0) -> str
         return f"{error}; are login and certificates correct?" if "security_protocol" in arguments else str(error)
 
 
-def retry_transient(request: Callable[[], T]) -> T:
-    """Return the result of `request`, retried for RETRY_S seconds while a connection breaks or Kafka moves leaders.
+def retry_transient(
+    request: Callable[[], T], errors: type[KafkaError] = RetriableError, within_s: float = RETRY_S
+) -> T:
+    """Return the result of `request`, retried for `within_s` seconds while a connection breaks or Kafka moves leaders.
 
-    `request` must be idempotent. Raises its error if it is not transient, or after RETRY_S.
+    `request` must be idempotent. Raises its error if it is not of `errors`, or after `within_s`.
     """
     started, pause = time.monotonic(), 0.1
     while True:
         try:
             return request()
-        except RetriableError:
-            if time.monotonic() - started >= RETRY_S:
+        except errors:
+            if time.monotonic() - started >= within_s:
                 raise
         time.sleep(pause)
         pause = min(2.0, pause * 1.6)

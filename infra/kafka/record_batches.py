@@ -163,9 +163,7 @@ def read_batch(
     return _record_batch(batch, partition, _columns(batch, {} if known is None else known)).between(first, None)
 
 
-def _record_batch(batch: Any, partition: int, columns: Any) -> RecordBatch:
-    if batch.magic != 2:
-        return RecordBatch(partition, *columns)
+def _record_batch(batch: DefaultRecordBatch, partition: int, columns: Any) -> RecordBatch:
     return RecordBatch(partition, *columns, producer_id=batch.producer_id, transactional=batch.is_transactional)
 
 
@@ -238,7 +236,7 @@ class _WrappedBatches:
 
     def next_batch(self) -> Any:
         batch = self._records.next_batch()
-        if batch is None or (batch.magic == 2 and batch.is_control_batch):
+        if batch is None or batch.is_control_batch:
             return batch if batch is None or not self._markers else _MarkerAsRecord(batch)
         return _BatchAsRecord(batch, self._partition, self._first, self._known)
 
@@ -253,18 +251,10 @@ class _BatchAsRecord:
         return getattr(self._batch, name)
 
     def __iter__(self) -> Iterator[_PolledRecord]:
-        columns = self._columns()
+        columns = _columns(self._batch, self._known)
         if columns[0]:
             held = _record_batch(self._batch, self._partition, columns).between(self._first, None)
-            last = self._batch.last_offset if self._batch.magic == 2 else columns[0][-1]
-            yield _PolledRecord(held, last, columns[1][-1], self._batch.size_in_bytes if self._batch.magic == 2 else 0)
-
-    def _columns(self) -> Any:
-        batch = self._batch
-        if batch.magic != 2:  # message formats of old brokers
-            rows = [(each.offset, each.timestamp, each.key, each.value, ()) for each in batch]
-            return [list(column) for column in zip(*rows, strict=True)] if rows else [[]] * 5
-        return _columns(batch, self._known)
+            yield _PolledRecord(held, self._batch.last_offset, columns[1][-1], self._batch.size_in_bytes)
 
 
 class _MarkerAsRecord:

@@ -228,11 +228,11 @@ def alive_file(default: Path) -> Path:
     return Path(named) if (named := os.environ.get(VARIABLE)) else default
 
 
-def read_liveness(file: Path, now: float | None = None) -> dict[str, Any] | None:
+def read_liveness(file: Path) -> dict[str, Any] | None:
     """The content of `file`, and `age_s`, the seconds since it was written; None if it cannot be read."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        age = (time.time() if now is None else now) - file.stat().st_mtime
+        age = time.time() - file.stat().st_mtime
     except (OSError, ValueError):
         return None
     return {**content, "age_s": round(max(0.0, age), 1)} if isinstance(content, dict) else None

@@ -32,7 +32,6 @@ class StepCounters:
         self._counters: dict[str, Any] = {}
 
     def add(self, name: str, amount: int = 1) -> None:
-        """Add `amount` to counter `name`."""
         counter = self._counters.get(name)
         if counter is None:
             counter = self._counters[name] = _beam_metrics().counter(NAMESPACE, name)

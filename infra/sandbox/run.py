@@ -34,13 +34,13 @@ def run_python(
     return _with_zygote(isolation, lambda zygote: _run_one(zygote, program, stdin, limits or Limits()))
 
 
-def run_pair(server: str, client: str, limits: Limits, isolation: Isolation | None = None) -> ProgramResult:
+def run_pair(server: str, client: str, limits: Limits) -> ProgramResult:
     """Run two programs at once, each in a sandbox of its own, and return what `client` did; `server` ends with it.
 
     Descriptor 3 of each is an end of a stream between them (remote.py). Both have these limits. Raises
     SandboxUnavailable.
     """
-    return _with_zygote(isolation, lambda zygote: _run_two(zygote, server, client, limits))
+    return _with_zygote(None, lambda zygote: _run_two(zygote, server, client, limits))
 
 
 def _run_two(zygote: Zygote, server: str, client: str, limits: Limits) -> ProgramResult:

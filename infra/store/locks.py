@@ -25,9 +25,9 @@ class Lock:
             os.close(fd)
 
 
-def lock_shared(path: Path, flags: int = os.O_RDONLY) -> Lock:
+def lock_shared(path: Path) -> Lock:
     """Acquire a shared lock; waits for an exclusive one. Raises FileNotFoundError if `path` is gone."""
-    lock = Lock(os.open(path, flags | os.O_CLOEXEC, 0o600))
+    lock = Lock(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     try:
         fcntl.flock(lock.fd, fcntl.LOCK_SH)
         _check_same_file(lock.fd, path)

@@ -41,8 +41,6 @@ class PeerUnreachable(PeerGone):
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame."""
-
     CHALLENGE = 1
     HELLO = 2
     WELCOME = 3

@@ -9,11 +9,9 @@ RDMC (Behrens et al., DSN 2018) §4.3.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-Schedule = Literal["chain", "tree", "binomial"]
 
 
 class TransferStep(NamedTuple):

@@ -28,6 +28,8 @@ MAX_UNAUTHENTICATED = 64
 """Maximum of unauthenticated connections: a new one replaces the oldest of the address that has most."""
 WAIT_FRAME_EVERY_S = 0.5
 """Seconds between the WAIT frames sent to a peer whose chunk has not arrived."""
+STALL_S = 5.0
+"""Seconds without progress of a version after which the response is ABSENT."""
 ACCEPT_AGAIN_S = 0.1
 """Seconds after a failed accept."""
 UNKNOWN_TIMEOUT_S = 1.0
@@ -49,7 +51,7 @@ class Server:
     """Serves the blobs in `registry` at `host`:`port` (0: any free port) to peers of `run` that know its `token`.
 
     All data is sent through `link`. A connection whose first frame is of a kind in `handlers` is handed to its handler:
-    a trainer offers a version, or a stage of a group begins. The response for a version without progress for `stall_s`
+    a trainer offers a version, or a stage of a group begins. The response for a version without progress for `STALL_S`
     seconds is ABSENT. With `tls` peers must connect over TLS with a certificate of the run's authority. Raises
     ValueError for an empty or short token.
     """
@@ -63,7 +65,6 @@ class Server:
         handlers: Mapping[FrameKind, Handler] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
-        stall_s: float = 5.0,
         tls: Tls | None = None,
         system: System = SYSTEM,
     ) -> None:
@@ -72,7 +73,6 @@ class Server:
         self._tls, self._system = tls, system
         self._registry, self._run, self._token, self._link = registry, run, token, link
         self._handlers = {} if handlers is None else handlers
-        self._stall_s = stall_s
         self._lock = threading.Lock()
         self._unauthenticated: list[_Client] = []  # oldest first
         self._peers: set[_Client] = set()
@@ -140,9 +140,7 @@ class Server:
                 handler(connection, frame.body)
                 return
             while True:
-                serve_request(
-                    connection, expect(frame, FrameKind.REQUEST).body, self._registry, self._link, self._stall_s
-                )
+                serve_request(connection, expect(frame, FrameKind.REQUEST).body, self._registry, self._link)
                 frame = receive(connection)
         except ProtocolError as error:
             log.warning("a peer is disconnected: %s", error)
@@ -165,9 +163,7 @@ class Server:
             return True
 
 
-def serve_request(
-    connection: Connection, body: Mapping[str, Any], registry: ChunkRegistry, link: Link, stall_s: float = 5.0
-) -> None:
+def serve_request(connection: Connection, body: Mapping[str, Any], registry: ChunkRegistry, link: Link) -> None:
     """Respond to one REQUEST: with the chunk once it is present, or with ABSENT if it is not expected.
 
     Raises ProtocolError for an invalid request, PeerGone.
@@ -181,14 +177,14 @@ def serve_request(
                 raise ProtocolError(f"a REQUEST of bytes {span.start} to {span.stop} of {len(buffer.data)}")
             send_chunk(connection, buffer.data[span], link, turn, start=span.start)
             return
-        if present is None or not may_wait or _is_stalled(buffer, stall_s):
+        if present is None or not may_wait or _is_stalled(buffer):
             break
         send(connection, FrameKind.WAIT)
     send(connection, FrameKind.ABSENT, start=span.start)
 
 
-def _is_stalled(buffer: BlobBuffer, stall_s: float) -> bool:
-    return buffer.idle_s > stall_s
+def _is_stalled(buffer: BlobBuffer) -> bool:
+    return buffer.idle_s > STALL_S
 
 
 def parse_request(body: Mapping[str, Any]) -> tuple[BlobKey, slice, bool, int]:

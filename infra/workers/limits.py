@@ -13,7 +13,6 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +58,14 @@ def lower_limit(which: int, value: int) -> None:
     resource.setrlimit(which, (value, value))
 
 
-def forbid_processes(audit: Callable[[Any], None] = sys.addaudithook) -> None:
+def forbid_processes() -> None:
     """Make starting a process an error, permanently: an audit hook cannot be removed."""
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _STARTS_PROCESSES:
             raise PermissionError("a worker must not start processes: set allow_processes = true to permit it")
 
-    audit(refuse)
+    sys.addaudithook(refuse)
     lower_limit(resource.RLIMIT_NPROC, 0)
 
 

@@ -56,7 +56,6 @@ class Load:
                 self._paused = bool(record.values.get("paused"))
 
     def observe(self, now: float, time_of_day: int, price: float | None) -> Observation:
-        """The load at `now`."""
         while self._settled and self._settled[0][0] <= now - self._window_s:
             self._settled.popleft()
         working = [

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
-from infra.name_lookup import import_user_module
+from infra.name_lookup import load_class
 from operators.autoscaler.config import AutoscalingConfig
 from operators.autoscaler.observation import Observation
 
@@ -59,13 +59,7 @@ def make_policy(config: AutoscalingConfig) -> Policy:
     """The policy that `config` names. Raises ValueError for a class that cannot be loaded."""
     if config.policy in _BUILT_IN:
         return _BuiltInPolicy(_BUILT_IN[config.policy], config)
-    module, _, name = config.policy.rpartition(":")
-    try:
-        kind = getattr(import_user_module(module), name, None)
-    except (ImportError, OSError, ValueError) as error:
-        raise ValueError(f"autoscaling.policy: {config.policy!r} cannot be loaded: {error}") from error
-    if not isinstance(kind, type) or not issubclass(kind, Policy):
-        raise ValueError(f"autoscaling.policy: {config.policy!r} must be a class that derives from {__name__}.Policy")
+    kind: Callable[..., Policy] = load_class("autoscaling.policy", config.policy, Policy)  # type: ignore[type-abstract]
     try:
         return kind(**config.options)
     except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from infra.name_lookup import import_user_module, suggest_name
+from infra.name_lookup import load_class, suggest_name
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def make_component(key: str, component: Component, known: Mapping[str, type[T]],
 
     Raises ValueError for an unknown name, an unknown option or a bad value.
     """
-    kind = _load(key, component.name, base) if component.is_custom else known.get(component.name)
+    kind = load_class(key, component.name, base) if component.is_custom else known.get(component.name)
     if kind is None:
         raise ValueError(f"{key}: there is none called {component.name!r}{suggest_name(component.name, known)}")
     options = {option.name for option in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
@@ -46,14 +46,3 @@ def make_component(key: str, component: Component, known: Mapping[str, type[T]],
         return kind(**component.options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{key}: {component.name}: {error}") from error
-
-
-def _load(key: str, name: str, base: type[T]) -> type[T]:
-    module_name, _, class_name = name.rpartition(":")
-    try:
-        found = getattr(import_user_module(module_name), class_name, None)
-    except (ImportError, OSError, ValueError) as error:
-        raise ValueError(f"{key}: {name!r} cannot be loaded: {error}") from error
-    if not isinstance(found, type) or not issubclass(found, base):
-        raise ValueError(f"{key}: {name!r} must be a class that derives from {base.__module__}.{base.__qualname__}")
-    return found

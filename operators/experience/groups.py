@@ -81,7 +81,6 @@ class Groups:
         yield from self.open.values()
 
     def add(self, number: int, members: list[GroupMember], now: float) -> None:
-        """Add members to group `number`."""
         group = self.open.get(number)
         if group is None:
             self.open[number] = Group(number, members, now)

@@ -58,7 +58,6 @@ class GroupClock:
         return (self._clock() if self._stopped_at is None else self._stopped_at) - self._stopped_s
 
     def stop(self) -> None:
-        """Stop the clock."""
         if self._stopped_at is None:
             self._stopped_at = self._clock()
 

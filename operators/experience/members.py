@@ -216,7 +216,6 @@ class GroupMember:
 
     @property
     def reward(self) -> float:
-        """Its reward."""
         return float(self.block.rewards[self.row])
 
     @property
@@ -295,12 +294,6 @@ class RowRun(NamedTuple):
             last = first + sum(1 for _ in rows)
             yield number, RowRun(self.block, first, last)
             first = last
-
-
-def read_members(records: Block, partition: int, offset: int) -> list[GroupMember]:
-    """The members in `records`, the experiences at `offset` of `partition`."""
-    block = ExperienceBlock(records, partition, offset)
-    return [GroupMember(block, row) for row in range(len(block))]
 
 
 def runs_of(members: Sequence[GroupMember]) -> Iterator[RowRun]:

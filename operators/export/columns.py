@@ -99,7 +99,6 @@ class RecordRows(NamedTuple):
 
     @classmethod
     def of_one(cls, block: Block, offset: int, timestamp: int) -> RecordRows:
-        """The rows of one record."""
         return cls(block, (offset,), (timestamp,), (len(block),))
 
 

@@ -20,7 +20,6 @@ from infra.arrow_files import DAMAGE, checked, open_parquet_file
 
 Format = Literal["parquet", "arrow", "jsonl"]
 ROW_GROUP_BYTES = 16 << 20
-_CHUNK = 1 << 20
 
 
 def write_table(file: Path, table: pa.Table, kind: Format) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,10 +49,8 @@ class ImportRows:
 class Importing:
     """The state of one start. `state` of the commit note has an entry for each dataset imported before."""
 
-    def __init__(
-        self, step: ImportRows, state: Mapping[str, Any], now: Callable[[], int] = lambda: time.time_ns() // 10**6
-    ) -> None:
-        self._step, self._now = step, now
+    def __init__(self, step: ImportRows, state: Mapping[str, Any]) -> None:
+        self._step = step
         self._contents = read_contents(step.folder)
         check_importable(self._contents)
         self._state = dict(state)
@@ -80,7 +78,7 @@ class Importing:
             "groups": float(self._plan.groups),
             "first": float(self._base),
         }
-        return [Output(METRICS, "import", Metric("import", self._base, values, self._now()))]
+        return [Output(METRICS, "import", Metric("import", self._base, values, time.time_ns() // 10**6))]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         """The progress of the import; once it is complete, an empty span from its end."""
@@ -114,7 +112,7 @@ class Importing:
                 yield table.slice(first, MAX_ROWS_PER_FOLD)
 
     def _outputs(self, rows: pa.Table) -> list[Output]:
-        block = as_experiences(rows, self._contents, self._plan, self._done, self._base, self._now())
+        block = as_experiences(rows, self._contents, self._plan, self._done, self._base, time.time_ns() // 10**6)
         numbers = block.column("trajectory.prompt.number").to_pylist()
         by_partition: dict[int, list[int]] = {}
         for row, number in enumerate(numbers):

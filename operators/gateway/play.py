@@ -274,7 +274,6 @@ class OrderProducer:
         self._producer.send(self._topic, value, headers=headers, partition=inbox_partition(order.replica))
 
     def close(self) -> None:
-        """Close the producer."""
         self._producer.close()
 
 

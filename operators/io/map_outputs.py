@@ -6,9 +6,8 @@ step each. Start, number and checkpoint of an emission stay, so the transaction 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Any, ClassVar
 
 import apache_beam as beam
@@ -65,8 +64,3 @@ class MapOutputs(beam.PTransform):
 def map_emission(emission: Emission, function: OutputFunction) -> Emission:
     """`emission` with the outputs that `function` makes of its outputs."""
     return replace(emission, outputs=tuple(function(emission.outputs)))
-
-
-def map_outputs(outputs: Sequence[Any], functions: Iterable[OutputFunction]) -> Sequence[Any]:
-    """What `functions` make of `outputs`, one after the other."""
-    return reduce(lambda made, function: function(made), functions, outputs)

@@ -134,9 +134,9 @@ def drop_sink(group: str) -> None:
         sink.close()
 
 
-def close_sinks(timeout_s: float = 3.0) -> None:
-    """Commit the queue of every sink of this process within `timeout_s` seconds, and close the sinks."""
-    deadline = time.monotonic() + timeout_s
+def close_sinks() -> None:
+    """Commit the queue of every sink of this process within 3 seconds, and close the sinks."""
+    deadline = time.monotonic() + 3.0
     for sink in list(_SINKS.values()):
         try:
             sink.flush(max(0.0, deadline - time.monotonic()))

@@ -190,7 +190,6 @@ class WorkTable:
         return self._outstanding_training
 
     def owners(self) -> list[Owner]:
-        """All owners of work."""
         return list(self._by_owner)
 
     def orphans(self, is_gone: Callable[[Owner], bool]) -> list[Owned]:

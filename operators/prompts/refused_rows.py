@@ -21,7 +21,6 @@ class RefusedRows(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The share of refused rows."""
         return sum(self.kinds.values()) / self.rows if self.rows else 0.0
 
     def __str__(self) -> str:

@@ -98,9 +98,9 @@ class _DraftedRow:
 class Speculator:
     """Drafts for the rows of an engine, and what it learns from their verification."""
 
-    def __init__(self, cost: ForwardCost, history: int = HISTORY) -> None:
-        self._cost, self._index, self._acceptance = cost, DraftIndex(history), Acceptance()
-        self._most_pending = history // 4
+    def __init__(self, cost: ForwardCost) -> None:
+        self._cost, self._index, self._acceptance = cost, DraftIndex(HISTORY), Acceptance()
+        self._most_pending = HISTORY // 4
         self._pending: list[Text] = []
         self._pending_tokens = 0
         self._rows: dict[str, _DraftedRow] = {}

@@ -147,7 +147,6 @@ class ErrorCounts:
         self._published_at = 0
 
     def add(self, experiences: Block) -> None:
-        """Count `experiences`."""
         held_out = pc.equal(experiences.column("trajectory.prompt.purpose"), "evaluation")
         failed = pc.equal(experiences.column("trajectory.finish_reason"), "failed")
         in_episode = pc.not_equal(experiences.column("trajectory.prompt.environment"), "")

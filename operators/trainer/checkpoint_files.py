@@ -149,7 +149,6 @@ def read_manifest(folder: StorageFolder) -> dict[str, Any]:
 
 
 def manifest_position(manifest: Mapping[str, Any]) -> TrainerPosition:
-    """The position in `manifest`."""
     version = PolicyVersion.parse(manifest["version"])
     return TrainerPosition(version, tuple(manifest["batch_offsets"]), manifest["trajectories_trained"])
 

@@ -28,9 +28,8 @@ class DeviceTurns:
         models: Mapping[str, Move],
         *,
         offloaded: Collection[str] = (),
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._device, self._models, self._clock = device, models, clock
+        self._device, self._models = device, models
         self._offloaded = frozenset(offloaded)
         self._seconds: dict[str, float] = {}
         for name, move in models.items():
@@ -39,7 +38,7 @@ class DeviceTurns:
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
         """In this context model `name` is on the device."""
-        started, moves = self._clock(), name in self._offloaded
+        started, moves = time.perf_counter(), name in self._offloaded
         if moves:
             self._models[name](self._device)
             started = self._record(name, "load", started)
@@ -57,7 +56,7 @@ class DeviceTurns:
         return seconds
 
     def _record(self, name: str, phase: str, started: float) -> float:
-        now = self._clock()
+        now = time.perf_counter()
         key = f"time/{name}_{phase}"
         self._seconds[key] = self._seconds.get(key, 0.0) + now - started
         log.debug("%s: %s took %.3f s", name, phase, now - started)

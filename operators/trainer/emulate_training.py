@@ -18,7 +18,7 @@ import numpy as np
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.runners.step_metrics import phase
-from infra.store.announce import ManifestLog
+from infra.store.announce import ManifestLog, close_manifest_producer
 from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
@@ -59,7 +59,7 @@ class EmulateTraining:
             return _EmulatedTraining(self, restored, announce, clock=clock, now=now)
         manifests = producer or BoundedProducer(self.shard.client)
         record = ManifestLog(manifests, self.shard.run)
-        return _EmulatedTraining(self, restored, record, lambda: _close_manifest_producer(manifests), clock, now)
+        return _EmulatedTraining(self, restored, record, lambda: close_manifest_producer(manifests), clock, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,13 +266,6 @@ class _EmulatedTraining(ShardFold):
 
 def _position(state: Mapping[str, Any], shards: int) -> _Position:
     return _Position(**{**state, "offsets": tuple(state.get("offsets", (0,) * shards))})
-
-
-def _close_manifest_producer(producer: Any) -> None:
-    try:
-        producer.close(timeout_s=2)
-    except (DeliveryFailed, TimeoutError) as error:
-        log.error("the last manifest may not be in the log: %s", error)
 
 
 def batch_statistics(parts: Sequence[MicroBatch]) -> dict[str, float]:

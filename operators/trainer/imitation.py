@@ -105,6 +105,7 @@ def _loss(model: PreTrainedModel, rows: Sequence[Example]) -> torch.Tensor:
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
+_MOMENTUM = 0.95
 
 
 class Muon(torch.optim.Optimizer):
@@ -115,8 +116,8 @@ class Muon(torch.optim.Optimizer):
     emulates it fourteen times slower.
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum})
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -127,8 +128,8 @@ class Muon(torch.optim.Optimizer):
                 state = self.state[matrix]
                 if not state:
                     state["momentum"] = torch.zeros_like(matrix)
-                average = state["momentum"].lerp_(matrix.grad, 1 - group["momentum"])
-                ahead = matrix.grad.lerp(average, group["momentum"])
+                average = state["momentum"].lerp_(matrix.grad, 1 - _MOMENTUM)
+                ahead = matrix.grad.lerp(average, _MOMENTUM)
                 matrix.add_(orthogonalised(ahead), alpha=-group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
 
 

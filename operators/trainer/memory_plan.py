@@ -172,7 +172,6 @@ def _widths(config: Mapping[str, Any]) -> tuple[int, int, int]:
     return width, int(mlp), int(config["vocab_size"])
 
 
-GPU_BYTES = 80 * 10**9
 LEARNER = LearnerConfig(
     precision="bfloat16", gradient_checkpointing=True, micro_batch_tokens=16_384, logits_chunk_tokens=2048
 )

@@ -188,29 +188,5 @@ def unused_clip_warning(config: LearnerConfig) -> str | None:
     )
 
 
-def preset_table() -> list[str]:
-    """The presets as rows of a Markdown table, its head included."""
-    head = ("name", "aggregation", "clip", "ratio against", "weight π_o/μ", "steps per batch", "paper's rate", "source")
-    rows = [head, ("---",) * len(head)]
-    for name, preset in PRESETS.items():
-        clip, weight = preset.clip, preset.correction
-        bounds = (
-            f"at most {weight.cap:g}" if weight.kind == "truncate" else f"0 outside [{weight.low:g}, {weight.cap:g}]"
-        )
-        rows.append(
-            (
-                f"`{name}`",
-                preset.aggregation.replace("_", " "),
-                "none" if clip == UNCLIPPED else f"{'–' if clip.low == 1 else f'{clip.low:g}'} / {clip.high:g}",
-                "μ" if preset.proximal == "behaviour" else "π_o",
-                "none: ρ is against μ" if weight.kind == "none" else bounds,
-                str(preset.mini_batches * preset.epochs),
-                "–" if preset.paper_rate is None else f"{preset.paper_rate:g}",
-                preset.source,
-            )
-        )
-    return [f"| {' | '.join(row)} |" for row in rows]
-
-
 def _changed(record: _Record, **changes: Any) -> _Record:
     return replace(record, **{name: value for name, value in changes.items() if value is not None})

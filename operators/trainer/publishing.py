@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from infra.kafka.producer import BoundedProducer, DeliveryFailed
-from infra.store.announce import ManifestLog
+from infra.kafka.producer import BoundedProducer
+from infra.store.announce import ManifestLog, close_manifest_producer
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
 from infra.store.publisher import Copy, Publisher, PublishFailed, TensorWriter, copy_array
 from infra.store.weight_store import WeightStore
@@ -65,7 +65,7 @@ class Publishing:
         with ExitStack() as resources:
             resources.enter_context(store)
             producer = open_producer()
-            resources.callback(_close_producer, producer)
+            resources.callback(close_manifest_producer, producer)
             self._log = ManifestLog(producer, run)
             self._pusher = WeightPusher(store, run, settings.token, settings.link(), host, settings.tls, system)
             resources.callback(self._close_pusher)
@@ -111,10 +111,3 @@ class Publishing:
         if self._last is not None and not self._pusher.wait_delivered(self._last, _DELIVERY_TIMEOUT_S):
             log.error("version %s was not delivered to the master at %s", self._last, self._pusher.master)
         self._pusher.close()
-
-
-def _close_producer(producer: BoundedProducer) -> None:
-    try:
-        producer.close(timeout_s=2)
-    except (DeliveryFailed, TimeoutError) as error:
-        log.error("the last manifest may not be in the log: %s", error)

@@ -47,7 +47,6 @@ class AddressFile:
         write_atomically(self._file, json.dumps(asdict(address)))
 
     def newest(self) -> RankAddress | None:
-        """The address in the file."""
         try:
             return RankAddress(**json.loads(self._file.read_text("utf-8")))
         except (OSError, ValueError, TypeError):

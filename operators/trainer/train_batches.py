@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,14 +81,8 @@ class TrainBatches:
 class _Training:
     """One update per fold, so that a batch's metrics are written before the next batch begins."""
 
-    def __init__(
-        self,
-        step: TrainBatches,
-        epoch: int,
-        published: int = -1,
-        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
-    ) -> None:
-        self._step, self._now = step, now
+    def __init__(self, step: TrainBatches, epoch: int, published: int = -1) -> None:
+        self._step = step
         addresses = AddressTopic(step.shard.client, step.shard.run)
         self._training = start_rank_training(
             step.config, step.model, step.checkpoints, 0, epoch, step.shards, addresses, step.dtype
@@ -156,7 +150,7 @@ class _Training:
                 self._versions.add_manifest(record)
             elif isinstance(record, RelayChain):
                 self._publishing.set_chain(record)
-        return dead_letters(self._training.take_rejected(), self._step.shard.run, self._now())
+        return dead_letters(self._training.take_rejected(), self._step.shard.run, time.time_ns() // 10**6)
 
     def _start(self) -> list[Output]:
         """Do, once the log is read, what an earlier start did not: publish, restore, write the final model."""
@@ -208,7 +202,7 @@ class _Training:
             values = {"batches/untrained": 1.0, "time/update": 0.0}
             if batch.parts:
                 rejected = RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))
-                outputs += dead_letters([rejected], self._step.shard.run, self._now())
+                outputs += dead_letters([rejected], self._step.shard.run, time.time_ns() // 10**6)
         self._training.join_after_training()
         self._model_seconds += time.thread_time() - started
         self._versions.add_batch(batch.number, trained="batches/untrained" not in values)
@@ -236,7 +230,7 @@ class _Training:
         return self._publishing.publisher.published == self._training.position.version
 
     def _metric(self, values: dict[str, float]) -> Output:
-        return Output(METRICS, "trainer", Metric("trainer", self._training.trained, values, self._now()))
+        return Output(METRICS, "trainer", Metric("trainer", self._training.trained, values, time.time_ns() // 10**6))
 
 
 @dataclass(frozen=True)

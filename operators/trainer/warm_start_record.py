@@ -48,11 +48,6 @@ class WarmStart:
         """The highest greedy accuracy of any measurement: the supervised baseline."""
         return max(measured.greedy for measured in self.curve)
 
-    @property
-    def best_sampled(self) -> float:
-        """The highest sampled accuracy of any measurement."""
-        return max(measured.sampled for measured in self.curve)
-
 
 def read_warm_start(folder: Path) -> WarmStart:
     """Read the warm start in `folder`. Raises OSError if there is none, ValueError for an invalid record."""

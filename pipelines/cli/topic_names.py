@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated
 
 import typer
 
+from infra.name_lookup import suggest_name
 from schemas.topics import CATALOGUE, Topic, run_of, run_prefix
 
 TopicArgument = Annotated[
@@ -20,9 +20,7 @@ def full_name(topic: str, run: str) -> str:
         return CATALOGUE[topic].name(run)
     if run_of(topic) is not None:
         return topic
-    nearest = difflib.get_close_matches(topic, CATALOGUE, n=1)
-    hint = f"; did you mean {nearest[0]}?" if nearest else "."
-    raise typer.BadParameter(f"{topic!r} is not a topic{hint} The topics are {', '.join(CATALOGUE)}")
+    raise typer.BadParameter(f"{topic!r} is not a topic{suggest_name(topic, CATALOGUE)}")
 
 
 def known_topic(topic: str, run: str) -> tuple[str, Topic]:

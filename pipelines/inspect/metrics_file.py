@@ -61,7 +61,6 @@ class MetricsFile:
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -16,7 +16,6 @@ _NOT_READ = {*WRITTEN, "model.path"}
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """`config` with absolute paths."""
 
     def absolute(key: str, text: Any) -> Any:
         if key in TARGETS:

@@ -41,7 +41,6 @@ class RunStateFile:
     _phase_since: float = field(default_factory=time.monotonic)
 
     def enter_phase(self, phase: str) -> None:
-        """Enter `phase`."""
         now = time.monotonic()
         self.phases[self.phase] = self.phases.get(self.phase, 0.0) + now - self._phase_since
         self.phase, self._phase_since = phase, now
@@ -66,7 +65,6 @@ class RunStateFile:
         self.enter_phase(phase or ("failed" if error else "ended"))
 
     def write(self) -> None:
-        """Write the file."""
         state = {
             "release": RELEASE,
             "run": self.run,

@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 from laminar_runs import LaminarRun, StartRun
-from small_runs import COMPACT
+from small_runs import COMPACT, EMULATED
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
+from pipelines.roles import LIGHT
 from schemas.codec import encode
 from schemas.records import CommitNote, DeadLetter, Experience, Metric
 from schemas.topics import BATCH_ASSEMBLY, CATALOGUE, CURRICULUM, DEAD_LETTERS, EXPERIENCES, METRICS, RANKS, Topic
 
-STEPS = {"disturbed": 40, "undisturbed": 12}
+STEPS = {"disturbed": 16, "undisturbed": 4}
 BROKEN_LINE = 7
 TOO_LONG = "What is " + "1 + " * 600 + "1?"
 GARBAGE = b"\x00\xffgarbage"
@@ -108,7 +109,7 @@ def letters_by_place(client: ClientProperties, run: LaminarRun) -> dict[Where, D
 
 
 @pytest.fixture(scope="module")
-def ended(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
+def ended(start_run: StartRun, emulated_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
     folder = tmp_path_factory.mktemp("trouble")
     questions, verifier = folder / "questions.jsonl", folder / "verifier.py"
     write_questions(questions)
@@ -116,13 +117,13 @@ def ended(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with start_broker(BrokerConfig(folder / "kafka")) as broker:
         client = ClientProperties.at(broker.bootstrap_servers)
         servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
-        steps = {name: f"trainer.optimizer_steps={count}" for name, count in STEPS.items()}
+        steps = f"trainer.optimizer_steps={STEPS['disturbed']}"
         source = f'prompts={{source = "jsonl", path = "{questions}", samples_per_prompt = 4, max_new_tokens = 16}}'
         rewards = f'score.rewards=[{{name = "exact"}}, {{name = "{verifier}:touchy"}}]'
         here = tmp_path_factory.mktemp("here")
         near = "placement.prompt_lead=4"  # so that the garbage among the prompts is read long before the run's end
-        disturbed = start_run("disturbed", servers, steps["disturbed"], source, rewards, near, here=here)
-        undisturbed = start_run("undisturbed", servers, steps["undisturbed"], COMPACT)
+        disturbed = start_run("disturbed", servers, COMPACT, steps, source, rewards, near, here=here)
+        undisturbed = start_run("undisturbed", servers, config=emulated_config)
         undisturbed.until_phase("training")
         its_trainer = undisturbed.pid_of("trainer")
         os.kill(its_trainer, signal.SIGSTOP)  # so that the run does not end before the broker stops
@@ -134,11 +135,10 @@ def ended(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
         disturbed.until(lambda: wanted <= set(letters_by_place(client, disturbed)), 30, "a dead letter for each record")
         for run in (disturbed, undisturbed):
             assert not any(role["restarts"] for role in run.state()["roles"].values()), run.state()
-        for role in ("placement", "score", "experience", "evaluation"):  # a restart reads back the role's own records
-            os.kill(disturbed.pid_of(role), signal.SIGKILL)
+        os.kill(disturbed.pid_of(LIGHT), signal.SIGKILL)  # a restart reads back the roles' own records
         os.kill(its_trainer, signal.SIGCONT)
         broker.stop()
-        time.sleep(3)
+        time.sleep(1)
         assert disturbed.exit_code() is None
         assert undisturbed.exit_code() is None
         broker.start()
@@ -155,7 +155,8 @@ def test_disturbed_runs_reach_their_goal_and_pass_the_audit(name: str, ended: En
     assert audit["passed"]
     assert (audit["lost"], audit["trained_twice"]) == (0, 0)
     # A group is smaller by its members whose reward failed, so a batch of whole groups may have a few more than 16.
-    assert audit["trained"] == STEPS[name] * 16 or (name == "disturbed" and audit["trained"] > STEPS[name] * 16)
+    assert audit["trained"] >= STEPS[name] * 16
+    assert name == "disturbed" or audit["trained"] == STEPS[name] * EMULATED["experience"]["global_batch"]
     assert not run.leftovers()
 
 
@@ -164,7 +165,7 @@ def test_runs_on_one_broker_are_isolated(ended: Ended) -> None:
         run.name: {experience.trajectory.prompt.task for experience in ended.records(run, EXPERIENCES)}
         for run in (ended.disturbed, ended.undisturbed)
     }
-    assert tasks == {"disturbed": {"questions"}, "undisturbed": {"chain_sum"}}
+    assert tasks == {"disturbed": {"questions"}, "undisturbed": {"synthetic"}}
 
 
 def test_invalid_records_are_copied_to_dead_letters(ended: Ended) -> None:

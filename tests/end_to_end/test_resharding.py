@@ -8,17 +8,19 @@ import tomli_w
 from laminar_runs import CommandServer, LaminarRun
 from small_runs import EMULATED
 
+from infra.kafka.broker import Broker
 from pipelines.inspect.metrics_file import read_metrics
 
 STEPS = 24
 
 
 def test_killed_run_resumes_with_other_numbers_of_score_shards(
-    command_server: CommandServer, run_id: str, tmp_path: Path
+    command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
     config = tmp_path / "emulated.toml"
     trainer = {**EMULATED["trainer"], "optimizer_steps": STEPS}
-    config.write_text(tomli_w.dumps({**EMULATED, "kafka": {"partitions": 4}, "trainer": trainer}))
+    kafka = {"partitions": 4, "bootstrap_servers": broker.bootstrap_servers}
+    config.write_text(tomli_w.dumps({**EMULATED, "kafka": kafka, "trainer": trainer}))
     run = LaminarRun(command_server, tmp_path, config, run_id)
     try:
         for step, shards, before in ((2, 3, 1), (8, 2, 3)):

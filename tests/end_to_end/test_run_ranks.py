@@ -21,7 +21,7 @@ from infra.models.weights import weight_tensors
 from pipelines.config import load_config
 from schemas.topics import BATCHES, SETTLED, Topic
 
-STEPS = 20
+STEPS = 16
 CHANGES = ("trainer.ranks=2", f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=4")
 SHARDS = ("experience.shards=2", "kafka.partitions=2")
 

@@ -8,17 +8,19 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from laminar_runs import REPOSITORY, LaminarRun, StartRun
 from small_runs import COMPACT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.kafka.broker import Broker
-from infra.listening import exposed_addresses, listening_sockets, unix_addresses
+from infra.listening import exposed_addresses, listening_sockets
 from infra.models.checkpoint_list import list_checkpoints
 from infra.store.names import OWNER
 from operators.trainer.checkpoint import read_position
@@ -68,6 +70,15 @@ class _Terminal:
     def exit_code(self, pid: int) -> int | None:
         assert self._process is not None
         return self._process.poll()
+
+
+def unix_addresses(processes: Iterable[psutil.Process]) -> set[str]:
+    """Path, or "@" and name, of each Unix socket that `processes` have bound; ended processes are skipped."""
+    found = set()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            found |= {str(each.laddr) for each in process.net_connections("unix") if each.laddr}
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from operators.evaluation.report_rounds import ask_questions, report_rounds
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, PartitionKey, Polled, ReceivedRecord, Restored, ShardFold
 from operators.io.fold_records import FoldRecords, FoldStep, _FoldFn, is_busy
-from operators.io.map_outputs import MapOutputs, OutputFunction, map_emission, map_outputs
+from operators.io.map_outputs import MapOutputs, OutputFunction, map_emission
 from operators.io.read_topics import ReadTopics
 from operators.io.shards import close_shards
 from operators.io.sink import SinkBroken, drop_sink
@@ -141,7 +141,7 @@ class RoleThread:
         while not self._closed.is_set():
             element = source.next(wait=not is_busy(self.config.group))
             for emission in fold.process(element):
-                commit.process(map_emission(emission, partial(map_outputs, functions=self._maps)))
+                commit.process(reduce(map_emission, self._maps, emission))
 
 
 def start_roles(config: Config, names: Sequence[str] = ()) -> list[RoleThread]:

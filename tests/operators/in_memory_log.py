@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from operators.io.commits import LedgerFloors
@@ -24,7 +25,7 @@ from operators.io.elements import (
     ShardFold,
 )
 from operators.io.fold_records import drop_invalid, reject_invalid, with_manifests
-from operators.io.map_outputs import OutputFunction, map_outputs
+from operators.io.map_outputs import OutputFunction
 from operators.io.validation import ManifestOrder
 from schemas.block import Block
 from schemas.codec import record_type
@@ -201,7 +202,8 @@ class Shard:
         polled = Polled(self.config.group, start, tuple(received), (), positions, not behind, behind=behind)
         self._emissions += 1
         polled, letters = reject_invalid(polled, self._manifests, 0) if self.validates else (polled, [])
-        outputs = tuple(map_outputs((*letters, *self.fold.fold(polled)), self._maps))
+        folded: Sequence[Any] = (*letters, *self.fold.fold(polled))
+        outputs = tuple(reduce(lambda made, function: function(made), self._maps, folded))
         checkpoint = with_manifests(self.fold.checkpoint(positions), self._manifests)
         self._waiting.append(Emission(self.config.group, self.restored.start, self._emissions, outputs, checkpoint))
         return outputs

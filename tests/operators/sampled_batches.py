@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from record_factories import SAMPLING, experience, prompt, trajectory
 
-from operators.experience.members import read_members
+from operators.experience.members import ExperienceBlock, GroupMember
 from operators.experience.pack_batches import pack
 from operators.rollout.engine import Completion, Engine, Request
 from schemas.block import Block
@@ -16,6 +16,12 @@ from schemas.columns import flags, floats, token_ids
 from schemas.records import MicroBatch, Response
 
 SAMPLES = 4
+
+
+def read_members(records: Block, partition: int, offset: int) -> list[GroupMember]:
+    """The members in `records`, the experiences at `offset` of `partition`."""
+    block = ExperienceBlock(records, partition, offset)
+    return [GroupMember(block, row) for row in range(len(block))]
 
 
 def sampled_batch(

@@ -23,13 +23,19 @@ def topics(broker: Broker, run_id: str) -> Iterator[Topics]:
 
 
 @pytest.fixture
-def laminar(broker: Broker, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Call `laminar` with arguments; return exit code, stdout and stderr."""
     from pipelines.cli.main import main
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exit_info:
-            main([*arguments, "-b", broker.bootstrap_servers])
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments])
         printed = capsys.readouterr()
-        return int(exit_info.value.code or 0), printed.out, printed.err
+        return int(ended.value.code or 0), printed.out, printed.err
 
     return call
+
+
+@pytest.fixture
+def laminar(broker: Broker, command: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    return lambda *words: command(*words, "-b", broker.bootstrap_servers)

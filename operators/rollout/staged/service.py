@@ -74,10 +74,10 @@ class StageService:
             raise
         return connection
 
-    def take_input(self, group: str, index: int, timeout_s: float = INPUT_TIMEOUT_S) -> Input:
+    def take_input(self, group: str, index: int) -> Input:
         """The connection over which stage `index` of `group` receives hidden states. Raises TransportError."""
         with self._changed:
-            if not self._changed.wait_for(lambda: (group, index) in self._inputs, timeout_s):
+            if not self._changed.wait_for(lambda: (group, index) in self._inputs, INPUT_TIMEOUT_S):
                 raise TransportError(f"no hidden states for stage {index} of group {group}: nothing has connected")
             return self._inputs.pop((group, index))
 

@@ -119,7 +119,6 @@ class Sinks:
             self._each(lambda tracker: tracker.append(logged))
 
     def close(self) -> None:
-        """Close all sinks."""
         try:
             self._each(lambda tracker: tracker.close())
         finally:

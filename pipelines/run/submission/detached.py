@@ -123,7 +123,6 @@ def _share_a_role(some: Sequence[Role], others: Sequence[Role]) -> bool:
 
 
 def start_respawner(submission: Submission) -> Submission:
-    """Start a respawner for `submission`."""
     submission.log.parent.mkdir(parents=True, exist_ok=True)
     submission = replace(submission, pid=None, state="up", error=None, last_error=None)
     submission.write()

@@ -97,12 +97,12 @@ class Measurement:
         """Finished trajectories of the whole run."""
         return len(self._ended)
 
-    def prediction(self, warm_up: int = WARM_UP) -> Prediction:
+    def prediction(self) -> Prediction:
         """The figures. Raises ValueError if the run had too few steps."""
-        if len(self.steps) < warm_up + 1:
-            raise ValueError(f"{len(self.steps)} optimizer steps are too few: at least {warm_up + 1} are needed")
-        begin, end = self.steps[warm_up - 1].ends, self.steps[-1].ends
-        measured = self.steps[warm_up:]
+        if len(self.steps) < WARM_UP + 1:
+            raise ValueError(f"{len(self.steps)} optimizer steps are too few: at least {WARM_UP + 1} are needed")
+        begin, end = self.steps[WARM_UP - 1].ends, self.steps[-1].ends
+        measured = self.steps[WARM_UP:]
         seconds = (end - begin) * self._scale
         tokens = sum(step.tokens for step in measured)
         trainer_idle = min(1.0, sum(step.waited for step in measured) * self._scale / seconds)

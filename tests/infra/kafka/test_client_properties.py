@@ -64,7 +64,7 @@ def test_every_setting_exists_in_kafka_python() -> None:
 
 
 def test_properties_need_only_an_address(broker: Broker, run_id: str) -> None:
-    properties = ClientProperties.at(broker.bootstrap_servers).updated({"client.id": run_id})
+    properties = ClientProperties({"bootstrap.servers": broker.bootstrap_servers, "client.id": run_id})
     with KafkaAdminClient(**properties.admin()) as client:
         assert [node["port"] for node in client.describe_cluster()["brokers"]] == [broker.port]
 

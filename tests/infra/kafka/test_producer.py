@@ -117,7 +117,9 @@ def test_producer_send_waits_over_the_bound(own_broker: Broker, paused: PausedBr
 
 def test_producer_raises_failure_on_next_call(own_broker: Broker, paused: PausedBroker, run_id: str) -> None:
     client = topic_on(own_broker, run_id)
-    producer = BoundedProducer(client.updated({"request.timeout.ms": "300", "delivery.timeout.ms": "600"}))
+    producer = BoundedProducer(
+        ClientProperties({**client.entries, "request.timeout.ms": "300", "delivery.timeout.ms": "600"})
+    )
     producer.send(run_id, b"first")
     producer.flush(10)
     paused.suspend()
@@ -199,7 +201,7 @@ def test_producer_rejects_record_over_the_bound(broker: Broker, run_id: str) -> 
 
 
 def test_producer_rejects_unknown_topic(broker: Broker, run_id: str) -> None:
-    client = ClientProperties.at(broker.bootstrap_servers).updated({"max.block.ms": "300"})
+    client = ClientProperties({"bootstrap.servers": broker.bootstrap_servers, "max.block.ms": "300"})
     with BoundedProducer(client) as producer, pytest.raises(DeliveryFailed, match=f"{run_id} cannot be sent"):
         producer.send(run_id, b"value")
     assert producer.bytes_in_flight == 0

@@ -56,7 +56,7 @@ def test_manifest_log_has_the_manifests_when_flush_returns(broker: Broker, run_i
 
 
 def test_publish_fails_without_the_topic(broker: Broker, run_id: str, root: Path) -> None:
-    client = ClientProperties.at(broker.bootstrap_servers).updated({"max.block.ms": "300"})
+    client = ClientProperties({"bootstrap.servers": broker.bootstrap_servers, "max.block.ms": "300"})
     with WeightStore(root) as store, BoundedProducer(client) as producer:
         publisher = Publisher(store, ManifestLog(producer, run_id), SPECS)
         with pytest.raises(PublishFailed, match=f"{run_id}.relay cannot be sent"):

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from record_factories import experience, prompt, trajectory, version
+from sampled_batches import read_members
 
 from operators.experience.batch_context import BatchContext
 from operators.experience.components import Component
 from operators.experience.config import ExperienceConfig
 from operators.experience.evictions import Age, Capacity, Staleness
 from operators.experience.groups import Group, Groups
-from operators.experience.members import GroupMember, read_members
+from operators.experience.members import GroupMember
 from operators.experience.pack_batches import balance, pack
 from operators.experience.samplers import SAMPLERS, DynamicSampling, GroupComplete, Sampler
 from operators.experience.writers import Bounded, Finished

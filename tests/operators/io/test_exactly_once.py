@@ -137,7 +137,9 @@ class Trial:
     """The input of a pipeline, fed during the trial, and its output."""
 
     def __init__(self, broker: Broker, run_id: str) -> None:
-        self.client = ClientProperties.at(broker.bootstrap_servers).updated({"reconnect.backoff.max.ms": "500"})
+        self.client = ClientProperties(
+            {"bootstrap.servers": broker.bootstrap_servers, "reconnect.backoff.max.ms": "500"}
+        )
         self._run_id = run_id
         with admin_client(self.client) as admin:
             create_topics(admin, [TopicSpec(topic.name(run_id), 1) for topic in (SOURCE, OUTPUT, RESTORE)])

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from record_factories import experience, prompt, trajectory
 from role_graph import RoleGraph
+from sampled_batches import read_members
 
-from operators.experience.members import read_members
 from operators.experience.pack_batches import pack
 from schemas.block import Block
 from schemas.records import MicroBatch

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from in_memory_log import Log, Shard
 from record_factories import experience, manifest, prompt, shard, topic_input, trajectory, version
+from sampled_batches import read_members
 
 from infra.kafka.producer import DeliveryFailed
-from operators.experience.members import read_members
 from operators.experience.pack_batches import pack
 from operators.io.elements import Restored, ShardFold
 from operators.trainer.assembly import MissingBatch

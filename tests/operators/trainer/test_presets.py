@@ -11,7 +11,8 @@ from trainer_batches import make_batch, save_tiny_model
 
 from operators.trainer.config import AlgorithmConfig, AlgorithmName, LearnerConfig
 from operators.trainer.learner import Learner
-from operators.trainer.presets import PRESETS, clip_can_bind, optimizer_steps, preset_table, unused_clip_warning
+from operators.trainer.presets import PRESETS, UNCLIPPED, clip_can_bind, optimizer_steps, unused_clip_warning
+from pipelines.present.topic_table import markdown
 
 TRAINING = Path(__file__).parents[3] / "docs" / "training.md"
 
@@ -20,8 +21,32 @@ def named(name: AlgorithmName, **changes: object) -> LearnerConfig:
     return LearnerConfig(algorithm=AlgorithmConfig(name=name, max_response_tokens=20), **changes)  # type: ignore[arg-type]
 
 
+def preset_table() -> str:
+    """The presets as a Markdown table."""
+    head = ("name", "aggregation", "clip", "ratio against", "weight π_o/μ", "steps per batch", "paper's rate", "source")
+    rows = []
+    for name, preset in PRESETS.items():
+        clip, weight = preset.clip, preset.correction
+        bounds = (
+            f"at most {weight.cap:g}" if weight.kind == "truncate" else f"0 outside [{weight.low:g}, {weight.cap:g}]"
+        )
+        rows.append(
+            (
+                f"`{name}`",
+                preset.aggregation.replace("_", " "),
+                "none" if clip == UNCLIPPED else f"{'–' if clip.low == 1 else f'{clip.low:g}'} / {clip.high:g}",
+                "μ" if preset.proximal == "behaviour" else "π_o",
+                "none: ρ is against μ" if weight.kind == "none" else bounds,
+                str(preset.mini_batches * preset.epochs),
+                "–" if preset.paper_rate is None else f"{preset.paper_rate:g}",
+                preset.source,
+            )
+        )
+    return markdown(head, rows)
+
+
 def test_documentation_has_the_presets() -> None:
-    assert "\n".join(preset_table()) in TRAINING.read_text("utf-8"), "\n".join(preset_table())
+    assert preset_table() in TRAINING.read_text("utf-8"), preset_table()
 
 
 def test_defaults_are_those_of_a_pretrained_model() -> None:

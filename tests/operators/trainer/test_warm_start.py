@@ -80,7 +80,7 @@ def test_teacher_accuracy_follows_the_configuration(tmp_path: Path, share: float
 def test_warm_start_properties_come_from_the_curve() -> None:
     curve = tuple(module.Measured(*each) for each in ((100, 0.3, 0.2), (200, 0.7, 0.4), (260, 0.1, 0.5)))
     made = module.WarmStart(Path(), 0.5, curve, 1.0)
-    assert (made.greedy, made.sampled, made.best, made.best_sampled) == (0.1, 0.5, 0.7, 0.5)
+    assert (made.greedy, made.sampled, made.best) == (0.1, 0.5, 0.7)
 
 
 def test_folder_name_depends_on_all_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,22 +13,15 @@ from infra.kafka.broker import Broker
 from infra.kafka.detached_broker import stop_detached
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem
-from pipelines.cli.main import main
 
 Laminar = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def laminar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Laminar]:
+def laminar(tmp_path: Path, command: Laminar) -> Iterator[Laminar]:
     """Call `laminar broker` with a folder of its own; return exit code, stdout and stderr."""
 
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["broker", *words, "--folder", str(tmp_path)])
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    yield call
+    yield lambda *words: command("broker", *words, "--folder", str(tmp_path))
     stop_detached(tmp_path)
 
 

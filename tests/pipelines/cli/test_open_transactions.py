@@ -23,14 +23,8 @@ WRITER = group_name(RUN, "experience")
 
 
 @pytest.fixture
-def laminar(broker: Broker, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([*words, "--run", RUN, "-b", broker.bootstrap_servers])
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
+def laminar(broker: Broker, command: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    return lambda *words: command(*words, "--run", RUN, "-b", broker.bootstrap_servers)
 
 
 @pytest.fixture

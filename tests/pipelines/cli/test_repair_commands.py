@@ -16,7 +16,6 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Fenced, Partition, Session
 from infra.kafka.session_config import Input, SessionConfig
 from infra.kafka.topic_reader import read_topic
-from pipelines.cli.main import main
 from schemas.codec import encode
 from schemas.records import Settled
 from schemas.topics import RESTORE, SETTLED, group_name
@@ -44,14 +43,8 @@ def client(broker: Broker) -> ClientProperties:
 
 
 @pytest.fixture
-def laminar(client: ClientProperties, capsys: pytest.CaptureFixture[str]) -> Laminar:
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([*words, "--run", RUN, "-b", client.bootstrap_servers])
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return call
+def laminar(client: ClientProperties, command: Laminar) -> Laminar:
+    return lambda *words: command(*words, "--run", RUN, "-b", client.bootstrap_servers)
 
 
 def records_of(client: ClientProperties, run: str) -> list[tuple[int, bytes | None, str]]:

@@ -14,7 +14,6 @@ from infra.kafka.broker import Broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
-from pipelines.cli.main import main
 from pipelines.cli.plans import COLUMNS, _single_row, plan_lines
 from pipelines.cli.replicas import replica_row
 from schemas.codec import encode
@@ -94,14 +93,8 @@ def filled(broker: Broker) -> ClientProperties:
 
 
 @pytest.fixture
-def laminar(filled: ClientProperties, capsys: pytest.CaptureFixture[str]) -> Laminar:
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([*words, "--run", RUN, "-b", filled.bootstrap_servers])
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return run
+def laminar(filled: ClientProperties, command: Laminar) -> Laminar:
+    return lambda *words: command(*words, "--run", RUN, "-b", filled.bootstrap_servers)
 
 
 def test_replicas_shows_current_state(laminar: Laminar) -> None:

@@ -35,7 +35,7 @@ Runs = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runs:
+def runs(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> Runs:
     for name, steps in (("first", 10), ("second", 20)):
         folder = tmp_path / name
         (folder / "logs").mkdir(parents=True)
@@ -53,13 +53,7 @@ def runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runs:
         for role in ("score", "trainer"):
             (folder / "logs" / f"{role}.log").write_text("".join(f"{role} {n}\n" for n in range(30)))
 
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["runs", *words, "--folder", str(tmp_path)])
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return call
+    return lambda *words: command("runs", *words, "--folder", str(tmp_path))
 
 
 def test_runs_logs_prints_last_lines(runs: Runs) -> None:

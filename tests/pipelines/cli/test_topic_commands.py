@@ -79,16 +79,10 @@ def filled(broker: Broker) -> Broker:
 
 
 @pytest.fixture
-def laminar(filled: Broker, capsys: pytest.CaptureFixture[str]) -> Laminar:
+def laminar(filled: Broker, command: Laminar) -> Laminar:
     """Call a command on the run; return exit code, stdout and stderr."""
 
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([*words, "--run", RUN, "-b", filled.bootstrap_servers])
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return call
+    return lambda *words: command(*words, "--run", RUN, "-b", filled.bootstrap_servers)
 
 
 def test_topics_list(laminar: Laminar) -> None:

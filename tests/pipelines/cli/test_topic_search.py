@@ -178,7 +178,7 @@ def test_dlq_replay_publishes_records_with_execute(laminar: Laminar, filled: Cli
         (("find", "settled", "--columns", "tokenz"), "the nearest is tokens"),
         (("find", "settled", "-o", "then"), "'then' is"),
         (("find", "settled", "-o", "csv"), "-o is the offset; for the output format give -O csv"),
-        (("find", "setled"), "did you mean settled?"),
+        (("find", "setled"), "did you mean 'settled'?"),
         (("stats", "settled", "-p", "x"), "is not a list of partitions"),
         (("offsets", "settled", "--at", "then"), "'then' is"),
         (("dlq", "list", "-w", "wy = 1"), "there is no column wy"),

@@ -21,7 +21,6 @@ from infra.kafka.properties import ClientProperties
 from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.replay import Replay
-from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
 from schemas.codec import encode
@@ -76,16 +75,10 @@ def produce(broker: Broker, parts: list[Any]) -> None:
 
 
 @pytest.fixture
-def laminar(runs: Path, broker: Broker, capsys: pytest.CaptureFixture[str]) -> Laminar:
+def laminar(runs: Path, broker: Broker, command: Laminar) -> Laminar:
     """Call `laminar train replay`; return exit code, stdout and stderr."""
 
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["train", "replay", *words, "--folder", str(runs), "-b", broker.bootstrap_servers])
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return call
+    return lambda *words: command("train", "replay", *words, "--folder", str(runs), "-b", broker.bootstrap_servers)
 
 
 def test_train_replay_reproduces_weights(laminar: Laminar, runs: Path) -> None:

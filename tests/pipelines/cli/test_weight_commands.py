@@ -27,7 +27,6 @@ from infra.store.ownership import remove_store
 from infra.store.weight_store import WeightStore
 from infra.transport.relay_node import Endpoint, RelayNode
 from operators.relay.relay import relay_key
-from pipelines.cli.main import main
 from schemas.codec import encode
 from schemas.records import PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
 from schemas.topics import RELAY, RELAY_CHAIN, REPLICAS
@@ -45,14 +44,8 @@ def client(broker: Broker) -> ClientProperties:
 
 
 @pytest.fixture
-def laminar(client: ClientProperties, capsys: pytest.CaptureFixture[str]) -> Laminar:
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([*words, "--run", RUN, "-b", client.bootstrap_servers])
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return run
+def laminar(client: ClientProperties, command: Laminar) -> Laminar:
+    return lambda *words: command(*words, "--run", RUN, "-b", client.bootstrap_servers)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from record_samples import PROMPT, SAMPLES, TRAJECTORY
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
-from pipelines.cli.main import main
 from pipelines.inspect.log.samples import SampleFilter, find_groups, groups_at
 from schemas import records as r
 from schemas.codec import encode
@@ -80,14 +79,8 @@ def client(broker: Broker) -> ClientProperties:
 
 
 @pytest.fixture
-def laminar(client: ClientProperties, capsys: pytest.CaptureFixture[str]) -> Laminar:
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["samples", *words, "--run", RUN, "-b", client.bootstrap_servers])
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return call
+def laminar(client: ClientProperties, command: Laminar) -> Laminar:
+    return lambda *words: command("samples", *words, "--run", RUN, "-b", client.bootstrap_servers)
 
 
 @pytest.mark.parametrize(
