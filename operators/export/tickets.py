@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, get_args
 
 from infra.name_lookup import suggest_name
@@ -46,8 +46,15 @@ class Ticket:
     def contents(self, run: str, tokenizer: str = "") -> Contents:
         """The contents it requests of `run`. Raises ValueError for a condition or view that its topic does not have."""
         split = self.split or default_split(self.view)
-        contents = Contents(run, self.topic, view=self.view, where=self.where, split=split, messages=self.messages)
-        return replace(contents, tokenizer=tokenizer)
+        return Contents(
+            run,
+            self.topic,
+            view=self.view,
+            where=self.where,
+            split=split,
+            messages=self.messages,
+            tokenizer=tokenizer,
+        )
 
     def encode(self) -> bytes:
         """The ticket as JSON."""

@@ -52,8 +52,9 @@ def serve(
 
     infra/deploy/grafana.json is a Grafana dashboard of these metrics. Without --host only this machine can connect.
     With --audit-every the run is audited in the background, as `laminar run` does with its own: for runs whose roles
-    are deployed or submitted in the foreground. A failure is printed, and laminar_audit_passed is 0. It keeps its value
-    until another audit ends: laminar_audit_timestamp_seconds is the time of the last end.
+    are deployed or submitted in the foreground. A failure is printed, and laminar_audit_passed is 0.
+    laminar_audit_passed keeps its value until another audit ends: laminar_audit_timestamp_seconds is the time of the
+    last end.
 
     \b
     Examples:
@@ -67,10 +68,7 @@ def serve(
 
     connection, local = address.open_log(), local_run(address)
     with attached(connection, local) as watching, ExitStack() as stack:
-        for number in (
-            signal.SIGTERM,
-            signal.SIGHUP,
-        ):  # as Ctrl-C: temporary files are removed
+        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: temporary files are removed
             if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
                 stack.callback(signal.signal, number, signal.SIG_DFL)
                 signal.signal(number, lambda number, frame: sys.exit(128 + number))

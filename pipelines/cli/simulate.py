@@ -42,12 +42,14 @@ def simulate(
     timeline: Annotated[bool, typer.Option("--timeline", help="Play one seed, and print its events.")] = False,
     until: Annotated[
         float | None,
-        typer.Option("--until", min=0, callback=finite, help="Stop that history at this second; print the state."),
+        typer.Option("--until", min=0, callback=finite, help="Stop the history at this second; print the state."),
     ] = None,
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", help="Write the events of one history, or a failing one, as a trace.")
     ] = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Write that history to this file.")] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Write the history played, or the first failing one, to this file.")
+    ] = None,
     changes: SetOption = None,
     calibrate: Annotated[
         Path | None,

@@ -24,8 +24,9 @@ class Manifests(Mapping[PolicyVersion, WeightVersion]):
                 others[str(record.schema)] = record
             elif (version := _version_of(record)) is not None:
                 found[version] = record
-        for record in () if found else others.values():
-            reject_old_release(record.headers)
+        if not found:
+            for record in others.values():
+                reject_old_release(record.headers)
         self._records = dict(sorted(found.items()))
 
     def __getitem__(self, version: PolicyVersion) -> WeightVersion:
