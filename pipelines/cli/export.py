@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -182,6 +183,7 @@ def topic(
     from operators.export.verify import check_manifests
     from operators.export.views import default_split
 
+    address = address.pinned()
     beam = follow or runner != "embedded" or bool(context.args)
     connection = address.connect() if beam else address.open_log()
     config = ExportConfig(
@@ -279,10 +281,8 @@ def _progress(config: ExportConfig, quiet: bool) -> AbstractContextManager[objec
 
 @contextmanager
 def _stopped_with_the_run(address: Address) -> Iterator[Callable[[], ClientProperties | None]]:
-    """Stop the pipeline once the run has ended, with its own broker; the value returns the run's log then, else None.
-
-    Its sources would wait for that broker for minutes.
-    """
+    """Stop the pipeline, whose sources would wait for minutes, once the run has ended, with its own broker; the value
+    returns the run's log then, else None."""
     from infra.runners.stopping import STOPPING
 
     ended = threading.Event()
@@ -320,6 +320,7 @@ def _run_pipeline(
         except RuntimeError as error:
             if log_of_ended() is None:
                 raise ExportError(str(error).partition(" [while running")[0]) from error
+            logging.getLogger(__name__).warning("the pipeline failed when the run ended: %s", error)
     if (log := log_of_ended()) is not None:
         print_error_line("the run has ended, and its broker with it: the rest is read from the files of its log")
         export_stored(config, log)

@@ -6,15 +6,24 @@ import atexit
 import math
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from infra.escaping import print_escaped
-from pipelines.inspect.run_folders import RUNS, NoSuchRun, find_run, folder_of, laminar_command
+from pipelines.inspect.run_folders import (
+    RUNS,
+    NoSuchRun,
+    find_run,
+    folder_of,
+    laminar_command,
+    read_run,
+    run_argument,
+)
 from pipelines.present.output import Form
+from schemas.release import OldRelease
 
 if TYPE_CHECKING:
     from infra.kafka.properties import ClientProperties
@@ -131,11 +140,22 @@ class Address(Brokers):
         """Return the run and its Kafka, once a broker has responded. Raises as `connect` does."""
         return connect(self.run, self.brokers, self.command_config)
 
+    def pinned(self) -> Address:
+        """The same with the run that is the latest now: another one may start while a command lasts."""
+        folder = self.folder
+        return self if self.given or folder is None else replace(self, run=run_argument(folder.resolve()))
+
     def stopped_log(self) -> ClientProperties | None:
-        """The log of a run of this machine that has ended, with its own broker, as files; None for others."""
+        """The log of a run of this machine that has ended, with its own broker, as files; None for others.
+
+        Also None while the run's state cannot be read.
+        """
         if self.given or (folder := self.folder) is None or not (data := folder / "kafka").is_dir():
             return None
-        if not _is_stopped(data.resolve()) or find_run(RUNS, self.run).status == "running":
+        try:
+            if not _is_stopped(data.resolve()) or read_run(folder).status == "running":
+                return None
+        except (NoSuchRun, ValueError, OldRelease, OSError):
             return None
         from infra.kafka.properties import ClientProperties
 

@@ -22,8 +22,10 @@ from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
+from pipelines.inspect.run_files import STATE_FILE
 from pipelines.present.report.series import batches
 from pipelines.present.view.metric_texts import TEXTS
+from pipelines.run.state import link_latest
 from schemas.codec import encode
 from schemas.metric_labels import split_labels
 from schemas.records import Settled
@@ -98,10 +100,10 @@ def test_emulated_run_uses_every_replica(ended: LaminarRun) -> None:
 def test_export_of_a_run_that_stops_reads_the_rest_from_its_log(
     command_server: CommandServer, emulated_config: Path, tmp_path: Path
 ) -> None:
-    """It shows its progress on a terminal, and prints one JSON document with --json."""
+    """It shows its progress on a terminal, and prints one JSON document with --json. Another run may start and end."""
     run = LaminarRun(command_server, tmp_path, emulated_config, "stopped", "trainer.optimizer_steps=100000")
     main, side = os.openpty()
-    words = ("export", "experiences", "rows", "--run", "stopped")
+    words = ("export", "experiences", "rows")
     shown = ""
 
     def has_shown(text: str) -> bool:
@@ -114,12 +116,16 @@ def test_export_of_a_run_that_stops_reads_the_rest_from_its_log(
         run.until_phase("training")
         export = Command(command_server, tmp_path, *words, "--follow", output=Path(os.ttyname(side)))
         run.until(lambda: has_shown("start 1 of ") and has_shown(" rows so far ("), 60, "progress of the export")
+        other = run.folder.with_name("other")
+        (other / "kafka").mkdir(parents=True)
+        (other / STATE_FILE).write_text(json.dumps({**run.state(), "run": "other", "ended_at": 1.0}))
+        link_latest(other)
         run.signal(signal.SIGINT)
         run.wait(30)
         assert export.wait(60) == 0, shown
         assert has_shown("exports experiences to rows: "), shown
         assert has_shown("the run has ended, and its broker with it: the rest is read from the files of its log"), shown
-        again = Command(command_server, tmp_path, *words, "--json", output=tmp_path / "again.txt")
+        again = Command(command_server, tmp_path, *words, "--run", "stopped", "--json", output=tmp_path / "again.txt")
         assert again.wait() == 0
         assert json.loads(again.output())["rows"] > 0, "nothing beside the document"
         verification = Command(command_server, tmp_path, "export", "verify", "rows", "--log", output=tmp_path / "v.txt")
