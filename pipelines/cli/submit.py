@@ -144,12 +144,13 @@ def submit(
     cannot_run = (RunFailing, ConfigError, SourceError, CannotResume, OldRelease, OtherPartitions)
     configure_logging()
     try:
-        prepare(loaded, process, lambda line: print_escaped(line, err=True))
-        with Progress(f"{pipeline}: loads the pipeline", only_slow=True):
-            for role in process.roles:
-                import_pipeline(role)
-        with in_foreground(loaded, process.roles), claimed_store(loaded, process), guarded(loaded, process):
-            run_process(loaded, process, runner, context.args)
+        with in_foreground(loaded, process.roles):
+            prepare(loaded, process, lambda line: print_escaped(line, err=True))
+            with Progress(f"{pipeline}: loads the pipeline", only_slow=True):
+                for role in process.roles:
+                    import_pipeline(role)
+            with claimed_store(loaded, process), guarded(loaded, process):
+                run_process(loaded, process, runner, context.args)
     except cannot_run as error:  # another start would fail again
         raise _cannot_run(error) from None
     except KeyboardInterrupt:  # before the pipeline runs; from then on Ctrl-C drains it

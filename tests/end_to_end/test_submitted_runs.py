@@ -189,7 +189,7 @@ def test_detach_refuses_at_once_what_its_process_would_refuse(submitted: Path, s
 
 
 def test_detach_refuses_a_role_that_runs_in_the_foreground(submitted: Path, shell: Shell) -> None:
-    """It would fence the other."""
+    """It would fence the other. One that waits for Kafka is there, too."""
     file = str(submitted / "submitted" / "score.toml")
     command = shell.start("submit", "placement", file)
     try:
@@ -203,6 +203,13 @@ def test_detach_refuses_a_role_that_runs_in_the_foreground(submitted: Path, shel
         assert command.wait(60) == 0
     finally:
         command.clean_up()
+    words = ("submit", "placement", file, "--set", f"kafka.bootstrap_servers=127.0.0.1:{free_port()}")
+    waiting = shell.start(*words)
+    try:
+        waiting.until(lambda: "127.0.0.1:" in waiting.output(), 60, "its wait for Kafka")
+        assert f"runs in the foreground, as process {waiting.pid}: " in shell(*words, "--detach").text
+    finally:
+        waiting.clean_up()
 
 
 def test_submit_refuses_a_role_that_is_submitted_already(submitted: Path, shell: Shell) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -87,15 +88,24 @@ def _refuse_in_foreground(config: Config, submission: Submission) -> None:
 
     The process that a killed respawner has left is taken over.
     """
-    names = (line.rpartition("@")[2] for line in Path("/proc/net/unix").read_text("utf-8").splitlines())
+    names = (line.rpartition("@")[2] for line in Path("/proc/net/unix").read_text("utf-8", "replace").splitlines())
     prefix, wanted = _socket_prefix(config), submitted_process(config, submission.pipeline, submission.index).roles
-    for pipeline, index, pid in (name.removeprefix(prefix).split("/") for name in names if name.startswith(prefix)):
-        role = Role(pipeline, int(index))
-        if int(pid) != submission.worker and _share_a_role([role], wanted):
+    rests = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+    for found in filter(None, (re.fullmatch(r"([a-z-]+)/(-?\d+)/(\d+)", rest) for rest in rests)):
+        role, pid = Role(found[1], int(found[2])), int(found[3])
+        if pid != submission.worker and _share_a_role([role], wanted) and _is_own(pid):
             raise AlreadySubmitted(
                 f"{role.name} of run {config.run.name} runs in the foreground, as process {pid}: `kill {pid}` drains "
                 "and ends it; then submit again"
             )
+
+
+def _is_own(pid: int) -> bool:
+    """Whether process `pid` lives and is this user's; any user can bind any name."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -109,6 +119,7 @@ def in_foreground(config: Config, roles: Sequence[Role]) -> Iterator[None]:
 
 
 def _socket_prefix(config: Config) -> str:
+    config = with_absolute_paths(config)  # as of a detached process, wherever this one was started
     run = f"{config.run.name} {config.kafka.bootstrap_servers} {config.kafka.client_properties}"
     return f"laminar-submit/{hashlib.sha256(run.encode()).hexdigest()[:32]}/"
 

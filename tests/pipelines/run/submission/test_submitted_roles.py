@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +22,14 @@ from pipelines.config import load_config, parse_config, save_config
 from pipelines.inspect.run_folders import read_run
 from pipelines.inspect.submissions import Submission, read_submission, submissions
 from pipelines.run.inputs import record_inputs
-from pipelines.run.submission.detached import start_respawner
+from pipelines.run.paths import with_absolute_paths
+from pipelines.run.submission.detached import (
+    AlreadySubmitted,
+    _refuse_in_foreground,
+    _socket_prefix,
+    in_foreground,
+    start_respawner,
+)
 from pipelines.run.submission.respawner import last_error
 from pipelines.run.submission.role_checks import sections_of
 
@@ -67,6 +76,23 @@ def submitted(folder: Path, pipeline: str, model: str = "/nowhere", index: int =
     table = {"run": {"name": folder.name, "folder": str(folder.parent)}, "model": {"path": model}}
     save_config(parse_config({**table, "kafka": {"bootstrap_servers": "127.0.0.1:9"}}, "a test"), submission.config)
     return submission
+
+
+def test_refuse_in_foreground_trusts_names_of_own_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can bind any name, and names need not be UTF-8."""
+    client = parse_config({"run": {"name": folder.name}, "kafka": {"client_properties": "my.properties"}}, "a test")
+    placement, prefix = submitted(folder, "placement"), _socket_prefix(with_absolute_paths(client))
+    (ended := subprocess.Popen(["true"])).wait()
+    names = ["", "x", "placement/0", "placement/0/x", "placement/0/1/2", f"placement/0/{ended.pid}"]
+    with ExitStack() as stack:
+        for name in (b"\xff", *(f"{prefix}{name}".encode() for name in names)):
+            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)).bind(b"\0" + name)
+        _refuse_in_foreground(with_absolute_paths(client), placement)
+        with in_foreground(client, [placement.role]):  # with its relative path
+            with pytest.raises(AlreadySubmitted, match=f"runs in the foreground, as process {os.getpid()}: "):
+                _refuse_in_foreground(with_absolute_paths(client), placement)
+            monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+            _refuse_in_foreground(with_absolute_paths(client), placement)
 
 
 def has_ended(pid: int) -> bool:
