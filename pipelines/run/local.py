@@ -39,7 +39,7 @@ from pipelines.run.inputs import INPUTS_FILE, accept_inputs, changed_inputs, cha
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.preflight import gpu_problems, missing_requirements, port_problems
 from pipelines.run.run_guard import RunFailing
-from pipelines.run.run_kafka import RunLost
+from pipelines.run.run_kafka import BrokerDiskFull, RunLost
 from pipelines.run.run_names import check_new, with_run_name
 from pipelines.run.state import RunStateFile, link_latest, remove_run
 from pipelines.run.stop_requests import Interrupted, StopRequests
@@ -215,7 +215,7 @@ def _write_report(state: RunStateFile, audit: Mapping[str, Any] | None) -> dict[
 
 def _end_failed(state: RunStateFile, error: BaseException) -> None:
     """Write to state.json why the run failed, and add to `error` how to resume it, if it can be."""
-    if (is_out_of_space(error) or is_full(state.folder)) and "disk is full" not in str(error):
+    if (is_out_of_space(error) or is_full(state.folder)) and not isinstance(error, BrokerDiskFull):
         error.add_note(f"the disk is full: {describe_free_space(state.folder)}")
     notes = [*getattr(error, "detail_lines", ())[:MAX_DETAILS], *getattr(error, "__notes__", [])]
     reason = "; ".join([f"{type(error).__name__}: {error}", *notes])

@@ -46,6 +46,10 @@ class BrokerDataDeleted(RunLost, BrokerStartError):
     """The data of the run's own broker was deleted."""
 
 
+class BrokerDiskFull(BrokerStartError):
+    """The run's own broker cannot run because its disk is full; the message says so."""
+
+
 class RunKafka:
     """The cluster of `config`, or a local broker with its data in `folder`, if `config` names none or `folder` exists.
 
@@ -187,7 +191,7 @@ class RunKafka:
         assert self._own is not None
         pause, why = self._restarts.record_death(), f"{died} (see {self._own.log_file})"
         if is_full(self._folder):
-            raise BrokerStartError(
+            raise BrokerDiskFull(
                 f"the broker cannot run because the disk is full, {describe_free_space(self._folder)}: {why}"
             ) from died
         if pause is None:

@@ -20,7 +20,7 @@ from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
 from pipelines.inspect.run_folders import read_run
 from pipelines.present.view.live import LiveView
 from pipelines.run.local import _end_failed
-from pipelines.run.run_kafka import BrokerDataDeleted, RunKafka, TopicsDeleted
+from pipelines.run.run_kafka import BrokerDataDeleted, BrokerDiskFull, RunKafka, TopicsDeleted
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.supervisor import RunFolderDeleted, Supervisor
@@ -63,8 +63,11 @@ def test_run_kafka_does_not_restart_a_broker_on_a_full_disk(tmp_path: Path) -> N
         kafka._own = Broker(BrokerConfig(disk))  # without a process
         (disk / "log").mkdir()
         (disk / "log" / "meta.properties").write_text("")
-        with pytest.raises(BrokerStartError, match=rf"disk is full, .* free on the disk of {disk}: .*broker\.log"):
+        full = rf"disk is full, .* free on the disk of {disk}: .*broker\.log"
+        with pytest.raises(BrokerDiskFull, match=full) as raised:
             kafka.poll()
+        _end_failed(RunStateFile(disk, "first", 8), raised.value)
+        assert not hasattr(raised.value, "__notes__"), "the message says it"
 
 
 def test_write_anyway_keeps_the_file_on_a_full_disk(tmp_path: Path) -> None:
