@@ -22,6 +22,8 @@ _CHECKED = (
     "default.replication.factor",
 )
 """The settings of a broker that `broker_problems` judges."""
+CLUSTER = "Kafka"
+"""Where a permission is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class SettingProblem:
     @property
     def place(self) -> str:
         """Where an administrator changes it; most of the brokers' settings hold from their next start."""
+        if self.where == CLUSTER:
+            return "with kafka-acls.sh --add"
         return "in server.properties" if self.where.startswith("broker ") else "with kafka-configs.sh --alter"
 
     def __str__(self) -> str:
@@ -68,7 +72,7 @@ def find_problems(
         return problems + broker_problems(broker_settings(admin), transaction_timeout_s, new)
     except AuthorizationError as error:
         why = f"its settings could not be checked ({error})"
-        return [SettingProblem("Kafka", "the permission DescribeConfigs", "not granted", "granted", why, fatal=False)]
+        return [SettingProblem(CLUSTER, "the permission DescribeConfigs", "not granted", "granted", why, fatal=False)]
 
 
 def broker_problems(

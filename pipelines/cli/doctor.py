@@ -53,6 +53,8 @@ def doctor(
       laminar doctor -b kafka.example:9092 --json
       laminar doctor run.toml --set kafka.transaction_timeout_s=300
     """
+    if clean and changes:
+        raise typer.BadParameter("it changes a setting of CONFIG.toml, and --clean takes none", param_hint="--set")
     config = None if clean else _config(names or [], changes or [])
     if config is not None and kafka.given:
         raise typer.BadParameter(

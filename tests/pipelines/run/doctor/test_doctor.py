@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from infra.kafka.broker import Broker
-from infra.kafka.settings_check import SettingProblem
+from infra.kafka.settings_check import CLUSTER, SettingProblem
 from infra.sizes import GIB
 from infra.store.errors import StoreError
 from infra.store.ownership import StaleStore, open_folder, stale_stores
@@ -96,6 +96,12 @@ def test_judge_reports_settings_that_lose_records(where: str, fatal: bool, verdi
     assert finding.fix == f"change retention.ms {place}: -1"
 
 
+def test_judge_advises_kafka_acls_for_a_missing_permission() -> None:
+    problem = SettingProblem(CLUSTER, "the permission DescribeConfigs", "not granted", "granted", "denied", fatal=False)
+    (finding,) = [each for each in judge(replace(COMPLETE, broker="", settings=(problem,))) if each.fix]
+    assert finding.fix == "change the permission DescribeConfigs with kafka-acls.sh --add: granted"
+
+
 def test_judge_of_a_configuration_stops_for_its_topics() -> None:
     problem = SettingProblem("laminar.first.settled", "retention.ms", "1", "-1", "records would go")
     machine = replace(COMPLETE, broker="", settings=(problem,), run="first", topics=("they have 2 partitions",))
@@ -174,5 +180,7 @@ def test_doctor_command_reports_whether_a_run_can_work(broker: Broker, capsys: p
     assert laminar("laminar-a") == 1
     expected = "laminar-a is not a configuration file; stores are named with --clean, which removes them"
     assert expected in capsys.readouterr().err
+    assert laminar("--clean", "--set", "run.name=a") == 2
+    assert "it changes a setting of CONFIG.toml, and --clean takes none" in capsys.readouterr().err
     assert report["can_run"] is False
     assert [finding["name"] for finding in report["findings"] if finding["verdict"] == "missing"] == ["kafka"]
