@@ -30,7 +30,7 @@ def shard_config(
     *inputs: TopicInput,
     ledger: tuple[Topic, ...] = (),
     ledger_partitions: tuple[int, ...] | None = None,
-    ledger_keys: tuple[str, ...] = (),
+    ledger_keys: str = "",
     index: int = 0,
     shards: int = 1,
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = (),
@@ -41,7 +41,7 @@ def shard_config(
     """The configuration of shard `index` of `pipeline`. `shards`: their number, where it may change, see ShardConfig.
 
     `ledger` topics are read back with all their partitions, or with `ledger_partitions`; `owned` partitions and records
-    with `ledger_keys` have no other writer.
+    with keys like `ledger_keys` have no other writer.
 
     `slow_poll`: poll and commit less often, which reduces the load on the brokers; for pipelines that no other waits
     for. `fast_poll`: poll more often, for steps that follow a clock. `unnoted`: see ShardConfig.
@@ -84,7 +84,7 @@ def score_source(config: Config, shard: int) -> ShardConfig:
         TopicInput(TRAJECTORIES, own, blocks=True),
         ledger=(EXPERIENCES,),
         ledger_partitions=own,
-        ledger_keys=(LETTERS["train"], LETTERS["evaluation"]),  # other rows are imported
+        ledger_keys=rf"[{LETTERS['train']}{LETTERS['evaluation']}]\d+",  # other rows are imported
         index=shard,
         shards=shards,
     )

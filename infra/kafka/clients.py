@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
 
 from infra.kafka.admin import admin_client, committed_offsets
 from infra.kafka.note import uncommitted_consumer
@@ -28,6 +29,7 @@ RECONNECT = {"reconnect_backoff_max_ms": 500}
 
 COORDINATOR_S = 30.0
 """How long a new cluster may take to create its topic of group offsets, or a broker that has started to load it."""
+_NO_COORDINATOR = CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError
 
 
 class Lock(Protocol):
@@ -125,7 +127,7 @@ class KafkaClients:
 
     def committed(self, group: str) -> Mapping[TopicPartition, int]:
         with admin_client(self._client) as admin:
-            found = retry_transient(lambda: committed_offsets(admin, group), within_s=COORDINATOR_S)
+            found = retry_transient(lambda: committed_offsets(admin, group), _NO_COORDINATOR, COORDINATOR_S)
         return {place: each.offset for place, each in found.items()}
 
     def check_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:

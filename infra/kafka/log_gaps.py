@@ -41,10 +41,14 @@ def log_truncated(group: str, reason: str) -> LogTruncated:
 
 def note_missing(group: str, restore: str, traces: Sequence[str]) -> NoteMissing:
     """The error of `group`; `traces` are sentences about what it has left elsewhere."""
+    deleted = (
+        "If the topics of an earlier run of this name were deleted on purpose, delete its consumer group "
+        f"{group}, too"
+    )
     return NoteMissing(
         f"{group} has no note in {restore}, but {'; '.join(traces)}: a start without it would assign all numbers "
-        f"again. Restore {restore} from a backup (its cleanup.policy must be compact only), or {NEW_RUN}. If the "
-        f"topics of an earlier run of this name were deleted on purpose, delete its consumer group {group}, too"
+        f"again. Restore {restore} from a backup (its cleanup.policy must be compact only), or {NEW_RUN}."
+        + (f" {deleted}" if any("committed offset" in trace for trace in traces) else "")
     )
 
 
@@ -56,7 +60,7 @@ def traces_of(
 ) -> list[str]:
     """What shows that a shard without a note has committed before; `committed` are the offsets of its group.
 
-    All are needed: a topic of outputs may have other writers, and Kafka deletes a group's offsets after a week.
+    Each finds what the others miss: outputs may have other writers, and Kafka deletes a group's offsets after a week.
     """
     traces = [f"{name_of(p)} holds its output" for p in config.owned if ends[TopicPartition(*p)] > 0]
     traces += [f"{name_of(p)} has been trimmed" for p in config.ledger if begins[TopicPartition(*p)] > 0]

@@ -315,7 +315,7 @@ class Session:
             # The ends include open transactions: own records may follow one.
             ends = observer.end_offsets(places) if places else {}
         if note is None:
-            self._refuse(traces_of(config, begins, ends, self._clients.committed(config.group)))
+            self._check_first_start(traces_of(config, begins, ends, self._clients.committed(config.group)))
         self._outputs.update(note.written if note is not None else ())
         self._clients.end_own_transactions(config.group, self._producer.producer_id, self._output_places())
         self.note = note or Note()
@@ -329,9 +329,9 @@ class Session:
             floors[tp] = floor
         consumer.assign(ledger)
         patience_s = CATCH_UP_S + config.transaction_timeout_s
-        reach, clock = {tp: ends[tp] for tp in ledger}, self._clients.monotonic
+        reach = {tp: ends[tp] for tp in ledger}
         check = self._check_not_own if note is None else None
-        self.ledger = read_committed(consumer, floors, reach, self._position, clock, patience_s, check)
+        self.ledger = read_committed(consumer, floors, reach, self._position, self._clients.monotonic, patience_s, check)
         consumer.assign(assigned)
         for tp, source in self._inputs():
             noted = self.note.offsets.get(name_of(tp)) if source.start == "committed" else None
@@ -353,11 +353,11 @@ class Session:
 
     def _check_not_own(self, record: ConsumerRecord) -> None:
         """Raise NoteMissing if this shard, which has no note, has written `record` of its ledger."""
-        if (record.key or b"").startswith(self.config.ledger_keys):
-            self._refuse([f"{name_of((record.topic, record.partition))} holds its output"])
+        if self.config.has_written(record.key):
+            self._check_first_start([f"{name_of((record.topic, record.partition))} holds its output"])
 
-    def _refuse(self, traces: Sequence[str]) -> None:
-        """Raise NoteMissing if there are `traces` of earlier commits, SessionLost if there is a note by now."""
+    def _check_first_start(self, traces: Sequence[str]) -> None:
+        """Raise NoteMissing if there are `traces` of earlier commits, or SessionLost if there is a note by now."""
         if not traces:
             return
         with self._observer() as observer:

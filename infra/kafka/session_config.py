@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -37,11 +38,11 @@ class SessionConfig:
     read back.
 
     Commit notes go to the partition `restore` of a compacted topic. Only this shard writes the partitions `owned`, and
-    only this shard the records of its ledger whose keys begin with one of `ledger_keys`. A start without a note fails
-    if it finds such records, a trimmed ledger, or committed offsets of its group. An open
-    transaction of a dead process blocks read_committed readers for at most `transaction_timeout_s` seconds, and no
-    transaction may take longer. `shards` is the number of the role's shards, where it may change; a session that
-    `retires` its shard seals the note, see `resharding`.
+    only this shard the records of its ledger whose keys match the pattern `ledger_keys`. A start without a note fails
+    if it finds such records, a trimmed ledger, or committed offsets of its group. An open transaction of a dead process
+    blocks read_committed readers for at most `transaction_timeout_s` seconds, and no transaction may take longer.
+    `shards` is the number of the role's shards, where it may change; a session that `retires` its shard seals the note,
+    see `resharding`.
     """
 
     client: ClientProperties
@@ -50,10 +51,14 @@ class SessionConfig:
     restore: Partition
     ledger: tuple[Partition, ...] = ()
     owned: tuple[Partition, ...] = ()
-    ledger_keys: tuple[bytes, ...] = ()
+    ledger_keys: bytes = b""
     transaction_timeout_s: float = 60.0
     shards: int = 1
     retires: bool = False
+
+    def has_written(self, key: bytes | None) -> bool:
+        """Whether a record with `key` of its ledger is its own."""
+        return bool(self.ledger_keys) and re.fullmatch(self.ledger_keys, key or b"") is not None
 
     @property
     def layout(self) -> tuple[int, bool]:

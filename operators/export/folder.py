@@ -204,7 +204,7 @@ class ExportFolder:
             return held
         if any((self.root / DATA).iterdir()):
             raise ExportError(f"{self.root / DATA} has files of no export: use an empty folder")
-        write_durable(file, json.dumps(asdict(wanted), indent=1) + "\n")
+        write_durable(file, json.dumps(asdict(replace(wanted, tokenizer="")), indent=1) + "\n")
         return wanted
 
     def _recover(self) -> None:

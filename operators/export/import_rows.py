@@ -129,7 +129,8 @@ class Importing:
 def dataset_id(contents: Contents) -> str:
     """An id of the dataset that does not depend on the location of its folder."""
     fields = asdict(contents)
-    del fields["messages"]  # of text views only, which cannot be imported: ids of earlier releases stay the same
+    for of_text_views in ("messages", "tokenizer"):  # cannot be imported: ids of earlier releases stay the same
+        del fields[of_text_views]
     text = json.dumps(fields, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

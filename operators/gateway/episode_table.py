@@ -98,6 +98,9 @@ class EpisodeTable:
         self._finished = FinishedTrajectories(partitions, state)
         self._early: dict[str, list[ReceivedRecord]] = {}
         """By trajectory: records that were read before its assignment."""
+        self._read_at: dict[str, int] = {}
+        """How many assignments had been read when the first of them was."""
+        self._assignments = 0
         self._errors: dict[str, str | None] = {}
         """Why recently finished episodes failed; None for those that did not."""
 
@@ -160,6 +163,7 @@ class EpisodeTable:
         with self._lock:
             for received in records:
                 record = received.record
+                self._assignments += isinstance(record, Assignment)
                 match record:
                     case Assignment() if record.prompt.environment == AGENT:
                         self._assign(received, record)
@@ -170,6 +174,7 @@ class EpisodeTable:
                     case _:
                         continue
                 changed.add(record.trajectory_id)
+            self._forget_early()
         if changed:
             self._notify(changed)
 
@@ -204,7 +209,7 @@ class EpisodeTable:
         _note_offset(episode, received)
         if self._pool.lease(name) < record.lease:  # else its first progress has been read
             self._start_lease(name, episode, record)
-        for early in self._early.pop(name, ()):
+        for early in self._take_early(name):
             self._play(early, early.record)
 
     def _start_lease(self, name: str, episode: Episode, record: Assignment) -> None:
@@ -218,8 +223,7 @@ class EpisodeTable:
         if episode is None:
             if name not in self._finished:
                 self._early.setdefault(name, []).append(received)
-                while len(self._early) > MAX_EARLY:
-                    del self._early[next(iter(self._early))]
+                self._read_at.setdefault(name, self._assignments)
             return
         _note_offset(episode, received)
         if isinstance(record, TurnRequest):
@@ -296,7 +300,19 @@ class EpisodeTable:
             while len(self._errors) > 10_000:
                 del self._errors[next(iter(self._errors))]
         self._pool.drop(name)
-        self._early.pop(name, None)
+        self._take_early(name)
+
+    def _take_early(self, name: str) -> list[ReceivedRecord]:
+        self._read_at.pop(name, None)
+        return self._early.pop(name, [])
+
+    def _forget_early(self) -> None:
+        """Forget the oldest early records: one whose assignment never comes must not stay, or be read at each start."""
+        while self._early:
+            oldest = next(iter(self._early))
+            if len(self._early) <= MAX_EARLY and self._assignments - self._read_at[oldest] <= MAX_EARLY:
+                break
+            self._take_early(oldest)
 
 
 def _place(received: ReceivedRecord) -> PartitionKey:

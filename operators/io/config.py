@@ -36,8 +36,8 @@ class ShardConfig:
     In seconds: `slice_s` is how long the source runs before the runner may make a checkpoint (None: the runner's
     default), `poll_s` how long an idle poll waits, `commit_s` how long offsets that moved without outputs may stay
     uncommitted, `transaction_timeout_s` how long a transaction may take. This shard alone writes the `owned`
-    partitions: a start raises where it finds records there and no note of an earlier start, and so for records of the
-    ledger whose keys begin with one of `ledger_keys`, where others write other keys. `start_positions` is called
+    partitions, and the records of its ledger whose keys match the pattern `ledger_keys`: see SessionConfig.
+    `start_positions` is called
     at every start; its positions override the committed ones (a trainer resumes from its checkpoint). A `bounded` shard
     reads what had been written when it started, and finishes once its step is idle. `budget` bounds one step. Every
     `counters_s` seconds its counters are written to the metrics of the run (None: never). A transaction with outputs
@@ -53,7 +53,7 @@ class ShardConfig:
     inputs: tuple[TopicInput, ...] = ()
     ledger: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
-    ledger_keys: tuple[str, ...] = ()
+    ledger_keys: str = ""
     slice_s: float | None = None
     poll_s: float = 0.1
     commit_s: float = 1.0
@@ -78,7 +78,7 @@ class ShardConfig:
             restore=Partition(RESTORE.name(self.run), 0),
             ledger=self._partitions(self.ledger),
             owned=self._partitions(self.owned),
-            ledger_keys=tuple(key.encode() for key in self.ledger_keys),
+            ledger_keys=self.ledger_keys.encode(),
             transaction_timeout_s=self.transaction_timeout_s,
             shards=self.shards,
         )

@@ -78,7 +78,8 @@ def shrink(history: History, run: Callable[[History], History] = play) -> Histor
 
 def kind_of_failure(failure: str | None) -> str:
     """The part of a failure that is the same for other trajectories, numbers and lists."""
-    return re.sub(r"\b[a-z]?\d[\d.]*", "#", failure or "").removeprefix("#: ").partition(":")[0]
+    text = re.sub(r"\b[a-z]?\d[\d.]*", "#", failure or "")
+    return re.sub(r"^\S+: ", "", text).partition(":")[0]  # without the name of a trajectory or a shard
 
 
 def _without(faults: tuple[Fault, ...], size: int) -> Iterator[tuple[Fault, ...]]:

@@ -17,13 +17,13 @@ from pipelines.roles import LIGHT
 from pipelines.run.inputs import INPUTS_FILE
 
 PROCESSES = (LIGHT, "rollout-0", "trainer")
-STEPS = 8
-KILLS = (LIGHT, "rollout-0")  # the trainer is killed in test_kills.py
+STEPS = 12
+KILLS = (LIGHT, "rollout-0", "trainer")
 
 
 def test_compact_run_survives_kills_of_each_process(start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
-    changes = (COMPACT, f"trainer.optimizer_steps={STEPS}", LENGTH_REWARD)
+    changes = (COMPACT, f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5", LENGTH_REWARD)
     run = start_run(run_id, servers, *changes)
     run.until_phase("training")
     assert set(run.state()["roles"]) == set(PROCESSES)

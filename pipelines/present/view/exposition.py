@@ -129,17 +129,21 @@ def _of_steps(steps: Mapping[tuple[str, int], Mapping[str, float]], run: list[st
         yield _counter(name, counter_text(kind), found, run, "role", "shard", _LABELS.get(kind, "reason"))
 
 
+_SUMS = {("score", "trajectories")}
+"""Sums of values with labels: beside them, Prometheus would count each trajectory twice."""
+
+
 def _of_stage(stage: str, values: Mapping[str, float], run: list[str]) -> Iterator[Metric]:
     """Yield all values of a role under its name: `reward/mean` of the trainer is laminar_trainer_reward_mean. A value
-    with labels has them: `reward/mean{task="sums"}` of experience is laminar_experience_reward_mean{task="sums"}. The
-    sum beside labelled values is left out: Prometheus would count it twice in a sum over the labels."""
+    with labels has them: `reward/mean{task="sums"}` of experience is laminar_experience_reward_mean{task="sums"}."""
     names: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     for key, value in values.items():
         name, labels = split_labels(key)
-        names.setdefault(name, []).append((labels, value))
+        if labels or (stage, name) not in _SUMS:
+            names.setdefault(name, []).append((labels, value))
     for name, found in sorted(names.items()):
         kinds = list(dict.fromkeys(label for own, _ in found for label in own))
-        by_labels = {tuple(own.get(label, "") for label in kinds): value for own, value in found if own or not kinds}
+        by_labels = {tuple(own.get(label, "") for label in kinds): value for own, value in found}
         yield _gauge(metric_name(stage, name), metric_text(stage, name), by_labels, run, *kinds)
 
 

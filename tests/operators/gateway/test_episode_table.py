@@ -11,6 +11,7 @@ from gateway_harness import LetterTokenizer
 from record_factories import prompt, trajectory
 
 from infra.models.conversations import ConversationFormat
+from operators.gateway import episode_table
 from operators.gateway.chat_api import response_message
 from operators.gateway.episode_table import EpisodeTable
 from operators.io.elements import PartitionKey, ReceivedRecord
@@ -144,3 +145,17 @@ def test_restart_after_any_record_loses_none(seed: int) -> None:
         again = table(before.state())
         again.fold(log.read(before.low_water(positions), seed))
         assert [(name, again.length(name)) for name in again.names()] == [("p0.0", 6), ("p0.1", 6)], read
+
+
+def test_record_without_an_assignment_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A foreign one would make each restart longer."""
+    monkeypatch.setattr(episode_table, "MAX_EARLY", 3)
+    it, log, of = table(), Log(), prompt(0, 9)
+    log.write(1, TurnEnded("p99.0", 1, 0, 1, "p99.0-0", 0, 3, "stop", None, 0))
+    for member in range(4):
+        log.write(0, Assignment(of, member, 1, 1, 0, 1, None, None, 0))
+    records = sorted(log.read({}, 0), key=lambda received: received.topic == "inbox")
+    it.fold(records[:4])
+    assert it.low_water(log.ends())[PLACES[1]] == 0
+    it.fold(records[4:])
+    assert it.low_water(log.ends()) == log.ends()
