@@ -14,7 +14,7 @@ from kafka.errors import KafkaConnectionError, KafkaTimeoutError
 from infra.kafka.readiness import BrokerUnreachable
 from pipelines.cli import options
 from pipelines.cli.main import main
-from pipelines.cli.options import connect
+from pipelines.cli.options import Address, connect
 from schemas.release import RELEASE
 
 
@@ -46,6 +46,23 @@ def test_command_reads_the_files_once_the_own_broker_has_stopped(
     monkeypatch.setattr(options.time, "sleep", lambda _: broker.communicate())  # it stops while the command waits
     connection = connect("r", None, None, tmp_path, read_only=True)
     assert (connection.run, connection.client.log) == ("r", tmp_path / "r" / "kafka" / "log")
+
+
+def test_stopped_log_is_none_while_the_state_is_unreadable(
+    broker: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    address, state = Address(run="./r"), tmp_path / "r" / "state.json"
+    broker.communicate()
+    log = address.stopped_log()
+    assert log is not None
+    assert log.log == tmp_path / "r" / "kafka" / "log"
+    old = {key: value for key, value in json.loads(state.read_text()).items() if key != "release"}
+    for text in ("{", json.dumps(old)):
+        state.write_text(text)
+        assert address.stopped_log() is None
+    state.unlink()
+    assert address.stopped_log() is None
 
 
 @pytest.mark.parametrize("error", [KafkaConnectionError("111 ECONNREFUSED"), KafkaTimeoutError("no answer")])
