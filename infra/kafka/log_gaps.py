@@ -42,8 +42,7 @@ def log_truncated(group: str, reason: str) -> LogTruncated:
 def note_missing(group: str, restore: str, traces: Sequence[str]) -> NoteMissing:
     """The error of `group`; `traces` are sentences about what it has left elsewhere."""
     deleted = (
-        "If the topics of an earlier run of this name were deleted on purpose, delete its consumer group "
-        f"{group}, too"
+        f"If the topics of an earlier run of this name were deleted on purpose, delete its consumer group {group}, too"
     )
     return NoteMissing(
         f"{group} has no note in {restore}, but {'; '.join(traces)}: a start without it would assign all numbers "

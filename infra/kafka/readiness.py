@@ -48,7 +48,9 @@ def connection_problem(arguments: dict[str, Any], timeout_s: float = 5.0) -> str
 
 
 def retry_transient(
-    request: Callable[[], T], errors: type[KafkaError] | tuple[type[KafkaError], ...] = RetriableError, within_s: float = RETRY_S
+    request: Callable[[], T],
+    errors: type[KafkaError] | tuple[type[KafkaError], ...] = RetriableError,
+    within_s: float = RETRY_S,
 ) -> T:
     """Return the result of `request`, retried for `within_s` seconds while a connection breaks or Kafka moves leaders.
 

@@ -331,7 +331,9 @@ class Session:
         patience_s = CATCH_UP_S + config.transaction_timeout_s
         reach = {tp: ends[tp] for tp in ledger}
         check = self._check_not_own if note is None else None
-        self.ledger = read_committed(consumer, floors, reach, self._position, self._clients.monotonic, patience_s, check)
+        self.ledger = read_committed(
+            consumer, floors, reach, self._position, self._clients.monotonic, patience_s, check
+        )
         consumer.assign(assigned)
         for tp, source in self._inputs():
             noted = self.note.offsets.get(name_of(tp)) if source.start == "committed" else None

@@ -206,7 +206,7 @@ def connect(
                 continue
             client = _start_broker_again(data)
         if (reason := connection_problem(client.admin(), CONNECT_TIMEOUT_S)) is None:
-            return Connection(state.get("run") or run or _only_run(client), client)
+            return _connection(state.get("run") or run or _only_run(client), client)
         if data is None:
             raise BrokerUnreachable(f"Kafka does not respond: {reason}. Check that it runs, and its address.")
         if time.monotonic() >= deadline:
@@ -262,6 +262,19 @@ def properties_of(brokers: str | None, command_config: Path | None) -> ClientPro
         return ClientProperties.at(brokers or "")
     more = {"bootstrap_servers": brokers} if brokers else {}
     return ClientProperties.from_file(command_config, **more)
+
+
+def _connection(run: str, client: ClientProperties) -> Connection:
+    """Return the connection. Raises OldRelease for a run of release 0.1.0, which had a topic of a name of its own."""
+    from infra.kafka.admin import admin_client, list_topics
+    from schemas.release import OldRelease
+    from schemas.topics import PREFIX
+
+    name = f"{PREFIX}.{run}.offers"
+    with admin_client(client) as admin:
+        if name in list_topics(admin, name):
+            raise OldRelease(f"topic {name}")
+    return Connection(run, client)
 
 
 def _only_run(client: ClientProperties) -> str:

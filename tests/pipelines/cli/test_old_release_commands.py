@@ -11,17 +11,18 @@ from kafka import KafkaProducer
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
-from schemas.topics import CATALOGUE
+from schemas.topics import CATALOGUE, PREFIX
 
 RUN = "old-release"
 
 
 @pytest.fixture(scope="module")
 def old_topics(broker: Broker) -> None:
-    """All topics of a run, each with a record of release 0.1.0."""
+    """The topics of a run of release 0.1.0, as far as they have the same names, and one more."""
     client = ClientProperties.at(broker.bootstrap_servers)
     with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(topic.name(RUN), 1) for topic in CATALOGUE.values()])
+        names = [topic.name(RUN) for topic in CATALOGUE.values()]
+        create_topics(admin, [TopicSpec(name, 1) for name in (*names, f"{PREFIX}.{RUN}.offers")])
     producer = KafkaProducer(**client.producer())
     for topic in CATALOGUE.values():
         headers = [("laminar-schema", f"{topic.record_names[0]}/1".encode())]
@@ -31,7 +32,7 @@ def old_topics(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize(
-    "command",
+    "words",
     [
         ["topics", "tail", "trajectories"],
         ["topics", "find", "settled", "-w", "tokens > 0"],
@@ -50,13 +51,13 @@ def old_topics(broker: Broker) -> None:
     ids=" ".join,
 )
 def test_command_names_the_release_of_old_topics(
-    command: list[str],
+    words: list[str],
     old_topics: None,
     laminar: Callable[..., tuple[int, str, str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)  # `trace` writes a file
-    code, out, error = laminar(*command, "--run", RUN)
+    code, out, error = laminar(*words, "--run", RUN)
     assert (code, out) == (1, ""), error
     assert "was written by release 0.1.0: use release 0.1.0 for this run" in error
