@@ -322,11 +322,9 @@ class Session:
         self.start = self.note.start + 1
         check_written(config.group, {tp: self.note.written.get(name_of(tp), -1) for tp in places}, ends)
         self.ledger_ends = {name_of(tp): ends[tp] for tp in ledger}
-        floors = {}
-        for tp in ledger:
-            floor = self.note.ledger.get(name_of(tp), 0 if note else begins[tp])
+        floors = {tp: self.note.ledger.get(name_of(tp), 0 if note else begins[tp]) for tp in ledger}
+        for tp, floor in floors.items():
             check_position(config.group, tp, floor, begins[tp], ends[tp])
-            floors[tp] = floor
         consumer.assign(ledger)
         patience_s = CATCH_UP_S + config.transaction_timeout_s
         reach = {tp: ends[tp] for tp in ledger}
