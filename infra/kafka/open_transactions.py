@@ -10,6 +10,7 @@ outcome; and every reconnected producer looks for them, because its broker may h
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -177,8 +178,8 @@ def describe_blocking_transactions(client: ClientProperties, places: list[Partit
 def _abort_command(each: OpenTransaction, entries: Mapping[str, str]) -> str:
     run = run_of(each.topic)
     options = [f"--run {run}"] if run else []
-    options += [f"-b {entries['bootstrap.servers']}"] if "bootstrap.servers" in entries else []
-    options += ["-F client.properties"] if len(entries) > 1 else []  # it has a login
+    options += [f"-b {shlex.quote(entries['bootstrap.servers'])}"] if "bootstrap.servers" in entries else []
+    options += ["-F FILE"] if len(entries) > 1 else []  # it has a login
     return " ".join(["laminar topics transactions abort", str(each.producer_id), *options, "--execute"])
 
 

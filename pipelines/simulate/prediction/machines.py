@@ -11,10 +11,8 @@ MACHINES = {"A100-40": 40.0, "A100": 80.0, "H100": 80.0, "H800": 80.0, "H200": 1
 """GB of one accelerator."""
 USABLE = 0.9
 """Share of the memory for weights and KV; the rest is for activations and the library."""
-
-
 TRAINED = 8.0
-"""GB of a trainer for a GB of weights in bfloat16: weights, gradients; in float32 weights and Adam's two moments."""
+"""GB of a trainer for a GB of weights: weights and gradients in bfloat16, weights and Adam's two moments in float32."""
 
 
 @dataclass(frozen=True)
