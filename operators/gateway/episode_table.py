@@ -96,11 +96,10 @@ class EpisodeTable:
         self._episodes: dict[str, Episode] = {}
         self._pool = PartialPool()
         self._finished = FinishedTrajectories(partitions, state)
-        self._early: dict[str, list[ReceivedRecord]] = {}
-        """By trajectory: records that were read before its assignment."""
-        self._read_at: dict[str, int] = {}
-        """How many assignments had been read when the first of them was."""
+        self._early: dict[str, tuple[int, list[ReceivedRecord]]] = {}
+        """By trajectory: `_assignments` when the first was read, and records that were read before its assignment."""
         self._assignments = 0
+        """Assignments that have been read."""
         self._errors: dict[str, str | None] = {}
         """Why recently finished episodes failed; None for those that did not."""
 
@@ -183,7 +182,7 @@ class EpisodeTable:
         with self._lock:
             found = self._finished.low_water(positions)
             needed = [item for episode in self._episodes.values() for item in episode.offsets.items()]
-            needed += [(_place(early), early.offset) for records in self._early.values() for early in records]
+            needed += [(_place(early), early.offset) for _, records in self._early.values() for early in records]
             for place, offset in needed:
                 found[place] = min(found.get(place, offset), offset)
         return {place: offset for place, offset in found.items() if place in positions}
@@ -209,7 +208,8 @@ class EpisodeTable:
         _note_offset(episode, received)
         if self._pool.lease(name) < record.lease:  # else its first progress has been read
             self._start_lease(name, episode, record)
-        for early in self._take_early(name):
+        _, records = self._early.pop(name, (0, ()))
+        for early in records:
             self._play(early, early.record)
 
     def _start_lease(self, name: str, episode: Episode, record: Assignment) -> None:
@@ -222,8 +222,7 @@ class EpisodeTable:
         episode = self._episodes.get(name)
         if episode is None:
             if name not in self._finished:
-                self._early.setdefault(name, []).append(received)
-                self._read_at.setdefault(name, self._assignments)
+                self._early.setdefault(name, (self._assignments, []))[1].append(received)
             return
         _note_offset(episode, received)
         if isinstance(record, TurnRequest):
@@ -300,19 +299,15 @@ class EpisodeTable:
             while len(self._errors) > 10_000:
                 del self._errors[next(iter(self._errors))]
         self._pool.drop(name)
-        self._take_early(name)
-
-    def _take_early(self, name: str) -> list[ReceivedRecord]:
-        self._read_at.pop(name, None)
-        return self._early.pop(name, [])
+        self._early.pop(name, None)
 
     def _forget_early(self) -> None:
         """Forget the oldest early records: one whose assignment never comes must not stay, or be read at each start."""
         while self._early:
-            oldest = next(iter(self._early))
-            if len(self._early) <= MAX_EARLY and self._assignments - self._read_at[oldest] <= MAX_EARLY:
+            oldest, (read_at, _) = next(iter(self._early.items()))
+            if len(self._early) <= MAX_EARLY and self._assignments - read_at <= MAX_EARLY:
                 break
-            self._take_early(oldest)
+            del self._early[oldest]
 
 
 def _place(received: ReceivedRecord) -> PartitionKey:
