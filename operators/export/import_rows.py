@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from operators.export.columns import LOG_POSITION, dataset_name, row_schema
 from operators.export.config import Contents
 from operators.export.folder import ExportError, next_offsets, read_contents, read_parts
 from operators.export.import_plan import ImportPlan, Span, check_importable, import_tables, plan_import
+from operators.io.clocks import wall_ms
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from schemas.arrow import arrow_schema
 from schemas.block import Block
@@ -78,7 +78,7 @@ class Importing:
             "groups": float(self._plan.groups),
             "first": float(self._base),
         }
-        return [Output(METRICS, "import", Metric("import", self._base, values, time.time_ns() // 10**6))]
+        return [Output(METRICS, "import", Metric("import", self._base, values, wall_ms()))]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         """The progress of the import; once it is complete, an empty span from its end."""
@@ -112,7 +112,7 @@ class Importing:
                 yield table.slice(first, MAX_ROWS_PER_FOLD)
 
     def _outputs(self, rows: pa.Table) -> list[Output]:
-        block = as_experiences(rows, self._contents, self._plan, self._done, self._base, time.time_ns() // 10**6)
+        block = as_experiences(rows, self._contents, self._plan, self._done, self._base, wall_ms())
         numbers = block.column("trajectory.prompt.number").to_pylist()
         by_partition: dict[int, list[int]] = {}
         for row, number in enumerate(numbers):

@@ -23,6 +23,7 @@ from infra.runners.step_metrics import phase
 from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
 from infra.store.weight_store import WeightStore
+from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.trainer.assembly import RejectedMicroBatch, WholeBatch, dead_letters
@@ -150,7 +151,7 @@ class _Training:
                 self._versions.add_manifest(record)
             elif isinstance(record, RelayChain):
                 self._publishing.set_chain(record)
-        return dead_letters(self._training.take_rejected(), self._step.shard.run, time.time_ns() // 10**6)
+        return dead_letters(self._training.take_rejected(), self._step.shard.run, wall_ms())
 
     def _start(self) -> list[Output]:
         """Do, once the log is read, what an earlier start did not: publish, restore, write the final model."""
@@ -202,7 +203,7 @@ class _Training:
             values = {"batches/untrained": 1.0, "time/update": 0.0}
             if batch.parts:
                 rejected = RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))
-                outputs += dead_letters([rejected], self._step.shard.run, time.time_ns() // 10**6)
+                outputs += dead_letters([rejected], self._step.shard.run, wall_ms())
         self._training.join_after_training()
         self._model_seconds += time.thread_time() - started
         self._versions.add_batch(batch.number, trained="batches/untrained" not in values)
@@ -230,7 +231,7 @@ class _Training:
         return self._publishing.publisher.published == self._training.position.version
 
     def _metric(self, values: dict[str, float]) -> Output:
-        return Output(METRICS, "trainer", Metric("trainer", self._training.trained, values, time.time_ns() // 10**6))
+        return Output(METRICS, "trainer", Metric("trainer", self._training.trained, values, wall_ms()))
 
 
 @dataclass(frozen=True)
