@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import JsonOption, finite
+from pipelines.cli.options import GpuHour, JsonOption, ReplicaGpus, TrainGpus, finite
 from pipelines.cli.run import SetOption
 from pipelines.present.output import Report
 
@@ -19,15 +19,13 @@ app = Commands()
 def cost(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The configuration of an emulated run.")],
     *,
-    train_gpus: Annotated[int, typer.Option("--train-gpus", min=1, help="GPUs of the trainer.")] = 1,
-    replica_gpus: Annotated[int, typer.Option("--replica-gpus", min=1, help="GPUs of a replica.")] = 1,
+    train_gpus: TrainGpus = 1,
+    replica_gpus: ReplicaGpus = 1,
     weights_gb: Annotated[
         float, typer.Option("--weights-gb", min=0, callback=finite, help="GB of the model's weights.")
     ] = 0.0,
     copies: Annotated[int, typer.Option("--copies", min=1, help="Copies that Kafka keeps of a record.")] = 3,
-    gpu_hour: Annotated[
-        float, typer.Option("--gpu-hour", min=0, callback=finite, help="Price of an hour of a GPU.")
-    ] = 0.0,
+    gpu_hour: GpuHour = 0.0,
     kafka_gb: Annotated[
         float, typer.Option("--kafka-gb", min=0, callback=finite, help="Price of a GB written, each copy.")
     ] = 0.0,

@@ -55,6 +55,11 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+TrainGpus = Annotated[int, typer.Option("--train-gpus", min=1, help="GPUs of the trainer.")]
+ReplicaGpus = Annotated[int, typer.Option("--replica-gpus", min=1, help="GPUs of a replica.")]
+GpuHour = Annotated[float, typer.Option("--gpu-hour", min=0, callback=finite, help="Price of an hour of a GPU.")]
+
+
 @dataclass(frozen=True)
 class Connection:
     """A run, and the client properties of its Kafka."""
@@ -206,7 +211,7 @@ def connect(
                 continue
             client = _start_broker_again(data)
         if (reason := connection_problem(client.admin(), CONNECT_TIMEOUT_S)) is None:
-            return _connection(state.get("run") or run or _only_run(client), client)
+            return Connection(state.get("run") or _run_on(client, run), client)
         if data is None:
             raise BrokerUnreachable(f"Kafka does not respond: {reason}. Check that it runs, and its address.")
         if time.monotonic() >= deadline:
@@ -264,26 +269,21 @@ def properties_of(brokers: str | None, command_config: Path | None) -> ClientPro
     return ClientProperties.from_file(command_config, **more)
 
 
-def _connection(run: str, client: ClientProperties) -> Connection:
-    """Return the connection. Raises OldRelease for a run of release 0.1.0, which had a topic of a name of its own."""
-    from infra.kafka.admin import admin_client, list_topics
-    from schemas.release import OldRelease
-    from schemas.topics import PREFIX
+def _run_on(client: ClientProperties, run: str | None) -> str:
+    """Return `run`, or the only run of this Kafka.
 
-    name = f"{PREFIX}.{run}.offers"
-    with admin_client(client) as admin:
-        if name in list_topics(admin, name):
-            raise OldRelease(f"topic {name}")
-    return Connection(run, client)
-
-
-def _only_run(client: ClientProperties) -> str:
+    Raises typer.BadParameter if there are others, OldRelease for a run of release 0.1.0, which had a topic `offers`.
+    """
     from infra.kafka.admin import admin_client, list_topics
     from schemas.topics import PREFIX, run_of
 
     with admin_client(client) as admin:
-        runs = sorted({run for name in list_topics(admin, f"{PREFIX}.") if (run := run_of(name)) is not None})
-    if len(runs) == 1:
-        return runs[0]
-    found = f"this Kafka has the runs {', '.join(runs)}" if runs else "this Kafka has no run"
-    raise typer.BadParameter(f"{found}: choose one with --run", param_hint="--run")
+        names = list_topics(admin, f"{PREFIX}.")
+    runs = sorted({found for name in names if (found := run_of(name)) is not None})
+    if run is None and len(runs) != 1:
+        known = f"this Kafka has the runs {', '.join(runs)}" if runs else "this Kafka has no run"
+        raise typer.BadParameter(f"{known}: choose one with --run", param_hint="--run")
+    chosen = runs[0] if run is None else run
+    if (old := f"{PREFIX}.{chosen}.offers") in names:
+        raise OldRelease(f"topic {old}")
+    return chosen

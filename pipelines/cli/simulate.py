@@ -14,7 +14,7 @@ import typer
 
 from infra.files import write_atomically
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import JsonOption, finite
+from pipelines.cli.options import GpuHour, JsonOption, ReplicaGpus, TrainGpus, finite
 from pipelines.cli.run import SetOption
 from pipelines.present.output import Report
 from pipelines.simulate.configurations import SHAPES
@@ -56,8 +56,8 @@ def simulate(
         typer.Option("--calibrate", metavar="RUN", help="Predict with the engine and trainer of this run's folder."),
     ] = None,
     search: Annotated[bool, typer.Option("--search", help="Search for better clusters of as many GPUs.")] = False,
-    train_gpus: Annotated[int, typer.Option("--train-gpus", min=1, help="GPUs of the trainer.")] = 1,
-    replica_gpus: Annotated[int, typer.Option("--replica-gpus", min=1, help="GPUs of a replica.")] = 1,
+    train_gpus: TrainGpus = 1,
+    replica_gpus: ReplicaGpus = 1,
     machine: Annotated[str, typer.Option("--machine", help="Its accelerators, whose memory is checked: H800.")] = "",
     weights_gb: Annotated[
         float, typer.Option("--weights-gb", min=0, callback=finite, help="GB of the model's weights in bfloat16.")
@@ -65,9 +65,7 @@ def simulate(
     kv_kb: Annotated[
         float, typer.Option("--kv-kb", min=0, callback=finite, help="kB of KV a token, to check rollout.kv_capacity.")
     ] = 0.0,
-    gpu_hour: Annotated[
-        float, typer.Option("--gpu-hour", min=0, callback=finite, help="Price of an hour of a GPU.")
-    ] = 0.0,
+    gpu_hour: GpuHour = 0.0,
     plot: Annotated[Path | None, typer.Option("--plot", help="Write the candidates as an SVG file.")] = None,
     json: JsonOption = False,
 ) -> Report:
