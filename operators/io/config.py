@@ -37,13 +37,12 @@ class ShardConfig:
     default), `poll_s` how long an idle poll waits, `commit_s` how long offsets that moved without outputs may stay
     uncommitted, `transaction_timeout_s` how long a transaction may take. This shard alone writes the `owned`
     partitions, and the records of its ledger whose keys match the pattern `ledger_keys`: see SessionConfig.
-    `start_positions` is called
-    at every start; its positions override the committed ones (a trainer resumes from its checkpoint). A `bounded` shard
-    reads what had been written when it started, and finishes once its step is idle. `budget` bounds one step. Every
-    `counters_s` seconds its counters are written to the metrics of the run (None: never). A transaction with outputs
-    to the `unnoted` topics alone may lack the commit note, if the last one is younger than `commit_s`: for a step whose
-    start does not continue from its inputs. `shards` is the number of the pipeline's shards where it may change during
-    a run (see `infra.kafka.resharding`), else 1.
+    `start_positions` is called at every start; its positions override the committed ones (a trainer resumes from its
+    checkpoint). A `bounded` shard reads what had been written when it started, and finishes once its step is idle.
+    `budget` bounds one step. Every `counters_s` seconds its counters are written to the metrics of the run (None:
+    never). A transaction with outputs to the `unnoted` topics alone may lack the commit note, if the last one is
+    younger than `commit_s`: for a step whose start does not continue from its inputs. `shards` is the number of the
+    pipeline's shards where it may change during a run (see `infra.kafka.resharding`), else 1.
     """
 
     client: ClientProperties

@@ -33,7 +33,7 @@ class Question:
 
     @property
     def memory(self) -> Memory | None:
-        """What must fit; None if nothing is known. Raises ConfigError if only a part is given."""
+        """The memory that limits the cluster; None without these options. Raises ConfigError if some are missing."""
         if not self.machine and not self.weights_gb and not self.kv_kb:
             return None
         if not self.machine or not self.weights_gb:

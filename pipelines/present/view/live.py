@@ -81,7 +81,7 @@ class LiveView:
 
 
 def _shown_at_once(state: RunState) -> tuple[object, ...]:
-    """What is shown without waiting for the interval once it changes: the phase, its check, a pause."""
+    """The parts of `state` whose changes the view shows at once: the phase, its check, a pause."""
     return state.phase, state.check if state.phase == "checks" else None, state.paused_since
 
 

@@ -111,10 +111,11 @@ def _is_own(pid: int) -> bool:
 @contextmanager
 def in_foreground(config: Config, roles: Sequence[Role]) -> Iterator[None]:
     """Show `detach` on this machine that this process has `roles`: as names of sockets, which end with the process."""
+    prefix = _socket_prefix(config)
     with ExitStack() as stack:
         for role in roles:
             held = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-            held.bind(f"\0{_socket_prefix(config)}{role.pipeline}/{role.index}/{os.getpid()}")
+            held.bind(f"\0{prefix}{role.pipeline}/{role.index}/{os.getpid()}")
         yield
 
 

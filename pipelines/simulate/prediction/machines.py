@@ -17,7 +17,7 @@ TRAINED = 8.0
 
 @dataclass(frozen=True)
 class Memory:
-    """What must fit into the accelerators `machine`: `weights_gb` of a model, `kv_kb` of KV a token (0: unknown)."""
+    """The accelerators `machine`, the size of the model in GB, and of its KV in kB a token (0: unknown)."""
 
     machine: str
     weights_gb: float

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from clean_histories import quiet
 
 from pipelines.simulate import world as worlds
 from pipelines.simulate.configurations import configuration, wiring
 from pipelines.simulate.invariants import Invariants
 from pipelines.simulate.world import History, World
 
+__all__ = ["quiet"]
 SHAPE = "plain"
 BACKED_UP_AT_S = 12.0
 """In the middle of the run."""
 MARGIN_S = 60.0
 """How long roles that cannot start are tried."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Roles that end and start again log warnings."""
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def new_world() -> World:
