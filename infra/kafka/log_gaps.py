@@ -71,13 +71,21 @@ def check_topics(observer: Any, places: Collection[TopicPartition]) -> None:
 
     It is a KafkaError, after which the session is opened again: a broker that has just started may not know all topics.
     """
-    known = {place.topic: observer.partitions_for_topic(place.topic) or () for place in places}
+    known = {topic: _partitions(observer, topic) for topic in {place.topic for place in places}}
     missing = {place.topic for place in places if place.partition not in known[place.topic]}
     if missing:
         raise UnknownTopicOrPartitionError(
             f"there is no topic {', '.join(sorted(missing))}. If the broker has not just started, the topic was "
             f"deleted: restore it from a backup, or {NEW_RUN}"
         )
+
+
+def _partitions(observer: Any, topic: str) -> Collection[int]:
+    """The partitions of `topic`; none if Kafka has no such topic."""
+    try:
+        return observer.partitions_for_topic(topic) or ()
+    except UnknownTopicOrPartitionError:  # kafka-python's own refresh was under way, and failed with the bare name
+        return ()
 
 
 def check_written(group: str, written: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:

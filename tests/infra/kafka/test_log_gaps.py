@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 from kafka import KafkaProducer, TopicPartition
+from kafka.errors import UnknownTopicOrPartitionError
 from shard_sessions import Open, feed, polled, record, source
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_topics, end_offsets
-from infra.kafka.log_gaps import LogTruncated, NoteMissing
+from infra.kafka.log_gaps import LogTruncated, NoteMissing, check_topics
 from infra.kafka.session import Partition, SessionLost
 from infra.kafka.session_config import SessionConfig
 from schemas.release import OldRelease
@@ -153,3 +154,15 @@ def test_session_names_an_input_deleted_while_it_polls(config: SessionConfig, op
 
     with pytest.raises(SessionLost, match=f"there is no topic {source(config).topic}.*deleted"):
         poll()
+
+
+class Refreshing:
+    """A consumer whose own refresh of the metadata was under way: it fails with the bare name of the topic."""
+
+    def partitions_for_topic(self, topic: str) -> set[int]:
+        raise UnknownTopicOrPartitionError(topic)
+
+
+def test_check_topics_says_what_to_do_after_a_refresh_that_was_under_way() -> None:
+    with pytest.raises(UnknownTopicOrPartitionError, match=r"there is no topic gone.*deleted"):
+        check_topics(Refreshing(), [TopicPartition("gone", 0)])
