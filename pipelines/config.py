@@ -31,7 +31,7 @@ from operators.rollout.environments.config import ENVIRONMENTS
 from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
-from pipelines.config_changes import apply_change
+from pipelines.config_changes import apply_change, is_about_a_change
 from pipelines.config_paths import beside
 from pipelines.roles import ADMIN, ROLE
 from pipelines.run_config import ProgressConfig, RunConfig
@@ -384,8 +384,8 @@ def _unknown_keys(kind: type, table: Mapping[str, Any], path: tuple[str, ...]) -
 
 def _error_line(origin: str, problem: Mapping[str, Any], changed: Collection[str]) -> str:
     where = ".".join(str(part) for part in problem["loc"])
-    origin = "--set" if where in changed else origin
     message = problem["msg"].removeprefix("Value error, ")
+    origin = "--set" if is_about_a_change(where, message, changed) else origin
     given = problem.get("input")
     shown = "" if isinstance(given, dict | list) else f" (it is {given!r})"
     return f"{origin}: {where}{': ' * bool(where)}{message}{shown}"

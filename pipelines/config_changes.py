@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 
@@ -31,6 +32,12 @@ def apply_change(table: dict[str, Any], change: str) -> None:
             f'the whole list, as {".".join(path)}=[{{name="...", {last}=...}}]'
         )
     place[last] = value
+
+
+def is_about_a_change(where: str, message: str, changed: Collection[str]) -> bool:
+    """Whether an error at `where` is about one of the keys `changed`; that of a whole section names its keys."""
+    names = {name for section, _, name in (key.rpartition(".") for key in changed) if section == where}
+    return where in changed or not names.isdisjoint(re.findall(r"\w+", message))
 
 
 def _item(items: list[Any], number: str, change: str, path: Sequence[str]) -> Any:

@@ -47,7 +47,7 @@ def error_line(run: LaminarRun) -> str:
         ("trainer.optimiser_steps=3", "--set: unknown key trainer.optimiser_steps; did you mean 'optimizer_steps'?"),
         ("trane.optimizer_steps=3", "--set: unknown key trane; did you mean 'trainer'?"),
         ("trainer.optimizer_steps=many", "--set: trainer.optimizer_steps: "),
-        ("experience.global_batch=0", "global_batch must be at least 1, not 0"),
+        ("experience.global_batch=0", "--set: experience: global_batch must be at least 1, not 0"),
         ("experience=3", "experience: "),
         ("nonsense", "--set 'nonsense': expected section.key=value"),
         ("model.path=/nowhere/at/all", "model.path: there is no folder /nowhere/at/all"),
