@@ -12,7 +12,7 @@ WARN_STEPS = RunConfig.warn_steps
 MOST = 0.9
 """The share of groups without differences, or of cut responses, of which a run is warned."""
 ALL_ZERO, EQUAL, ZERO = "no reward", "equal rewards", "zero gradients"
-MOSTLY_EQUAL, MOSTLY_CUT = "mostly equal rewards", "mostly cut"
+MOSTLY_EQUAL, MOSTLY_CUT = "mostly equal rewards", "mostly cut responses"
 NO_REWARD = "give partial credit, easier questions, or train the model on worked answers first"
 _TEXTS = {
     ALL_ZERO: f"every reward is 0 in {{}}, so nothing can be learned: {NO_REWARD}",
@@ -71,21 +71,21 @@ def learning_signs(updates: Iterable[Mapping[str, float]], warn_steps: int = WAR
     return reduce(LearningSigns.add, updates, LearningSigns(warn_steps=warn_steps))
 
 
-def learning_warnings(signs: LearningSigns) -> Iterator[str]:
-    """What the newest updates lack."""
-    yield from _warnings(signs.consecutive, signs.warn_steps, "the last")
+def learning_warnings(signs: LearningSigns) -> dict[str, str]:
+    """What the newest updates lack, by the name of the sign."""
+    return dict(_warnings(signs.consecutive, signs.warn_steps, "the last"))
 
 
 def learning_summary(signs: LearningSigns) -> Iterator[str]:
     """What the updates of a whole run lacked."""
-    yield from _warnings(signs.most, signs.warn_steps, "up to")
+    yield from dict(_warnings(signs.most, signs.warn_steps, "up to")).values()
     if signs.clips and not signs.clipped and signs.steps >= signs.warn_steps:
         yield f"the clip never acted in {signs.steps} optimizer steps: the policy changes little, or clip_* are wide"
 
 
-def _warnings(counts: Mapping[str, int], enough: int, which: str) -> Iterator[str]:
+def _warnings(counts: Mapping[str, int], enough: int, which: str) -> Iterator[tuple[str, str]]:
     """The signs of `enough` updates; of those about rewards and gradients only the first, which causes the others."""
     found = [sign for sign in _TEXTS if counts.get(sign, 0) >= enough]
     causes = [sign for sign in found if sign != MOSTLY_CUT][:1]
     for sign in causes + [sign for sign in found if sign == MOSTLY_CUT]:
-        yield _TEXTS[sign].format(f"{which} {counts[sign]} optimizer steps")
+        yield sign, _TEXTS[sign].format(f"{which} {counts[sign]} optimizer steps")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipelines.inspect.run_state.pace import seconds_of
+from pipelines.inspect.run_state.pace import WINDOW_MS, seconds_of
 from pipelines.inspect.run_state.state import RunState
 
 RUNNING = ("running", "draining")
@@ -49,11 +49,18 @@ def progress(state: RunState) -> float | None:
 
 
 def seconds_left(state: RunState) -> float | None:
-    """Seconds to the goal at the rate of the newest steps; 0 at the goal; None if unknown, paused or without a goal."""
+    """Seconds to the goal at the rate of the newest steps; 0 at the goal; None if unknown, paused or without a goal.
+
+    Steps that are too close for a rate, such as those that a resumed trainer makes again, give one with the time since.
+    """
     if state.goal and state.step >= state.goal:
         return 0.0
-    steps = rates(state).steps if state.paused_since is None else None
-    return (state.goal - state.step) / steps if steps and state.goal else None
+    if state.goal is None or state.paused_since is not None:
+        return None
+    steps = rates(state).steps
+    if steps is None and len(state.pace) > 1 and (since_ms := state.now - state.pace[0].at) >= WINDOW_MS:
+        steps = 1000 * (state.pace[-1].step - state.pace[0].step) / since_ms
+    return (state.goal - state.step) / steps if steps else None
 
 
 def _is_recent(state: RunState, replica: int) -> bool:

@@ -193,7 +193,8 @@ def _trainer(state: RunState, metric: Metric) -> RunState:
         earlier = ()  # it repeats steps after a restart, so the earlier times are no measure of its rate
     pace = BatchPace(step, metric.measured_at, values.get("trajectories", 0.0), tokens_of_batch(values))
     reward = state.reward.add(step, values["reward/mean"]) if "reward/mean" in values else state.reward
-    signs = state.signs.add(values) if step > state.step else state.signs
+    # A resumed trainer makes steps again, with lower numbers.
+    signs = state.signs.add(values) if step > max(state.step, state.signs.steps) else state.signs
     # An observer reads the last records before a resume again.
     steps = newest((*earlier, pace)) if pace.at >= state.resumed_at else ()
     return replace(state, step=step, trainer=values, pace=steps, reward=reward, signs=signs)

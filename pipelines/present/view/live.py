@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pipelines.inspect.run_state.state import RunState, new_run
 from pipelines.present.view.panels import screen
-from pipelines.present.view.text import phase_name, run_line
+from pipelines.present.view.text import current_warnings, phase_name, run_line
 
 REDRAW_S = 0.5
 """Kept low because a redraw takes a few milliseconds of CPU time that the run needs."""
@@ -38,6 +38,7 @@ class LiveView:
         self._shown_at = -float("inf")
         self._live: Live | None = None
         self._line = ""
+        self._warned: frozenset[str] = frozenset()
 
     def __enter__(self) -> LiveView:
         if self._console.is_terminal:
@@ -74,10 +75,21 @@ class LiveView:
         elif state.started_at:
             if self._shown is None or self._shown.phase != state.phase:
                 self.note(f"-- {phase_name(state.phase)}")
+            self._note_warnings(state)
             line = run_line(state)
             self.note(line)
             self._line = _content(line)
         self._shown, self._shown_at = state, self._clock()
+
+    def _note_warnings(self, state: RunState) -> None:
+        """Print each warning once when it begins, and its sign when it ends."""
+        warnings = current_warnings(state)
+        for sign, text in warnings.items():
+            if sign not in self._warned:
+                self.note(f"warning: {text}")
+        for sign in sorted(self._warned - {*warnings}):
+            self.note(f"warning ended at step {state.step}: {sign}")
+        self._warned = frozenset(warnings)
 
 
 def _shown_at_once(state: RunState) -> tuple[object, ...]:

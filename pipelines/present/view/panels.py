@@ -140,7 +140,7 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
         yield "errors", errors
     if refused := refused_text(state.prompts):
         yield "refused", refused
-    for warning in learning_warnings(state.signs):
+    for warning in learning_warnings(state.signs).values():
         yield "warning", warning
     if waiting := waiting_for(state):
         yield "waits for", waiting

@@ -28,7 +28,7 @@ def measured(state: RunState) -> dict[str, Any]:
         "errors_by_task": {task: each._asdict() for task, each in errors_by_task(state.score).items()},
         "waits_for": waiting_for(state),
         "refused_rows": refused_rows(state.prompts),
-        "warnings": list(learning_warnings(state.signs)),
+        "warnings": list(learning_warnings(state.signs).values()),
         "busy": busy_shares(state.busy),
         "lag": dict(state.lag),
     }

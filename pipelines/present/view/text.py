@@ -9,7 +9,7 @@ from pipelines.inspect.run_state.errors import refused_text, score_errors_text
 from pipelines.inspect.run_state.evaluation import unmeasured_rounds
 from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
-from pipelines.inspect.run_state.state import RunState
+from pipelines.inspect.run_state.state import FIRST_PHASES, RunState
 from pipelines.inspect.run_state.waiting import waiting_for
 from pipelines.present.output import utc
 from pipelines.roles import described
@@ -46,9 +46,14 @@ def figures(*values: float | None) -> list[str]:
     return [f"{round(value, 2) + 0.0:.2f}" if plain and value is not None else figure(value) for value in values]
 
 
+def starts_again(state: RunState) -> bool:
+    """Whether the run is being resumed: its newest metrics are of the time before."""
+    return bool(state.step) and phase_name(state.phase) in (*FIRST_PHASES, "warm start", "starting")
+
+
 def eta(state: RunState) -> str:
-    """Return the time to the goal, `ETA 1:02`, rounded up; empty at the goal and without one."""
-    if not state.goal or state.step >= state.goal:
+    """Return the time to the goal, `ETA 1:02`, rounded up; empty during a resume, at the goal and without one."""
+    if not state.goal or state.step >= state.goal or starts_again(state):
         return ""
     left = seconds_left(state)
     return f"ETA {clock(None if left is None else math.ceil(left))}"
@@ -128,18 +133,25 @@ def newest_accuracies(state: RunState) -> list[tuple[str, Point]]:
     return [(mode, curve.last) for mode, curve in curves if curve.last is not None]
 
 
+def current_warnings(state: RunState) -> dict[str, str]:
+    """Return what the newest updates lack, by sign; of a run that starts again, nothing before its first update."""
+    return {} if starts_again(state) else learning_warnings(state.signs)
+
+
 def run_line(state: RunState) -> str:
-    """Return the run's state in one line, for logs."""
+    """Return the run's state in one line, for logs. It counts the warnings: the view prints each when it begins."""
     speed = rates(state)
     parts = [f"[{clock(state.elapsed_s)}] {phase_name(state.phase)}"]
     if paused := paused_text(state):
         parts.append(f"paused {paused}")
+    again = starts_again(state)
     if state.step:
         parts.append(steps_text(state))
+    if state.step and not again:
         parts.append(eta(state))
         parts.append(f"reward {figure(state.trainer.get('reward/mean'))}")
         parts.append(f"staleness {staleness_text(state)}")
-    elif (share := progress(state)) is not None:
+    elif not state.step and (share := progress(state)) is not None:
         parts.append(percent(share))
         best = state.warm_start.get("accuracy/greedy")
         parts.append(f"held-out {figure(best)}" if best is not None else "")
@@ -147,10 +159,12 @@ def run_line(state: RunState) -> str:
         parts.append(f"errors {errors}")
     if refused := refused_text(state.prompts):
         parts.append(f"refused {refused}")
-    parts.extend(f"warning: {warning}" for warning in learning_warnings(state.signs))
+    if warnings := current_warnings(state):
+        parts.append("1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings")
     if waiting := waiting_for(state):
         parts.append(f"waits for {waiting}")
-    parts += [f"held-out {mode} {figure(last.y)} (version {last.x:.0f})" for mode, last in newest_accuracies(state)]
+    if not again:
+        parts += [f"held-out {mode} {figure(last.y)} (version {last.x:.0f})" for mode, last in newest_accuracies(state)]
     parts.append(unmeasured_text(state))
     if speed.trajectories is not None:
         parts.append(f"{count(speed.trajectories)} trajectories/s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from synthetic_run import START, trainer_metric
 
+from pipelines.inspect.run_state.learning import EQUAL as EQUAL_REWARDS
 from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, learning_summary, learning_warnings
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.present.view.panels import fact_lines
@@ -42,13 +43,13 @@ FEW, ENOUGH = WARN_STEPS - 1, WARN_STEPS
 )
 def test_signs_warn_after_enough_updates(updates: list[dict[str, float]], newest: str, whole: str) -> None:
     signs = learning_signs(updates)
-    assert [each[: len(newest)] for each in learning_warnings(signs)] == ([newest] if newest else [])
+    assert [each[: len(newest)] for each in learning_warnings(signs).values()] == ([newest] if newest else [])
     assert [each[: len(whole)] for each in learning_summary(signs)] == ([whole] if whole else [])
 
 
 def test_signs_warn_after_the_configured_number_of_updates() -> None:
     signs = learning_signs([ZERO] * 3, warn_steps=3)
-    (warning,) = learning_warnings(signs)
+    (warning,) = learning_warnings(signs).values()
     assert warning.startswith("the gradient was 0 in the last 3 optimizer steps")
     state = fold_all(new_run("r", 80, START, 4), [Metric("trainer", step, ZERO, START) for step in (1, 2, 3)])
     assert not list(learning_warnings(state.signs))
@@ -59,6 +60,8 @@ def test_warnings_are_in_line_and_screen_and_count_a_step_once() -> None:
     repeated = [each for each in steps for _ in range(2)]
     assert "warning" not in run_line(fold_all(new_run("r", 80, START), repeated[:-2]))
     state = fold_all(new_run("r", 80, START), repeated)
-    assert f"warning: rewards do not differ within any group in the last {ENOUGH} optimizer steps" in run_line(state)
+    assert "1 warning" in run_line(state)
+    text = f"rewards do not differ within any group in the last {ENOUGH} optimizer steps"
+    assert text in learning_warnings(fold_all(state, steps).signs)[EQUAL_REWARDS]  # a resumed trainer makes them again
     assert "rewards do not differ" in dict(fact_lines(state))["warning"]
     assert not list(learning_warnings(fold_all(state, [trainer_metric(ENOUGH + 1)]).signs))

@@ -128,14 +128,17 @@ def test_rates_are_those_of_samples_where_there_are_no_heartbeats() -> None:
 def test_resumed_run_has_no_rate_until_it_has_made_steps() -> None:
     state = after(*[trainer_metric(step) for step in range(1, 41)], PhaseStarted("broker", START + 10**6))
     assert (rates(state).steps, seconds_left(state)) == (None, None)
-    assert eta(state) == "ETA -"
+    assert eta(state) == ""
     assert waiting_for(state) == "Kafka"
     starting = fold(state, PhaseStarted("starting", START + 10**6))
     assert waiting_for(starting) == "the roles"
     old = replace(trainer_metric(41), measured_at=START + 10**6 - 1)  # an observer reads it again
     moved = [replace(trainer_metric(step), measured_at=START + 10**6 + step * STEP_MS) for step in range(42, 80)]
-    assert rates(fold_all(starting, [old, *moved[:5]])).steps is None  # they are too close for a rate
+    few = fold_all(starting, [old, *moved[:5], PhaseStarted("training", START + 10**6)])
+    assert (rates(few).steps, eta(few)) == (None, "ETA -")  # they are too close for a rate
+    assert eta(fold(few, Tick(moved[0].measured_at + 8_000))) == "ETA 1:08"  # 4 steps in 8 s, 34 are left
     resumed = fold_all(starting, [old, *moved])
+    resumed = fold(resumed, PhaseStarted("training", resumed.now))
     assert rates(resumed).steps == pytest.approx(1000 / STEP_MS)
     assert eta(resumed) == "ETA 0:02"  # rounded up
     assert eta(fold(resumed, replace(moved[-1], step=80))) == ""
