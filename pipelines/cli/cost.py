@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import GpuHour, JsonOption, ReplicaGpus, TrainGpus, finite
+from pipelines.cli.options import Calibrate, GpuHour, JsonOption, ReplicaGpus, TrainGpus, finite
 from pipelines.cli.run import SetOption
 from pipelines.present.output import Report
 
@@ -17,8 +17,11 @@ app = Commands()
 
 @app.command()
 def cost(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The configuration of an emulated run.")],
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="The configuration of an emulated run.")
+    ] = None,
     *,
+    calibrate: Calibrate = None,
     train_gpus: TrainGpus = 1,
     replica_gpus: ReplicaGpus = 1,
     weights_gb: Annotated[
@@ -36,10 +39,13 @@ def cost(
 
     Time comes from the same prediction as `laminar simulate CONFIG.toml`, with run.time_scale = 1. Bytes are of records
     that are encoded as a run encodes them, without compression and each trajectory alone in its record: an upper bound.
+    Only an emulated run says how long its engine takes; another one is measured first, and its folder given by
+    --calibrate in place of CONFIG.toml.
 
     \b
     Examples:
       laminar cost examples/emulated.toml --train-gpus 64 --replica-gpus 4 --gpu-hour 2.50
+      laminar cost --calibrate runs/first --gpu-hour 2.50
       laminar cost run.toml --train-gpus 64 --replica-gpus 4 --weights-gb 65.6 --copies 2 --json
     """
     from pipelines.cli.predict import Question
@@ -48,8 +54,10 @@ def cost(
     from pipelines.simulate.prediction.cost import Prices, cost_of
     from pipelines.simulate.prediction.search import predict
 
+    if config is None and calibrate is None:
+        raise typer.BadParameter("give the configuration of an emulated run, or --calibrate RUN", param_hint="CONFIG")
     own_clock = ["run.time_scale=1", *(changes or [])]
-    cluster = Question(config, None, own_clock, train_gpus, replica_gpus, "", weights_gb, gpu_hour).cluster()
+    cluster = Question(config, calibrate, own_clock, train_gpus, replica_gpus, "", weights_gb, gpu_hour).cluster()
     try:
         found = cost_of(cluster, predict(cluster), Prices(gpu_hour, kafka_gb), copies=copies, weights_gb=weights_gb)
     except ValueError as error:

@@ -57,6 +57,10 @@ def finite(value: float | None) -> float | None:
 
 TrainGpus = Annotated[int, typer.Option("--train-gpus", min=1, help="GPUs of the trainer.")]
 ReplicaGpus = Annotated[int, typer.Option("--replica-gpus", min=1, help="GPUs of a replica.")]
+Calibrate = Annotated[
+    Path | None,
+    typer.Option("--calibrate", metavar="RUN", help="Predict with the engine and trainer of this run's folder."),
+]
 GpuHour = Annotated[float, typer.Option("--gpu-hour", min=0, callback=finite, help="Price of an hour of a GPU.")]
 
 

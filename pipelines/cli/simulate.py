@@ -14,7 +14,7 @@ import typer
 
 from infra.files import write_atomically
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import GpuHour, JsonOption, ReplicaGpus, TrainGpus, finite
+from pipelines.cli.options import Calibrate, GpuHour, JsonOption, ReplicaGpus, TrainGpus, finite
 from pipelines.cli.run import SetOption
 from pipelines.present.output import Report
 from pipelines.simulate.configurations import SHAPES
@@ -51,10 +51,7 @@ def simulate(
         Path | None, typer.Option("--save", help="Write the history played, or the first failing one, to this file.")
     ] = None,
     changes: SetOption = None,
-    calibrate: Annotated[
-        Path | None,
-        typer.Option("--calibrate", metavar="RUN", help="Predict with the engine and trainer of this run's folder."),
-    ] = None,
+    calibrate: Calibrate = None,
     search: Annotated[bool, typer.Option("--search", help="Search for better clusters of as many GPUs.")] = False,
     train_gpus: TrainGpus = 1,
     replica_gpus: ReplicaGpus = 1,

@@ -21,10 +21,13 @@ from operators.trainer.emulation import TrainerEmulation
 from pipelines.config import Config, ConfigError, load_config
 from pipelines.inspect.metrics_file import REPLICA, read_metrics
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
+from pipelines.simulate.prediction.cluster import uncalibrated
 from schemas.records import Metric
 
 WARM_UP = 1
 """Optimizer steps that are left out: the first one compiles and allocates."""
+FEW = 3
+"""Pairs of heartbeats that are enough to calibrate."""
 _P99 = NormalDist().inv_cdf(0.99)
 
 
@@ -48,20 +51,15 @@ def calibrate(folder: Path) -> Calibration:
 
 def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibration:
     """`config` with the emulation that `metrics` show. Raises ConfigError."""
-    if len(config.prompts.mixture) != 1:
-        raise ConfigError(f"{name} has {len(config.prompts.mixture)} tasks: only runs with one task are predicted")
+    if reason := uncalibrated(config):
+        raise ConfigError(f"{name}: {reason}")
     steps = {each.step: each for each in metrics if each.name == "trainer" and "time/update" in each.values}
     ordered = [steps[number] for number in sorted(steps)][WARM_UP:]
     if len(ordered) < 2:
         raise ConfigError(f"{name} has {len(steps)} optimizer steps: at least {WARM_UP + 2} are needed to calibrate")
     decode = dict(_decode_steps(metrics))
     if not config.emulated and not decode:
-        samples = sum(each.name == REPLICA for each in metrics)
-        raise ConfigError(
-            f"{name} has no two consecutive heartbeats of a replica with running requests, which show its engine's "
-            f"speed ({METRICS_FILE} has {samples}, one of each replica every 2 s): calibrate from a run that generates "
-            "for 10 s or more, with more trainer.optimizer_steps or a larger prompts.max_new_tokens"
-        )
+        raise ConfigError(_without_speed(metrics, len(steps), name))
     if config.emulated:  # it says itself how long everything takes
         return Calibration(config, len(ordered), len(decode))
     response = fmean(each.values["response_length/mean"] for each in ordered)
@@ -70,12 +68,12 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibrat
     tokens = fmean(each.values["batch/tokens"] for each in ordered)
     context = config.context
     prompt = min(context - 1, max(1, round(tokens / rows - response)))
-    task = config.prompts.mixture[0]
+    tasks = config.prompts.mixture  # the lengths measured are those of their mixture
     prompts = PromptsConfig(
         source="synthetic",
         prompt_tokens=prompt,
-        max_new_tokens=task.max_new_tokens,
-        samples_per_prompt=task.samples_per_prompt,
+        max_new_tokens=max(task.max_new_tokens for task in tasks),
+        samples_per_prompt=tasks[0].samples_per_prompt,
     )
     emulation = EngineEmulation(
         roofline=RooflineConfig(decode_ms=_rows(decode), decode_context=0, kv_ns=0.0, prefill_us=0.0, kv_move_us=0.0),
@@ -88,10 +86,30 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibrat
     changed = replace(
         config,
         prompts=prompts,
+        score=replace(config.score, tasks=()),
         rollout=replace(config.rollout, engine="emulated", emulation=emulation, context=context),
         trainer=replace(config.trainer, emulation=trainer),
     )
     return Calibration(changed, len(ordered), len(decode))
+
+
+def _without_speed(metrics: Sequence[Metric], steps: int, name: str) -> str:
+    """The error of a run that never shows its engine's speed, with what to do."""
+    beats = [each.values["running"] for each in metrics if each.name == REPLICA]
+    busy = sum(running > 0 for running in beats)
+    # With this share of heartbeats with requests, how many times the steps give a few pairs of them.
+    longer = math.ceil(FEW * len(beats) / busy**2) if busy else 0
+    advice = (
+        f"run it for about {max(longer, 2) * max(steps, 1)} optimizer steps (trainer.optimizer_steps)"
+        if busy
+        else "its replicas answer between two heartbeats: let them generate more at once, with a larger "
+        "experience.global_batch or prompts.max_new_tokens, for 10 s or more"
+    )
+    return (
+        f"{name} has no two consecutive heartbeats of a replica with running requests, which show its engine's speed: "
+        f"{METRICS_FILE} has {len(beats)}, one of each replica every 2 s, {busy} with requests in {steps} optimizer "
+        f"steps; {advice}"
+    )
 
 
 def lengths_of(mean: float, longest: float, drawn: float) -> LengthsConfig:

@@ -25,6 +25,17 @@ class Overheads:
                 raise ValueError(f"{name} must be a number of seconds, not {getattr(self, name)}")
 
 
+def uncalibrated(config: Config) -> str:
+    """Why a run of `config` cannot be calibrated from, however long it is; empty if it can."""
+    samples = sorted({task.samples_per_prompt for task in config.prompts.mixture})
+    if len(samples) == 1:
+        return ""
+    return (
+        f"prompts.tasks have samples_per_prompt of {', '.join(map(str, samples))}: runs whose groups differ in size are "
+        "not predicted, neither from their configuration nor by --calibrate; predict one with the same number in all tasks"
+    )
+
+
 @dataclass(frozen=True)
 class Cluster:
     """The run to predict. A run is predicted as it is configured: in its own clock, with its `time_scale` and `stride`.
@@ -44,13 +55,18 @@ class Cluster:
         config = self.config
         if not config.emulated:
             environment = next((task.environment for task in config.prompts.mixture if task.environment), "")
+            if reason := uncalibrated(config):
+                raise ValueError(reason)
             raise ValueError(
-                f"rollout.engine is {config.rollout.engine!r}: only emulated runs are predicted. Let this run take "
-                "a few optimizer steps, then predict by it: laminar simulate --calibrate runs/NAME"
+                f"rollout.engine is {config.rollout.engine!r}: only emulated runs are predicted. Let this run generate "
+                "for some minutes, then give its folder in place of the configuration: --calibrate runs/NAME"
                 + (f". Turns and waits of environments ({environment}) are not predicted" if environment else "")
             )
         if len(config.prompts.mixture) != 1:
-            raise ValueError(f"prompts has {len(config.prompts.mixture)} tasks: only runs with one task are predicted")
+            raise ValueError(
+                f"prompts has {len(config.prompts.mixture)} tasks: of emulated runs only those with one are predicted, "
+                "because all tasks have the lengths of rollout.emulation; remove prompts.tasks"
+            )
         for name in ("training_parts", "train_gpus", "gpus_per_replica"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -8,14 +8,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from predicted_clusters import small_cluster, small_config
+from predicted_clusters import TABLE, small_cluster, small_config
 from typer.testing import CliRunner
 
 from pipelines.cli import cost as cost_module
 from pipelines.cli import simulate as simulate_module
 from pipelines.cli.predict import Question, predict_report
 from pipelines.cli.simulate import simulate
-from pipelines.config import ConfigError, save_config
+from pipelines.config import Config, ConfigError, parse_config, save_config
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.present.prediction import candidates_plot
 from pipelines.simulate.prediction.calibration import calibrate, lengths_of
@@ -156,18 +156,58 @@ def test_calibration_rejects_a_run_with_too_few_steps(tmp_path: Path) -> None:
         calibrate(run_folder(tmp_path, metrics_of_a_run()[:5]))
 
 
-def test_calibration_rejects_a_run_with_several_tasks(tmp_path: Path) -> None:
-    tasks = [{"name": name, "source": "synthetic"} for name in ("a", "b")]
+def config_of_tasks(*samples: int, engine: str = "transformers") -> Config:
+    """A configuration with a task for each number of samples, and rewards of each."""
+    names = [f"task{number}" for number in range(len(samples))]
+    rewards = {"answer": "whole", "rewards": [{"name": "length", "options": {"target": 1, "limit": 9}}]}
+    return parse_config(
+        {
+            **TABLE,
+            "rollout": {**TABLE["rollout"], "engine": engine},
+            "model": {"path": "model"} if engine == "transformers" else {},
+            "prompts": {
+                "max_new_tokens": 100,
+                "tasks": [
+                    {"name": name, "task": "gcd", "samples_per_prompt": each}
+                    for name, each in zip(names, samples, strict=True)
+                ],
+            },
+            "score": {"tasks": [{"name": name, **rewards} for name in names]},
+        },
+        "a test",
+    )
+
+
+def test_calibration_takes_the_mixture_of_several_tasks(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, metrics_of_a_run())
-    save_config(small_config(prompts__tasks=tasks), folder / CONFIG_FILE)
-    with pytest.raises(ConfigError, match="has 2 tasks: only runs with one task are predicted"):
+    save_config(config_of_tasks(4, 4), folder / CONFIG_FILE)
+    assert question(run=folder).cluster().config.prompts.max_new_tokens == 100
+    data = cost_module.cost(calibrate=folder, changes=["trainer.optimizer_steps=4"], json=True).data
+    assert (data["trajectories"], data["prompt_tokens"]) == (32, 10)
+    save_config(config_of_tasks(4, 8), folder / CONFIG_FILE)
+    with pytest.raises(ConfigError, match="samples_per_prompt of 4, 8: runs whose groups differ in size are not"):
         calibrate(folder)
+
+
+def test_configurations_that_cannot_be_predicted_say_it_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "two.toml"
+    for config, error in (
+        (config_of_tasks(4, 4), "then give its folder in place of the configuration: --calibrate runs/NAME$"),
+        (config_of_tasks(4, 8), "neither from their configuration nor by --calibrate"),
+        (small_config(prompts__tasks=[{"name": name, "source": "synthetic"} for name in "ab"]), "remove prompts.tasks"),
+    ):
+        save_config(config, file)
+        with pytest.raises(ConfigError, match=error):
+            cost_module.cost(file)
 
 
 def test_calibration_says_how_many_heartbeats_it_needs(tmp_path: Path) -> None:
     idle = [replace(each, values={**each.values, "running": 0.0}) for each in metrics_of_a_run()]
-    with pytest.raises(ConfigError, match=r"no two consecutive heartbeats .* has 4, one of each replica every 2 s"):
+    with pytest.raises(ConfigError, match=r"has 4, one of each replica every 2 s, 0 with requests .* larger exp"):
         calibrate(run_folder(tmp_path, idle))
+    once = [*metrics_of_a_run()[:1], *idle[1:]]
+    with pytest.raises(ConfigError, match=r"1 with requests in 5 optimizer steps; run it for about 60 optimizer steps"):
+        calibrate(run_folder(tmp_path, once))
 
 
 def test_calibrated_run_is_predicted_with_its_settings(tmp_path: Path) -> None:
@@ -193,7 +233,7 @@ def test_calibrated_run_is_predicted_with_its_settings(tmp_path: Path) -> None:
         ),
         (
             {"changes": ["rollout.engine=transformers"]},
-            "only emulated runs are predicted.* then predict by it: laminar simulate --calibrate runs/NAME$",
+            "only emulated runs are predicted.* then give its folder in place of the configuration: --calibrate runs/NAME$",
         ),
         (
             {"changes": ["rollout.engine=transformers", "prompts={task='gcd', environment='guess'}"]},
