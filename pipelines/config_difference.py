@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipelines.config import flattened, load_config
 from pipelines.config_reference import settings
 
 OWN = ("run.name", "run.folder", "relay.store", "kafka.bootstrap_servers")
@@ -20,6 +21,12 @@ class Difference(NamedTuple):
 
     keys: Mapping[str, tuple[Any, Any]]
     own: tuple[str, ...]
+
+
+def difference_of_files(first: Path, second: Path) -> Difference:
+    """What differs between two configuration files. Raises ConfigError."""
+    configs = [load_config(file) for file in (first, second)]
+    return difference(*(relative_to_run(flattened(each), each.run_folder) for each in configs))
 
 
 def relative_to_run(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_text
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from pipelines.cli.options import JsonOption
 from pipelines.inspect.run_files import CONFIG_FILE
 from pipelines.inspect.run_folders import RUNS, laminar_command
 from pipelines.present.output import Report
+
+if TYPE_CHECKING:
+    from pipelines.config_difference import Difference
 
 app = Commands()
 
@@ -96,21 +99,23 @@ def _defaults(_names: Sequence[str], json: bool) -> Report:
 
 
 def _diff(names: Sequence[str], json: bool) -> Report:
-    from pipelines.config import flattened, load_config
-    from pipelines.config_difference import difference, relative_to_run
+    from pipelines.config_difference import difference_of_files
 
-    configs = [load_config(_config_file(name)) for name in names]
-    found = difference(*(relative_to_run(flattened(each), each.run_folder) for each in configs))
+    found = difference_of_files(*map(_config_file, names))
 
     def text() -> str:
-        lines = [f"{key}: {_value_text(one)} -> {_value_text(other)}" for key, (one, other) in found.keys.items()]
-        lines = lines or ["The settings are equal."]
+        lines = difference_lines(found) or ["The settings are equal."]
         if found.own:
             lines.append(f"(of each run, not compared: {', '.join(found.own)})")
         return "\n".join(lines)
 
     data = {key: list(values) for key, values in found.keys.items()}
     return Report(data, text, as_json=json, exit_code=1 if data else 0)
+
+
+def difference_lines(found: Difference) -> list[str]:
+    """Return each setting that differs with both values."""
+    return [f"{key}: {_value_text(one)} -> {_value_text(other)}" for key, (one, other) in found.keys.items()]
 
 
 def _schema(_names: Sequence[str], json: bool) -> Report:

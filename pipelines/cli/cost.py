@@ -18,7 +18,7 @@ app = Commands()
 @app.command()
 def cost(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="The configuration of an emulated run.")
+        Path | None, typer.Argument(metavar="CONFIG.toml", help="The configuration of an emulated run.")
     ] = None,
     *,
     calibrate: Calibrate = None,

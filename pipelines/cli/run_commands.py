@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.escaping import print_escaped
 from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
-from pipelines.inspect.run_files import LOGS, SUBMITTED
+from pipelines.inspect.run_files import CONFIG_FILE, LOGS, SUBMITTED
 from pipelines.inspect.run_folders import RUNS, RunFolder
 from pipelines.present.output import Report, RowOutput, table
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 KAFKA_TIMEOUT_S = 3.0
+MOST_SETTINGS = 10
 
 
 def logs_command(
@@ -201,18 +202,48 @@ def compare_command(
     folder: RunsFolder = RUNS,
     json: JsonOption = False,
 ) -> Report:
-    """Compare runs side by side: reward, accuracy, staleness, speed, audit. `laminar report` adds their curves.
+    """Compare runs side by side: reward, accuracy, tasks, KL, staleness, speed, audit, and the settings that differ.
+    `laminar report` adds their curves.
 
     \b
     Examples:
       laminar runs compare first second
       laminar runs compare first second third --json
     """
+    from rich.console import Group
+    from rich.text import Text
+
     from pipelines.inspect.run_folders import find_run
     from pipelines.present.report.comparison import ComparedRun, text_rows
     from pipelines.present.report.html import LABELS
     from pipelines.present.report.summary import read_summary
 
-    compared = [ComparedRun(name, read_summary(find_run(folder, name).folder), ()) for name in runs]
-    data = [{key: each.summary.get(key) for key in ("run", *LABELS)} for each in compared]
-    return Report(data, lambda: table(text_rows(compared), ["metric", *runs]), as_json=json)
+    folders = [find_run(folder, name).folder for name in runs]
+    compared = [ComparedRun(name, read_summary(each), ()) for name, each in zip(runs, folders, strict=True)]
+    data = [{key: each.summary.get(key) for key in ("run", *LABELS, "tasks", "components")} for each in compared]
+
+    def text() -> Any:
+        settings = (line for other in folders[1:] for line in ("", *_settings(folders[0], other)))
+        lines = [Text(line, no_wrap=True, overflow="ignore") for line in settings]
+        return Group(table(text_rows(compared), ["metric", *runs]), *lines)
+
+    return Report(data, text, as_json=json)
+
+
+def _settings(first: Path, second: Path) -> Iterator[str]:
+    """Yield the settings that differ between two runs, the first `MOST_SETTINGS`, and the command that shows all."""
+    from pipelines.cli.config import difference_lines
+    from pipelines.config import ConfigError
+    from pipelines.config_difference import difference_of_files
+    from pipelines.inspect.run_folders import laminar_command
+
+    command = f"`{laminar_command()} config --diff {first} {second}`"
+    try:
+        lines = difference_lines(difference_of_files(first / CONFIG_FILE, second / CONFIG_FILE))
+    except ConfigError as error:  # of an earlier release, or a run that wrote none
+        yield f"The settings cannot be compared: {error}"
+        return
+    yield f"Settings of {first.name} -> {second.name}: {len(lines) or 'none'} differ ({command})"
+    yield from (f"  {line}" for line in lines[:MOST_SETTINGS])
+    if len(lines) > MOST_SETTINGS:
+        yield f"  and {len(lines) - MOST_SETTINGS} more"

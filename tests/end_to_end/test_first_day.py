@@ -324,6 +324,7 @@ def test_runs_are_compared_by_name(second: str, shell: Shell) -> None:
     compared = shell("runs", "compare", "first", second)
     assert (compared.code, "starting Apache Kafka" in compared.text) == (0, False)
     assert re.search(r"^share of trajectories with an error +0\S* +0", compared.text, re.M)
+    assert "trainer.optimizer_steps: 4 -> 2" in compared.text
     assert UNROUNDED.search(compared.text) is None
     changed = shell("config", "--diff", "first", second)
     assert (changed.code, "starting Apache Kafka" in changed.text) == (1, False)

@@ -40,20 +40,37 @@ def comparison(runs: Sequence[ComparedRun]) -> str:
 def metric_rows(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     """Return a row for each summary metric that any run has, with a column for each run.
 
-    One that is 0 in all runs has no row, except those of the audit and the share of errors.
+    One that is 0 in all runs has no row, except those of the audit, of held-out questions and the share of errors.
+    Rows of each task and of each reward component follow.
     """
-    return [
-        {"metric": label, **{each.run: each.summary.get(key) for each in runs}}
-        for key, label in LABELS.items()
-        if any(value or (value is not None and (key in SHOWN_AS_0 or value is False)) for value in _values(runs, key))
-    ]
+    rows = _rows(runs, "", LABELS, [each.summary for each in runs])
+    for section, labels, prefix in (("tasks", OF_TASK, "task "), ("components", OF_COMPONENT, "component ")):
+        found = [each.summary.get(section) or {} for each in runs]
+        for name in dict.fromkeys(name for each in found for name in each):
+            rows += _rows(runs, f"{prefix}{name}: ", labels, [each.get(name) or {} for each in found])
+    return rows
 
 
 SHOWN_AS_0 = ("error_share", "lost", "trained_twice")
+OF_TASK = {
+    key: LABELS[key]
+    for key in ("reward_first", "reward_last", "heldout_before", "heldout_after", "trajectories_trained")
+}
+OF_COMPONENT = {"mean_first": "mean, first tenth", "mean_last": "mean, last tenth"}
 
 
-def _values(runs: Sequence[ComparedRun], key: str) -> list[Any]:
-    return [each.summary.get(key) for each in runs]
+def _rows(
+    runs: Sequence[ComparedRun], prefix: str, labels: Mapping[str, str], found: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    return [
+        {"metric": f"{prefix}{label}", **{each.run: values.get(key) for each, values in zip(runs, found, strict=True)}}
+        for key, label in labels.items()
+        if any(_is_shown(key, values.get(key)) for values in found)
+    ]
+
+
+def _is_shown(key: str, value: object) -> bool:
+    return bool(value) or (value is not None and (key in SHOWN_AS_0 or key.startswith("heldout_") or value is False))
 
 
 def text_rows(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
+from pipelines.inspect.run_state.busy import STOPPED_MS
 from pipelines.inspect.run_state.evaluation import Evaluation, merge_evaluation
+from pipelines.inspect.run_state.pace import WINDOW_MS
 from schemas.metric_labels import COMPONENT, COMPONENT_MEAN, COMPONENT_TRAJECTORIES, TASK, by_label
 from schemas.records import Metric
 
@@ -158,6 +161,23 @@ def tokens_generated(metrics: Iterable[Metric]) -> int | None:
             incarnation = (metric.step, metric.values.get("incarnation", 0.0))
             last[incarnation] = max(last.get(incarnation, 0.0), metric.values["tokens_generated"])
     return int(sum(last.values())) if last else None
+
+
+def tokens_per_s(metrics: Sequence[Metric]) -> float | None:
+    """Return the response tokens per second from the first optimizer step to the last, without the time it was stopped.
+
+    None for a shorter time than rates are computed over.
+    """
+    steps = [metric.measured_at for metric in metrics if metric.name == "trainer"]
+    if not steps:
+        return None
+    begin, end = min(steps), max(steps)
+    before = tokens_generated([metric for metric in metrics if metric.measured_at <= begin]) or 0
+    until = tokens_generated([metric for metric in metrics if metric.measured_at <= end]) or 0
+    times = sorted(metric.measured_at for metric in metrics if begin <= metric.measured_at <= end)
+    gaps = (later - earlier for earlier, later in pairwise(times))
+    running_ms = end - begin - sum(gap for gap in gaps if gap > STOPPED_MS)
+    return round(1000 * (until - before) / running_ms, 1) if until and running_ms >= WINDOW_MS else None
 
 
 def weight_versions(metrics: Iterable[Metric]) -> int | None:

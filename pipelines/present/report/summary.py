@@ -34,6 +34,7 @@ from pipelines.present.report.series import (
     staleness_histogram,
     task_batches,
     tokens_generated,
+    tokens_per_s,
     weight_versions,
     weighted_mean,
 )
@@ -136,7 +137,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     after = next((each for each in reversed(held_out) if each.final), None)
     steps = newest_by_step(metrics, "trainer")
     stalest = [metric.values["staleness/max"] for metric in steps if "staleness/max" in metric.values]
-    audit, tokens = facts.audit or {}, tokens_generated(metrics)
+    audit = facts.audit or {}
     score = newest_score(metrics)
     errors = error_counts(score) if score else None
     scored = errors_by_task(score)
@@ -186,9 +187,11 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         },
         "dropped_share_by_length_decile": dropped_by_length(metrics) or None,
         **first_and_last("response_length", trained, "response_length/mean"),
+        **first_and_last("kl_reference", trained, "kl/ref"),
+        "kl_mismatch": weighted_mean(trained, "kl/mismatch"),
         "busy": busy_shares_of(metrics),
-        "tokens_generated": tokens,
-        "tokens_per_s": round(tokens / facts.wall_seconds, 1) if tokens and facts.wall_seconds else None,
+        "tokens_generated": tokens_generated(metrics),
+        "tokens_per_s": tokens_per_s(metrics),
         "started_at": facts.started_at,
         "wall_seconds": facts.wall_seconds,
         "downtime_seconds": facts.downtime_seconds or None,

@@ -48,7 +48,12 @@ def runs(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> Runs:
             "tokens_per_s": 20.0 * steps,
             "lost": 0,
             "reward_errors": 0,
+            "heldout_after": 0.0,
+            "tasks": {"rev": {"reward_first": 0.25, "reward_last": 0.5, "heldout_before": 0.0}},
+            "components": {"exact": {"mean_first": 0.1, "mean_last": 0.2}},
         }
+        if name == "first":
+            del summary["tasks"]
         (folder / "summary.json").write_text(json.dumps({**summary, "reward_last": 1 / 3}))
         for role in ("score", "trainer"):
             (folder / "logs" / f"{role}.log").write_text("".join(f"{role} {n}\n" for n in range(30)))
@@ -103,15 +108,32 @@ def test_runs_logs_of_a_role_are_those_of_the_process_that_it_shares(runs: Runs,
 def test_runs_compare_prints_a_column_per_run(runs: Runs) -> None:
     code, out, _ = runs("compare", "first", "second")
     assert code == 0
-    rows: dict[str, list[str]] = {line[:40].strip(): line.split()[-2:] for line in out.splitlines()}
+    rows: dict[str, list[str]] = {line.partition("  ")[0]: line.split()[-2:] for line in out.splitlines()}
     assert rows["optimizer steps"] == ["10", "20"]
-    assert rows["tokens generated per second of the run"] == ["200.0", "400.0"]
+    assert rows["tokens generated per second, first step to last"] == ["200.0", "400.0"]
     assert rows["reward, last tenth"] == ["0.333", "0.333"]
     assert rows["trajectories lost"] == ["0", "0"]
+    assert rows["held-out accuracy after, greedy"] == ["0.000", "0.000"]
+    assert rows["task rev: reward, last tenth"] == ["-", "0.500"]
+    assert rows["component exact: mean, last tenth"] == ["0.200", "0.200"]
     assert "reward errors" not in rows  # 0 in both
+    assert "The settings cannot be compared: " in out
     found: list[dict[str, Any]] = json.loads(runs("compare", "first", "second", "--json")[1])
     assert [each["tokens_generated"] for each in found] == [10_000, 20_000]
     assert runs("compare", "first", "nobody")[0] == 1
+
+
+def test_runs_compare_lists_settings_that_differ(runs: Runs, tmp_path: Path) -> None:
+    for name, steps in (("first", 10), ("second", 20)):
+        text = f"[model]\npath = '/m'\n[run]\nname = '{name}'\n[trainer]\noptimizer_steps = {steps}\n"
+        (tmp_path / name / "config.toml").write_text(text + "learner = {algorithm = {name = 'ppo'}}\n" * (steps == 20))
+    out = runs("compare", "first", "second")[1]
+    assert "Settings of first -> second: 2 differ (`" in out
+    assert f" config --diff {tmp_path}/first {tmp_path}/second`)" in out
+    assert out.splitlines()[-2:] == [
+        '  trainer.learner.algorithm.name: "tis" -> "ppo"',
+        "  trainer.optimizer_steps: 10 -> 20",
+    ]
 
 
 def test_runs_list_prints_csv_json_and_table(runs: Runs) -> None:

@@ -30,6 +30,24 @@ def test_summary_has_turns_and_endings_of_episodes() -> None:
     assert summary_of(list(history()), FACTS)["episodes"] is None
 
 
+def test_summary_has_kl_and_speed_between_first_and_last_step() -> None:
+    def beat(at_s: int, tokens: float, incarnation: float = 1.0) -> Metric:
+        values = {"incarnation": incarnation, "tokens_generated": tokens}
+        return Metric("replica", 0, values, START + 1000 * at_s)
+
+    def step(number: int, at_s: int) -> Metric:
+        values = {"trajectories": 8.0 * number, "kl/ref": 0.1 * number, "kl/mismatch": 0.25}
+        return Metric("trainer", number, values, START + 1000 * at_s)
+
+    started = [beat(50, 900.0), step(1, 60), beat(68, 1900.0)]
+    resumed = [beat(140, 0.0, 2.0), beat(150, 1000.0, 2.0), step(2, 150), beat(200, 9000.0, 2.0)]  # stopped for 72 s
+    summary = summary_of([*started, *resumed], FACTS)
+    assert summary["tokens_per_s"] == round(2000 / 18, 1)
+    assert (summary["kl_reference_first"], summary["kl_reference_last"]) == (pytest.approx(0.1), pytest.approx(0.2))
+    assert summary["kl_mismatch"] == 0.25
+    assert summary_of(started, FACTS)["tokens_per_s"] is None
+
+
 def test_summary_lists_a_task_that_only_failed() -> None:
     tasks = {"sums": (104.0, 0.0), "guess": (88.0, 88.0)}
     values = {"trajectories": 192.0, "episode_errors": 88.0}
