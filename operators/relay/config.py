@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -69,19 +70,26 @@ class RelayConfig:
             raise ValueError(f"port must be 0 to 65535, not {self.port}")
         if self.advertise and not self.advertise.rpartition(":")[2].isdecimal():
             raise ValueError(f"advertise must be host:port, not {self.advertise!r}")
-        if not self.token_file and not is_loopback(self.listen):
-            raise ValueError(f"listen = {self.listen!r} accepts other machines: set the same token_file on all")
         if bool(self.certificate_file) != bool(self.authority_file):
             raise ValueError("set both certificate_file and authority_file, or neither")
-        if not is_loopback(self.listen) and not self.certificate_file and not self.clear_text:
+        if not is_loopback(self.listen) and (lacking := " ".join(self._lacking_for_others())):
             raise ValueError(
-                f"listen = {self.listen!r} sends weights and KV in clear text: set certificate_file and authority_file "
-                "(`python -m infra.certificates DIR` creates them), or clear_text = true if the network encrypts"
+                f"listen = {self.listen!r} accepts other machines: {lacking} (`python -m infra.certificates DIR` creates "
+                "all three files; docs/deploy.md has the section to copy)"
             )
         if not 1024 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
             raise ValueError(f"chunk_bytes must be 1024 to {MAX_CHUNK_BYTES}, not {self.chunk_bytes}")
         if self.max_megabytes_per_s is not None and not self.max_megabytes_per_s > 0:
             raise ValueError(f"max_megabytes_per_s must be positive, not {self.max_megabytes_per_s}")
+
+    def _lacking_for_others(self) -> Iterator[str]:
+        if not self.token_file:
+            yield "set the same token_file on all."
+        if not self.certificate_file and not self.clear_text:
+            yield (
+                "Weights and KV are sent in clear text: set certificate_file and authority_file, or clear_text = true "
+                "if the network encrypts."
+            )
 
     def token(self) -> str:
         """The shared secret; empty without token_file, which no relay accepts: see `pipelines.shards.with_relay_token`.

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from infra.deploy.plan import SECRETS
 from infra.listening import is_loopback
 from operators.gateway.config import GatewayConfig
+from operators.relay.config import RelayConfig
 from pipelines.config import Config, ConfigProblems
 from pipelines.run.paths import files_read
 from pipelines.run.preflight import unknown_environments
@@ -35,8 +36,8 @@ def deployment_problems(config: Config) -> list[str]:
         found.append("kafka.bootstrap_servers is not set: name the brokers as pods reach them")
     found += unknown_environments(config)
     found += _outside_volume(config)
-    if not config.emulated and config.relay.listen == "127.0.0.1":
-        found.append('relay.listen is 127.0.0.1: with "0.0.0.0" the relays of other machines can connect')
+    if not config.emulated and is_loopback(config.relay.listen):
+        found.append(_loopback_relay(config.relay))
     for key, gpus in (("trainer.gpus", config.trainer.gpus), ("rollout.gpus", config.rollout.gpus)):
         if gpus:
             found.append(f"{key} is {list(gpus)}: a container sees only its own GPUs; remove the setting")
@@ -55,6 +56,17 @@ def deployment_problems(config: Config) -> list[str]:
     if (name := PurePosixPath(config.kafka.client_properties).name) not in ("", "{role}.properties"):
         found.append(f"kafka.client_properties names {name}, but must name {{role}}.properties: each role has a Secret")
     return found
+
+
+def _loopback_relay(relay: RelayConfig) -> str:
+    """What to set in [relay] at once: an address of a machine needs the token and the certificates, too."""
+    files = {"token_file": "relay-token", "certificate_file": "relay.pem", "authority_file": "ca.pem"}
+    needed = {"listen": "0.0.0.0"}
+    for key, name in files.items():
+        if not getattr(relay, key) and not (relay.clear_text and key != "token_file"):
+            needed[key] = f"{SECRETS}/{name}"
+    listed = ", ".join(f'{key} = "{value}"' for key, value in needed.items())
+    return f"relay.listen is {relay.listen}, where relays of other machines cannot connect: set in [relay] {listed}"
 
 
 def is_secret(path: str) -> bool:

@@ -325,12 +325,13 @@ def test_relay_dead_letters_an_unfetchable_manifest_once(relay: Relay, store: We
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({}, "accepts other machines: set"),
-        ({"token_file": "t"}, "sends weights and KV in clear text: set certificate_file and authority_file"),
+        ({}, r"accepts other machines: set the same token_file on all\. Weights .* clear text: set certificate_file"),
+        ({"token_file": "t"}, "machines: Weights and KV are sent in clear text: set certificate_file and authority_file"),
+        ({"clear_text": True}, r"accepts other machines: set the same token_file on all\. \("),
         ({"token_file": "t", "certificate_file": "c"}, "set both certificate_file and authority_file"),
     ],
 )
-def test_relay_config_requires_token_and_tls_beyond_loopback(fields: dict[str, str], reason: str) -> None:
+def test_relay_config_requires_token_and_tls_beyond_loopback(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         RelayConfig(listen="0.0.0.0", **fields)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import typer
 import yaml
 from deployments import CONFIG_TEXTS, ROOT, deployment, run_file
@@ -154,6 +157,28 @@ def test_deploy_lists_all_problems_and_files_outside_the_volume(tmp_path: Path) 
     ):
         assert problem in caught.value.detail_lines
     assert any(each.startswith("relay.listen is 127.0.0.1") for each in caught.value.detail_lines)
+
+
+def test_deploy_command_lists_all_of_a_local_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "run.toml"
+    file.write_text('[model]\npath = "model"\n[prompts]\nsource = "jsonl"\npath = "rows.jsonl"\n')
+    code, _, err = command("deploy", "run.toml", "cluster")
+    assert (code, "6 problems" in err) == (1, True), err
+    secrets = 'token_file = "{0}/relay-token", certificate_file = "{0}/relay.pem", authority_file = "{0}/ca.pem"'
+    relay = f'listen = "0.0.0.0", {secrets.format("/etc/laminar-secrets")}'
+    assert f"set in [relay] {relay}" in err
+    mended = {"run": {"name": "first", "folder": "/laminar/runs"}, "kafka": {"bootstrap_servers": "kafka:9092"}}
+    mended |= {"model": {"path": "/laminar/model"}, "prompts": {"source": "jsonl", "path": "/laminar/rows.jsonl"}}
+    file.write_text(tomli_w.dumps(mended) + "[relay]\n" + relay.replace(", ", "\n"))
+    assert command("deploy", "run.toml", "cluster")[0] == 0
+    blocks = re.findall(r"```toml\n(\[relay\]\n.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2  # of containers, and of hosts
+    for block in blocks:
+        file.write_text(tomli_w.dumps(mended) + block)
+        load_config(file)
 
 
 def test_deploy_lists_what_gateway_and_agents_lack(tmp_path: Path) -> None:
