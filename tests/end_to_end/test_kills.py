@@ -67,6 +67,8 @@ def test_run_survives_the_kill_of_each_process(
     assert "the broker has died (its process is gone); restarting it" in run.output()
     assert "the zygote process was killed by SIGKILL" in run.output()
     assert not run.leftovers()
+    assert re.search(r"^\[.* steps .*  curriculum level \d  ", run.output(), re.MULTILINE)
+    assert re.search(r"^  curriculum level +\d → 5 \(from 0\); rewards of several levels", run.output(), re.MULTILINE)
     assert_levels_follow_requests(run)
     arguments = ("train", "replay", run.name, "--folder", str(run.folder.parent), "--json")
     replay = Command(command_server, run.here / "replay", *arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from schemas.metric_labels import COMPONENT_MEAN, COMPONENT_TRAJECTORIES, split_labels
+from schemas.metric_labels import COMPONENT_MEAN, COMPONENT_TRAJECTORIES, TASK, split_labels
 
 SHARD = "shard"
 """The metric value with the shard's number, if there are several shards."""
@@ -16,6 +16,8 @@ _WEIGHTS = {
 """Means by task or reward component: the value with the same labels that counts the trajectories of each."""
 _EQUAL = ("curriculum/", "dropped_share/")
 """Values that are about equal in all shards, which have every n-th prompt: averaged."""
+
+LEVEL = "curriculum/level"
 
 Values = Mapping[str, float]
 
@@ -36,6 +38,17 @@ def merge_shards(shards: Sequence[Values]) -> dict[str, float]:
         merged[key] = total / (sum(weight for _, weight in values) or 1.0) if shared else total
     merged.pop(SHARD, None)
     return merged
+
+
+def curriculum_levels(values: Values) -> dict[str, int]:
+    """The level of each curriculum in a metric of the buffer, by task; the only one has the name "". Counted from 0."""
+    found = (split_labels(key) for key in values)
+    return {labels.get(TASK, ""): round(_value(values, name, labels)) for name, labels in found if name == LEVEL}
+
+
+def levels_text(levels: Mapping[str, int | str]) -> str:
+    """`1`, or with several curricula `sums 1, gcd 0`."""
+    return ", ".join(f"{task} {level}".strip() for task, level in levels.items())
 
 
 def _value(values: Values, name: str, labels: Mapping[str, str]) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipelines.inspect.run_files import REPORT_FILE
 from pipelines.inspect.run_folders import laminar_command, run_command
+from pipelines.inspect.run_state.buffers import levels_text
 from pipelines.inspect.run_state.busy import busy_text
 from pipelines.inspect.run_state.episodes import endings_text
 from pipelines.present.report.verdict import is_failing, verdicts
@@ -44,6 +45,13 @@ def closing_lines(
     for name, of_name in (summary.get("components") or {}).items():
         first, last = figure(of_name["mean_first"]), figure(of_name["mean_last"])
         lines.append(f"  {f'component {name}':<22} {first:>6} → {last}")
+    if levels := summary.get("curriculum_levels"):
+        passed = {
+            task: " → ".join(map(str, [each[0], each[-1]] if len(each) > 1 else each)) for task, each in levels.items()
+        }
+        several = any(len(each) > 1 for each in levels.values())
+        about = "; rewards of several levels are not comparable" if several else ""
+        lines.append(f"  {'curriculum level':<22}{'':>7}   {levels_text(passed)} (from 0){about}")
     for number, (task, figures) in enumerate((summary.get("tasks") or {}).items()):
         tenths = "" if number else ": first and last tenth of the trajectories of this task alone"
         lines.append(f"  {task[:20]}{tenths}")

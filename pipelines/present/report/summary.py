@@ -14,7 +14,7 @@ from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE, SUMMARY_FILE
 from pipelines.inspect.run_state.agents import agents_of
-from pipelines.inspect.run_state.buffers import SHARD, merge_shards
+from pipelines.inspect.run_state.buffers import SHARD, curriculum_levels, merge_shards
 from pipelines.inspect.run_state.busy import busy_shares_of
 from pipelines.inspect.run_state.episodes import episodes_of
 from pipelines.inspect.run_state.errors import error_counts, errors_by_task, refused_rows
@@ -175,6 +175,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "failures_rewarded": facts.failures_rewarded or None,
         "tasks": by_task(metrics, before, after, scored),
         "components": by_component(metrics),
+        "curriculum_levels": levels_by_curriculum(metrics),
         "optimizer_steps": steps[-1].step if steps else None,
         "optimizer_steps_goal": facts.goal,
         "weight_versions": weight_versions(metrics),
@@ -243,6 +244,17 @@ def by_component(metrics: Sequence[Metric]) -> dict[str, Any] | None:
     """Return the first and last mean of each reward component, before weighting; None if there is only one."""
     components = components_of(metrics).items()
     return {name: first_and_last("mean", trained, COMPONENT_MEAN) for name, trained in components} or None
+
+
+def levels_by_curriculum(metrics: Sequence[Metric]) -> dict[str, list[int]] | None:
+    """Return the levels of each curriculum in the order in which they began, by task; None without a curriculum."""
+    found: dict[str, list[int]] = {}
+    for metric in newest_by_step(metrics, "experience"):
+        for task, level in curriculum_levels(metric.values).items():
+            levels = found.setdefault(task, [])
+            if levels[-1:] != [level]:
+                levels.append(level)
+    return found or None
 
 
 def first_and_last(name: str, trained: Sequence[Batch], key: str) -> dict[str, float | None]:

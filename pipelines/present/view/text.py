@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from pipelines.inspect.run_state.buffers import curriculum_levels, levels_text
 from pipelines.inspect.run_state.curve import Point
 from pipelines.inspect.run_state.errors import refused_text, score_errors_text
 from pipelines.inspect.run_state.evaluation import unmeasured_rounds
@@ -150,6 +151,8 @@ def run_line(state: RunState) -> str:
     if state.step and not again:
         parts.append(eta(state))
         parts.append(f"reward {figure(state.trainer.get('reward/mean'))}")
+        if levels := curriculum_levels(state.experience):
+            parts.append(f"curriculum level {levels_text(levels)}")
         parts.append(f"staleness {staleness_text(state)}")
     elif not state.step and (share := progress(state)) is not None:
         parts.append(percent(share))

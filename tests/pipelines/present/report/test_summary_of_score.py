@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from synthetic_run import START, evaluation_metric, history
 
+from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.present.report.closing import closing_lines
 from pipelines.present.report.html import page
 from pipelines.present.report.summary import RunFacts, facts_of, summary_of
 from pipelines.present.report.verdict import error_verdict, training_verdict
+from pipelines.present.view.text import run_line
 from schemas.metric_labels import labelled
 from schemas.records import Metric
 
@@ -46,6 +48,27 @@ def test_summary_has_kl_and_speed_between_first_and_last_step() -> None:
     assert (summary["kl_reference_first"], summary["kl_reference_last"]) == (pytest.approx(0.1), pytest.approx(0.2))
     assert summary["kl_mismatch"] == 0.25
     assert summary_of(started, FACTS)["tokens_per_s"] is None
+
+
+def test_summary_and_line_name_the_levels_of_a_curriculum() -> None:
+    def levels(step: int, **of: float) -> Metric:
+        named = {labelled("curriculum/level", task=task): level for task, level in of.items()}
+        return Metric("experience", step, {**named, labelled("curriculum/success", task="sums"): 0.5}, START)
+
+    metrics = [levels(0, sums=0.0, gcd=1.0), levels(1, sums=1.0, gcd=1.0), levels(2, sums=2.0, gcd=1.0)]
+    summary = summary_of(metrics, FACTS)
+    assert summary["curriculum_levels"] == {"sums": [0, 1, 2], "gcd": [1]}
+    text = closing_lines(Path("runs/sums"), summary)
+    assert re.search(
+        r"\n  curriculum level +sums 0 → 2, gcd 1 \(from 0\); rewards of several levels are not compa", text
+    )
+    trained = Metric("trainer", 3, {"reward/mean": 0.5}, START)
+    assert "reward 0.50  curriculum level sums 2, gcd 1  " in run_line(
+        fold_all(new_run("sums", 9, START), [*metrics, trained])
+    )
+    one = Metric("experience", 0, {"curriculum/level": 1.0}, START)
+    assert summary_of([one], FACTS)["curriculum_levels"] == {"": [1]}
+    assert "curriculum level" not in closing_lines(Path("runs/sums"), summary_of(list(history()), FACTS))
 
 
 def test_summary_lists_a_task_that_only_failed() -> None:
