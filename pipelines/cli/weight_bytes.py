@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from pipelines.cli.options import Connection
 from pipelines.cli.weight_copies import COPIED, new_folder
 from pipelines.config import Config
 from pipelines.present.output import Row
-from schemas.records import PolicyVersion, RelayChain, WeightVersion
+from schemas.records import PolicyVersion, RelayChain, TensorSpec, WeightVersion
+
+Tensors = Mapping[str, tuple[TensorSpec, np.ndarray]]
 
 
 def store_root(connection: Connection, config: Config | None, given: Path | None) -> Path:
@@ -72,12 +74,15 @@ def verify(store: WeightStore, manifest: WeightVersion) -> list[Row]:
 def diff(store: WeightStore, old: WeightVersion, new: WeightVersion) -> list[Row]:
     """Return the changed elements of each tensor between two versions, most changed first. Raises VersionGone."""
     with store.read(old.version) as before, store.read(new.version) as after:
-        rows = _differences(before, after)
-    return sorted(rows, key=lambda row: -row["share"])
+        return _differences(tensors_in(before), tensors_in(after))
 
 
-def _differences(before: memoryview, after: memoryview) -> list[Row]:
-    old, new = tensors_in(before), tensors_in(after)
+def diff_folders(old: Path, new: Path) -> list[Row]:
+    """As `diff`, of two Hugging Face folders."""
+    return _differences(folder_tensors(old), folder_tensors(new))
+
+
+def _differences(old: Tensors, new: Tensors) -> list[Row]:
     rows: list[Row] = []
     for name in [*old, *(name for name in new if name not in old)]:
         if name not in old or name not in new or old[name][0] != new[name][0]:
@@ -90,7 +95,7 @@ def _differences(before: memoryview, after: memoryview) -> list[Row]:
         rows.append(
             {"tensor": name, "elements": elements, "changed": int(changed), "share": float(changed) / max(1, elements)}
         )
-    return rows
+    return sorted(rows, key=lambda row: -row["share"])
 
 
 def pull_from_store(root: Path, manifest: WeightVersion, model: Path, folder: Path) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -118,18 +119,34 @@ def diff(
     new: VersionArgument = "latest",
     store: StoreOption = None,
 ) -> RowOutput:
-    """Count the elements of each tensor that differ between two versions in this machine's store.
+    """Count the elements of each tensor that differ between two versions that this machine has.
+
+    They are read from the weight store; after the end of a run from its checkpoints and models, as by `weights pull`.
 
     \b
     Examples:
       laminar weights diff 1.11 1.12
     """
+    from infra.store.errors import VersionGone
     from pipelines.cli.weight_bytes import diff as diff_bytes
-    from pipelines.cli.weight_bytes import existing_store, store_root
+    from pipelines.cli.weight_bytes import diff_folders, existing_store, store_root
 
     connection, (before, after) = _find([old, new], address)
-    with existing_store(store_root(connection, _config(address.folder), store)) as opened:
-        rows = diff_bytes(opened, before, after)
+    config = _config(address.folder)
+    root = store_root(connection, config, store)
+    try:
+        with existing_store(root) as opened:
+            rows = diff_bytes(opened, before, after)
+    except VersionGone:
+        if config is None:
+            raise
+        places = weight_places(Manifests(connection.client, connection.run).readable(), connection.run, address.folder)
+        with TemporaryDirectory() as pulled:
+            folders = [Path(pulled, name) for name in ("old", "new")]
+            for each, folder in zip((before, after), folders, strict=True):
+                if not _pull_here(root, each, config, places, Path(config.model.path), folder):
+                    raise VersionGone(f"version {each.version} is gone: {_available(places)}") from None
+            rows = diff_folders(*folders)
     return RowOutput(
         [rows],
         ("tensor", "elements", "changed", "share"),
@@ -167,8 +184,7 @@ def pull(
       laminar weights pull 1.12 adapters --adapter
     """
     from pipelines.cli.relays import read_chain
-    from pipelines.cli.weight_bytes import pull_from_relays, pull_from_store, store_root
-    from pipelines.cli.weight_copies import pull_from_place
+    from pipelines.cli.weight_bytes import pull_from_relays, store_root
 
     connection, (manifest,) = _find([version], address)
     config = _config(address.folder)
@@ -177,10 +193,7 @@ def pull(
     places = weight_places(manifests, connection.run, address.folder, store)
     if adapter:
         return _pull_adapters(address, places, manifest, base, folder, as_json=json)
-    source = pull_from_store(store_root(connection, config, store), manifest, base, folder)
-    if source is None and config is not None:
-        found = (pull_from_place(place, config, base, folder) for place in places.get(manifest.version, []))
-        source = next(filter(None, found), None)
+    source = _pull_here(store_root(connection, config, store), manifest, config, places, base, folder)
     if source is None:
         from operators.relay.config import RelayConfig
         from pipelines.shards import with_relay_token
@@ -192,6 +205,20 @@ def pull(
         source = pull_from_relays(connection, manifest, chain, relay, base, folder, _available(places))
     data = {"version": str(manifest.version), "folder": str(folder), "bytes": manifest.bytes, "from": source}
     return Report(data, lambda: f"wrote version {manifest.version} to {folder}, from {source}", as_json=json)
+
+
+def _pull_here(
+    root: Path, manifest: WeightVersion, config: Config | None, places: Places, base: Path, folder: Path
+) -> str | None:
+    """Write a version to the new `folder` from the store `root` or another place of this machine; return which."""
+    from pipelines.cli.weight_bytes import pull_from_store
+    from pipelines.cli.weight_copies import pull_from_place
+
+    source = pull_from_store(root, manifest, base, folder)
+    if source is not None or config is None:
+        return source
+    found = (pull_from_place(place, config, base, folder) for place in places.get(manifest.version, []))
+    return next(filter(None, found), None)
 
 
 def _pull_adapters(

@@ -32,7 +32,7 @@ def uncalibrated(config: Config) -> str:
         return ""
     return (
         f"prompts.tasks have samples_per_prompt of {', '.join(map(str, samples))}: runs whose groups differ in size are "
-        "not predicted, neither from their configuration nor by --calibrate; predict one with the same number in all tasks"
+        "not predicted, neither from their configuration nor by --calibrate; set the same number in all tasks"
     )
 
 

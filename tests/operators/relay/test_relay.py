@@ -326,7 +326,10 @@ def test_relay_dead_letters_an_unfetchable_manifest_once(relay: Relay, store: We
     ("fields", "reason"),
     [
         ({}, r"accepts other machines: set the same token_file on all\. Weights .* clear text: set certificate_file"),
-        ({"token_file": "t"}, "machines: Weights and KV are sent in clear text: set certificate_file and authority_file"),
+        (
+            {"token_file": "t"},
+            "machines: Weights and KV are sent in clear text: set certificate_file and authority_file",
+        ),
         ({"clear_text": True}, r"accepts other machines: set the same token_file on all\. \("),
         ({"token_file": "t", "certificate_file": "c"}, "set both certificate_file and authority_file"),
     ],

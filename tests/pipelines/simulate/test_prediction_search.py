@@ -233,7 +233,7 @@ def test_calibrated_run_is_predicted_with_its_settings(tmp_path: Path) -> None:
         ),
         (
             {"changes": ["rollout.engine=transformers"]},
-            "only emulated runs are predicted.* then give its folder in place of the configuration: --calibrate runs/NAME$",
+            r"only emulated runs are predicted.* in place of the configuration: --calibrate runs/NAME$",
         ),
         (
             {"changes": ["rollout.engine=transformers", "prompts={task='gcd', environment='guess'}"]},
