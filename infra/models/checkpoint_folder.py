@@ -11,14 +11,18 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from infra.models.dtypes import tensor_specs
 from infra.store.layout import Layout
 from infra.store.weight_files import SINGLE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -29,6 +33,8 @@ def load_model(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedMode
 
     Raises FileNotFoundError naming the missing file, ValueError if the model cannot be loaded.
     """
+    from transformers import AutoModelForCausalLM  # here: it takes as long as torch, and a tokenizer needs none of it
+
     require_weights(path)
     try:
         model, loading_info = AutoModelForCausalLM.from_pretrained(
@@ -172,6 +178,8 @@ def preload_model_code(folder: Path) -> None:
 
     Errors of the folder are ignored here: loading the model reports them.
     """
+    from transformers import AutoModelForCausalLM
+
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):

@@ -107,8 +107,7 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
     try:
         if config.model.path and (missing := list(model_problems(config))):
             raise ConfigError("; ".join(missing))  # at once: the import of the tokenizer's library takes seconds
-        started("the tokenizer")
-        shared, context, vocabulary = _model(config)
+        shared, context, vocabulary = _model(config, started)
         first = []
         for task, levels in zip(config.prompts.mixture, sources, strict=True):
             started(f"the prompts of task {task.task_name!r}")
@@ -130,15 +129,18 @@ def _without_heldout(prompts: PromptsConfig) -> PromptsConfig:
     return replace(prompts, heldout=0, heldout_path="", tasks=tasks)
 
 
-def _model(config: Config) -> tuple[ChatTokenizer | None, int, int | None]:
+def _model(config: Config, started: Started) -> tuple[ChatTokenizer | None, int, int | None]:
     """The tokenizer (None: synthetic prompts), the context length and the vocabulary size of the run's model."""
     if config.emulated or config.prompts.mixture[0].source == "synthetic":
         return None, config.context, None
     if config.model.path:
+        started("the tokenizer, whose libraries are being loaded")
         from infra.models.checkpoint_folder import load_tokenizer  # deferred: imports torch
 
+        started("the tokenizer")
         folder = config.model_folder()
         return load_tokenizer(folder), config.context, vocabulary_size(folder)
+    started("the tokenizer")
     from infra.models.demo import build_demo_tokenizer
     from infra.models.demo_config import PHRASES
 

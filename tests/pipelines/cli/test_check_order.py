@@ -46,3 +46,9 @@ def test_command_checks_its_configuration_before_slow_imports(
     assert done.returncode == 1
     assert reason in done.stderr
     assert done.stdout == "imported:\n"
+
+
+def test_tokenizer_of_a_check_needs_no_library_of_models() -> None:
+    program = "import sys, infra.models.checkpoint_folder; print('transformers.modeling_utils' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

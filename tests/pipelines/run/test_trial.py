@@ -15,7 +15,7 @@ from infra.models.demo_config import DemoModelConfig
 from operators.score.config import TaskRubric
 from pipelines.config import Config, parse_config
 from pipelines.run.learnability import doubtful_settings
-from pipelines.run.trial import all_problems, run_trial
+from pipelines.run.trial import all_problems, run_trial, try_config
 from pipelines.run.trial_result import CHECK_FILE, TrialResult, read_check, read_trial
 
 MINE = """
@@ -111,7 +111,6 @@ def test_trial_names_each_check_before_it_begins(tmp_path: Path) -> None:
     all_problems(config, started=begun.append)
     assert begun == [
         "the prompts' data",
-        "the tokenizer",
         "the prompts of task 'rows'",
         f"reward {tmp_path}/mine.py:right on the first prompts of task 'rows'",
         "environment Works",
@@ -312,6 +311,9 @@ def test_trial_names_the_tokenizer_of_another_model(tmp_path: Path) -> None:
     config = replace(config, model=replace(config.model, path=str(tmp_path / "model")), warm_start=None)
     (problem,) = trial(config, tmp_path).problems
     assert "but the model's vocabulary has 100 tokens" in problem
+    begun: list[str] = []
+    try_config(config, begun.append)
+    assert begun[1:3] == ["the tokenizer, whose libraries are being loaded", "the tokenizer"]
 
 
 def test_trial_warns_of_doubtful_settings(tmp_path: Path) -> None:
