@@ -111,6 +111,7 @@ def test_trial_names_each_check_before_it_begins(tmp_path: Path) -> None:
     all_problems(config, started=begun.append)
     assert begun == [
         "the prompts' data",
+        "the tokenizer",
         "the prompts of task 'rows'",
         f"reward {tmp_path}/mine.py:right on the first prompts of task 'rows'",
         "environment Works",
