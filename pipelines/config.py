@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -388,6 +389,8 @@ def _error_line(origin: str, problem: Mapping[str, Any], changed: Collection[str
     origin = "--set" if is_about_a_change(where, message, changed) else origin
     given = problem.get("input")
     shown = "" if isinstance(given, dict | list) else f" (it is {given!r})"
+    if problem["type"] == "literal_error" and isinstance(given, str):
+        shown += suggest_name(given, re.findall(r"'([^']+)'", message), 0)
     return f"{origin}: {where}{': ' * bool(where)}{message}{shown}"
 
 

@@ -74,8 +74,8 @@ class RelayConfig:
             raise ValueError("set both certificate_file and authority_file, or neither")
         if not is_loopback(self.listen) and (lacking := " ".join(self._lacking_for_others())):
             raise ValueError(
-                f"listen = {self.listen!r} accepts other machines: {lacking} (`python -m infra.certificates DIR` creates "
-                "all three files; docs/deploy.md has the section to copy)"
+                f"listen = {self.listen!r} accepts other machines: {lacking} (`python -m infra.certificates DIR` "
+                "creates all three files; docs/deploy.md has the section to copy)"
             )
         if not 1024 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
             raise ValueError(f"chunk_bytes must be 1024 to {MAX_CHUNK_BYTES}, not {self.chunk_bytes}")

@@ -53,7 +53,8 @@ def delete_command(
     freed = sum(row["bytes"] + row["store_bytes"] for row in rows)
     plan = [_line(row, stay=away and not topics) for row, away in zip(rows, elsewhere, strict=True)]
     if not yes and not _confirmed(plan, f"Delete {len(rows)} run{'s' * (len(rows) > 1)}, and free {size_text(freed)}?"):
-        reason = "Nothing was deleted." + ("" if sys.stdin.isatty() else " Use --yes.")
+        advice = "" if sys.stdin.isatty() else " The answer must come from a terminal; elsewhere use --yes."
+        reason = f"Nothing was deleted.{advice}"
         return Report({"deleted": False, "runs": rows, "freed_bytes": 0}, lambda: reason, as_json=json, exit_code=1)
     for each in planned:
         delete_run(each, partial(_delete_topics, logs.get(each.folder)))

@@ -9,9 +9,31 @@ from functools import wraps
 from typing import Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
+from typer.exceptions import TyperException
 
 HELP_WIDTH = 110
 """Columns of the help, at most."""
+
+
+class PlainCommand(TyperCommand):
+    """A command whose usage errors say how a run is named, and have no words of Typer's own parts."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Return the context. Raises usage errors as Typer does."""
+        given = list(args)  # the parser empties its list
+        try:
+            return super().make_context(info_name, args, parent=parent, **extra)
+        except TyperException as error:
+            message = getattr(error, "message", "").replace("Value error, ", "")
+            if message.startswith("Got unexpected extra argument") and self._names_a_run():
+                words = [word for word in given if f"{word}" in message.partition("(")[2] and not word.startswith("-")]
+                message += f"; a run is named by --run: --run {words[0]}" if words else ""
+            error.message = message  # type: ignore[attr-defined]
+            raise
+
+    def _names_a_run(self) -> bool:
+        return any("--run" in each.opts for each in self.params)
 
 
 class Commands(typer.Typer):
@@ -25,7 +47,7 @@ class Commands(typer.Typer):
 
     def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
         """Like Typer's `command`. The decorated function is unchanged and can be called with option sets."""
-        return _registering(super().command(*names, **options))
+        return _registering(super().command(*names, **{"cls": PlainCommand, **options}))
 
     def callback(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
         """Like Typer's `callback`. The decorated function is unchanged and can be called with option sets."""

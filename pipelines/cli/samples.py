@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from infra.name_lookup import suggest_name
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, ColourOption, Connection, JsonOption, ModelOption
 from pipelines.cli.trajectory import model_of
+from pipelines.inspect.run_folders import config_file
 from pipelines.present.output import Report, Texts
 from schemas.records.versions import NAMES
 
@@ -91,7 +95,9 @@ def samples(
         found = compare_versions(connection.client, connection.run, wanted, pair)
         if found is None or not found.changes:
             hint = _compare_hint(heldout, address)
-            raise RuntimeError(f"{_nothing(connection, wanted)} by two versions to the same question: {hint}")
+            raise RuntimeError(
+                f"{_nothing(connection, wanted, address.folder)} by two versions to the same question: {hint}"
+            )
         most = count or DEFAULT_CHANGES
         return (
             Report(comparison_json(found, most, style.model), str, True)
@@ -102,7 +108,9 @@ def samples(
     most = count or max(DEFAULT_COUNT, len(groups))
     listed = find_groups(connection.client, connection.run, wanted, order, most)
     if not listed:
-        raise RuntimeError(f"{_nothing(connection, wanted)}: see `{address.command('topics stats experiences')}`")
+        raise RuntimeError(
+            f"{_nothing(connection, wanted, address.folder)}: see `{address.command('topics stats experiences')}`"
+        )
     return Report(groups_json(listed, style.model), str, as_json=True) if json else Texts(group_texts(listed, style))
 
 
@@ -136,9 +144,17 @@ def _versions(connection: Connection, names: list[str]) -> list[PolicyVersion]:
     return sorted(find_version(connection, manifests, name) for name in names)
 
 
-def _nothing(connection: Connection, wanted: SampleFilter) -> str:
+def _known_tasks(task: str, folder: Path | None) -> str:
+    """Return the nearest task of the run's configuration, or all of them, in parentheses; empty if `task` is one."""
+    file = None if folder is None else config_file(folder)
+    tasks = [] if file is None else tomllib.loads(file.read_text("utf-8")).get("prompts", {}).get("tasks", [])
+    names = [each.get("name") or each.get("task", "") for each in tasks]
+    return "" if task in names or not names else f" ({suggest_name(task, names).removeprefix('; ')})"
+
+
+def _nothing(connection: Connection, wanted: SampleFilter, folder: Path | None) -> str:
     kind = {"train": "training ", "evaluation": "held-out ", None: ""}[wanted.purpose]
-    parts = [f"of task {wanted.task!r}"] if wanted.task else []
+    parts = [f"of task {wanted.task!r}{_known_tasks(wanted.task, folder)}"] if wanted.task else []
     parts += [f"of version {' or '.join(map(str, sorted(wanted.versions)))}"] if wanted.versions else []
     parts += [f"of prompt {' or '.join(sorted(wanted.groups))}"] if wanted.groups else []
     return " ".join([f"run {connection.run} has no scored {kind}samples", *parts])

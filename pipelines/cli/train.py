@@ -27,6 +27,7 @@ from collections.abc import Mapping
 app = Commands(no_args_is_help=True)
 COLUMNS = ("step", "reward/mean", "loss", "grad_norm", "importance_ratio/mean", "ess", "entropy")
 SECTION = "trainer."
+MOST_ROWS = 20
 
 
 @app.callback()
@@ -240,11 +241,13 @@ def _text(data: dict[str, Any], updates: list[Update], folder: Path) -> Any:
     from rich.console import Group
 
     trained = [update for update in updates if update.reason is None]
-    sample = trained if len(trained) <= 10 else [trained[i * (len(trained) - 1) // 9] for i in range(10)]
+    few = len(trained) <= MOST_ROWS
+    sample = trained if few else [trained[i * (len(trained) - 1) // (MOST_ROWS - 1)] for i in range(MOST_ROWS)]
     rows = [
         {"step": update.step, **{name: _short(update.values.get(name)) for name in COLUMNS[1:]}} for update in sample
     ]
-    lines = [f"{data['steps']} steps in {data['seconds']:.1f} s; the model is in {data['model']}"]
+    lines = [] if few else [f"(shown: {MOST_ROWS} of {len(trained)} steps)"]
+    lines += [f"{data['steps']} steps in {data['seconds']:.1f} s; the model is in {data['model']}"]
     lines += [f"skipped batch {batch}: {reason}" for batch, reason in data["skipped_batches"].items()]
     if data["skipped_records"]:
         see = run_command(folder, "topics dlq list")

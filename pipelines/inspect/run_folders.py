@@ -90,7 +90,11 @@ def read_run(folder: Path) -> RunFolder:
     try:
         state = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise NoSuchRun(f"there is no run {folder.name!r} under {folder.parent}/ ({path} is missing)") from None
+        from infra.name_lookup import suggest_name
+
+        known = [file.parent.name for file in folder.parent.glob(f"[!.]*/{STATE_FILE}")]
+        hint = suggest_name(folder.name, known, 0)
+        raise NoSuchRun(f"there is no run {folder.name!r} under {folder.parent}/ ({path} is missing{hint})") from None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}; {_remedy(folder)}") from error
     if not isinstance(state, dict):

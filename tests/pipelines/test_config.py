@@ -67,6 +67,10 @@ def test_load_config_accepts_an_empty_file(tmp_path: Path) -> None:
             {"rollout": {"engine": "emulated", "environments": [{"name": "guess"}]}},
             "environments require an engine that generates text, not 'emulated'",
         ),
+        (
+            {"trainer": {"learner": {"algorithm": {"name": "poo"}}}},
+            "'icepop' or 'ppo' (it is 'poo'); did you mean 'ppo'?",
+        ),
         ({"warm_start": {"step": 5}}, "unknown key warm_start.step; did you mean 'steps'?"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,6 @@ from pipelines.inspect.run_state.episodes import endings_text
 from pipelines.present.report.verdict import is_failing, verdicts
 from pipelines.present.view.text import UNKNOWN, count, figure, with_downtime
 from pipelines.roles import described
-
-MAX_LINE = 120
-"""The longest line of the next commands that has a purpose beside its command."""
 
 
 def closing_lines(
@@ -85,18 +82,8 @@ def closing_lines(
         # With a name: that of the configuration file is taken by this run.
         name = shlex.quote(f"{folder.name}-seed-{seed}")
         commands.append((f"{laminar_command()} run {file} --name {name} {again}", "repeat the run with another seed"))
-    return "\n".join([*lines, "", "Next:", *_listed(commands), ""])
-
-
-def _listed(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield the commands with their purposes beside them; above them, as comments, if the lines would be too long."""
-    width = max(len(command) for command, _ in commands)
-    if 2 + width + 2 + max(len(about) for _, about in commands) <= MAX_LINE:
-        yield from (f"  {command:<{width}}  {about}" for command, about in commands)
-        return
-    for command, about in commands:
-        yield f"  # {about}"
-        yield f"  {command}"
+    listed = (f"  # {about}\n  {command}" for command, about in commands)
+    return "\n".join([*lines, "", "Next:", *listed, ""])
 
 
 def next_commands(folder: Path) -> list[tuple[str, str]]:

@@ -68,6 +68,8 @@ class RunFacts:
     warm_start: Mapping[str, Any] = field(default_factory=dict)
     teaching: Mapping[str, Any] | None = None
     goal: int | None = None
+    tasks: Sequence[str] = ()
+    """In the order of the configuration."""
     stop_error_share: float | None = None
     failures_rewarded: bool = False
     warn_steps: int = WARN_STEPS
@@ -110,6 +112,7 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
         restarts={name: role["restarts"] for name, role in state.get("roles", {}).items()},
         warm_start=_json(folder / "warm_start.json"),
         teaching=config.get("warm_start"),
+        tasks=[str(each.get("name", "")) for each in config.get("prompts", {}).get("tasks", ())],
         goal=state.get("goal", {}).get("optimizer_steps"),
         stop_error_share=config.get("run", {}).get("stop_error_share", RunConfig.stop_error_share),
         failures_rewarded=any("on_error" in each for each in (score, *score.get("tasks", ()))),
@@ -173,7 +176,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "warnings": list(learning_summary(signs)) or None,
         "stop_error_share": facts.stop_error_share,
         "failures_rewarded": facts.failures_rewarded or None,
-        "tasks": by_task(metrics, before, after, scored),
+        "tasks": by_task(metrics, before, after, scored, facts.tasks),
         "components": by_component(metrics),
         "curriculum_levels": levels_by_curriculum(metrics),
         "optimizer_steps": steps[-1].step if steps else None,
@@ -218,15 +221,21 @@ def constant_reward(steps: Sequence[Metric]) -> float | None:
 
 
 def by_task(
-    metrics: Sequence[Metric], before: Evaluation | None, after: Evaluation | None, scored: Iterable[str]
+    metrics: Sequence[Metric],
+    before: Evaluation | None,
+    after: Evaluation | None,
+    scored: Iterable[str],
+    ordered: Sequence[str] = (),
 ) -> dict[str, Any] | None:
     """Return the metrics of each task, with the keys of the summary; None if there is only one task.
 
-    `scored` names the tasks with scored trajectories: none of a task may be trained, if all have an error.
+    `scored` names the tasks with scored trajectories: none of a task may be trained, if all have an error. Those in
+    `ordered` come first.
     """
     tasks: dict[str, Any] = {}
     batches_of = task_batches(metrics)
-    for task in dict.fromkeys([*batches_of, *scored]):
+    known = dict.fromkeys([*batches_of, *scored])
+    for task in dict.fromkeys([*(each for each in ordered if each in known), *known]):
         trained = batches_of.get(task, [])
         tasks[task] = {
             **first_and_last("reward", trained, "reward/mean"),

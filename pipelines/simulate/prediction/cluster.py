@@ -31,8 +31,8 @@ def uncalibrated(config: Config) -> str:
     if len(samples) == 1:
         return ""
     return (
-        f"prompts.tasks have samples_per_prompt of {', '.join(map(str, samples))}: runs whose groups differ in size are "
-        "not predicted, neither from their configuration nor by --calibrate; set the same number in all tasks"
+        f"prompts.tasks have samples_per_prompt of {', '.join(map(str, samples))}: runs whose groups differ in size "
+        "are not predicted, neither from their configuration nor by --calibrate; set the same number in all tasks"
     )
 
 

@@ -170,6 +170,23 @@ def test_main_prints_errors_as_one_line(
     assert (printed.out, printed.err) == ("", message)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("runs", "status", "nosuch"),
+            "unexpected extra argument(s) (nosuch); a run is named by --run: --run nosuch\n",
+        ),
+        (("cost", "a", "b"), "unexpected extra argument(s) (b)\n"),
+        (("export", "experiences", "x", "--view", "csv"), "Invalid value for '--view': 'csv' is not one of 'full', "),
+    ],
+)
+def test_usage_errors_say_what_to_write(words: tuple[str, ...], message: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert message in capsys.readouterr().err
+
+
 def test_main_raises_with_debug(failing: None) -> None:
     with pytest.raises(RuntimeError, match="one"):
         main(["fail", "--debug", "runtime"])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 from synthetic_run import START, trainer_metric
 
+from pipelines.inspect.run_state.events import PhaseStarted
 from pipelines.inspect.run_state.learning import EQUAL as EQUAL_REWARDS
 from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, learning_summary, learning_warnings
-from pipelines.inspect.run_state.state import fold_all, new_run
+from pipelines.inspect.run_state.state import fold, fold_all, new_run
+from pipelines.present.view.live import LiveView
 from pipelines.present.view.panels import fact_lines
 from pipelines.present.view.text import run_line
 from schemas.records import Metric
@@ -65,3 +70,24 @@ def test_warnings_are_in_line_and_screen_and_count_a_step_once() -> None:
     assert text in learning_warnings(fold_all(state, steps).signs)[EQUAL_REWARDS]  # a resumed trainer makes them again
     assert "rewards do not differ" in dict(fact_lines(state))["warning"]
     assert not list(learning_warnings(fold_all(state, [trainer_metric(ENOUGH + 1)]).signs))
+
+
+def test_live_view_without_terminal_prints_a_warning_once() -> None:
+    updates = [
+        Metric("trainer", step, {"grad_norm": float(step > 12), "reward/mean": 0.5}, START) for step in range(1, 14)
+    ]
+    state = fold(fold_all(new_run("sums", 80, START, 10), updates[:9]), PhaseStarted("checks", START))
+    out = io.StringIO()
+    with LiveView(Console(file=out), "sums", 80, line_every_s=0) as view:
+        view.update(state)  # of a resumed run
+        state = fold(state, PhaseStarted("training", START))
+        for update in updates[9:]:
+            state = fold(state, update)
+            view.update(state)
+    lines = out.getvalue().splitlines()
+    assert "9/80 steps  waits for" in lines[1]
+    assert [each[:50] for each in lines if "warning" in each and "[" not in each] == [
+        "warning: the gradient was 0 in the last 10 optimiz",
+        "warning ended at step 13: zero gradients",
+    ]
+    assert ["1 warning" in each for each in lines if "training " in each] == [True, True, True, False]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from record_samples import PROMPT, SAMPLES, TRAJECTORY
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
+from pipelines.cli.samples import _known_tasks
 from pipelines.inspect.log.samples import SampleFilter, find_groups, groups_at
 from schemas import records as r
 from schemas.codec import encode
@@ -141,6 +143,13 @@ def test_samples_compare_two_named_versions(laminar: Laminar) -> None:
     (question,) = found["questions"]
     assert (question["question"], question["change"]) == ("held-out 1?", -0.5)
     assert question["before"]["samples"][0]["text"] == "0 says 1"
+
+
+def test_samples_of_an_unknown_task_name_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[prompts]\ntasks = [{name = 'rev'}, {task = 'gcd'}]\n")
+    assert _known_tasks("rv", tmp_path) == " (did you mean 'rev'?)"
+    assert _known_tasks("double", tmp_path) == " (it must be one of ['gcd', 'rev'])"
+    assert (_known_tasks("gcd", tmp_path), _known_tasks("rv", None)) == ("", "")
 
 
 @pytest.mark.parametrize(

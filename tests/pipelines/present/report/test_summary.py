@@ -326,6 +326,8 @@ def test_summary_has_metrics_of_each_task() -> None:
     metrics = [by_task(metric) for metric in history()]
     summary = summary_of(metrics, FACTS)
     assert list(summary["tasks"]) == ["many", "few"]
+    ordered = summary_of(metrics, replace(FACTS, tasks=("few", "none")))["tasks"]
+    assert list(ordered) == ["few", "many"]  # as in the configuration
     assert summary["tasks"]["few"] == {
         "reward_first": pytest.approx(0.3),
         "reward_last": pytest.approx(0.6),

@@ -176,27 +176,6 @@ def test_live_view_without_terminal_names_each_check_at_once() -> None:
     assert lines == ["", "the check of the tokenizer (0 s)", "the check of reward mine (0 s)"]
 
 
-def test_live_view_without_terminal_prints_a_warning_once() -> None:
-    updates = [
-        Metric("trainer", step, {"grad_norm": float(step > 12), "reward/mean": 0.5}, START) for step in range(1, 14)
-    ]
-    state = fold(fold_all(new_run("sums", 80, START, 10), updates[:9]), PhaseStarted("checks", START))
-    out = io.StringIO()
-    with LiveView(Console(file=out), "sums", 80, clock=Clock(), line_every_s=0) as view:
-        view.update(state)  # of a resumed run
-        state = fold(state, PhaseStarted("training", START))
-        for update in updates[9:]:
-            state = fold(state, update)
-            view.update(state)
-    lines = out.getvalue().splitlines()
-    assert "9/80 steps  waits for" in lines[1]
-    assert [each[:50] for each in lines if "warning" in each and "[" not in each] == [
-        "warning: the gradient was 0 in the last 10 optimiz",
-        "warning ended at step 13: zero gradients",
-    ]
-    assert ["1 warning" in each for each in lines if "training " in each] == [True, True, True, False]
-
-
 def test_run_line_lists_only_failed_roles_as_down() -> None:
     roles = {"a": RoleState(None, 0, "starting"), "b": RoleState(1, 0, "up"), "c": RoleState(None, 0, "ended")}
     assert "down" not in run_line(fold(training(), RolesChanged(roles)))

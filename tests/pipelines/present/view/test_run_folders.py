@@ -131,6 +131,8 @@ def test_find_run_names_missing_run(tmp_path: Path) -> None:
     with pytest.raises(NoSuchRun, match=r"no run 'x' .*state\.json is missing"):
         find_run(tmp_path, "x")
     make_run(tmp_path, "torn")
+    with pytest.raises(NoSuchRun, match=r"t0rn/state\.json is missing; did you mean 'torn'\?\)"):
+        find_run(tmp_path, "t0rn")
     (tmp_path / "torn" / "state.json").write_text('{"run"')
     with pytest.raises(ValueError, match=r"torn/state\.json is not JSON"):
         find_run(tmp_path, "torn")
