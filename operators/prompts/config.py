@@ -43,7 +43,7 @@ class TaskConfig:
     task_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of reasoning-gym's task, except seed and size."""
     size: int | None = None
-    """Questions in an epoch of a reasoning-gym task; None generates a new question for every number (500 questions of
+    """Questions in an epoch of a reasoning-gym task; unset: a new question for every number (500 questions of
     the few tasks that cannot)."""
 
     where: str = ""
