@@ -110,7 +110,7 @@ def _pipelines_law(path: str, tree: ast.Module) -> Iterator[Breach]:
 
 def _level(parts: list[str]) -> int:
     """The place of a module in the order of the folders of pipelines; 0 for a module in none of them."""
-    return WITHIN_PIPELINES.index(parts[1]) + 1 if len(parts) > 2 and parts[1] in WITHIN_PIPELINES else 0
+    return WITHIN_PIPELINES.index(parts[1]) + 1 if parts[1] in WITHIN_PIPELINES else 0
 
 
 def _vendor_law(path: str, tree: ast.Module) -> Iterator[Breach]:
