@@ -13,7 +13,7 @@ from kafka.admin import OffsetSpec
 from kafka.structs import OffsetAndMetadata
 
 from infra.kafka.simulated_consumer import record_batch
-from infra.kafka.simulated_producer import Message, place_of
+from infra.kafka.simulated_producer import SimulatedRecord, place_of
 from infra.kafka.stored.consumer import PolledBatch
 from infra.simulation.cluster import Place, SimulatedCluster
 
@@ -196,7 +196,7 @@ class InspectionProducer:
     ) -> None:
         self._clients.request()
         place = place_of(self._clients.cluster, topic, key, partition)
-        self._clients.cluster.send(place, [Message(key, value, tuple(headers), self._clients.unix_ms())])
+        self._clients.cluster.send(place, [SimulatedRecord(key, value, tuple(headers), self._clients.unix_ms())])
 
     def flush(self, timeout_s: float) -> None:
         """Return at once: `send` waits."""

@@ -34,7 +34,7 @@ from infra.simulation.errors import (
     OutOfOrderSequence,
     ProducerFenced,
 )
-from infra.simulation.network import Connection
+from infra.simulation.network import SimulatedConnection
 from infra.simulation.partition import ProducerKey
 
 RETRIES = 6
@@ -59,7 +59,7 @@ def as_it_is(value: bytes, headers: Headers) -> tuple[bytes, Headers]:
     return value, headers
 
 
-class Message(NamedTuple):
+class SimulatedRecord(NamedTuple):
     """A record as the simulated cluster stores it; `timestamp` is in Unix milliseconds."""
 
     key: bytes | None
@@ -79,7 +79,7 @@ class Written(NamedTuple):
 class _Sent:
     """The future of a record."""
 
-    def __init__(self, place: Place, message: Message) -> None:
+    def __init__(self, place: Place, message: SimulatedRecord) -> None:
         self.place, self.message = place, message
         self.offset: int | None = None
         self.exception: KafkaError | None = None
@@ -107,7 +107,7 @@ def place_of(cluster: SimulatedCluster, topic: str, key: bytes | None, partition
     return Place(topic, partition)
 
 
-def resend(connection: Connection, request: str, execute: Callable[[], _Result]) -> _Result:
+def resend(connection: SimulatedConnection, request: str, execute: Callable[[], _Result]) -> _Result:
     """Send a request that may be repeated until it is answered. Raises KafkaTimeoutError, and the broker's error."""
     for attempt in range(RETRIES):
         try:
@@ -125,7 +125,7 @@ class SimulatedProducer:
     def __init__(
         self,
         cluster: SimulatedCluster,
-        connection: Connection,
+        connection: SimulatedConnection,
         transactional_id: str,
         transaction_timeout_s: float,
         release: Release | None = None,
@@ -169,7 +169,7 @@ class SimulatedProducer:
         place = place_of(self._cluster, topic, key, partition)
         self._places[place] = None
         value, written = self._release(value, tuple(headers))
-        sent = _Sent(place, Message(key, value, written, self._connection.process.unix_ms()))
+        sent = _Sent(place, SimulatedRecord(key, value, written, self._connection.process.unix_ms()))
         self._unsent.append(sent)
         return sent
 
@@ -252,7 +252,9 @@ class SimulatedProducer:
 class SimulatedPlainProducer:
     """A producer without transactions; the methods are those of `BoundedProducer`."""
 
-    def __init__(self, cluster: SimulatedCluster, connection: Connection, release: Release | None = None) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, connection: SimulatedConnection, release: Release | None = None
+    ) -> None:
         self._cluster, self._connection, self._release = cluster, connection, release or as_it_is
 
     def send(
@@ -267,7 +269,7 @@ class SimulatedPlainProducer:
         """Write a record. Raises DeliveryFailed; it may have been written, or be written later."""
         place = place_of(self._cluster, topic, key, partition)
         value, written = self._release(value, tuple(headers))
-        message = Message(key, value, written, self._connection.process.unix_ms())
+        message = SimulatedRecord(key, value, written, self._connection.process.unix_ms())
         done: list[int] = []
 
         def execute() -> int:  # the broker recognises the repetition of a batch

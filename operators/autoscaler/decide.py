@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from operators.autoscaler.observation import Observation
-from operators.autoscaler.policies import Policy, Wish
+from operators.autoscaler.policies import Policy, ScalingRequest
 
 
 @dataclass(frozen=True)
-class Limits:
+class ScalingLimits:
     """The bounds of the target, and how slowly it changes, see AutoscalingConfig."""
 
     minimum: int
@@ -44,7 +44,7 @@ class Decision:
     reason: str
 
 
-def decide(history: History, policy: Policy, limits: Limits) -> Decision:
+def decide(history: History, policy: Policy, limits: ScalingLimits) -> Decision:
     """The target after the last of the observations; the present one if nothing justifies another.
 
     The target rises if every observation of `stable_s` seconds asks for more, to the least of what they ask for; it
@@ -70,7 +70,7 @@ def decide(history: History, policy: Policy, limits: Limits) -> Decision:
     return _decide_by_wishes(known, target, limits)
 
 
-def _decide_by_wishes(wishes: Sequence[Wish], target: int, limits: Limits) -> Decision:
+def _decide_by_wishes(wishes: Sequence[ScalingRequest], target: int, limits: ScalingLimits) -> Decision:
     wanted, reason = [limits.clamp(wish.target(target)) for wish in wishes], wishes[-1].reason
     if min(wanted) > target:
         return Decision(min(*wanted, target + limits.max_step), reason)

@@ -35,9 +35,9 @@ from operators.gateway.chat_api import (
 from operators.gateway.claims import Claims, HandedOut, OtherProcess
 from operators.gateway.config import GatewayConfig
 from operators.gateway.conversation import TurnPlan, plan_completion, plan_turn
-from operators.gateway.episode_table import Episode, EpisodeTable
+from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.errors import ApiError, invalid
-from operators.gateway.play import Player, Response, TurnOptions
+from operators.gateway.play import Player, RecordedResponse, TurnOptions
 from operators.gateway.reports import AgentReport, parse_report, text_in
 from operators.gateway.responses_api import parse_responses, response_body, response_events
 from operators.gateway.served_versions import MODEL, ServedSampling, ServedVersions, version_name
@@ -206,7 +206,7 @@ class Gateway:
         response = await last_of(self._follow(name, chat, turn))
         return JSONResponse(response_body(chat, turn, response, self.form, created))
 
-    def _follow(self, name: str, chat: ChatRequest, turn: TurnOptions) -> AsyncGenerator[Response]:
+    def _follow(self, name: str, chat: ChatRequest, turn: TurnOptions) -> AsyncGenerator[RecordedResponse]:
         """The response to a turn of episode `name`, or to a request of PEOPLE, at each change. Raises ApiError."""
         if name == WORKERS:
             raise ApiError(403, "this key claims episodes; requests need the key of one", "permission_error")
@@ -231,7 +231,7 @@ class Gateway:
             min(chat.max_tokens, room), self.form.stop_token_ids, chat.stop_strings, chat.temperature, chat.top_p
         )
 
-    def _plan(self, chat: ChatRequest, name: str, episode: Episode) -> TurnPlan:
+    def _plan(self, chat: ChatRequest, name: str, episode: OpenEpisode) -> TurnPlan:
         try:
             if chat.legacy:
                 known = self.table.tokens(name)
@@ -333,7 +333,7 @@ def _check_episode(name: str) -> None:
         raise ApiError(403, "this key is not that of an episode", "permission_error")
 
 
-async def last_of(responses: AsyncGenerator[Response]) -> Response:
+async def last_of(responses: AsyncGenerator[RecordedResponse]) -> RecordedResponse:
     """The last of `responses`, which is complete."""
     async with aclosing(responses):
         async for response in responses:

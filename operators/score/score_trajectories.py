@@ -18,7 +18,7 @@ from operators.score.config import ScoreConfig
 from operators.score.episode_counts import count_episodes
 from operators.score.scorer import Scorer
 from operators.score.scoring import score_trajectories
-from operators.score.task_errors import TaskErrors
+from operators.score.task_errors import TaskErrorCounts
 from schemas.block import Block
 from schemas.identity import Purpose, TrajectoryKey, group_id, is_trajectory_id, parse_trajectory_id
 from schemas.records import Metric
@@ -40,7 +40,7 @@ class ScoreTrajectories:
         for trajectory in (received.record.trajectory for received in restored.ledger):
             if is_trajectory_id(trajectory.trajectory_id):
                 ledger.add(parse_trajectory_id(trajectory.trajectory_id), trajectory.prompt.samples, 0)
-        counts = ErrorCounts(restored.group, restored.state.get("counts"), restored.shard, self.config.shards)
+        counts = ScoreCounters(restored.group, restored.state.get("counts"), restored.shard, self.config.shards)
         return _Scoring(Scorer(self.config), ledger, counts, now)
 
 
@@ -61,7 +61,7 @@ class _Scoring(ShardFold):
         self,
         scorer: Scorer,
         scored: TrajectoryLedger,
-        counts: ErrorCounts,
+        counts: ScoreCounters,
         now: Callable[[], int] = wall_ms,
     ) -> None:
         self._scorer, self._scored, self._counts, self._now = scorer, scored, counts, now
@@ -132,7 +132,7 @@ COUNTS = (
 failed. Then those of evaluation, and those of them with any error: nothing is trained on them."""
 
 
-class ErrorCounts:
+class ScoreCounters:
     """The counts of `shard` since the start of the run, also by task and of episodes.
 
     `state` of the commit note continues them after a restart.
@@ -142,7 +142,7 @@ class ErrorCounts:
         known = state or {}
         self._shard = {"shard": float(shard)} if shards > 1 else {}
         self._counters = StepCounters(group, {name: known.get(name, 0) for name in COUNTS})
-        self._by_task = TaskErrors({name: count for name, count in known.items() if name not in COUNTS})
+        self._by_task = TaskErrorCounts({name: count for name, count in known.items() if name not in COUNTS})
         self._published = self._scored()
         self._published_at = 0
 

@@ -17,7 +17,7 @@ MAX_FIRST_ERRORS = 8
 MAX_CHARACTERS = 160
 
 
-class TaskErrors:
+class TaskErrorCounts:
     """Values of the metric `score` with the label `task`; they continue from `earlier`.
 
     `first_error` is 1, with the first line of the task's first error in the label `text`.

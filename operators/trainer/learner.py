@@ -33,7 +33,7 @@ from operators.trainer.mismatch import Mismatch, MismatchAlarm, current_versions
 from operators.trainer.optimizer import learning_rate
 from operators.trainer.packing import TrainingMicroBatch, micro_batches, mini_batches
 from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, score_tokens
-from operators.trainer.policy import Policy, load_policy
+from operators.trainer.policy import PolicyModule, load_policy
 from operators.trainer.presets import clip_can_bind, optimizer_steps, unused_clip_warning
 from operators.trainer.published_weights import PublishedWeights
 from operators.trainer.ranks import ALONE, Ranks
@@ -86,7 +86,7 @@ class Learner:
             )
             self._critic_trained = TrainedModel(self._critic, config, lambda: self.before_change())
             models["critic"] = self._critic_trained.move
-        self._reference: Policy | None = None
+        self._reference: PolicyModule | None = None
         if config.algorithm.kl_coefficient:
             self._reference = load_policy(
                 model_folder,
@@ -221,7 +221,7 @@ class Learner:
         config, algorithm, ranks = self.config.algorithm, self._algorithm, self._data
         tokens, trained_rows = int(batch.trained.sum()), np.flatnonzero(batch.trained)
 
-        def logprobs(policy: Policy) -> Tensor:
+        def logprobs(policy: PolicyModule) -> Tensor:
             return score_tokens(lambda part: policy(part.packed)[0], self._micro_batches(batch, trained_rows), tokens)
 
         reference = proximal = values = penalties = None

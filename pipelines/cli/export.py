@@ -15,10 +15,10 @@ from typer.core import TyperGroup
 
 from infra.storage import open_storage
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Brokers, Connection, JsonOption, ModelOption, connect
+from pipelines.cli.options import Address, Brokers, JsonOption, ModelOption, RunClient, connect
 from pipelines.cli.trajectory import model_of
 from pipelines.present.output import Report
-from pipelines.present.progress import Progress, print_error_line
+from pipelines.present.progress import ProgressPrinter, print_error_line
 from pipelines.present.token_colours import has_tokenizer
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def _progress(config: ExportConfig, quiet: bool) -> AbstractContextManager[objec
         return f": {sum(part.rows for part in read_parts(config.folder)):,} rows so far"
 
     subject = f"exports {config.contents.topic} to {config.folder}"
-    return nullcontext() if quiet else Progress(subject, only_slow=True, first_s=1.0, so_far=so_far)
+    return nullcontext() if quiet else ProgressPrinter(subject, only_slow=True, first_s=1.0, so_far=so_far)
 
 
 @contextmanager
@@ -304,7 +304,7 @@ def _stopped_with_the_run(address: Address) -> Iterator[Callable[[], ClientPrope
 
 
 def _run_pipeline(
-    config: ExportConfig, connection: Connection, address: Address, runner: RunnerName, options: list[str]
+    config: ExportConfig, connection: RunClient, address: Address, runner: RunnerName, options: list[str]
 ) -> None:
     from infra.runners.run import run_pipeline
     from operators.export.export_topic import export_stored
@@ -340,7 +340,7 @@ def _combined(where: str, since_version: int | None) -> str:
 
 
 def _contents(
-    connection: Connection, topic: str, offset: str | None, since: str | None, options: Mapping[str, Any], where: str
+    connection: RunClient, topic: str, offset: str | None, since: str | None, options: Mapping[str, Any], where: str
 ) -> Any:
     from infra.kafka.offset_span import parse_span
     from infra.kafka.ranges import resolve_span

@@ -16,7 +16,7 @@ from infra.kafka.ranges import PartitionRange
 from infra.kafka.topic_reader import schema_of
 from operators.export.columns import LOG_POSITION, row_schema
 from operators.export.formats import json_value
-from pipelines.cli.options import Address, Connection
+from pipelines.cli.options import Address, RunClient
 from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, known_topic
 from pipelines.inspect.audit.trim_points import newest_trim_point
@@ -97,7 +97,7 @@ def find_command(
     return RowOutput(parts, selected or None, form, "no matching rows", lambda row: _line(dict(row)))
 
 
-def _trimmed(connection: Connection, topic: Topic, ranges: Mapping[int, PartitionRange]) -> str:
+def _trimmed(connection: RunClient, topic: Topic, ranges: Mapping[int, PartitionRange]) -> str:
     """Return a note on earlier records that `laminar runs trim` has deleted; empty if `ranges` do not begin there."""
     trim_point = newest_trim_point(connection.client, connection.run)
     if trim_point is None:

@@ -25,14 +25,14 @@ from infra.transport.fetch import download
 from infra.transport.frames import TransportError
 from infra.transport.handshake import token_problem
 from operators.relay.config import RelayConfig
-from pipelines.cli.options import Connection
+from pipelines.cli.options import RunClient
 from pipelines.cli.weight_copies import COPIED, new_folder
 from pipelines.config import Config
 from pipelines.present.output import Row
 from schemas.records import PolicyVersion, RelayChain, WeightVersion
 
 
-def store_root(connection: Connection, config: Config | None, given: Path | None) -> Path:
+def store_root(connection: RunClient, config: Config | None, given: Path | None) -> Path:
     """Return the folder of this machine's weight store: `given`, else relay.store of `config`, else the default."""
     if given is not None:
         return given
@@ -112,7 +112,7 @@ def pull_from_store(root: Path, manifest: WeightVersion, model: Path, folder: Pa
 
 
 def pull_from_relays(
-    connection: Connection,
+    connection: RunClient,
     manifest: WeightVersion,
     chain: RelayChain | None,
     relay: RelayConfig,
@@ -155,7 +155,7 @@ def _beside(model: Path, folder: Path) -> Iterator[Path]:
 
 
 def publish(
-    connection: Connection, root: Path, keep: int, newest: WeightVersion | None, folder: Path, chunk_bytes: int
+    connection: RunClient, root: Path, keep: int, newest: WeightVersion | None, folder: Path, chunk_bytes: int
 ) -> PolicyVersion:
     """Publish the weights in the Hugging Face folder `folder` as the version after `newest`; return that version.
 

@@ -10,7 +10,7 @@ import typer
 
 from infra.escaping import print_escaped
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Connection, JsonOption, Printing
+from pipelines.cli.options import Address, JsonOption, Printing, RunClient
 from pipelines.inspect.log.manifests import Manifests, ancestors
 from pipelines.inspect.run_folders import config_file
 from pipelines.inspect.weight_places import Places, WeightPlace, weight_places
@@ -238,7 +238,7 @@ def publish(
     )
 
 
-def _find(versions: list[str], address: Address) -> tuple[Connection, list[WeightVersion]]:
+def _find(versions: list[str], address: Address) -> tuple[RunClient, list[WeightVersion]]:
     """Return the connection and the manifests of `versions`. Raises as `find_version` does."""
     for version in versions:
         _named(version, ())  # reject an invalid version before connecting
@@ -248,7 +248,7 @@ def _find(versions: list[str], address: Address) -> tuple[Connection, list[Weigh
 
 
 def find_version(
-    connection: Connection, manifests: Mapping[PolicyVersion, WeightVersion], version: str
+    connection: RunClient, manifests: Mapping[PolicyVersion, WeightVersion], version: str
 ) -> PolicyVersion:
     """Return the version that `version` names: `latest`, epoch.number or v12.
 

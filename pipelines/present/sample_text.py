@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.inspect.log.samples import AnswerChange, Comparison, SampleGroup, count_changes
+from pipelines.inspect.log.samples import AnswerChange, SampleComparison, SampleGroup, count_changes
 from pipelines.present.token_colours import has_tokenizer, legend, token_pieces, tokens_of
 from pipelines.present.turns import counted_turns, ending_text, request_text, turn_texts, with_speakers
 from schemas.plain import to_plain
@@ -65,7 +65,7 @@ def group_texts(groups: Sequence[SampleGroup], style: SampleStyle) -> Iterator[A
     yield from _legend([each for group in groups for each in group.samples], style)
 
 
-def comparison_texts(comparison: Comparison, count: int, style: SampleStyle) -> Iterator[Any]:
+def comparison_texts(comparison: SampleComparison, count: int, style: SampleStyle) -> Iterator[Any]:
     """Yield the first `count` questions of a comparison with both answers, and the legend."""
     old, new = comparison.versions
     counted = count_changes(comparison.changes)
@@ -98,7 +98,7 @@ def groups_json(groups: Iterable[SampleGroup], model: Path | None = None) -> lis
     ]
 
 
-def comparison_json(comparison: Comparison, count: int, model: Path | None = None) -> dict[str, Any]:
+def comparison_json(comparison: SampleComparison, count: int, model: Path | None = None) -> dict[str, Any]:
     """Return a comparison JSON-ready, with its first `count` questions and the turns of episodes as `groups_json`."""
     old, new = comparison.versions
     counted = count_changes(comparison.changes)

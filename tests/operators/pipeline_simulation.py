@@ -36,7 +36,7 @@ from operators.rollout.replica import Replica
 from operators.rollout.report_events import report_events
 from operators.score.config import RewardSpec, ScoreConfig
 from operators.score.pool import VerifierResult
-from operators.score.score_trajectories import ErrorCounts, _Scoring
+from operators.score.score_trajectories import ScoreCounters, _Scoring
 from schemas.columns import token_ids
 from schemas.identity import parse_trajectory_id
 from schemas.records import (
@@ -395,4 +395,4 @@ def _restore_score(restored: Restored) -> ShardFold:
         judge=lambda rows: [[VerifierResult(1.0, None)] for _ in rows],
         close=lambda: None,
     )
-    return _Scoring(judge, ledger, ErrorCounts(restored.group, restored.state.get("counts")), lambda: 0)  # type: ignore[arg-type]
+    return _Scoring(judge, ledger, ScoreCounters(restored.group, restored.state.get("counts")), lambda: 0)  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ class AnswerChange:
         return self.after.reward - self.before.reward
 
 
-class Comparison(NamedTuple):
+class SampleComparison(NamedTuple):
     """The questions that both versions answered, those with the largest change of reward first."""
 
     versions: tuple[PolicyVersion, PolicyVersion]
@@ -129,7 +129,7 @@ def groups_at(client: ClientProperties, run: str, wanted: SampleFilter, share: f
 
 def compare_versions(
     client: ClientProperties, run: str, wanted: SampleFilter, versions: tuple[PolicyVersion, PolicyVersion] | None
-) -> Comparison | None:
+) -> SampleComparison | None:
     """The same questions under two versions, by default the first and the last that `wanted` finds.
 
     Questions are the same if task, text and sampling are; if there are greedy answers, only these count. None: the
@@ -151,7 +151,7 @@ def compare_versions(
         common = {question for question in common if question[2]}
     changes = [AnswerChange(*(_group(samples[each][question].values()) for each in pair)) for question in common]
     changes.sort(key=lambda each: (-abs(each.change), each.before.prompt.number))
-    return Comparison(pair, changes)
+    return SampleComparison(pair, changes)
 
 
 def _first_and_last(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from infra.simulation.scheduler import Scheduler
+from infra.simulation.scheduler import EventScheduler
 from operators.rollout.emulated_backend import AnnouncedWeights
 from operators.rollout.heartbeats import replica_status
 from operators.rollout.replica import Order, Replica, ReplicaEvent
@@ -25,7 +25,7 @@ class PredictedReplica:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: EventScheduler,
         replica: Replica,
         engine: CountedEngine,
         weights: AnnouncedWeights,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from infra.kafka.properties import ClientProperties
-from infra.simulation.scheduler import Scheduler
+from infra.simulation.scheduler import EventScheduler
 from operators.io.config import ShardConfig
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.repartition import Placed, repartition
@@ -51,7 +51,7 @@ class PredictedWorld:
 
     def __init__(self, cluster: Cluster) -> None:
         config, self._cluster = cluster.config, cluster
-        self.scheduler = Scheduler()
+        self.scheduler = EventScheduler()
         self._scale = config.run.time_scale
         self._hop_s = cluster.overheads.hop_s
         (self._task,) = config.prompts.mixture

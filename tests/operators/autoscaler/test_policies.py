@@ -9,13 +9,15 @@ import pytest
 
 from operators.autoscaler.config import AutoscalingConfig
 from operators.autoscaler.observation import Observation
-from operators.autoscaler.policies import Wish, make_policy
+from operators.autoscaler.policies import ScalingRequest, make_policy
 
 PRICES = ({"price": 1.0, "processes": 4}, {"price": 0.5, "processes": 8})
 TIMES = ({"at": "20:00", "processes": 8}, {"at": "08:00", "processes": 2})
 
 
-def wish(policy: str, running: int = 4, *, options: dict[str, Any] | None = None, **measured: Any) -> Wish | None:
+def wish(
+    policy: str, running: int = 4, *, options: dict[str, Any] | None = None, **measured: Any
+) -> ScalingRequest | None:
     from pydantic import TypeAdapter
 
     table = {"policy": policy, **(options or {})}
@@ -69,18 +71,18 @@ def test_price_policy_asks_for_nothing_without_a_price() -> None:
 
 @pytest.mark.parametrize(("kind", "target"), [("exactly", 3), ("more", 5), ("fewer", 3), ("keep", 5)])
 def test_wish_for_more_or_fewer_never_moves_the_target_the_other_way(kind: Any, target: int) -> None:
-    assert Wish(kind, 3, "").target(5) == target
+    assert ScalingRequest(kind, 3, "").target(5) == target
 
 
 def test_policy_may_be_a_class_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from operators.autoscaler.policies import Policy, Wish\n"
+        "from operators.autoscaler.policies import Policy, ScalingRequest\n"
         "class Half(Policy):\n"
         "    def __init__(self, share=0.5):\n"
         "        self.share = share\n"
         "    def wish(self, seen):\n"
-        "        return Wish('exactly', int(seen.slots * self.share), 'half of the slots')\n"
+        "        return ScalingRequest('exactly', int(seen.slots * self.share), 'half of the slots')\n"
     )
     assert wish(f"{file}:Half", options={"options": {"share": 0.25}}, slots=8) == ("exactly", 2, "half of the slots")
     with pytest.raises(ValueError, match="unexpected keyword argument 'part'"):

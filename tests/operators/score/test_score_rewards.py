@@ -15,7 +15,7 @@ from scored_trajectories import CONFIG, FixedJudge, scored, trajectory
 from operators.evaluation.rounds import accuracy_of
 from operators.score.config import RewardSpec, ScoreConfig, TaskRubric
 from operators.score.pool import VerifierResult
-from operators.score.score_trajectories import ErrorCounts
+from operators.score.score_trajectories import ScoreCounters
 from operators.score.scorer import Scorer
 from operators.score.scoring import score_trajectories
 from operators.score.verifiers import reasoning
@@ -79,7 +79,7 @@ def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
     rows = [trajectory("#4"), failed, replace(failed, prompt=episode), replace(failed, prompt=episode)]
     rows += [replace(failed, prompt=replace(each, purpose="evaluation")) for each in (failed.prompt, episode)]
     judge = FixedJudge(CONFIG, VerifierResult(None, "raised"), *[VerifierResult(1.0, None)] * 2)
-    counts = ErrorCounts("g", {"trajectories": 10, "episode_errors": 1})
+    counts = ScoreCounters("g", {"trajectories": 10, "episode_errors": 1})
     counts.add(score_trajectories(Block.of(rows), judge, 0))
     metric = counts.metric(5_000)
     assert metric is not None
@@ -96,7 +96,7 @@ def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
     counts.add(score_trajectories(Block.of(rows), judge, 0))
     assert counts.metric(5_999) is None  # too early
     assert counts.metric(6_000) is not None
-    assert ErrorCounts("g", counts.state()).state() == counts.state()
+    assert ScoreCounters("g", counts.state()).state() == counts.state()
 
 
 def test_episodes_of_environments_are_counted_with_turns_and_endings() -> None:
@@ -105,7 +105,7 @@ def test_episodes_of_environments_are_counted_with_turns_and_endings() -> None:
     rows = [replace(plain, episode=Episode(rewards, ending)) for rewards, ending in endings]
     rows[3] = replace(rows[3], prompt=replace(plain.prompt, environment="agent"))
     rows[4] = replace(rows[4], prompt=replace(plain.prompt, purpose="evaluation"))
-    counts = ErrorCounts("g")
+    counts = ScoreCounters("g")
     for _ in range(2):
         counts.add(
             score_trajectories(Block.of([plain, *rows]), FixedJudge(CONFIG, *[VerifierResult(1.0, None)] * 3), 0)

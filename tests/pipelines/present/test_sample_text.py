@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.style import Style
 from tokenizers import Tokenizer, decoders, models
 
-from pipelines.inspect.log.samples import AnswerChange, Comparison, SampleGroup
+from pipelines.inspect.log.samples import AnswerChange, SampleComparison, SampleGroup
 from pipelines.present.sample_text import SampleStyle, comparison_texts, group_texts, groups_json, shortened
 from pipelines.present.turns import with_speakers
 from schemas import records as r
@@ -144,7 +144,7 @@ def test_samples_without_tokenizer_or_episode_have_no_turns(model: Path) -> None
 def test_comparison_underlines_the_tokens_that_differ(model: Path) -> None:
     change = AnswerChange(group(sample(0, [0, 1, 3], 0.0)), group(sample(0, [0, 3, 3], 1.0)))
     versions = (r.PolicyVersion(1, 0), r.PolicyVersion(1, 2))
-    text = printed(comparison_texts(Comparison(versions, [change]), 5, SampleStyle(100, model=model)))
+    text = printed(comparison_texts(SampleComparison(versions, [change]), 5, SampleStyle(100, model=model)))
     assert "reward 1 better, 0 worse, 0 equal" in text
     assert "\x1b[4;38;5;196mcd" in text
     assert "\x1b[38;5;46mab" in text
