@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -52,6 +53,7 @@ _TOPIC_NAME = re.compile(r"laminar\.")
 def violations(root: Path) -> list[str]:
     """Every breach of a law in the Python files under `root`, sorted."""
     found = []
+    types: defaultdict[str, list[str]] = defaultdict(list)
     for folder in EVERYWHERE:
         for path in sorted((root / folder).rglob("*.py")):
             name = path.relative_to(root).as_posix()
@@ -62,7 +64,23 @@ def violations(root: Path) -> list[str]:
                 found.append(f"{name}:{MAX_LINES}: {lines} lines; a file holds one idea, in at most {MAX_LINES}")
             laws = (*_OF_LAYERS, *_OF_ALL) if folder in LAYERS else _OF_ALL
             found += [f"{name}:{line}: {what}" for law in laws for line, what in law(name, tree)]
+            for line, defined in _public_types(tree) if folder in LAYERS else ():
+                found += [f"{name}:{line}: {defined} is also in {at}; a name has one meaning" for at in types[defined]]
+                types[defined].append(f"{name}:{line}")
     return found
+
+
+def _public_types(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of the public classes and type aliases that a module defines."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            name = _dotted(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+        else:
+            continue
+        if re.fullmatch("[A-Z]+[a-z]\\w*", name):
+            yield node.lineno, name
 
 
 @lru_cache(maxsize=1)

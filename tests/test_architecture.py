@@ -17,6 +17,13 @@ def test_the_sources_keep_the_laws() -> None:
     assert not found, "\n" + "\n".join(found)
 
 
+@pytest.mark.parametrize("defined", ["class Turn: ...", "Turn = tuple[int, int]", "Turn: TypeAlias = dict[str, int]"])
+def test_a_name_of_two_types_is_seen(tmp_path: Path, defined: str) -> None:
+    assert plant(tmp_path, "operators/a.py", "class Turn:\n    class Inner: ...\nclass _Turn: ...") == []
+    (found,) = plant(tmp_path, "pipelines/inspect/a.py", f"class Inner: ...\n{defined}\nTURN = Turn")
+    assert found == "pipelines/inspect/a.py:2: Turn is also in operators/a.py:1; a name has one meaning"
+
+
 def plant(root: Path, path: str, source: str) -> list[str]:
     file = root / path
     file.parent.mkdir(parents=True)

@@ -50,7 +50,7 @@ _ERRORS: Mapping[type[BrokerError], type[KafkaError]] = {
 _Result = TypeVar("_Result")
 
 
-Release = Callable[[bytes, Headers], tuple[bytes, Headers]]
+EncodeForRelease = Callable[[bytes, Headers], tuple[bytes, Headers]]
 """Value and headers as the release of a process writes them."""
 
 
@@ -128,7 +128,7 @@ class SimulatedProducer:
         connection: SimulatedConnection,
         transactional_id: str,
         transaction_timeout_s: float,
-        release: Release | None = None,
+        release: EncodeForRelease | None = None,
     ) -> None:
         self._cluster, self._connection, self._release = cluster, connection, release or as_it_is
         self._id, self._timeout_s = transactional_id, transaction_timeout_s
@@ -253,7 +253,7 @@ class SimulatedPlainProducer:
     """A producer without transactions; the methods are those of `BoundedProducer`."""
 
     def __init__(
-        self, cluster: SimulatedCluster, connection: SimulatedConnection, release: Release | None = None
+        self, cluster: SimulatedCluster, connection: SimulatedConnection, release: EncodeForRelease | None = None
     ) -> None:
         self._cluster, self._connection, self._release = cluster, connection, release or as_it_is
 

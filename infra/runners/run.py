@@ -18,7 +18,7 @@ from infra.runners.exposure import reject_exposed_options
 from infra.runners.flink_options import FlinkJobOptions
 from infra.runners.garbage_collection import reduce_gc_frequency
 from infra.runners.local_server import wait_for_job_server
-from infra.runners.options import Runner, option_names, pipeline_options
+from infra.runners.options import RunnerName, option_names, pipeline_options
 from infra.runners.stopping import STOPPING, stopping_on_signals
 from infra.runners.worker_pool import local_worker_pool
 
@@ -28,7 +28,7 @@ DRAIN_S = 4.0
 
 def run_pipeline(
     build: Callable[[beam.Pipeline], None],
-    runner: Runner = "embedded",
+    runner: RunnerName = "embedded",
     beam_options: Sequence[str] = (),
     close: Callable[[], None] = lambda: None,
 ) -> None:
@@ -58,7 +58,7 @@ def run_pipeline(
 
 
 @contextmanager
-def _options(runner: Runner, beam_options: Sequence[str]) -> Iterator[list[str]]:
+def _options(runner: RunnerName, beam_options: Sequence[str]) -> Iterator[list[str]]:
     options = pipeline_options(runner, beam_options)
     reject_exposed_options(runner, options)
     with local_job_server(runner, options) as endpoint:
@@ -81,7 +81,7 @@ def _submission_folder() -> Iterator[None]:
                 empty.rmdir()
 
 
-def local_job_server(runner: Runner, options: Sequence[str]) -> AbstractContextManager[str | None]:
+def local_job_server(runner: RunnerName, options: Sequence[str]) -> AbstractContextManager[str | None]:
     """Run a job server on this machine if `runner` needs one and `options` name none; its endpoint, else None.
 
     `--prism_location` names the binary of Prism, `--flink_master` the cluster to which the job server submits.

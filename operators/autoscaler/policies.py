@@ -43,7 +43,7 @@ class Policy(ABC):
     """The base class of policies. A user's class gets `autoscaling.options` as keyword arguments."""
 
     @abstractmethod
-    def wish(self, seen: Observation) -> ScalingRequest | None:
+    def request(self, seen: Observation) -> ScalingRequest | None:
         """What `seen` asks for; None if a measurement is missing, so that nothing is decided."""
 
 
@@ -51,7 +51,7 @@ class _BuiltInPolicy(Policy):
     def __init__(self, function: _PolicyFunction, config: AutoscalingConfig) -> None:
         self._function, self._config = function, config
 
-    def wish(self, seen: Observation) -> ScalingRequest | None:
+    def request(self, seen: Observation) -> ScalingRequest | None:
         return self._function(self._config, seen)
 
 

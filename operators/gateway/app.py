@@ -57,7 +57,7 @@ _NOT_IN_TIME = "no agent finished it in time"
 RETRY_HEADER = "x-stainless-retry-count"
 """The number of the retry, which OpenAI's clients send."""
 
-Handler = Callable[[Request, str], Awaitable[HttpResponse]]
+RouteHandler = Callable[[Request, str], Awaitable[HttpResponse]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Endpoint:
     """An ASGI application for one path."""
 
     gateway: Gateway
-    handler: Handler
+    handler: RouteHandler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.gateway.respond(Request(scope, receive, send), self.handler, send)
@@ -98,7 +98,7 @@ class Gateway:
 
     def application(self) -> Starlette:
         """The ASGI application. Paths are the same with the key as a bearer token and in the path."""
-        handlers: dict[str, tuple[str, Handler]] = {
+        handlers: dict[str, tuple[str, RouteHandler]] = {
             "/v1/chat/completions": ("POST", partial(self._complete, parse=parse_chat)),
             "/v1/completions": ("POST", partial(self._complete, parse=parse_completion)),
             "/v1/responses": ("POST", self._respond),
@@ -111,7 +111,7 @@ class Gateway:
         routes = [Route(path, _Endpoint(self, each), methods=[method]) for path, (method, each) in handlers.items()]
         return Starlette(routes=[*routes, Mount("/k/{key}", routes=routes)])
 
-    async def respond(self, request: Request, handler: Handler, send: Send) -> None:
+    async def respond(self, request: Request, handler: RouteHandler, send: Send) -> None:
         """Authenticate `request`, and send the response of `handler`; until its end it is in progress."""
         try:
             name = self._authenticated(request)

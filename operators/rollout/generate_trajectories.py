@@ -25,7 +25,7 @@ from operators.rollout.departure import Departure, Notice
 from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
-from operators.rollout.replica import Order, Replica, ReplicaEvent
+from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
 from schemas.records import (
     AGENT,
     PolicyVersion,
@@ -171,7 +171,7 @@ class RolloutFold:
         self._departure.end_if_done(published=not self._pending)
         return outputs
 
-    def _handle(self, order: Order) -> None:
+    def _handle(self, order: ReplicaOrder) -> None:
         replica = self._replicas[order.replica]
         news = replica.changes
         self._emit(replica.carry_out(order), urgent=True)

@@ -24,7 +24,7 @@ from operators.trainer.batch import TrainingBatch, concatenate, join_parts, reje
 from operators.trainer.config import LearnerConfig
 from operators.trainer.context_parallel import check_heads, open_context
 from operators.trainer.critic import Critic
-from operators.trainer.device_sharing import DeviceTurns, Move
+from operators.trainer.device_sharing import DeviceTurns, MoveToDevice
 from operators.trainer.global_batch_metadata import GlobalBatchMetadata, gather_metadata, gather_rows
 from operators.trainer.learner_state import RANDOM_STATE, LearnerState, StateSource, check_shapes, read_into
 from operators.trainer.losses import kl_penalty
@@ -73,7 +73,7 @@ class Learner:
         self.before_change: Callable[[], None] = lambda: None
         """Called before weights and moments change; it returns once nobody reads them any more."""
         self._actor = TrainedModel(self._policy, config, lambda: self.before_change())
-        models: dict[str, Move] = {"actor": self._actor.move}
+        models: dict[str, MoveToDevice] = {"actor": self._actor.move}
         self._critic: Critic | None = None
         if self._algorithm.critic:
             self._critic = Critic(

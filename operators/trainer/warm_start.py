@@ -12,10 +12,9 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from blake3 import blake3
@@ -24,14 +23,13 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from operators.trainer.imitation import Example, LearningRates, imitate
-from operators.trainer.traces import TRACES, answer_of, bare_answer, calculator_trace
+from operators.trainer.traces import TRACES, Entry, answer_of, bare_answer, calculator_trace
 from operators.trainer.warm_start_config import WarmStartConfig
 from operators.trainer.warm_start_record import PROCEDURE, RECORD_FILE, Measured, WarmStart, read_warm_start
 
-Entry = Mapping[str, Any]
 Answer = tuple[str, ...]
 """The texts that answer a question: turns of the model, with the observations between them."""
-Report = Callable[[float, str], None]
+ReportProgress = Callable[[float, str], None]
 
 
 def warm_start(
@@ -39,7 +37,7 @@ def warm_start(
     entries: Sequence[Entry],
     heldout: Sequence[Entry],
     cache: Path,
-    report: Report = lambda progress, stage: None,
+    report: ReportProgress = lambda progress, stage: None,
 ) -> WarmStart:
     """The warm start of `config` from reasoning-gym `entries`, measured on `heldout`; read from `cache` or made there.
 
@@ -89,7 +87,7 @@ def _key(config: WarmStartConfig, entries: Sequence[Entry], heldout: Sequence[En
 
 
 def _make(
-    config: WarmStartConfig, entries: Sequence[Entry], heldout: Sequence[Entry], folder: Path, report: Report
+    config: WarmStartConfig, entries: Sequence[Entry], heldout: Sequence[Entry], folder: Path, report: ReportProgress
 ) -> None:
     started = time.monotonic()
     model, tokenizer = build_demo_model(config.model)

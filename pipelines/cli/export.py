@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from infra.runners.options import RunnerName
 from infra.storage import open_storage
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Brokers, JsonOption, ModelOption, RunClient, connect
@@ -31,8 +32,6 @@ from pathlib import Path
 
 from infra.escaping import print_escaped
 from infra.listening import is_loopback
-
-RunnerName = Literal["embedded", "prism", "flink", "portable"]
 
 FolderArgument = Annotated[
     Any,

@@ -31,7 +31,7 @@ from pipelines.roles import (
 from schemas.release import OldRelease
 
 if TYPE_CHECKING:
-    from infra.runners.options import Runner
+    from infra.runners.options import RunnerName
     from pipelines.config import Config
 
 app = Commands()
@@ -181,7 +181,7 @@ def _outlined(
     file: Path,
     pipeline: str,
     index: int,
-    runner: Runner,
+    runner: RunnerName,
     beam_options: list[str],
     svg: Path | None,
     json: bool,

@@ -28,7 +28,7 @@ MAX_EPISODE_CHARS = 4 * MAX_CHARS
 MAX_REFERENCE = 200
 _HEAD = 0.6
 _BOLD, _DIM, _DIFFERENT = Style(bold=True), Style(dim=True), Style(underline=True)
-Piece = tuple[str, Style]
+StyledText = tuple[str, Style]
 S = TypeVar("S")
 
 
@@ -190,7 +190,7 @@ def _reward(experience: Experience) -> str:
     return f"reward {experience.reward:.2f}" + (f" ({parts})" if several else "") + of_conversations
 
 
-def _pieces(experience: Experience, style: SampleStyle) -> list[Piece]:
+def _pieces(experience: Experience, style: SampleStyle) -> list[StyledText]:
     trajectory = experience.trajectory
     episode = trajectory.episode is not None and has_tokenizer(style.model)
     if style.coloured or episode:
@@ -223,7 +223,7 @@ def shortened(pieces: list[tuple[str, S]], limit: int, cut: S) -> list[tuple[str
     return [piece for piece in [*begin, note, *end] if piece[0]]
 
 
-def _marked(before: list[Piece], after: list[Piece]) -> tuple[list[Piece], list[Piece]]:
+def _marked(before: list[StyledText], after: list[StyledText]) -> tuple[list[StyledText], list[StyledText]]:
     """Return both with the parts that differ underlined."""
     if len(before) == len(after) == 1:  # without tokens all would differ
         return before, after
@@ -237,7 +237,7 @@ def _marked(before: list[Piece], after: list[Piece]) -> tuple[list[Piece], list[
     return marked
 
 
-def _side_by_side(samples: list[tuple[str, list[Piece]]], style: SampleStyle) -> Iterator[Any]:
+def _side_by_side(samples: list[tuple[str, list[StyledText]]], style: SampleStyle) -> Iterator[Any]:
     """Yield the samples in as many columns as fit; without a terminal one below the other."""
     if style.width is None:
         for label, pieces in samples:

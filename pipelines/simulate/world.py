@@ -11,7 +11,7 @@ from functools import partial
 
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
-from infra.kafka.simulated_producer import Release, SimulatedRecord, as_it_is
+from infra.kafka.simulated_producer import EncodeForRelease, SimulatedRecord, as_it_is
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.data_network import LINK_FAULTS, LinkFault
 from infra.simulation.network import REQUEST_FAULTS, Network, RequestFaults, SimulatedConnection
@@ -86,7 +86,7 @@ class World:
         self._signals = CommitSignals(self.cluster, self.scheduler)
         self.invariants = Invariants(config)
         upgraded = any(fault.kind == "upgrade_run" for fault in history.faults)
-        self._release: Release = EarlierRelease(self.streams) if upgraded else as_it_is
+        self._release: EncodeForRelease = EarlierRelease(self.streams) if upgraded else as_it_is
         self._records = record_events
         self._requests = 0
         self._digest = hashlib.blake2b(digest_size=16)

@@ -27,7 +27,7 @@ from schemas.topics import EXPERIENCES
 
 FIRST_WINDOW = 64
 """How many of the newest offsets of each partition are read first; then four times as many, until enough are found."""
-Order = Literal["newest", "oldest", "best", "worst"]
+SampleOrder = Literal["newest", "oldest", "best", "worst"]
 _COLUMNS = {column.field.name: column.make for column in columns_of(Experience)}
 
 
@@ -91,7 +91,7 @@ class SampleComparison(NamedTuple):
 
 
 def find_groups(
-    client: ClientProperties, run: str, wanted: SampleFilter, order: Order, count: int
+    client: ClientProperties, run: str, wanted: SampleFilter, order: SampleOrder, count: int
 ) -> list[SampleGroup]:
     """The first `count` groups of `wanted` in `order`; best and worst: by mean reward, then the newest.
 
@@ -206,7 +206,7 @@ def _windows(held: Mapping[int, PartitionRange]) -> Iterator[Mapping[int, Partit
 class _Ranking:
     """The first `count` groups in `order`; groups with all their samples come before others."""
 
-    def __init__(self, order: Order, count: int) -> None:
+    def __init__(self, order: SampleOrder, count: int) -> None:
         self._order, self._count = order, count
         self._best: list[tuple[tuple[bool, float, int], _Place]] = []
         self._open: dict[str, tuple[list[float], int, _Place]] = {}

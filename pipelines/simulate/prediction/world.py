@@ -21,7 +21,7 @@ from operators.io.repartition import Placed, repartition
 from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
 from operators.rollout.emulated_backend import AnnouncedWeights
 from operators.rollout.emulated_engine import emulated_scheduling
-from operators.rollout.replica import Order, Replica, ReplicaEvent
+from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
 from operators.rollout.response_lengths import open_lengths
 from operators.rollout.roofline import Roofline
 from pipelines.simulate.prediction.cluster import Cluster
@@ -189,7 +189,7 @@ class PredictedWorld:
             if isinstance(decision, Placed):
                 self.measurement.placed(decision, self.scheduler.now)
                 self._begun += decision.reason == "dispatch" and decision.member == 0
-        orders: dict[int, list[Order]] = {}
+        orders: dict[int, list[ReplicaOrder]] = {}
         for output in repartition(decisions):
             record = output.record
             if output.topic is INBOX:

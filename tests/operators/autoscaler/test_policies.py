@@ -15,14 +15,14 @@ PRICES = ({"price": 1.0, "processes": 4}, {"price": 0.5, "processes": 8})
 TIMES = ({"at": "20:00", "processes": 8}, {"at": "08:00", "processes": 2})
 
 
-def wish(
+def requested(
     policy: str, running: int = 4, *, options: dict[str, Any] | None = None, **measured: Any
 ) -> ScalingRequest | None:
     from pydantic import TypeAdapter
 
     table = {"policy": policy, **(options or {})}
     config = TypeAdapter(AutoscalingConfig).validate_python(table)
-    return make_policy(config).wish(Observation(0.0, running, **measured))
+    return make_policy(config).request(Observation(0.0, running, **measured))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def wish(
 def test_policy_asks_for_processes(
     policy: str, options: dict[str, Any], measured: dict[str, Any], expected: tuple[str, int]
 ) -> None:
-    found = wish(policy, options=options, **measured)
+    found = requested(policy, options=options, **measured)
     assert found is not None
     assert (found.kind, found.processes) == expected
     assert found.reason
@@ -62,15 +62,15 @@ def test_policy_asks_for_processes(
 
 @pytest.mark.parametrize("policy", ["trainer_idle", "staleness", "queue"])
 def test_policy_asks_for_nothing_without_its_measurement(policy: str) -> None:
-    assert wish(policy) is None
+    assert requested(policy) is None
 
 
 def test_price_policy_asks_for_nothing_without_a_price() -> None:
-    assert wish("price", options={"prices": PRICES, "price_file": "p"}) is None
+    assert requested("price", options={"prices": PRICES, "price_file": "p"}) is None
 
 
 @pytest.mark.parametrize(("kind", "target"), [("exactly", 3), ("more", 5), ("fewer", 3), ("keep", 5)])
-def test_wish_for_more_or_fewer_never_moves_the_target_the_other_way(kind: Any, target: int) -> None:
+def test_request_for_more_never_lowers_the_target_nor_vice_versa(kind: Any, target: int) -> None:
     assert ScalingRequest(kind, 3, "").target(5) == target
 
 
@@ -81,16 +81,17 @@ def test_policy_may_be_a_class_in_a_file(tmp_path: Path) -> None:
         "class Half(Policy):\n"
         "    def __init__(self, share=0.5):\n"
         "        self.share = share\n"
-        "    def wish(self, seen):\n"
+        "    def request(self, seen):\n"
         "        return ScalingRequest('exactly', int(seen.slots * self.share), 'half of the slots')\n"
     )
-    assert wish(f"{file}:Half", options={"options": {"share": 0.25}}, slots=8) == ("exactly", 2, "half of the slots")
+    found = requested(f"{file}:Half", options={"options": {"share": 0.25}}, slots=8)
+    assert found == ("exactly", 2, "half of the slots")
     with pytest.raises(ValueError, match="unexpected keyword argument 'part'"):
-        wish(f"{file}:Half", options={"options": {"part": 1}})
+        requested(f"{file}:Half", options={"options": {"part": 1}})
     with pytest.raises(ValueError, match=r"must be a class that derives from operators\.autoscaler\.policies\.Policy"):
-        wish(f"{file}:Other")
+        requested(f"{file}:Other")
     with pytest.raises(ValueError, match="cannot be loaded: there is no file"):
-        wish(f"{tmp_path}/none.py:Half")
+        requested(f"{tmp_path}/none.py:Half")
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_staleness_is_of_trajectories_settled_lately() -> None:
 
 def test_policy_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     scaler = Autoscaler(policy="queue")
-    monkeypatch.setattr(scaler.shard.fold._policy, "wish", lambda seen: 1 / 0)  # type: ignore[union-attr]
+    monkeypatch.setattr(scaler.shard.fold._policy, "request", lambda seen: 1 / 0)  # type: ignore[union-attr]
     scaler.run(60)
     assert scaler.decisions == []
     assert "division by zero" in caplog.text
