@@ -113,7 +113,7 @@ def _import_law(path: str, tree: ast.Module) -> Iterator[Breach]:
         if LAYERS.index(target[0]) > LAYERS.index(home[0]):
             yield line, f"{home[0]} imports {name}; imports go {' <- '.join(LAYERS)} only"
         elif target[0] == home[0] == "operators" and len(target) > 1 and target[1] not in (home[1], "io"):
-            yield line, f"operators/{home[1]} imports {name}; operators meet in topics alone (operators/io is for all)"
+            yield line, f"operators/{home[1]} imports {name}; operators share topics and operators/io only"
         elif target[0] == "operators" and path.startswith("pipelines/inspect/audit/"):
             yield line, f"imports {name}; the audit proves what operators did and shares no code with them"
 

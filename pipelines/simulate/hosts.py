@@ -83,7 +83,7 @@ class SimulatedHosts:
                 away.rename(root)
         self.network.end_process(process)
 
-    def lacking(self, newest: PolicyVersion | None) -> list[str]:
+    def missing(self, newest: PolicyVersion | None) -> list[str]:
         """The hosts whose store lacks version `newest`, and the replicas that have not loaded it."""
         if newest is None:
             return []

@@ -189,7 +189,7 @@ class World:
         left = invariants.open
         if self.cluster.open_transactions():
             return False
-        if self.hosts is not None and self.hosts.lacking(max(invariants.manifests, default=None)):
+        if self.hosts is not None and self.hosts.missing(max(invariants.manifests, default=None)):
             return False
         if any(parse_trajectory_id(name).purpose == "evaluation" for name in left):
             return False
@@ -204,12 +204,12 @@ class World:
             invariants = self.invariants
             left = sorted(invariants.open)
             newest = max(invariants.manifests, default=None)
-            lacking = [] if self.hosts is None else self.hosts.lacking(newest)
+            missing = [] if self.hosts is None else self.hosts.missing(newest)
             opened = self.cluster.open_transactions()
             raise InvariantViolated(
                 f"{CALM_S:g} s after the last fault the run has not finished: {len(left)} trajectories are not settled "
                 f"({', '.join(left[:6])}); of {len(invariants.batches)} batches {len(invariants.covered)} are trained"
-                + (f"; version {newest} is not at {', '.join(lacking)}" if lacking else "")
+                + (f"; version {newest} is not at {', '.join(missing)}" if missing else "")
                 + (f"; transactions of {', '.join(opened)} are open" if opened else "")
             )
         self.invariants.check_end()
