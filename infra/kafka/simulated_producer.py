@@ -6,6 +6,7 @@ records are sent again, with their sequence numbers.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -249,13 +250,13 @@ class SimulatedProducer:
         return self._connection.process.monotonic()
 
 
-class SimulatedPlainProducer:
+class SimulatedSender(ABC):
     """A producer without transactions; the methods are those of `BoundedProducer`."""
 
     def __init__(
-        self, cluster: SimulatedCluster, connection: SimulatedConnection, release: EncodeForRelease | None = None
+        self, cluster: SimulatedCluster, unix_ms: Callable[[], int], release: EncodeForRelease | None = None
     ) -> None:
-        self._cluster, self._connection, self._release = cluster, connection, release or as_it_is
+        self._cluster, self._unix_ms, self._release = cluster, unix_ms, release or as_it_is
 
     def send(
         self,
@@ -269,12 +270,29 @@ class SimulatedPlainProducer:
         """Write a record. Raises DeliveryFailed; it may have been written, or be written later."""
         place = place_of(self._cluster, topic, key, partition)
         value, written = self._release(value, tuple(headers))
-        message = SimulatedRecord(key, value, written, self._connection.process.unix_ms())
+        self.write(place, SimulatedRecord(key, value, written, self._unix_ms()))
+
+    @abstractmethod
+    def write(self, place: Place, record: SimulatedRecord) -> None:
+        """Write `record`; raises as `send`."""
+
+
+class SimulatedPlainProducer(SimulatedSender):
+    """The producer of a simulated process. It repeats requests when its connection breaks."""
+
+    def __init__(
+        self, cluster: SimulatedCluster, connection: SimulatedConnection, release: EncodeForRelease | None = None
+    ) -> None:
+        super().__init__(cluster, connection.process.unix_ms, release)
+        self._connection = connection
+
+    def write(self, place: Place, record: SimulatedRecord) -> None:
+        """Write `record`; raises as `send`."""
         done: list[int] = []
 
         def execute() -> int:  # the broker recognises the repetition of a batch
             if not done:
-                done.append(self._cluster.send(place, [message]))
+                done.append(self._cluster.send(place, [record]))
             return done[0]
 
         try:

@@ -24,6 +24,7 @@ from infra.kafka.producer import DeliveryFailed
 from infra.models.conversations import ConversationFormat, TemplateError, content_of
 from operators.gateway.chat_api import (
     ChatRequest,
+    StreamedTurn,
     chat_chunks,
     choice_of,
     completion_of,
@@ -180,7 +181,7 @@ class Gateway:
             turn = chat.turn(0, occurrence)
             follow = self._follow(name, chat, turn)
             first = await anext(follow)  # errors before it have a status of their own
-            chunks = chat_chunks(chat, turn, _chain(first, follow), self.form, created)
+            chunks = chat_chunks(StreamedTurn(chat, turn, self.form, created), _chain(first, follow))
             return StreamingResponse(chunks, media_type="text/event-stream")
         responses, choices = [], []
         for index in range(chat.choices):
@@ -201,7 +202,7 @@ class Gateway:
         if chat.stream:
             follow = self._follow(name, chat, turn)
             first = await anext(follow)
-            events = response_events(chat, turn, _chain(first, follow), self.form, created)
+            events = response_events(StreamedTurn(chat, turn, self.form, created), _chain(first, follow))
             return StreamingResponse(events, media_type="text/event-stream")
         response = await last_of(self._follow(name, chat, turn))
         return JSONResponse(response_body(chat, turn, response, self.form, created))

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from infra.models.conversations import ChatMessage, ConversationFormat, content_of
 from operators.gateway.conversation import digests_of
@@ -215,14 +215,18 @@ def _check_tools(tools: Any) -> None:
         raise invalid("tools must be a list of functions with names", "tools")
 
 
-async def chat_chunks(
-    request: ChatRequest,
-    turn: TurnOptions,
-    responses: AsyncIterator[RecordedResponse],
-    form: ConversationFormat,
-    created: int,
-) -> AsyncIterator[str]:
+class StreamedTurn(NamedTuple):
+    """A turn whose response is sent in parts; `created` is in Unix seconds."""
+
+    request: ChatRequest
+    turn: TurnOptions
+    form: ConversationFormat
+    created: int
+
+
+async def chat_chunks(streamed: StreamedTurn, responses: AsyncIterator[RecordedResponse]) -> AsyncIterator[str]:
     """The events of a stream. Text that may become a stop string or a tool call is held back."""
+    request, turn, form, created = streamed
     base = {
         "id": f"chatcmpl-{turn.turn_id}",
         "object": "text_completion" if request.legacy else "chat.completion.chunk",

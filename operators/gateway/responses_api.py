@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from infra.models.conversations import ChatMessage, ConversationFormat
-from operators.gateway.chat_api import ChatRequest, parse_chat, response_message, streamable_text
+from operators.gateway.chat_api import ChatRequest, StreamedTurn, parse_chat, response_message, streamable_text
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.play import RecordedResponse, TurnOptions
 
@@ -111,14 +111,9 @@ def output_items(turn: TurnOptions, message: ChatMessage) -> list[dict[str, Any]
     return items
 
 
-async def response_events(
-    request: ChatRequest,
-    turn: TurnOptions,
-    responses: AsyncIterator[RecordedResponse],
-    form: ConversationFormat,
-    created: int,
-) -> AsyncIterator[str]:
+async def response_events(streamed: StreamedTurn, responses: AsyncIterator[RecordedResponse]) -> AsyncIterator[str]:
     """The events of a stream. Text that may become a tool call is held back."""
+    request, turn, form, created = streamed
     number = 0
 
     def event(kind: str, **fields: Any) -> str:

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -111,30 +112,17 @@ def _make(
 
     rng = random.Random(config.seed)
     worked = [_worked_answer(config, entry, rng) for entry in entries]
-    imitate(
-        model,
-        _examples(tokenizer, entries, worked),
-        steps=config.steps,
-        batch=config.batch,
-        rates=LearningRates(config.learning_rate, config.matrix_learning_rate),
-        warmup=config.warmup,
-        seed=config.seed,
-        after=after_work,
-    )
+    learn = partial(imitate, model, batch=config.batch, warmup=config.warmup)
+    rates = LearningRates(config.learning_rate, config.matrix_learning_rate)
+    examples = _examples(tokenizer, entries, worked)
+    learn(examples, steps=config.steps, rates=rates, seed=config.seed, after=after_work)
     mixed = [
         (bare_answer(entry),) if rng.random() < config.habit_share else worked_answer
         for entry, worked_answer in zip(entries, worked, strict=True)
     ]
-    imitate(
-        model,
-        _examples(tokenizer, entries, mixed),
-        steps=config.habit_steps,
-        batch=config.batch,
-        rates=LearningRates(config.habit_learning_rate, config.habit_learning_rate),
-        warmup=config.warmup,
-        seed=config.seed + 1,
-        after=after_habit,
-    )
+    rates = LearningRates(config.habit_learning_rate, config.habit_learning_rate)
+    examples = _examples(tokenizer, entries, mixed)
+    learn(examples, steps=config.habit_steps, rates=rates, seed=config.seed + 1, after=after_habit)
     model.set_attn_implementation("sdpa")
     save_folder(model, tokenizer, folder)
     record = {

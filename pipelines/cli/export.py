@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from infra.runners.options import RunnerName
 from infra.storage import open_storage
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Brokers, JsonOption, ModelOption, RunClient, connect
+from pipelines.cli.options import Address, Brokers, FollowOption, JsonOption, ModelOption, RunClient, connect
 from pipelines.cli.trajectory import model_of
 from pipelines.present.output import Report
 from pipelines.present.progress import ProgressPrinter, print_error_line
@@ -150,7 +150,7 @@ def topic(
             "--since-time", metavar="TIME", help="Start at a time, e.g. 2026-01-31T12:00, or 2h for two hours ago."
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new records until stopped.")] = False,
+    follow: FollowOption = False,
     every: Annotated[
         float, typer.Option("--every", metavar="SECONDS", help="With --follow: close a file after this time.")
     ] = 60.0,

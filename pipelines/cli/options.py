@@ -38,6 +38,8 @@ RunOption = Annotated[
     typer.Option("--run", metavar="NAME", help="A run under ./runs, or DIR/NAME; by default the latest under ./runs."),
 ]
 RunsFolder = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
+LastOption = Annotated[int, typer.Option("-n", "--count", min=0, help="How many of the last ones.")]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Continue with new records until stopped.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 ColourOption = Annotated[
     Literal["logprob", "version", "none"], typer.Option("--colour", help="What a token's colour shows.")
