@@ -6,6 +6,7 @@ import logging
 import shutil
 import tempfile
 import threading
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -15,7 +16,6 @@ from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOpt
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from infra.runners.exposure import reject_exposed_options
-from infra.runners.flink_options import FlinkJobOptions
 from infra.runners.garbage_collection import reduce_gc_frequency
 from infra.runners.local_server import wait_for_job_server
 from infra.runners.options import RunnerName, option_names, pipeline_options
@@ -24,6 +24,22 @@ from infra.runners.worker_pool import local_worker_pool
 
 DRAIN_S = 4.0
 """Seconds for a job whose steps run elsewhere to drain before it is cancelled."""
+
+
+class FlinkJobOptions(PipelineOptions):
+    """The options of Flink's job server that Laminar sets, see `org.apache.beam.runners.flink.FlinkPipelineOptions`.
+
+    Beam sends a job server the options that it describes, and warns of each that no class here declares, as if it were
+    lost: `Unparseable argument: --checkpointing_interval=1000`.
+    """
+
+    @classmethod
+    def _add_argparse_args(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("--checkpointing_interval", type=int, help="Milliseconds between two checkpoints.")
+        parser.add_argument("--max_bundle_time_mills", type=int, help="Milliseconds that a bundle may last.")
+        parser.add_argument("--max_bundle_size", type=int, help="Elements that a bundle may have.")
+        parser.add_argument("--number_of_execution_retries", type=int, help="Restarts before the job fails.")
+        parser.add_argument("--execution_retry_delay", type=int, help="Milliseconds between two restarts.")
 
 
 def run_pipeline(

@@ -19,8 +19,8 @@ from infra.simulation.process import SimulatedProcess
 from infra.store.errors import StoreError
 from infra.store.publisher import PublishFailed, copy_array
 from infra.store.weight_store import WeightStore
+from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
-from infra.transport.relay_node import Endpoint
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.relay.relay import RelayFold, RelayStep
 from operators.rollout.engine import Completion, Engine, EngineStatus, PartialResponse, Request

@@ -35,8 +35,9 @@ from operators.rollout.heartbeats import replica_status
 from operators.rollout.replica import Replica
 from operators.rollout.report_events import report_events
 from operators.score.config import RewardSpec, ScoreConfig
+from operators.score.error_counts import ScoreCounters
 from operators.score.pool import VerifierResult
-from operators.score.score_trajectories import ScoreCounters, _Scoring
+from operators.score.score_trajectories import _Scoring
 from schemas.columns import token_ids
 from schemas.identity import parse_trajectory_id
 from schemas.records import (

@@ -12,8 +12,8 @@ import pytest
 from record_factories import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
+from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
-from infra.transport.relay_node import Endpoint
 from operators.io.repartition import Placed, assignment_of
 from operators.rollout.config import RolloutConfig
 from operators.rollout.replica import Replica

@@ -14,8 +14,8 @@ from scored_trajectories import CONFIG, FixedJudge, scored, trajectory
 
 from operators.evaluation.rounds import accuracy_of
 from operators.score.config import RewardSpec, ScoreConfig, TaskRubric
+from operators.score.error_counts import ScoreCounters
 from operators.score.pool import VerifierResult
-from operators.score.score_trajectories import ScoreCounters
 from operators.score.scorer import Scorer
 from operators.score.scoring import score_trajectories
 from operators.score.verifiers import reasoning
