@@ -18,6 +18,7 @@ WITHIN_PIPELINES = ("inspect", "trim", "simulate", "present", "run", "cli")
 """Folders of pipelines. Each may import those before it and the modules of `pipelines` itself."""
 EVERYWHERE = (*LAYERS, "tests", "benchmarks")
 MAX_LINES = 400
+MAX_TEST_NAME = 60
 
 Breach = tuple[int, str]
 Law = Callable[[str, ast.Module], Iterator[Breach]]
@@ -252,8 +253,14 @@ def _client_law(path: str, tree: ast.Module) -> Iterator[Breach]:
             yield node.lineno, f"uses {_dotted(node)}; private names of others belong in infra/kafka/client_patches.py"
 
 
+def _test_name_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    for node in _nodes(tree):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME:
+            yield node.lineno, f"{node.name} has {len(node.name)} characters; at most {MAX_TEST_NAME}"
+
+
 _OF_LAYERS: tuple[Law, ...] = (
     _import_law, _pipelines_law, _vendor_law, _schemas_law, _transform_law, _topic_law, _terminal_law, _assignment_law,
     _client_law,
 )  # fmt: skip
-_OF_ALL: tuple[Law, ...] = (_pickle_law, _except_law, _program_law)
+_OF_ALL: tuple[Law, ...] = (_pickle_law, _except_law, _program_law, _test_name_law)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from architecture_laws import LAYERS, MAX_LINES, violations
+from architecture_laws import LAYERS, MAX_LINES, MAX_TEST_NAME, violations
 
 ROOT = Path(__file__).parents[1]
 
@@ -75,6 +75,7 @@ def plant(root: Path, path: str, source: str) -> list[str]:
         ("infra/a.py", "numpy.load('x', allow_pickle=True)", "passes allow_pickle"),
         ("infra/models/a.py", "load('x', trust_remote_code=flag)", "passes trust_remote_code"),
         ("tests/a.py", "try:\n    f()\nexcept:\n    pass", "bare except"),
+        ("tests/a.py", f"class A:\n    def test_{'a' * (MAX_TEST_NAME - 4)}(self): ...", "has 61 characters"),
         ("operators/placement/a.py", "made = records.Assignment(1)", "builds an Assignment"),
         ("pipelines/a.py", "x = 1\n" * (MAX_LINES + 1), f"{MAX_LINES + 1} lines"),
     ],
@@ -110,6 +111,7 @@ def test_a_breach_is_seen(tmp_path: Path, path: str, source: str, reason: str) -
         ("infra/a.py", "numpy.load('x', allow_pickle=False)\ntry:\n    f()\nexcept ValueError:\n    pass"),
         ("tests/a.py", "import kafka\nimport pickle\nimport torch\nfrom operators.rollout import engine"),
         ("infra/a.py", "x = 1\n" * MAX_LINES),
+        ("tests/a.py", f"def test_{'a' * (MAX_TEST_NAME - 5)}(): ..."),
     ],
 )
 def test_what_is_allowed_is_no_breach(tmp_path: Path, path: str, source: str) -> None:

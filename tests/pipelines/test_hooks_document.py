@@ -90,7 +90,7 @@ def test_buffer_classes_of_the_document_are_made(config: Config, monkeypatch: py
     assert eviction.evict([SimpleNamespace(rewards=[1.0], members=["m"])], None) == [Drop("m", "easy")]
 
 
-def test_policy_of_the_document_is_asked(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_of_the_document_decides(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     assert config.autoscaling is not None
     policy = make_policy(config.autoscaling)

@@ -69,7 +69,7 @@ def test_decide_returns_the_target_and_its_reason(name: str) -> None:
 
 @given(idle=st.lists(st.floats(0, 1), min_size=1, max_size=200), every_s=st.sampled_from([1.0, 5.0, 10.0, 31.0]))
 @settings(max_examples=200, deadline=None)
-def test_target_changes_at_most_once_a_cooldown_whatever_is_measured(idle: list[float], every_s: float) -> None:
+def test_target_changes_at_most_once_a_cooldown(idle: list[float], every_s: float) -> None:
     seen: list[Observation] = []
     target, changeable_at = 2, 0.0
     changes: list[float] = []

@@ -51,7 +51,7 @@ def requested(
         ("schedule", {"schedule": TIMES}, {"time_of_day": 23 * 3600}, ("exactly", 8)),
     ],
 )
-def test_policy_asks_for_processes(
+def test_policy_requests_processes(
     policy: str, options: dict[str, Any], measured: dict[str, Any], expected: tuple[str, int]
 ) -> None:
     found = requested(policy, options=options, **measured)
@@ -61,11 +61,11 @@ def test_policy_asks_for_processes(
 
 
 @pytest.mark.parametrize("policy", ["trainer_idle", "staleness", "queue"])
-def test_policy_asks_for_nothing_without_its_measurement(policy: str) -> None:
+def test_policy_requests_nothing_without_its_measurement(policy: str) -> None:
     assert requested(policy) is None
 
 
-def test_price_policy_asks_for_nothing_without_a_price() -> None:
+def test_price_policy_requests_nothing_without_a_price() -> None:
     assert requested("price", options={"prices": PRICES, "price_file": "p"}) is None
 
 

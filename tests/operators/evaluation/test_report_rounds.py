@@ -19,7 +19,7 @@ OTHER = Output(METRICS, "other", METRIC)
 
 
 @pytest.mark.parametrize(("mode", "temperature"), [("greedy", 0.0), ("sampled", SAMPLING.temperature)])
-def test_ask_questions_numbers_the_prompts_of_a_round(mode: Mode, temperature: float) -> None:
+def test_publish_questions_numbers_the_prompts_of_a_round(mode: Mode, temperature: float) -> None:
     opened = OpenedRound("1.1/x", version(1), mode, 7, [prompt(0), prompt(1)])
     sampling = replace(SAMPLING, temperature=temperature)
     fields = {"purpose": "evaluation", "sampling": sampling, "policy_version": version(1), "round": "1.1/x"}

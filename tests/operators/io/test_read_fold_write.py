@@ -160,7 +160,7 @@ def test_records_of_a_failed_bundle_are_polled_again(config: ShardConfig) -> Non
     assert steps(config) == list(range(20))
 
 
-def test_dead_letters_are_in_the_transaction_that_skips_the_record(config: ShardConfig) -> None:
+def test_dead_letter_is_in_the_transaction_that_skips_its_record(config: ShardConfig) -> None:
     feed(config, [], b"\x00garbage", b"{}")
     runner = ManualRunner(config)
     runner.slice(0, elements=1)

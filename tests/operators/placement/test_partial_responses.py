@@ -121,7 +121,7 @@ def test_trajectory_without_tokens_fails_after_max_attempts() -> None:
         placement.run()
 
 
-def test_missing_progress_is_reported_and_restarts_the_trajectory(placement: Placement) -> None:
+def test_missing_progress_is_reported_and_restarts_trajectories(placement: Placement) -> None:
     placement.write(PROGRESS, progress("p0.0", [5], 1), progress("p0.0", [7], 1, start=3))
     (reason,) = dead_letters(placement.run())
     assert reason.startswith("p0.0: tokens before 3 are missing")

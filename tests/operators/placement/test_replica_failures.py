@@ -59,7 +59,7 @@ def test_ended_incarnation_loses_its_work_at_once(placement: Placement, incarnat
     assert placement.fenced == []
 
 
-def test_ended_incarnation_keeps_its_work_until_all_its_records_are_read(placement: Placement) -> None:
+def test_ended_incarnation_keeps_work_until_its_records_are_read(placement: Placement) -> None:
     placement.beat(1, newest())
     placement.finish(trajectory(prompt(0), 0))
     placement.beat(0, newest(), incarnation=2, state="starting", capacity=0)
@@ -70,7 +70,7 @@ def test_ended_incarnation_keeps_its_work_until_all_its_records_are_read(placeme
     assert placement.run() == []
 
 
-def test_work_of_an_ended_incarnation_waits_while_ends_are_unknown(placement: Placement) -> None:
+def test_work_of_an_ended_incarnation_waits_for_log_ends(placement: Placement) -> None:
     placement.beat(1, newest())
     placement.beat(0, newest(), incarnation=2, state="starting", capacity=0)
     placement.kafka_is_away = True

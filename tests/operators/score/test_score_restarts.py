@@ -133,7 +133,7 @@ def test_restarts_score_and_count_every_trajectory_once(
     assert metrics[-1].values == {**dict.fromkeys(score_trajectories.COUNTS, 0), **counts}
 
 
-def test_split_state_gives_each_shard_the_marks_of_its_partitions() -> None:
+def test_split_state_gives_each_shard_its_partitions_marks() -> None:
     one = {"scored": {"t0": 5, "t1": 4, "t2": 3, "e1": 2}, "counts": {"trajectories": 9}}
     split = [split_state([one], one if shard == 0 else {}, shard, 2) for shard in range(2)]
     assert split == [

@@ -47,7 +47,7 @@ def test_reward_is_the_weighted_sum() -> None:
         (VerifierResult(float("inf"), None), "exact: returned inf"),
     ],
 )
-def test_failed_verifier_gives_on_error_and_keeps_other_components(result: VerifierResult, message: str) -> None:
+def test_failed_verifier_gives_on_error_and_keeps_other_parts(result: VerifierResult, message: str) -> None:
     judge = FixedJudge(CONFIG, VerifierResult(1.0, None), result, VerifierResult(0.5, None))
     (experience,) = scored([trajectory("#4")], judge)
     assert (experience.reward, experience.error) == (-0.5, message)
@@ -73,7 +73,7 @@ def test_tracebacks_follow_the_first_line_of_an_error() -> None:
     assert traces == ["  File my.py, a", "  File my.py, b"]
 
 
-def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
+def test_error_counts_separate_rewards_episodes_and_generation() -> None:
     episode = replace(trajectory("").prompt, environment="guess")
     failed = trajectory("", finish_reason="failed", error="reset raised")
     rows = [trajectory("#4"), failed, replace(failed, prompt=episode), replace(failed, prompt=episode)]
@@ -99,7 +99,7 @@ def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
     assert ScoreCounters("g", counts.state()).state() == counts.state()
 
 
-def test_episodes_of_environments_are_counted_with_turns_and_endings() -> None:
+def test_episodes_are_counted_with_turns_and_endings() -> None:
     plain = trajectory("#4")
     endings = (((0.0, 0.0, 1.0), "done"), ((0.0,), "turns"), ((), "failed"), ((1.0,), "done"), ((1.0,), "done"))
     rows = [replace(plain, episode=Episode(rewards, ending)) for rewards, ending in endings]

@@ -135,7 +135,7 @@ def test_trainer_does_not_start_without_a_checkpoint_folder(trainer: Trainer) ->
         trainer.start()
 
 
-def test_restart_restores_a_version_whose_checkpoint_was_being_written(
+def test_restart_restores_a_version_of_an_unfinished_checkpoint(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last commit is older than the checkpoint: it must leave the manifest to be read again."""

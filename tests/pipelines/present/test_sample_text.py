@@ -114,9 +114,7 @@ def test_samples_of_an_environment_have_its_turns(model: Path) -> None:
         ("failed", "the environment failed"),
     ],
 )
-def test_samples_of_an_environment_have_rewards_of_turns_and_the_ending(
-    model: Path, ending: r.Ending, expected: str
-) -> None:
+def test_samples_of_environments_have_turn_rewards_and_endings(model: Path, ending: r.Ending, expected: str) -> None:
     one = episode("calculator", [0, 1, 2, 3])
     ended = replace(one, trajectory=replace(one.trajectory, episode=r.Episode((0.0, 0.5), ending)))
     text = printed(group_texts([group(ended)], SampleStyle(model=model)))
@@ -162,7 +160,7 @@ def test_empty_response_is_said_to_be_empty() -> None:
     assert "(empty response)" in printed(group_texts([group(empty)], SampleStyle()))
 
 
-def test_control_characters_of_a_response_are_escaped_outside_a_terminal() -> None:
+def test_control_characters_are_escaped_outside_a_terminal() -> None:
     from pipelines.present.view.console import console
 
     output = io.StringIO()

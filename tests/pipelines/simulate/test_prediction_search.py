@@ -40,7 +40,7 @@ def question(file: Path | None = None, run: Path | None = None, **changes: objec
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def test_search_recommends_the_best_split_with_the_lowest_staleness() -> None:
+def test_search_recommends_the_best_split_of_lowest_staleness() -> None:
     cluster = with_trainer(small_cluster(), 2)
     found = list(search(replace(cluster, config=small_config(rollout__replicas=6)), predict=fake))
     best = recommended(found)
