@@ -214,7 +214,7 @@ REPLICAS = Topic(
     ("ReplicaStatus", "StageStatus", "RelayStatus", "RelayArrival"),
     "replica_id",
     ("rollout", "relay"),
-    ("placement", "autoscaler"),
+    ("placement", "relay", "autoscaler"),
     "heartbeats, and what a relay or replica has of a version that is arriving",
     "plain producers only: there is no transaction to wait for",
     transactional=False,

@@ -179,7 +179,7 @@ def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: i
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise invalid(f"{name} must be an integer from {low} to {high}, not {str(value)[:40]}", name)
+        raise invalid(f"{name} must be an integer from {low} to {high}, not {repr(value)[:40]}", name)
     return value
 
 
@@ -188,7 +188,7 @@ def _number(body: Mapping[str, Any], name: str, default: float, low: float, high
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise invalid(f"{name} must be a number from {low:g} to {high:g}, not {str(value)[:40]}", name)
+        raise invalid(f"{name} must be a number from {low:g} to {high:g}, not {repr(value)[:40]}", name)
     return float(value)
 
 

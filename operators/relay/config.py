@@ -52,7 +52,7 @@ class RelayConfig:
     chunk_bytes: int = 8 << 20
     """Bytes of a chunk, the unit that is verified and forwarded."""
     max_megabytes_per_s: float | None = None
-    """Rate limit of a relay for sending and for receiving, each; None: unlimited."""
+    """Rate limit of a relay for sending and for receiving, each; unset: unlimited."""
     deltas: bool = True
     """Whether relays get deltas where those are shorter; with a single machine nothing is transferred."""
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 app = Commands()
 _DATA = b"data: "
-WAIT_S = 3.0
-"""How often a wait for an answer is reported."""
+WAIT_S, AGAIN_S = 3.0, 15.0
+"""When a wait for an answer is reported, and how often again."""
 
 
 @app.command()
@@ -85,9 +85,8 @@ def _waiting(version: str, log: Path | None) -> ProgressPrinter:
     """Return the lines on standard error while there is no text of an answer; `log` is that of the serving process."""
     what = "the first question starts a process that loads the model, later ones load another version"
     what += f"; its log is {log}" if log is not None else ""
-    return ProgressPrinter(
-        f"waiting for the gateway to answer under version {version}: {what}", every_s=WAIT_S, only_slow=True
-    )
+    subject = f"waiting for the gateway to answer under version {version}: {what}"
+    return ProgressPrinter(subject, every_s=AGAIN_S, first_s=WAIT_S, only_slow=True)
 
 
 def _access(run: str | None, url: str | None, key: str | None) -> GatewayAccess:

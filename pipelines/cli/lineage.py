@@ -136,7 +136,9 @@ def _body(step: VersionStep) -> str:
             for age, count in sorted(step.staleness.items())
         )
         versions = ", ".join(f"{count} by {version}" for version, count in sorted(step.made_by.items()))
-        totals = f"{step.trajectories:,} trajectories, {step.tokens:,} tokens, mean reward {step.reward:.3f}"
+        totals = (
+            f"{step.trajectories:,} trajectories, {step.tokens:,} tokens with prompts, mean reward {step.reward:.3f}"
+        )
         lines += [
             f"  {totals}",
             f"  generated {versions}; {ages} behind the newest when the batch was decided (staleness)",
@@ -147,7 +149,7 @@ def _body(step: VersionStep) -> str:
 
 
 def _prompt_line(prompt: TrainedPrompt) -> str:
-    rewards = " ".join(f"{reward:g}" for reward in prompt.rewards)
+    rewards = " ".join(f"{reward:.4g}" for reward in prompt.rewards)
     text = " ".join((prompt.text or "").split())
     cut = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
     return f"  {prompt.prompt:<8} rewards {rewards:<24} experiences {_position(prompt):<8} {cut}"

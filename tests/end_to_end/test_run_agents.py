@@ -20,6 +20,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
 from infra.listening import exposed_addresses, listening_sockets
 from operators.io.episode_keys import ADDRESS_FILE
+from pipelines.config import load_config
 from schemas.records import Experience, MicroBatch, TurnEnded, TurnRequest
 from schemas.topics import BATCHES, EXPERIENCES, INBOX, PROGRESS, Topic
 
@@ -119,7 +120,7 @@ def test_batch_and_commands_have_the_rewards_of_conversations(run: LaminarRun, b
 
 def test_versions_that_the_store_has_evicted_are_served(run: LaminarRun, tmp_path: Path) -> None:
     """The ended run has no store: the initial model and the final one are pulled from their folders."""
-    served = Served(run.folder / "config.toml", tmp_path / "work")
+    served = Served(load_config(run.folder / "config.toml"), tmp_path / "work")
     try:
         for name in ("v0", "v1"):
             served.ask(name, name)
