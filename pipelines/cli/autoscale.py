@@ -20,12 +20,7 @@ COLUMNS = ("number", "at", "event", "running", "before", "target", "reason")
 
 
 @app.command()
-def autoscale(
-    address: Address,
-    printing: Printing,
-    count: LastOption = 20,
-    follow: FollowOption = False,
-) -> RowOutput:
+def autoscale(address: Address, printing: Printing, count: LastOption = 20, follow: FollowOption = False) -> RowOutput:
     """Show the autoscaler's decisions about the number of rollout processes, with their reasons and outcomes.
 
     An outcome says that as many processes as decided generate, or why the decision could not be carried out so far.

@@ -39,7 +39,7 @@ RunOption = Annotated[
 ]
 RunsFolder = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
 LastOption = Annotated[int, typer.Option("-n", "--count", min=0, help="How many of the last ones.")]
-FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Continue with new records until stopped.")]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Continue with new output until stopped.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 ColourOption = Annotated[
     Literal["logprob", "version", "none"], typer.Option("--colour", help="What a token's colour shows.")

@@ -31,12 +31,7 @@ OUTCOMES = {
 
 
 @app.command()
-def plans(
-    address: Address,
-    printing: Printing,
-    count: LastOption = 10,
-    follow: FollowOption = False,
-) -> RowOutput:
+def plans(address: Address, printing: Printing, count: LastOption = 10, follow: FollowOption = False) -> RowOutput:
     """Show placement's planned moves, the KV use of both replicas before and after, and the outcome of each trajectory.
 
     Outcomes: `handed over`; `finished before` the move; `rejected`, so it stays (no room was reserved, or it was not
