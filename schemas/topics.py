@@ -205,7 +205,7 @@ RANKS = Topic(
     "rank",
     ("trainer",),
     ("trainer",),
-    "the address at which the trainer's ranks meet",
+    "the address of the trainer's rendezvous",
     transactional=False,
     retention="newest",
 )

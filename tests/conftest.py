@@ -14,7 +14,7 @@ import pytest
 import temporary_folder
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
-from infra.runners.options import Runner
+from infra.runners.options import RunnerName
 from infra.runners.prism import find_prism
 from infra.sandbox.run import SandboxUnavailable, run_python
 
@@ -98,7 +98,7 @@ def run_id(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module", params=["embedded", "prism", "flink"])
-def runner(request: pytest.FixtureRequest) -> Runner:
+def runner(request: pytest.FixtureRequest) -> RunnerName:
     """Each runner that pipelines can be tested on: the embedded one, Prism where its binary is, Flink where asked."""
     if request.param == "flink" and not os.environ.get("LAMINAR_TEST_FLINK"):
         pytest.skip("make flink-test has it")

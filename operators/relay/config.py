@@ -9,7 +9,7 @@ from typing import Literal
 from infra.files import read_secret
 from infra.listening import host_of, is_loopback, is_unspecified, own_address_towards
 from infra.store.chunks import MAX_CHUNK_BYTES
-from infra.transport.relay_node import Endpoint
+from infra.transport.endpoint import Endpoint
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 

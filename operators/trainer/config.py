@@ -31,7 +31,7 @@ CorrectionKind = Literal["none", "truncate", "mask"]
 CorrectionLevel = Literal["token", "sequence"]
 KlKind = Literal["k1", "k2", "k3"]
 KlPlace = Literal["loss", "reward"]
-Schedule = Literal["constant", "linear", "cosine"]
+RateSchedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 Offloaded = Literal["moments", "reference"]
 
@@ -212,7 +212,7 @@ class LearnerConfig:
     """Peak of the policy's learning rate: 1e-6 suits pretrained models of billions of parameters."""
     warmup_steps: int = 10
     """The learning rate rises linearly from 0 over so many batches."""
-    schedule: Schedule = "constant"
+    schedule: RateSchedule = "constant"
     """Learning-rate schedule after the warm-up."""
     total_steps: int | None = None
     """The batch at which a linear or cosine schedule ends."""
@@ -260,7 +260,7 @@ class LearnerConfig:
         _within("learning_rate", self.learning_rate, 0)
         _within("final_learning_rate", self.final_learning_rate, 0, self.learning_rate)
         _within("warmup_steps", self.warmup_steps, 0)
-        _choose("schedule", self.schedule, get_args(Schedule))
+        _choose("schedule", self.schedule, get_args(RateSchedule))
         if self.schedule != "constant" and (self.total_steps is None or self.total_steps <= self.warmup_steps):
             kind = f"{self.schedule} schedule"
             raise ValueError(

@@ -185,7 +185,7 @@ def test_wrong_keys_and_types_are_named_at_once(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("task", ["leg_counting", "countdown"])
-def test_tasks_of_reasoning_gym_work_with_the_model_of_a_user_by_name(task: str, shell: Shell) -> None:
+def test_tasks_of_reasoning_gym_work_with_a_named_model(task: str, shell: Shell) -> None:
     table = {"model": {"path": "model"}, "trainer": {"learner": LEARNER}}
     (shell.here / "gym.toml").write_text(tomli_w.dumps(table))
     changes = (f"prompts.task={task}", "prompts.max_refused_share=1", "run.check_timeout_s=200")

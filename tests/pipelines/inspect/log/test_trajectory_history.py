@@ -94,7 +94,7 @@ def test_reward_is_described_by_its_parts_and_weights() -> None:
     assert describe_record(rewarded) == expected
 
 
-def test_batch_and_outcome_of_one_transaction_are_in_the_order_of_their_times(
+def test_batch_and_outcome_of_one_transaction_are_in_time_order(
     laminar: Laminar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = _TrajectorySearch.records_of
