@@ -26,7 +26,7 @@ from operators.gateway.app import Gateway
 from operators.gateway.chat_api import response_message
 from operators.gateway.claims import Claims
 from operators.gateway.config import GatewayConfig
-from operators.gateway.episode_table import Episode, EpisodeTable
+from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.play import Changes, OrderProducer, Player
 from operators.gateway.served_versions import ServedVersions
 from operators.gateway.turn_tree import leaf_turns, times_of
@@ -56,7 +56,7 @@ class EpisodeCounts:
         self._published = self._values()
         self._published_at = 0
 
-    def add(self, episode: Episode, received: ReceivedRecord) -> None:
+    def add(self, episode: OpenEpisode, received: ReceivedRecord) -> None:
         """Count a finished episode; `received` is its trajectory."""
         trajectory = received.record
         counted = received.offset < self._counted.get(str(received.partition), 0)

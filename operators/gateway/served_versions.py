@@ -21,7 +21,7 @@ from typing import Any
 
 from infra.processes import die_with_parent_command, last_line
 from operators.gateway.errors import ApiError, invalid
-from operators.gateway.play import Response
+from operators.gateway.play import RecordedResponse
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,9 @@ class ServedVersions:
         self._starting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def follow(self, version: str, tokens: list[int], sampling: ServedSampling) -> AsyncGenerator[Response]:
+    async def follow(
+        self, version: str, tokens: list[int], sampling: ServedSampling
+    ) -> AsyncGenerator[RecordedResponse]:
         """The response so far, at each change; the last one has a finish reason. Raises ApiError."""
         async with self._places:
             running = await self._process()
@@ -109,7 +111,7 @@ class ServedVersions:
                     drawn += event["tokens"]
                     logprobs += event["logprobs"]
                     reason = event.get("finish") or ""
-                    yield Response(list(drawn), list(logprobs), len(tokens), 0, reason)
+                    yield RecordedResponse(list(drawn), list(logprobs), len(tokens), 0, reason)
                     if reason:
                         return
             finally:

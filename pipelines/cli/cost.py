@@ -48,18 +48,21 @@ def cost(
       laminar cost --calibrate runs/first --gpu-hour 2.50
       laminar cost run.toml --train-gpus 64 --replica-gpus 4 --weights-gb 65.6 --copies 2 --json
     """
-    from pipelines.cli.predict import Question
+    from pipelines.cli.predict import PredictionOptions
     from pipelines.config import ConfigError
     from pipelines.present.prediction import cost_lines
-    from pipelines.simulate.prediction.cost import Prices, cost_of
+    from pipelines.simulate.prediction.cost import ResourcePrices, cost_of
     from pipelines.simulate.prediction.search import predict
 
     if config is None and calibrate is None:
         raise typer.BadParameter("give the configuration of an emulated run, or --calibrate RUN", param_hint="CONFIG")
     own_clock = ["run.time_scale=1", *(changes or [])]
-    cluster = Question(config, calibrate, own_clock, train_gpus, replica_gpus, "", weights_gb, gpu_hour).cluster()
+    options = PredictionOptions(config, calibrate, own_clock, train_gpus, replica_gpus, "", weights_gb, gpu_hour)
+    cluster = options.cluster()
     try:
-        found = cost_of(cluster, predict(cluster), Prices(gpu_hour, kafka_gb), copies=copies, weights_gb=weights_gb)
+        found = cost_of(
+            cluster, predict(cluster), ResourcePrices(gpu_hour, kafka_gb), copies=copies, weights_gb=weights_gb
+        )
     except ValueError as error:
         raise ConfigError(f"this cluster cannot run: {error}") from error
     return Report(found.to_json(), lambda: "\n".join(cost_lines(cluster, found)), json)

@@ -21,7 +21,7 @@ from schemas.records import TrimPoint, WeightVersion
 app = Commands()
 MAX_TEXT = 60
 """Characters of a prompt's text in a line."""
-Link = tuple[WeightVersion, WeightVersion | None]
+VersionAndParent = tuple[WeightVersion, WeightVersion | None]
 """A manifest and that of its parent."""
 
 
@@ -86,7 +86,7 @@ def _is_start(trim_point: TrimPoint | None, manifest: WeightVersion) -> bool:
     return trim_point is not None and manifest.version == trim_point.version
 
 
-def _since(trim_point: TrimPoint | None, line: Iterable[Link]) -> Iterator[Link]:
+def _since(trim_point: TrimPoint | None, line: Iterable[VersionAndParent]) -> Iterator[VersionAndParent]:
     """Yield `line` down to the version at which the log begins."""
     for manifest, parent in line:
         yield manifest, None if _is_start(trim_point, manifest) else parent

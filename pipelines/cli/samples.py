@@ -13,7 +13,7 @@ import typer
 
 from infra.name_lookup import suggest_name
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, ColourOption, Connection, JsonOption, ModelOption
+from pipelines.cli.options import Address, ColourOption, JsonOption, ModelOption, RunClient
 from pipelines.cli.trajectory import model_of
 from pipelines.inspect.run_folders import config_file
 from pipelines.present.output import Report, Texts
@@ -133,7 +133,7 @@ def _group_id(text: str) -> str:
     return found[1]
 
 
-def _versions(connection: Connection, names: list[str]) -> list[PolicyVersion]:
+def _versions(connection: RunClient, names: list[str]) -> list[PolicyVersion]:
     """Return the versions that `names` name, the oldest first."""
     if not names:
         return []
@@ -152,7 +152,7 @@ def _known_tasks(task: str, folder: Path | None) -> str:
     return "" if task in names or not names else f" ({suggest_name(task, names).removeprefix('; ')})"
 
 
-def _nothing(connection: Connection, wanted: SampleFilter, folder: Path | None) -> str:
+def _nothing(connection: RunClient, wanted: SampleFilter, folder: Path | None) -> str:
     kind = {"train": "training ", "evaluation": "held-out ", None: ""}[wanted.purpose]
     parts = [f"of task {wanted.task!r}{_known_tasks(wanted.task, folder)}"] if wanted.task else []
     parts += [f"of version {' or '.join(map(str, sorted(wanted.versions)))}"] if wanted.versions else []

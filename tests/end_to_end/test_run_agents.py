@@ -86,7 +86,7 @@ def test_episodes_of_agents_are_trained_in_spite_of_kills(run: LaminarRun) -> No
     assert (audit["trained"], audit["lost"], audit["trained_twice"], audit["failed"]) == (STEPS * BATCH, 0, 0, 0)
 
 
-def test_trajectory_has_the_tokens_and_the_reward_that_its_agent_saw(run: LaminarRun, broker: Broker) -> None:
+def test_trajectory_has_the_tokens_and_reward_of_its_agent(run: LaminarRun, broker: Broker) -> None:
     requests, ended = records(broker, run, INBOX, TurnRequest), records(broker, run, PROGRESS, TurnEnded)
     assert {each.turn_id for each in ended} <= {each.turn_id for each in requests}
     experiences = records(broker, run, EXPERIENCES, Experience)

@@ -107,7 +107,7 @@ def test_status_shows_a_failed_background_audit(submitted: Path, shell: Shell) -
     assert re.search(r"^  audit +FAILED: 1 lost; `laminar runs audit` lists them \(\d+ s ago\)$", text, re.M), text
 
 
-def test_status_of_an_ended_run_waits_for_nothing_and_lists_its_roles(submitted: Path, shell: Shell) -> None:
+def test_status_of_an_ended_run_lists_its_roles_at_once(submitted: Path, shell: Shell) -> None:
     (submission,) = submissions(submitted)
     place = ("--run", str(submitted))
     before = shell("runs", "status", *place, "--json").json

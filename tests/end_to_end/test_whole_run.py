@@ -157,7 +157,7 @@ def test_next_run_finds_the_warm_start(ended: LaminarRun, start_run: StartRun, b
     assert (run.folder.parent / "latest").resolve() == run.folder
 
 
-def test_warm_start_without_worked_answers_is_refused_at_the_start(start_run: StartRun, run_id: str) -> None:
+def test_warm_start_is_refused_without_worked_answers(start_run: StartRun, run_id: str) -> None:
     warm_start = "warm_start={examples = 8, model = {task = 'leg_counting'}}"
     run = start_run(run_id, "model.path=''", warm_start, "prompts.task=leg_counting", "prompts.task_args={}")
     assert run.wait() == 1

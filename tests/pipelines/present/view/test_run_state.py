@@ -117,7 +117,7 @@ def test_rates_and_seconds_left() -> None:
     assert rates(fold(state, stopped)).tokens_generated is None
 
 
-def test_rates_are_those_of_samples_where_there_are_no_heartbeats() -> None:
+def test_rates_without_heartbeats_are_those_of_samples() -> None:
     samples = [replica_metric(heartbeat(0, START + 2000 * at, 250 * at)) for at in range(4)]
     assert rates(after(*samples)).tokens_generated == pytest.approx(125)
     assert rates(after(*samples, Tick(START + 60_000))).tokens_generated is None  # it has ended
