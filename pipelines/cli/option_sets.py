@@ -21,15 +21,14 @@ class PlainCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Return the context. Raises usage errors as Typer does."""
-        given = list(args)  # the parser empties its list
         try:
             return super().make_context(info_name, args, parent=parent, **extra)
         except TyperException as error:
             message = getattr(error, "message", "").replace("Value error, ", "")
             if message.startswith("Got unexpected extra argument") and self._names_a_run():
-                words = [word for word in given if f"{word}" in message.partition("(")[2] and not word.startswith("-")]
-                message += f"; a run is named by --run: --run {words[0]}" if words else ""
-            error.message = message  # type: ignore[attr-defined]
+                extra_words = message.rpartition("(")[2].rstrip(")").split()
+                message += f"; a run is named by --run: --run {extra_words[0]}"
+            error.message = message
             raise
 
     def _names_a_run(self) -> bool:

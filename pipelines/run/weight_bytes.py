@@ -31,7 +31,7 @@ from pipelines.present.output import Row
 from pipelines.run.weight_copies import COPIED, new_folder
 from schemas.records import PolicyVersion, RelayChain, TensorSpec, WeightVersion
 
-Tensors = Mapping[str, tuple[TensorSpec, np.ndarray]]
+TensorsByName = Mapping[str, tuple[TensorSpec, np.ndarray]]
 
 
 def store_root(run: str, config: Config | None, given: Path | None) -> Path:
@@ -82,7 +82,7 @@ def diff_folders(old: Path, new: Path) -> list[Row]:
     return _differences(folder_tensors(old), folder_tensors(new))
 
 
-def _differences(old: Tensors, new: Tensors) -> list[Row]:
+def _differences(old: TensorsByName, new: TensorsByName) -> list[Row]:
     rows: list[Row] = []
     for name in [*old, *(name for name in new if name not in old)]:
         if name not in old or name not in new or old[name][0] != new[name][0]:
