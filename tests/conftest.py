@@ -81,8 +81,12 @@ def confined() -> None:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A running Apache Kafka on a free port; `broker.bootstrap_servers` is its address. Shared: do not stop it."""
-    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as running:
+    """A running Apache Kafka on a free port; `broker.bootstrap_servers` is its address. Shared: do not stop it.
+
+    Its bound on transactions is Kafka's default, as a user's own Kafka has it.
+    """
+    default = {"transaction.max.timeout.ms": "900000"}
+    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"), overrides=default)) as running:
         yield running
 
 

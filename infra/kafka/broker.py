@@ -112,6 +112,8 @@ def server_properties(config: BrokerConfig, port: int, controller_port: int) -> 
         # the broker's start-up time: Kafka 4.3 loses the markers of transactions that it aborts earlier (half the time,
         # with 2 s here), and such a transaction stays open forever.
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "8000",
+        # The largest kafka.transaction_timeout_s (default: 15 minutes).
+        "transaction.max.timeout.ms": "3600000",
         # Keep the committed offsets of a run that is resumed after months (default: 7 days).
         "offsets.retention.minutes": str(2**31 - 1),
         # A start after kill -9 waits until the session of the dead broker process expires (default: 9 s).
