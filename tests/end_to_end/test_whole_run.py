@@ -251,7 +251,8 @@ def test_checkpoint_of_an_ended_run_becomes_a_model(ended: LaminarRun, tmp_path:
     final = [str(Path("runs", NAME, each)) for each in ("model", "checkpoints/1.8")]
     assert [listed[version] for version in ("1.0", "1.1", "1.8")] == [["initial model"], [], final]
     rows = json.loads(laminar("weights", "diff", "1.0", "1.8", "--json"))  # an initial model, and one of two places
-    assert (rows[0]["elements"] > 0, rows[0]["share"] > 0) == (True, True)
+    assert {row["share"] for row in rows} == {0.0}  # no answer is right, so nothing was learned
+    assert all(row["elements"] for row in rows)
     model = ended.folder / "model"
     model.rename(tmp_path / "model")
     try:
