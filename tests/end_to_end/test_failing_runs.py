@@ -116,7 +116,12 @@ def test_short_run_of_errors_exits_with_1(start_run: StartRun, rewards: Path, br
     assert "All rewards were equal (0.00), so nothing could be learned: give partial credit" in output
     assert "Warning: every reward is 0 in up to 2 optimizer steps" in output
     assert "reached its goal" not in output
-    assert json.loads((run.folder / "summary.json").read_text())["error_share"] == 1.0
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert (summary["reached"], summary["error_share"]) == (False, 1.0)
+    page = (run.folder / "report.html").read_text()
+    assert "FAILED: its trajectories have errors" in page
+    assert "<td>goal reached</td><td>no</td>" in page
+    assert "reached its goal" not in page
 
 
 def test_share_of_errors_that_stops_a_run_and_steps_that_warn_are_settings(
