@@ -25,7 +25,7 @@ from infra.transport.fetch import download
 from infra.transport.frames import TransportError
 from infra.transport.handshake import token_problem
 from operators.relay.config import RelayConfig
-from pipelines.cli.options import Connection
+from pipelines.cli.options import Address, Connection
 from pipelines.cli.weight_copies import COPIED, new_folder
 from pipelines.config import Config
 from pipelines.present.output import Row
@@ -40,12 +40,12 @@ def store_root(connection: Connection, config: Config | None, given: Path | None
     return Path(configured) if configured not in ("", "auto") else default_root(connection.run)
 
 
-def existing_store(root: Path) -> WeightStore:
+def existing_store(root: Path, address: Address) -> WeightStore:
     """Open the weight store in `root`, and create none. Raises VersionGone if there is none."""
     if not root.is_dir():
         raise VersionGone(
-            f"there is no weight store {root}: a run removes its store when it ends; `laminar weights list` shows "
-            "where its versions are, `laminar weights pull` writes one to a folder"
+            f"there is no weight store {root}: a run removes its store when it ends; "
+            f"`{address.command('weights list')}` shows where its versions are, `weights pull` writes one to a folder"
         )
     return WeightStore(root)
 
@@ -99,9 +99,11 @@ def pull_from_store(root: Path, manifest: WeightVersion, model: Path, folder: Pa
     Returns the source; None if the store does not have the version. Raises FileExistsError, FileNotFoundError for a
     model folder without configuration.
     """
+    if not root.is_dir():
+        return None
     try:
         with (
-            existing_store(root) as store,
+            WeightStore(root) as store,
             store.read(manifest.version, manifest.blake3) as data,
             _beside(model, folder) as file,
         ):

@@ -103,7 +103,7 @@ def verify(
     from pipelines.cli.weight_bytes import verify as verify_bytes
 
     connection, (manifest,) = _find([version], address)
-    with existing_store(store_root(connection, _config(address.folder), store)) as opened:
+    with existing_store(store_root(connection, _config(address.folder), store), address) as opened:
         rows = verify_bytes(opened, manifest)
     differs = any(not row["matches"] for row in rows)
     columns = ("check", "manifest", "store", "matches")
@@ -128,7 +128,7 @@ def diff(
     from pipelines.cli.weight_bytes import existing_store, store_root
 
     connection, (before, after) = _find([old, new], address)
-    with existing_store(store_root(connection, _config(address.folder), store)) as opened:
+    with existing_store(store_root(connection, _config(address.folder), store), address) as opened:
         rows = diff_bytes(opened, before, after)
     return RowOutput(
         [rows],

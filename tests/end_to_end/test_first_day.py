@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import struct
 import termios
 import urllib.request
@@ -56,7 +57,7 @@ READ_ONLY = (
 FAILS_HERE = {"topics get trajectories 0:0", "topics dlq replay"}
 """They may exit with 1: a transaction marker at the offset; a row of a file, which no topic has."""
 NOISE = re.compile(
-    r"apitools|Loading weights|Writing model|SyntaxWarning|Traceback|\[Errno|: : |^:|\b(?:INFO|WARNING|DEBUG)\b", re.M
+    r"apitools|absl|^E0000|Loading weights|Writing model|SyntaxWarning|Traceback|\[Errno|: : |^:|\b(?:INFO|WARNING|DEBUG)\b", re.M
 )
 UNROUNDED = re.compile(r"\d\.\d{8,}")
 
@@ -80,9 +81,10 @@ def ended(shell: Shell) -> Answer:
 
 
 @pytest.fixture(scope="module")
-def second(ended: Answer, shell: Shell) -> str:
-    """The name of another run, with the user's environment, which got its name from its file."""
+def other(ended: Answer, shell: Shell) -> Answer:
+    """What another run has printed: in this directory, with the user's environment and the name of its file."""
     changes = (
+        "run.folder=.",
         'prompts.environment="my_environment.py:Echo"',
         'score.rewards=[{name="environment"}]',
         "prompts.chat_template=false",
@@ -96,7 +98,13 @@ def second(ended: Answer, shell: Shell) -> str:
     answer = shell("run", "train.toml", *(word for change in changes for word in ("--set", change)))
     assert answer.code == 0, answer.text
     assert re.search(r"the clip never acted in \d optimizer steps", answer.text)
-    return re.findall(r"^Run (\S+) reached its goal", answer.text, re.M)[0]
+    return answer
+
+
+@pytest.fixture(scope="module")
+def second(other: Answer) -> str:
+    """The path of that run."""
+    return "./" + re.findall(r"^Run (\S+) reached its goal", other.text, re.M)[0]
 
 
 def summary_of(shell: Shell, run: str) -> dict[str, Any]:
@@ -130,9 +138,14 @@ def test_refused_rows_are_counted_from_the_start_to_the_summary(ended: Answer, s
     assert "no value in column" in letter["reason"]
 
 
-def test_printed_commands_work_in_the_directory_where_they_are_printed(ended: Answer, shell: Shell) -> None:
-    shown = printed_commands(ended.text)
-    assert {"samples", "runs", "weights", "topics"} <= {words[0] for words in shown}
+def test_printed_commands_work_in_the_directory_where_they_are_printed(
+    ended: Answer, other: Answer, second: str, shell: Shell
+) -> None:
+    gone = shell("weights", "verify", "--run", second)
+    assert (gone.code, "there is no weight store" in gone.text) == (1, True)
+    shown = printed_commands(ended.text + other.text + gone.text)
+    assert {"run", "samples", "runs", "weights", "topics"} <= {words[0] for words in shown}
+    assert ["weights", "list", "--run", second] in printed_commands(gone.text)
     elsewhere = shell.here / "elsewhere"
     elsewhere.mkdir()
     page = elsewhere / "page.html"
@@ -141,9 +154,9 @@ def test_printed_commands_work_in_the_directory_where_they_are_printed(ended: An
     assert {"samples", "runs", "weights"} <= {words[0] for words in written}
     for here, commands in ((shell.here, shown), (elsewhere, written)):
         for words in commands:
-            if words[0] != "run":
-                answer = shell(*words, here=here)
-                assert answer.code == 0, f"{words}: {answer.text}"
+            checked = ("--check",) if words[0] == "run" else ()
+            answer = shell(*words, *checked, here=here)
+            assert answer.code == 0, f"{words}: {answer.text}"
 
 
 def test_samples_are_selected_and_compared(ended: Answer, shell: Shell) -> None:
@@ -252,6 +265,17 @@ def test_servers_of_a_stopped_run_start_no_broker(words: str, ended: Answer, she
         command.clean_up()
 
 
+@pytest.mark.parametrize("words", ["metrics serve", "export serve", "broker start"])
+def test_servers_name_a_port_in_use_and_print_no_noise(
+    words: str, ended: Answer, shell: Shell, tmp_path: Path
+) -> None:
+    place = ("--folder", str(tmp_path / "broker")) if words == "broker start" else ("--run", "first")
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        answer = shell(*words.split(), *place, "--port", str(used.getsockname()[1]))
+    assert (answer.code, NOISE.search(answer.text)) == (1, None), answer.text
+    assert re.search(r"\bin use|is used", answer.text), answer.text
+
+
 def test_lineage_defines_staleness_and_agrees_with_the_histogram(ended: Answer, shell: Shell) -> None:
     assert "behind the newest when the batch was decided (staleness)" in shell("lineage", "1.1", "--run", "first").text
     found: dict[str, int] = {}
@@ -315,7 +339,7 @@ def test_verl_view_has_raw_messages_plain_answers_and_a_test_file(ended: Answer,
 
 
 def test_run_has_the_name_of_its_file_and_its_environment_by_name_alone(second: str, shell: Shell) -> None:
-    assert re.fullmatch(r"train-\d{8}-\d{6}", second)
+    assert re.fullmatch(r"\./train-\d{8}-\d{6}", second)
     found = shell("samples", "--run", second, "-n", "1", "--json").json
     assert any("Once more." in turn["text"] for turn in found[0]["samples"][0]["turns"])
 

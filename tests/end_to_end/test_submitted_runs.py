@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from first_day import Shell
+from first_day import Shell, printed_commands
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 from laminar_runs import CommandServer
@@ -27,6 +27,7 @@ from pipelines.inspect.audit.result import Audit, ReachedStage
 from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE
 from pipelines.inspect.run_state.events import GOAL_REACHED
 from pipelines.inspect.submissions import Submission, submissions
+from pipelines.roles import DATA_PLANE
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
 from schemas.records import Experience, Metric
@@ -100,11 +101,28 @@ def test_commands_find_the_kafka_of_a_submitted_run(submitted: Path, run_id: str
             assert "bootstrap" not in answer.text, words
 
 
-def test_status_shows_a_failed_background_audit(submitted: Path, shell: Shell) -> None:
+def test_printed_commands_name_the_submitted_run(submitted: Path, shell: Shell) -> None:
+    """A failed audit, a drain that needs a pause, and a pause of stopped processes."""
     audit = Audit(dispatched=3, lost=(ReachedStage("p1.0", "score"),)).to_json()
     (submitted / AUDIT_SO_FAR_FILE).write_text(json.dumps(audit))
-    text = shell("runs", "status", "--run", str(submitted)).text
-    assert re.search(r"^  audit +FAILED: 1 lost; `laminar runs audit` lists them \(\d+ s ago\)$", text, re.M), text
+    place = ["--run", str(submitted)]
+    text = shell("runs", "status", *place).text
+    assert re.search(r"^  audit +FAILED: 1 lost; `\S*laminar [^`]*` lists them \(\d+ s ago\)$", text, re.M), text
+    assert printed_commands(text) == [["runs", "audit", *place]]
+    assert "the audit passed" in shell(*printed_commands(text)[0]).text
+
+    (score,) = submissions(submitted)
+    plane = replace(score, pipeline=DATA_PLANE)
+    plane.write()
+    save_config(load_config(score.config), plane.config)
+    answer = shell("runs", "drain", *place)
+    assert (answer.code, "is one job, whose prompts cannot stop alone" in answer.text) == (2, True), answer.text
+    assert printed_commands(answer.text) == [["runs", "pause", *place]]
+    plane.file.unlink()
+    replace(score, state="ended", pid=None).write()
+    answer = shell(*printed_commands(answer.text)[0])
+    assert (answer.code, "its processes are stopped" in answer.text) == (0, True), answer.text
+    assert printed_commands(answer.text) == [["runs", "resume", *place]]
 
 
 def test_status_of_an_ended_run_waits_for_nothing_and_lists_its_roles(submitted: Path, shell: Shell) -> None:
