@@ -151,6 +151,12 @@ def test_tokenizer_that_is_damaged_is_named(shell: Shell) -> None:
     assert "Traceback" not in answer.text
 
 
+def test_missing_model_is_named_with_other_problems(shell: Shell) -> None:
+    answer = run(shell, model={}, score={"rewards": [{"name": "mine.py:gone"}]})
+    assert "model.path is not set: " in "\n".join(problems(answer))
+    assert "has no function 'gone'" in answer.text
+
+
 def test_chat_template_that_fails_is_named(shell: Shell) -> None:
     (shell.here / "model" / "chat_template.jinja").write_text("{{ raise_exception('Only poems.') }}")
     answer = run(shell, prompts={"chat_template": True})

@@ -49,9 +49,10 @@ def detach(config: Config, pipeline: str, index: int, runner: str, options: Sequ
             submission = replace(submission, worker=before.worker, worker_created=before.worker_created)
     _refuse_in_foreground(config, submission)
     from pipelines.run.inputs import record_inputs  # larger imports
-    from pipelines.run.submission.role_checks import place_problems, sections_of, submission_problems
+    from pipelines.run.submission.role_checks import place_problems, sections_of, submission_problems, trial_problems
 
-    if problems := [*submission_problems(config, submission), *place_problems(config, submission)]:
+    problems = [*submission_problems(config, submission), *place_problems(config, submission)]
+    if problems := trial_problems(config, submission, problems):
         raise ConfigProblems(problems)
     is_new_run = not config.run_folder.exists()
     submission.file.parent.mkdir(parents=True, exist_ok=True)
