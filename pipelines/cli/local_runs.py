@@ -49,7 +49,7 @@ def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonO
     A role of `submit --detach` has two processes: the respawner, and the process that works. `unsupervised`: the
     respawner has ended, so the role works, but would not be started again. `died`: both have ended. `failed`: the role
     is not started again, for the reason shown. Below a role that was started again is its last error.
-    `removed`: `laminar runs stop --role` has ended it for good.
+    `removed`: `laminar runs stop --role` has ended it for good. A role in the foreground is `up` or `ended`.
 
     \b
     Examples:

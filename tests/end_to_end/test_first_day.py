@@ -57,7 +57,9 @@ READ_ONLY = (
 FAILS_HERE = {"topics get trajectories 0:0", "topics dlq replay"}
 """They may exit with 1: a transaction marker at the offset; a row of a file, which no topic has."""
 NOISE = re.compile(
-    r"apitools|absl|^E0000|Loading weights|Writing model|SyntaxWarning|Traceback|\[Errno|: : |^:|\b(?:INFO|WARNING|DEBUG)\b", re.M
+    r"apitools|absl|^E0000|Loading weights|Writing model|SyntaxWarning|Traceback|\[Errno|: : |^:|"
+    r"\b(?:INFO|WARNING|DEBUG)\b",
+    re.M,
 )
 UNROUNDED = re.compile(r"\d\.\d{8,}")
 
@@ -266,9 +268,7 @@ def test_servers_of_a_stopped_run_start_no_broker(words: str, ended: Answer, she
 
 
 @pytest.mark.parametrize("words", ["metrics serve", "export serve", "broker start"])
-def test_servers_name_a_port_in_use_and_print_no_noise(
-    words: str, ended: Answer, shell: Shell, tmp_path: Path
-) -> None:
+def test_servers_name_a_port_in_use_and_print_no_noise(words: str, ended: Answer, shell: Shell, tmp_path: Path) -> None:
     place = ("--folder", str(tmp_path / "broker")) if words == "broker start" else ("--run", "first")
     with socket.create_server(("127.0.0.1", 0)) as used:
         answer = shell(*words.split(), *place, "--port", str(used.getsockname()[1]))

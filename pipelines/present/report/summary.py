@@ -51,8 +51,8 @@ class RunFacts:
 
     `phases`: seconds by name, in order. `audit`: the result of `Audit.to_json()`. `restarts`: by role. `warm_start`:
     values of the series of that name that are not in the metrics; `teaching`: its section of the configuration.
-    `reached`: whether the run ended without an error. `wall_seconds` are those in which it ran, without `downtime_seconds`,
-    those between its ends and its resumptions.
+    `reached`: whether the run ended without an error. `wall_seconds` are those in which it ran, without
+    `downtime_seconds`, those between its ends and its resumptions.
     """
 
     run: str
