@@ -18,9 +18,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from first_day import QUESTIONS, Answer, Shell, printed_commands, progress_lines, write_folder
+from first_day import NOISE, QUESTIONS, Answer, Shell, printed_commands, progress_lines, write_folder
 from laminar_runs import CommandServer, kill_processes_in
 from pyarrow import flight
+
+from pipelines.present.report.html import LABELS
 
 GETTING_STARTED = (Path(__file__).parents[2] / "docs" / "getting-started.md").read_text("utf-8")
 READ_ONLY = (
@@ -53,14 +55,10 @@ READ_ONLY = (
     "relays",
     "replicas",
     "plans",
+    "autoscale",
 )
 FAILS_HERE = {"topics get trajectories 0:0", "topics dlq replay"}
 """They may exit with 1: a transaction marker at the offset; a row of a file, which no topic has."""
-NOISE = re.compile(
-    r"apitools|absl|^E0000|Loading weights|Writing model|SyntaxWarning|Traceback|\[Errno|: : |^:|"
-    r"\b(?:INFO|WARNING|DEBUG)\b",
-    re.M,
-)
 UNROUNDED = re.compile(r"\d\.\d{8,}")
 
 
@@ -117,6 +115,9 @@ def test_every_line_before_the_first_step_says_what_it_waits_for(ended: Answer, 
     waiting = [line for line in progress_lines(ended.text) if " steps" not in line]
     assert len(waiting) >= 3  # broker, checks, starting
     assert [line for line in waiting if "waits for " not in line] == []
+    later = [line for line in progress_lines(ended.text) if re.match(r"\[\d+:\d\d\] (?!training)", line)]
+    assert {re.split(r"\] |  ", line)[1] for line in later} >= {"draining", "audit"}
+    assert [line for line in later if "waits for " not in line] == []
     assert any("waits for the check of reward " in line for line in waiting), "as `--check` names each check"
     state = json.loads((shell.here / "runs" / "first" / "state.json").read_text())
     assert state["started_at"] == state["pid_created"], "its clock counts its imports"
@@ -164,9 +165,10 @@ def test_printed_commands_work_in_the_directory_where_they_are_printed(
 def test_samples_are_selected_and_compared(ended: Answer, shell: Shell) -> None:
     best, worst = (shell("samples", "--run", "first", f"--{which}", "--json").json for which in ("best", "worst"))
     assert best[0]["reward"] > worst[0]["reward"]
-    assert all(group["task"] == "rows" for group in shell("samples", "--task", "rows", "--json").json)
+    (group,) = shell("samples", "--run", "first", "-n", "1", "--json").json
+    answer = group["samples"][0]["text"].strip().splitlines()[0]
     text = shell("samples", "--run", "first", "-n", "1").text
-    order = [text.index(part) for part in ("  question   ", "  reference  ", "  reward ")]
+    order = [text.index(part) for part in ("  question   ", "  reference  ", "  reward ", answer)]
     assert order == sorted(order)
     assert "What is " in text
     assert "+ 1?" in text
@@ -296,6 +298,18 @@ def test_accuracy_is_the_share_of_full_rewards_and_the_mean_has_its_name(ended: 
     assert summary["heldout_sampled_after"] == sum(reward >= 1 for reward in sampled) / 8
     assert summary["heldout_reward_after"] == pytest.approx(sum(greedy) / 8)  # partial credit is no accuracy
     assert summary["heldout_after"] == sum(reward >= 1 for reward in greedy) / 8
+    page = (shell.here / "runs" / "first" / "report.html").read_text()
+    compared = shell("runs", "compare", "first", "first").text
+    for key, label in LABELS.items():
+        if key in ("heldout_after", "heldout_sampled_after", "heldout_reward_after"):
+            assert f"<td>{label}</td><td>{summary[key]:.3f}</td>" in page
+            shown = re.search(rf"^{label} +{summary[key]:.3f} ", compared, re.M)
+            assert shown or not summary[key], label  # rows of zeros are left out
+    status = shell("runs", "status", "--run", "first", "--json").json
+    assert (status["heldout"], status["heldout_sampled"]) == (
+        summary["heldout_after"],
+        summary["heldout_sampled_after"],
+    )
     for label in ("mean reward", "accuracy, greedy", "accuracy, sampled", "held-out reward"):
         assert re.search(rf"^  {label} +[\d.]+ → [\d.]+$", ended.text, re.M), label
 
@@ -316,9 +330,14 @@ def test_views_have_a_purpose_and_no_held_out_rows(view: str, ended: Answer, she
     answer = shell("export", "experiences", str(folder), "--view", view, "--run", "first")
     assert answer.code == 0, answer.text
     assert "starting Apache Kafka" not in answer.text
-    rows = pq.read_table(folder / "data").to_pylist()
+    table = pq.read_table(folder / "data")
+    rows = table.to_pylist()
+    assert not rows or "purpose" in table.column_names
     assert {row["purpose"] for row in rows} <= ({"train", "evaluation"} if view == "full" else {"train"})
     assert rows or view in ("sft", "conversations")  # no answer has the full reward; no agent has played
+    verified = shell("export", "verify", str(folder), "--log")
+    assert (verified.code, "starting Apache Kafka" in verified.text) == (0, False), verified.text
+    assert NOISE.search(verified.text) is None
 
 
 def test_verl_view_has_raw_messages_plain_answers_and_a_test_file(ended: Answer, shell: Shell, tmp_path: Path) -> None:
