@@ -35,7 +35,7 @@ from infra.store.names import default_root, weight_file
 from infra.store.weight_files import tensor_places
 from infra.store.weight_store import WeightStore
 from operators.placement.config import PlacementConfig
-from operators.placement.repack import Load
+from operators.placement.repack import KVLoad
 from operators.placement.replicas import ReplicaTable
 from operators.placement.stage_groups import StageGroups
 from operators.placement.stage_shares import plan_shares
@@ -216,10 +216,10 @@ class Driver:
                     self._owner[name] = move.destination
                 self.burst.moved += len(names)
 
-    def _load(self, replica: int) -> Load:
+    def _load(self, replica: int) -> KVLoad:
         status = self._status[replica]
         requests = sum(owner == replica for owner in self._owner.values())
-        return Load(replica, status.kv_used, status.kv_capacity, None, requests, 0, status.capacity)
+        return KVLoad(replica, status.kv_used, status.kv_capacity, None, requests, 0, status.capacity)
 
     def _read(self) -> None:
         for number, joiner in enumerate(self._joiners):

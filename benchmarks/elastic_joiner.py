@@ -19,8 +19,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from infra.store.weight_store import WeightStore
+from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
-from infra.transport.relay_node import Endpoint, RelayNode
+from infra.transport.relay_node import RelayNode
 from infra.transport.throttle import Link
 from operators.io.repartition import Placed, assignment_of
 from operators.relay.relay import StatusMaker

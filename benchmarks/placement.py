@@ -28,7 +28,7 @@ from operators.io.elements import Output, PartitionKey, Polled, ReceivedRecord, 
 from operators.io.repartition import repartition
 from operators.placement.config import PlacementConfig
 from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
-from operators.placement.repack import Load, plan_repack
+from operators.placement.repack import KVLoad, plan_repack
 from schemas.codec import decode, encode
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
@@ -93,7 +93,7 @@ def plan_ms(replicas: int = 1000, trajectories: int = 64, rounds: int = 15) -> f
     for seed in range(rounds):
         rng = random.Random(seed)
         loads = [
-            Load(
+            KVLoad(
                 replica=i,
                 kv_used=rng.randrange(90_000),
                 kv_capacity=100_000,

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.store.weight_store import WeightStore
-from infra.transport.relay_node import Endpoint, RelayNode
+from infra.transport.endpoint import Endpoint
+from infra.transport.relay_node import RelayNode
 from infra.transport.throttle import Link
 from schemas.plain import from_plain, to_plain
 from schemas.records import PolicyVersion, RelayChain, RelayLink, WeightVersion

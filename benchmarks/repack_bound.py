@@ -24,7 +24,7 @@ from rich.table import Table
 
 from operators.placement.length_statistics import LengthStatistics
 from operators.placement.queue_balancing import plan_queue_balancing
-from operators.placement.repack import Load, plan_repack
+from operators.placement.repack import KVLoad, plan_repack
 from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
 from operators.rollout.emulated_rows import EmulatedRows
 from operators.rollout.emulation_config import DEFAULT_CONTEXT, EngineEmulation, LengthsConfig, RooflineConfig
@@ -194,7 +194,7 @@ def repack(simulation: Simulation) -> None:
         for index, replica in group.items():
             status, requests = replica.engine.status(), len(replica.requests)
             loads.append(
-                Load(
+                KVLoad(
                     replica=index,
                     kv_used=status.kv_used,
                     kv_capacity=status.kv_capacity,

@@ -23,7 +23,7 @@ HEADER_S = 10.0
 """Seconds for a TLS handshake, and for the header of a request from its first byte on."""
 _NO_FILES_S = 0.1
 
-Address = tuple[str, int]
+SocketAddress = tuple[str, int]
 
 
 @dataclass
@@ -33,12 +33,12 @@ class UnauthenticatedConnections:
     most: int = MAX_UNAUTHENTICATED
 
     def __post_init__(self) -> None:
-        self._connections: dict[Address, socket.socket] = {}
+        self._connections: dict[SocketAddress, socket.socket] = {}
 
     def __len__(self) -> int:
         return len(self._connections)
 
-    def add(self, address: Address, connection: socket.socket) -> None:
+    def add(self, address: SocketAddress, connection: socket.socket) -> None:
         """Record a new connection; if there are too many, another one ends."""
         if len(self._connections) >= self.most:
             self.drop_oldest()
@@ -52,7 +52,7 @@ class UnauthenticatedConnections:
             with suppress(OSError):
                 self._connections.pop(oldest).shutdown(socket.SHUT_RDWR)
 
-    def remove(self, address: Address | None) -> None:
+    def remove(self, address: SocketAddress | None) -> None:
         """The connection has shown a valid key, or has ended."""
         if address is not None:
             self._connections.pop(address, None)
@@ -116,7 +116,7 @@ class HttpServer(uvicorn.Server):
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
-    async def _open(self, connection: socket.socket, address: Address) -> None:
+    async def _open(self, connection: socket.socket, address: SocketAddress) -> None:
         """Complete the TLS handshake, if there is one; the protocol then has the connection."""
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -138,7 +138,7 @@ class _Connection(H11Protocol):
         config: uvicorn.Config,
         state: ServerState,
         unauthenticated: UnauthenticatedConnections,
-        address: Address,
+        address: SocketAddress,
         header_s: float,
     ) -> None:
         super().__init__(config, state, {})

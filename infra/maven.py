@@ -18,7 +18,7 @@ from pathlib import Path
 from infra.processes import locked
 
 LISTING = "class-path.txt"
-Progress = Callable[[str], None]
+PrintProgress = Callable[[str], None]
 
 
 class JarResolutionError(RuntimeError):
@@ -58,7 +58,7 @@ class Jars:
         """Whether the list exists, so that nothing must be downloaded."""
         return (self.folder / LISTING).is_file()
 
-    def class_path(self, progress: Progress = lambda message: None, cache: Path | None = None) -> list[Path]:
+    def class_path(self, progress: PrintProgress = lambda message: None, cache: Path | None = None) -> list[Path]:
         """The jars, verified; they are resolved and downloaded if necessary.
 
         `progress` gets one line of text per download step. Raises JarResolutionError if a jar can be neither found nor
@@ -83,7 +83,7 @@ class Jars:
         if expected:
             raise WrongJar(f"{self.name} lacks the jars {', '.join(sorted(expected))} ({self.digest_file})")
 
-    def resolve(self, progress: Progress = lambda message: None, cache: Path | None = None) -> list[Path]:
+    def resolve(self, progress: PrintProgress = lambda message: None, cache: Path | None = None) -> list[Path]:
         """As `class_path`, without verification."""
         folder = self.folder if cache is None else cache
         listing = folder / LISTING
@@ -110,7 +110,7 @@ class Jars:
         jars = [Path(line) for line in lines[len(self.coordinates) :]]
         return jars if all(jar.is_file() for jar in jars) else []
 
-    def _resolve(self, progress: Progress) -> list[Path]:
+    def _resolve(self, progress: PrintProgress) -> list[Path]:
         import jgo  # imported here: it is needed once per user and takes 0.2 s
 
         progress(f"resolving {self.description}")

@@ -125,3 +125,9 @@ def _in_permanent_thread(start: Callable[[], int]) -> int:
 
     threading.Thread(target=start_and_wait, name="parent of child", daemon=True).start()
     return pid.result()
+
+
+def last_line(log: Path) -> str:
+    """The last line in the log of a process."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "its log is empty"

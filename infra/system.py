@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Condition(Protocol):
+class ConditionVariable(Protocol):
     """As threading.Condition."""
 
     def __enter__(self) -> bool: ...
@@ -84,7 +84,7 @@ class System(Protocol):
 
     def sleep(self, seconds: float, /) -> None: ...
 
-    def condition(self) -> Condition: ...
+    def condition(self) -> ConditionVariable: ...
 
     def event(self) -> Event: ...
 

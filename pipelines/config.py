@@ -113,9 +113,9 @@ class KafkaConfig:
     outage_timeout_s: float = 180.0
     """How long Kafka may be unreachable before `laminar run` fails."""
     transaction_timeout_s: float = 60.0
-    """transaction.timeout.ms of all producers, at most the brokers' transaction.max.timeout.ms (15 minutes by default).
-    An open transaction of a dead process blocks read_committed consumers for this long, unless its successor starts
-    earlier."""
+    """transaction.timeout.ms of all producers, at most the brokers' transaction.max.timeout.ms (by default 15 minutes,
+    of a run's own broker an hour). An open transaction of a dead process blocks read_committed consumers for this long,
+    unless its successor starts earlier."""
     metrics_hours: float = 168.0
     """Retention of the metrics topic; inf: unlimited. `metrics.jsonl` in the run's folder keeps all metrics."""
 

@@ -52,12 +52,12 @@ def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> Differenc
 
 def _table_of_one(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
     """The outermost table of `key` that one of both does not have; None if both have all."""
-    lacking = second if key in first else first
-    if key in lacking:
+    missing = second if key in first else first
+    if key in missing:
         return None
     names = key.split(".")[:-1]
     tables = (".".join(names[: depth + 1]) for depth in range(len(names)))
-    return next((table for table in tables if not _has_table(table, lacking)), None)
+    return next((table for table in tables if not _has_table(table, missing)), None)
 
 
 def _has_table(table: str, keys: Iterable[str]) -> bool:

@@ -28,15 +28,40 @@ UNITS: Mapping[str, str] = {
     "_us": "microseconds",
     "_ns": "nanoseconds",
     "_hours": "hours",
-    "_mb": "MB",
+    "_mb": "MiB",
+    "_gib": "GiB",
     "_megabytes": "MB",
     "_megabytes_per_s": "MB/s",
     "_bytes": "bytes",
     "_tokens": "tokens",
-    "_steps": "steps",
+    "_chars": "characters",
+    "_steps": "batches",
     "_batches": "batches",
 }
 """The unit of a number by the suffix of its key; the longest matching suffix counts."""
+KEY_UNITS: Mapping[str, str] = {
+    "warm_start.steps": "updates",
+    "warm_start.warmup": "updates",
+    "warm_start.habit_steps": "updates",
+    "warm_start.measure_every": "updates",
+    "warm_start.model.max_positions": "tokens",
+    "rollout.context": "tokens",
+    "rollout.kv_capacity": "tokens",
+    "rollout.emulation.stride": "tokens",
+    "rollout.emulation.block": "tokens",
+    "rollout.emulation.round_prefill": "tokens",
+    "rollout.emulation.roofline.decode_context": "tokens",
+    "rollout.emulation.lengths.p50": "tokens",
+    "rollout.emulation.lengths.p99": "tokens",
+    "rollout.environments[].seconds": "seconds",
+    "trainer.checkpoint_every": "batches",
+    "trainer.keep_every": "batches",
+    "trainer.lost_batches": "",
+    "trainer.learner.mini_batches": "optimizer steps",
+    "trainer.learner.mismatch_bound": "nats per token",
+    "evaluation.every": "versions",
+}
+"""Units of keys whose suffix names none, or another one."""
 _NUMBERS = (int, float)
 _SIMPLE: Mapping[Any, str] = {
     bool: "true or false",
@@ -56,7 +81,11 @@ key for a run. This page is generated: `python -m pipelines.config_reference > d
 Relative paths in the file, of data, models, code and secrets, begin at the folder of the file; those of `--set`, and of
 the folders that a run writes (`run.folder`, `trainer.checkpoint_folder`), at the working directory.
 
-`unset` marks an optional key without a default. A section whose name ends in `[]` is an array of tables (`[[...]]`)."""
+One step of training is one batch, in which the optimizer may take several steps (`trainer.learner.mini_batches` and
+`epochs`): `trainer.optimizer_steps` and `trainer.learner.warmup_steps` count batches.
+
+`unset` marks an optional key without a default: leave it out. A section whose name ends in `[]` is an array of
+tables (`[[...]]`)."""
 
 
 @dataclass(frozen=True)
@@ -164,11 +193,11 @@ def _sections(kind: Any, key: str, value: Any, optional: bool = False) -> Iterat
 
 
 def _setting(kind: Any, name: str, key: str, hint: Any, current: Any) -> Setting:
-    if current is dataclasses.MISSING or current is None:
-        field = next(field for field in dataclasses.fields(kind) if field.name == name)
+    field = next(field for field in dataclasses.fields(kind) if field.name == name)
+    if current is dataclasses.MISSING or field.default is None:  # unset, also where other keys decide it
         current = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     default = "" if current is dataclasses.MISSING else "unset" if current is None else _toml(current)
-    return Setting(key, _type_text(hint), default, _unit(name, hint), _paragraph(_descriptions(kind).get(name) or ""))
+    return Setting(key, _type_text(hint), default, _unit(key, hint), _paragraph(_descriptions(kind).get(name) or ""))
 
 
 def _toml(value: Any) -> str:
@@ -196,10 +225,12 @@ def _type_text(hint: Any) -> str:
     return _SIMPLE.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def _unit(name: str, hint: Any) -> str:
+def _unit(key: str, hint: Any) -> str:
+    if key in KEY_UNITS:
+        return KEY_UNITS[key]
     if not any(part in _NUMBERS for part in (hint, *get_args(hint))):
         return ""
-    ends = sorted((end for end in UNITS if name.endswith(end)), key=len)
+    ends = sorted((end for end in UNITS if key.endswith(end)), key=len)
     return UNITS[ends[-1]] if ends else ""
 
 

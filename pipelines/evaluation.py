@@ -5,7 +5,7 @@ from __future__ import annotations
 import apache_beam as beam
 
 from operators.evaluation.evaluate_versions import EvaluateVersions
-from operators.evaluation.report_rounds import AskQuestions, ReportRounds
+from operators.evaluation.report_rounds import PublishQuestions, ReportRounds
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
@@ -30,7 +30,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         pipeline
         | "read versions and answers" >> ReadTopics(source)
         | "evaluate versions" >> FoldRecords(evaluate, "collect answers", "open rounds")
-        | "ask questions" >> AskQuestions()
+        | "publish questions" >> PublishQuestions()
         | "report rounds" >> ReportRounds()
         | "write rounds, dead letters" >> WriteTransactionally(source)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import apache_beam as beam
@@ -12,13 +13,10 @@ from operators.gateway.serve_agents import HandOut, ServeAgents
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
-from pipelines.config import Config
+from pipelines.config import Config, plain_table
 from pipelines.distribution import PYTHON
 from pipelines.shards import files_folder, shard_config, topic_input
 from schemas.topics import INBOX, PROGRESS, TRAJECTORIES
-
-_CONFIG_FILES = ("config.toml", "submitted/gateway.toml")
-"""The configuration of the role: that of `laminar run`, else that of `submit --detach` (`pipelines/inspect`)."""
 
 
 def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
@@ -35,7 +33,8 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         config.kafka.partitions,
         config.context,
         _most_tokens(config),
-        (*PYTHON, "-m", "pipelines.serve_versions", str(_config_file(config.run_folder))),
+        (*PYTHON, "-m", "pipelines.serve_versions"),
+        json.dumps(plain_table(config)),
         None if agents.runs_here else HandOut(agents.timeout_s, agents.retries),
     )
     (
@@ -44,11 +43,6 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         | "serve agents" >> FoldRecords(serve, "track episodes")
         | "write dead letters" >> WriteTransactionally(source)
     )
-
-
-def _config_file(folder: Path) -> Path:
-    files = [folder / name for name in _CONFIG_FILES]
-    return next((file for file in files if file.is_file()), files[0])
 
 
 def _most_tokens(config: Config) -> int:

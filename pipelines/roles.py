@@ -18,7 +18,7 @@ from infra.escaping import EscapingFormatter
 if TYPE_CHECKING:
     from apache_beam import PCollection, Pipeline
 
-    from infra.runners.options import Runner
+    from infra.runners.options import RunnerName
     from pipelines.config import Config
 
 PIPELINES = ("prompts", "placement", "rollout", "score", "experience", "trainer", "evaluation", "relay")
@@ -186,7 +186,7 @@ def pipelines_of(config: Config) -> tuple[str, ...]:
 
 
 def run_process(
-    config: Config, process: RoleProcess, runner: Runner = "embedded", beam_options: Sequence[str] = ()
+    config: Config, process: RoleProcess, runner: RunnerName = "embedded", beam_options: Sequence[str] = ()
 ) -> None:
     """Run the roles of `process` until they are stopped or fail.
 
@@ -216,7 +216,7 @@ def flink_options(config: Config, process: RoleProcess) -> list[str]:
     return [f"--parallelism={max(shards)}", f"--number_of_execution_retries={RETRIES * sum(shards)}"]
 
 
-def graph_of(config: Config, process: RoleProcess, runner: Runner) -> Callable[[Pipeline], None]:
+def graph_of(config: Config, process: RoleProcess, runner: RunnerName) -> Callable[[Pipeline], None]:
     """The function that adds the roles of `process` to a pipeline for `runner`."""
     builds = {role.name: partial(build_role, config=config, role=role) for role in process.roles}
     if len(builds) == 1:

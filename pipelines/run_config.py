@@ -40,7 +40,7 @@ class RunConfig:
     stop_error_window: int = 64
     """Trajectories in the window of `stop_error_share`; 0: errors never stop the run."""
     warn_steps: int = 10
-    """Optimizer steps in a row without a gradient, or without a difference in rewards, before the run warns of it."""
+    """Batches in a row without a gradient, or without a difference in rewards, before the run warns of it."""
     allow_no_learning: bool = False
     """Accept settings with which nothing can be learned, such as a learning rate of 0: to measure speed."""
 

@@ -1,8 +1,8 @@
-"""The process that answers people: `python -m pipelines.serve_versions CONFIG DIR`, a child of the gateway.
+"""The process that answers people: `python -m pipelines.serve_versions DIR`, a child of the gateway.
 
-It reads a JSON line for each request from its standard input, and writes lines with what was generated. It runs on the
-CPU at a low priority, whatever the rollouts use, and is the first to be killed if the machine's memory ends. So are the
-commands that write evicted versions to DIR.
+It reads the run's configuration and then each request from its standard input, a JSON line each, and writes lines with
+what was generated. It runs on the CPU at a low priority, whatever the rollouts use, and is the first to be killed if
+the machine's memory ends. So are the commands that write evicted versions to DIR.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from operators.gateway.config import GatewayConfig
 from operators.rollout.backend import TransformersSpec
 from operators.rollout.evicted_versions import EvictedVersions
 from operators.rollout.serve_requests import PULL_CHECK_S, ServedRequest, ServedRequests, find_version
-from pipelines.config import Config, load_config
+from pipelines.config import Config, parse_config
 from pipelines.distribution import LAMINAR
 from pipelines.shards import store_folder
 from schemas.records import Sampling
@@ -32,7 +32,7 @@ from schemas.records import Sampling
 NICENESS = 5
 
 
-def main(file: Path, work: Path) -> None:
+def main(work: Path) -> None:
     """Serve until standard input ends; evicted versions are written to `work`."""
     os.nice(NICENESS)
     with suppress(OSError):  # only Linux has it
@@ -40,9 +40,9 @@ def main(file: Path, work: Path) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     answers = os.dup(1)
     os.dup2(2, 1)  # libraries print
+    config = parse_config(json.loads(sys.stdin.readline()), "the gateway's configuration")
     orders: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
     threading.Thread(target=_read, args=(orders,), daemon=True).start()
-    config = load_config(file)
     backend = _spec(config).open()
     served = ServedRequests(backend.engine(), backend.weights, _evicted(config, work))
     while True:
@@ -120,4 +120,4 @@ def _write(descriptor: int, event: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -8,7 +8,7 @@ records are built column by column, because a call into Arrow costs microseconds
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache, partial
 from itertools import compress
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from schemas.columns import ELEMENTS, arrow_type
 from schemas.flatbuffer import field_of, table_at
+from schemas.plain import Columns
 from schemas.scalars import checked_float, checked_scalar
 from schemas.shape import Field, fields_of
 from schemas.stack import read_stacked
@@ -253,9 +254,6 @@ def _arrays(column: pa.ListArray) -> list[pa.Array | None]:
     if any(array is not None and array.null_count for array in arrays):
         raise OverflowError("a list contains nulls")
     return arrays
-
-
-Columns = Mapping[str, list[Any]]
 
 
 def _build(kind: type, prefix: str, columns: Columns) -> list[Any]:

@@ -112,11 +112,11 @@ def as_version(value: bytes, headers: Headers, version: int) -> tuple[bytes, Hea
     are not a record of the present version.
     """
     entry = _BY_SCHEMA.get(next((header for name, header in headers if name == "laminar-schema"), b""))
-    lacking = () if entry is None or version < 2 else _ADDED.get(entry.kind, ())[version - 2 :]
-    if entry is None or not lacking:
+    missing = () if entry is None or version < 2 else _ADDED.get(entry.kind, ())[version - 2 :]
+    if entry is None or not missing:
         return value, headers
     json = entry.encoding == "json"
-    shorter = remove_empty_list(value, *lacking) if json else _arrow().remove_empty_columns(entry.kind, value, lacking)
+    shorter = remove_empty_list(value, *missing) if json else _arrow().remove_empty_columns(entry.kind, value, missing)
     if shorter is None:
         return value, headers
     schema = f"{entry.kind.__name__}/{version}".encode()
@@ -202,19 +202,19 @@ def identify(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple
         raise UndecodableRecord("no laminar-schema header")
     entry = _BY_SCHEMA.get(schema)
     if entry is None and (earlier := _EARLIER.get(schema)) is not None:
-        entry, lacking = earlier
-        return entry, _upgraded(entry.kind, value, lacking) if lacking else value
+        entry, missing = earlier
+        return entry, _upgraded(entry.kind, value, missing) if missing else value
     if entry is None:
         by = ", of release 0.1.0" if _OLD_SCHEMAS.fullmatch(schema) else ""
         raise UndecodableRecord(f"unknown schema {schema[:80]!r}{by}")
     return entry, value
 
 
-def _upgraded(kind: type, value: bytes, lacking: tuple[str, ...]) -> bytes:
+def _upgraded(kind: type, value: bytes, missing: tuple[str, ...]) -> bytes:
     try:
         if _BY_KIND[kind].encoding == "json":
-            return add_empty_list(kind, value, *lacking)
-        return _arrow().add_empty_columns(kind, value, lacking)  # type: ignore[no-any-return]
+            return add_empty_list(kind, value, *missing)
+        return _arrow().add_empty_columns(kind, value, missing)  # type: ignore[no-any-return]
     except ValueError as error:
         raise UndecodableRecord(str(error)) from error
 

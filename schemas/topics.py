@@ -205,7 +205,7 @@ RANKS = Topic(
     "rank",
     ("trainer",),
     ("trainer",),
-    "the address at which the trainer's ranks meet",
+    "the address of the trainer's rendezvous",
     transactional=False,
     retention="newest",
 )
@@ -214,7 +214,7 @@ REPLICAS = Topic(
     ("ReplicaStatus", "StageStatus", "RelayStatus", "RelayArrival"),
     "replica_id",
     ("rollout", "relay"),
-    ("placement", "autoscaler"),
+    ("placement", "relay", "autoscaler"),
     "heartbeats, and what a relay or replica has of a version that is arriving",
     "plain producers only: there is no transaction to wait for",
     transactional=False,

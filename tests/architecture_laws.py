@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,7 @@ WITHIN_PIPELINES = ("inspect", "trim", "simulate", "present", "run", "cli")
 """Folders of pipelines. Each may import those before it and the modules of `pipelines` itself."""
 EVERYWHERE = (*LAYERS, "tests", "benchmarks")
 MAX_LINES = 400
+MAX_TEST_NAME = 60
 
 Breach = tuple[int, str]
 Law = Callable[[str, ast.Module], Iterator[Breach]]
@@ -52,6 +54,7 @@ _TOPIC_NAME = re.compile(r"laminar\.")
 def violations(root: Path) -> list[str]:
     """Every breach of a law in the Python files under `root`, sorted."""
     found = []
+    types: defaultdict[str, list[str]] = defaultdict(list)
     for folder in EVERYWHERE:
         for path in sorted((root / folder).rglob("*.py")):
             name = path.relative_to(root).as_posix()
@@ -62,7 +65,23 @@ def violations(root: Path) -> list[str]:
                 found.append(f"{name}:{MAX_LINES}: {lines} lines; a file holds one idea, in at most {MAX_LINES}")
             laws = (*_OF_LAYERS, *_OF_ALL) if folder in LAYERS else _OF_ALL
             found += [f"{name}:{line}: {what}" for law in laws for line, what in law(name, tree)]
+            for line, defined in _public_types(tree) if folder in LAYERS else ():
+                found += [f"{name}:{line}: {defined} is also in {at}; a name has one meaning" for at in types[defined]]
+                types[defined].append(f"{name}:{line}")
     return found
+
+
+def _public_types(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of the public classes and type aliases that a module defines."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            name = _dotted(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+        else:
+            continue
+        if re.fullmatch("[A-Z]+[a-z]\\w*", name):
+            yield node.lineno, name
 
 
 @lru_cache(maxsize=1)
@@ -95,7 +114,7 @@ def _import_law(path: str, tree: ast.Module) -> Iterator[Breach]:
         if LAYERS.index(target[0]) > LAYERS.index(home[0]):
             yield line, f"{home[0]} imports {name}; imports go {' <- '.join(LAYERS)} only"
         elif target[0] == home[0] == "operators" and len(target) > 1 and target[1] not in (home[1], "io"):
-            yield line, f"operators/{home[1]} imports {name}; operators meet in topics alone (operators/io is for all)"
+            yield line, f"operators/{home[1]} imports {name}; operators share topics and operators/io only"
         elif target[0] == "operators" and path.startswith("pipelines/inspect/audit/"):
             yield line, f"imports {name}; the audit proves what operators did and shares no code with them"
 
@@ -110,7 +129,7 @@ def _pipelines_law(path: str, tree: ast.Module) -> Iterator[Breach]:
 
 def _level(parts: list[str]) -> int:
     """The place of a module in the order of the folders of pipelines; 0 for a module in none of them."""
-    return WITHIN_PIPELINES.index(parts[1]) + 1 if len(parts) > 2 and parts[1] in WITHIN_PIPELINES else 0
+    return WITHIN_PIPELINES.index(parts[1]) + 1 if parts[1] in WITHIN_PIPELINES else 0
 
 
 def _vendor_law(path: str, tree: ast.Module) -> Iterator[Breach]:
@@ -234,8 +253,14 @@ def _client_law(path: str, tree: ast.Module) -> Iterator[Breach]:
             yield node.lineno, f"uses {_dotted(node)}; private names of others belong in infra/kafka/client_patches.py"
 
 
+def _test_name_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    for node in _nodes(tree):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME:
+            yield node.lineno, f"{node.name} has {len(node.name)} characters; at most {MAX_TEST_NAME}"
+
+
 _OF_LAYERS: tuple[Law, ...] = (
     _import_law, _pipelines_law, _vendor_law, _schemas_law, _transform_law, _topic_law, _terminal_law, _assignment_law,
     _client_law,
 )  # fmt: skip
-_OF_ALL: tuple[Law, ...] = (_pickle_law, _except_law, _program_law)
+_OF_ALL: tuple[Law, ...] = (_pickle_law, _except_law, _program_law, _test_name_law)

@@ -14,7 +14,7 @@ import pytest
 import temporary_folder
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
-from infra.runners.options import Runner
+from infra.runners.options import RunnerName
 from infra.runners.prism import find_prism
 from infra.sandbox.run import SandboxUnavailable, run_python
 
@@ -81,8 +81,12 @@ def confined() -> None:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A running Apache Kafka on a free port; `broker.bootstrap_servers` is its address. Shared: do not stop it."""
-    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as running:
+    """A running Apache Kafka on a free port; `broker.bootstrap_servers` is its address. Shared: do not stop it.
+
+    Its bound on transactions is Kafka's default, as a user's own Kafka has it.
+    """
+    default = {"transaction.max.timeout.ms": "900000"}
+    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"), overrides=default)) as running:
         yield running
 
 
@@ -94,7 +98,7 @@ def run_id(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module", params=["embedded", "prism", "flink"])
-def runner(request: pytest.FixtureRequest) -> Runner:
+def runner(request: pytest.FixtureRequest) -> RunnerName:
     """Each runner that pipelines can be tested on: the embedded one, Prism where its binary is, Flink where asked."""
     if request.param == "flink" and not os.environ.get("LAMINAR_TEST_FLINK"):
         pytest.skip("make flink-test has it")

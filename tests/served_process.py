@@ -8,13 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pipelines.config import Config, plain_table
+
 
 class Served:
     """The process, and its events by request."""
 
-    def __init__(self, file: Path, work: Path) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "pipelines.serve_versions", str(file), str(work)]
+    def __init__(self, config: Config, work: Path) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "pipelines.serve_versions", str(work)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.send(**plain_table(config))
 
     @property
     def pid(self) -> int:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from architecture_laws import LAYERS, MAX_LINES, violations
+from architecture_laws import LAYERS, MAX_LINES, MAX_TEST_NAME, violations
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,6 +15,13 @@ def test_the_sources_keep_the_laws() -> None:
     assert all(any((ROOT / layer).rglob("*.py")) for layer in LAYERS)
     found = violations(ROOT)
     assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("defined", ["class Turn: ...", "Turn = tuple[int, int]", "Turn: TypeAlias = dict[str, int]"])
+def test_a_name_of_two_types_is_seen(tmp_path: Path, defined: str) -> None:
+    assert plant(tmp_path, "operators/a.py", "class Turn:\n    class Inner: ...\nclass _Turn: ...") == []
+    (found,) = plant(tmp_path, "pipelines/inspect/a.py", f"class Inner: ...\n{defined}\nTURN = Turn")
+    assert found == "pipelines/inspect/a.py:2: Turn is also in operators/a.py:1; a name has one meaning"
 
 
 def plant(root: Path, path: str, source: str) -> list[str]:
@@ -31,9 +38,9 @@ def plant(root: Path, path: str, source: str) -> list[str]:
         ("infra/kafka/a.py", "import operators.io.sinks", "imports go"),
         ("operators/score/a.py", "def f():\n    from pipelines import config", "imports go"),
         ("infra/a.py", "import importlib\nimportlib.import_module('pipelines.run')", "imports go"),
-        ("operators/score/a.py", "from operators.rollout.engine import Engine", "meet in topics"),
-        ("operators/score/a.py", "from operators import rollout", "meet in topics"),
-        ("operators/score/a.py", "from ..rollout import engine", "meet in topics"),
+        ("operators/score/a.py", "from operators.rollout.engine import Engine", "share topics"),
+        ("operators/score/a.py", "from operators import rollout", "share topics"),
+        ("operators/score/a.py", "from ..rollout import engine", "share topics"),
         ("pipelines/inspect/audit/a.py", "from operators.io.ledger import Ledger", "shares no code with them"),
         ("infra/a.py", "if __name__ == '__main__':\n    f()\ndef f(): ...", "runs as a program before its end"),
         ("operators/score/a.py", "import kafka", "imports kafka, which only infra/kafka/"),
@@ -43,6 +50,9 @@ def plant(root: Path, path: str, source: str) -> list[str]:
         ("pipelines/inspect/a.py", "from pipelines.present.view import text", "imports within pipelines go"),
         ("pipelines/run/a.py", "def f():\n    from pipelines.cli import run", "imports within pipelines go"),
         ("pipelines/a.py", "from pipelines.run.paths import files_read", "imports within pipelines go"),
+        ("pipelines/a.py", "import pipelines.run", "imports within pipelines go"),
+        ("pipelines/a.py", "from pipelines import cli", "imports within pipelines go"),
+        ("pipelines/run/a.py", "from .. import cli", "imports within pipelines go"),
         ("operators/score/a.py", "if True:\n    import torch.nn as nn", "imports torch"),
         ("infra/runners/a.py", "from transformers import AutoModel", "imports transformers"),
         ("pipelines/a.py", "from tokenizers import Tokenizer", "imports tokenizers"),
@@ -65,6 +75,7 @@ def plant(root: Path, path: str, source: str) -> list[str]:
         ("infra/a.py", "numpy.load('x', allow_pickle=True)", "passes allow_pickle"),
         ("infra/models/a.py", "load('x', trust_remote_code=flag)", "passes trust_remote_code"),
         ("tests/a.py", "try:\n    f()\nexcept:\n    pass", "bare except"),
+        ("tests/a.py", f"class A:\n    def test_{'a' * (MAX_TEST_NAME - 4)}(self): ...", "has 61 characters"),
         ("operators/placement/a.py", "made = records.Assignment(1)", "builds an Assignment"),
         ("pipelines/a.py", "x = 1\n" * (MAX_LINES + 1), f"{MAX_LINES + 1} lines"),
     ],
@@ -100,6 +111,7 @@ def test_a_breach_is_seen(tmp_path: Path, path: str, source: str, reason: str) -
         ("infra/a.py", "numpy.load('x', allow_pickle=False)\ntry:\n    f()\nexcept ValueError:\n    pass"),
         ("tests/a.py", "import kafka\nimport pickle\nimport torch\nfrom operators.rollout import engine"),
         ("infra/a.py", "x = 1\n" * MAX_LINES),
+        ("tests/a.py", f"def test_{'a' * (MAX_TEST_NAME - 5)}(): ..."),
     ],
 )
 def test_what_is_allowed_is_no_breach(tmp_path: Path, path: str, source: str) -> None:

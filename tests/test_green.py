@@ -45,7 +45,7 @@ def test_green_runs_what_has_no_result_and_prints_a_line_each(
     assert passed.startswith("run 2 of 2: green in 0:00 min, shuffled by ")
 
 
-def test_green_does_not_count_a_run_during_which_the_commit_changed(tmp_path: Path, commit: list[str]) -> None:
+def test_green_ignores_a_run_during_which_the_commit_changed(tmp_path: Path, commit: list[str]) -> None:
     commit.append("def")
     with pytest.raises(green.CommitChanged, match="run 1 does not count: the working tree is at def, and was at abc"):
         green.run_missing(tmp_path, {"abc/0": 0}, command=command(tmp_path, "true"))

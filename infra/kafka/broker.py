@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from infra.kafka.broker_jars import JARS
 from infra.kafka.properties import ClientProperties
 from infra.kafka.security import ADMIN, Security
 from infra.kafka.storage_format import META_PROPERTIES, format_storage, random_id
+from infra.maven import PrintProgress
 from infra.processes import is_running, locked, spawn, stop_process
 
 HOST = "127.0.0.1"
@@ -38,8 +39,6 @@ JVM_FLAGS = (
     "-Djava.awt.headless=true",
     "-Dorg.apache.logging.log4j.level=WARN",
 )
-
-Progress = Callable[[str], None]
 
 
 class BrokerStartError(RuntimeError):
@@ -113,6 +112,8 @@ def server_properties(config: BrokerConfig, port: int, controller_port: int) -> 
         # the broker's start-up time: Kafka 4.3 loses the markers of transactions that it aborts earlier (half the time,
         # with 2 s here), and such a transaction stays open forever.
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "8000",
+        # The largest kafka.transaction_timeout_s (default: 15 minutes).
+        "transaction.max.timeout.ms": "3600000",
         # Keep the committed offsets of a run that is resumed after months (default: 7 days).
         "offsets.retention.minutes": str(2**31 - 1),
         # A start after kill -9 waits until the session of the dead broker process expires (default: 9 s).
@@ -129,7 +130,7 @@ def java_command(heap_mb: int, jars: list[Path], main_class: str, *arguments: st
     return [str(JAVA), f"-Xmx{heap_mb}m", *JVM_FLAGS, "-cp", path, main_class, *arguments]
 
 
-def start_broker(config: BrokerConfig, progress: Progress = lambda message: None) -> Broker:
+def start_broker(config: BrokerConfig, progress: PrintProgress = lambda message: None) -> Broker:
     """Start a broker and return it once it responds; use it as a context manager, or call `stop`.
 
     `progress` gets one line of text per step. Raises BrokerStartError, with the end of the broker's log, if the port is
@@ -180,7 +181,7 @@ class Broker:
         """Whether the broker's process is running."""
         return self._process is not None and is_running(self._process)
 
-    def start(self, progress: Progress = lambda message: None) -> None:
+    def start(self, progress: PrintProgress = lambda message: None) -> None:
         """Start the process and wait until it responds. A stopped or killed broker restarts on its data and port."""
         data_dir = self.config.data_dir.absolute()
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -254,7 +255,7 @@ class Broker:
                 )
             time.sleep(0.05)
 
-    def _end_hanging(self, progress: Progress) -> None:
+    def _end_hanging(self, progress: PrintProgress) -> None:
         from kafka.errors import KafkaError  # here, as above
 
         from infra.kafka.hanging_transactions import end_hanging_transactions

@@ -13,7 +13,7 @@ from infra.kafka.broker import (
     Broker,
     BrokerConfig,
     BrokerStartError,
-    Progress,
+    PrintProgress,
     port_is_free,
     running_broker,
     start_broker,
@@ -34,7 +34,7 @@ class BrokerStatus:
 
 
 def start_detached(
-    state_dir: Path, config: BrokerConfig | None = None, progress: Progress = lambda message: None
+    state_dir: Path, config: BrokerConfig | None = None, progress: PrintProgress = lambda message: None
 ) -> BrokerStatus:
     """Start a broker whose data is in `state_dir` and leave it running; return the one that already runs there.
 

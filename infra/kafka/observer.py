@@ -38,11 +38,11 @@ NEWEST = {METRICS.short_name: 20_000, RELAY.short_name: 100}
 """Number of newest offsets that an observer without positions reads: less than a second of work, though the manifest of
 a large model has tens of kilobytes."""
 
-Committed = Mapping[str, Mapping[TopicPartition, int]]
+GroupOffsets = Mapping[str, Mapping[TopicPartition, int]]
 """Offset by partition by group."""
 
 
-def topic_lags(run: str, committed: Committed, ends: Mapping[TopicPartition, int]) -> dict[str, int]:
+def topic_lags(run: str, committed: GroupOffsets, ends: Mapping[TopicPartition, int]) -> dict[str, int]:
     """The lag of the slowest consumer of each topic, by the topic's short name, in the order of the catalogue.
 
     The lag of a pipeline is the sum over its shards' partitions; the largest of several pipelines counts. Only

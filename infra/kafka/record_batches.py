@@ -18,8 +18,8 @@ from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
 
 from infra.kafka.client_patches import read_fetched_with, records_in
+from schemas.codec import Headers
 
-Headers = tuple[tuple[str, bytes], ...]
 MAX_KNOWN_HEADERS = 1000
 _LOG_APPEND_TIME = 1
 _LONGEST_VARINT = 10

@@ -27,13 +27,13 @@ from infra.kafka.shard_layout import is_shard, layout_of, role_prefix, shard_of
 from schemas.codec import encode
 from schemas.records import CommitNote
 
-State = Mapping[str, Any]
-Split = Callable[[Sequence[State], State, int, int], State]
+ShardState = Mapping[str, Any]
+SplitState = Callable[[Sequence[ShardState], ShardState, int, int], ShardState]
 """The state of a new shard, from the states of all old shards, its own state of before, its number, and the count."""
 
 
 def reshard(
-    sessions: Callable[[int, int], SessionConfig], shards: int, split: Split, clients: SessionClients
+    sessions: Callable[[int, int], SessionConfig], shards: int, split: SplitState, clients: SessionClients
 ) -> int | None:
     """Give a role `shards` shards; return the number that it had, None if nothing had to be changed.
 
@@ -75,7 +75,11 @@ def _notes(clients: SessionClients, config: SessionConfig) -> dict[int, Note]:
 
 
 def _new_notes(
-    sessions: Callable[[int, int], SessionConfig], notes: Mapping[int, Note], before: int, shards: int, split: Split
+    sessions: Callable[[int, int], SessionConfig],
+    notes: Mapping[int, Note],
+    before: int,
+    shards: int,
+    split: SplitState,
 ) -> Iterator[tuple[SessionConfig, Note]]:
     old = [notes[shard] for shard in range(before)]
     for shard in range(shards):

@@ -13,9 +13,9 @@ from infra.kafka.fencing import CannotFence
 from infra.kafka.log_ends import EndsUnknown
 from infra.kafka.session_config import Partition
 from infra.kafka.simulated_consumer import CommitSignals, SimulatedConsumer, SimulatedObserver
-from infra.kafka.simulated_producer import Release, SimulatedPlainProducer, SimulatedProducer, as_it_is, resend
+from infra.kafka.simulated_producer import EncodeForRelease, SimulatedPlainProducer, SimulatedProducer, as_it_is, resend
 from infra.simulation.cluster import Place, SimulatedCluster
-from infra.simulation.network import Connection
+from infra.simulation.network import SimulatedConnection
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class SimulatedClients:
     """The `SessionClients` of the process at the end of `connection`."""
 
     cluster: SimulatedCluster
-    connection: Connection
+    connection: SimulatedConnection
     signals: CommitSignals
-    release: Release = as_it_is
+    release: EncodeForRelease = as_it_is
     """How the release of this process writes records."""
 
     def problem(self) -> str | None:

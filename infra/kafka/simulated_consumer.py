@@ -9,10 +9,10 @@ from kafka import TopicPartition
 from kafka.errors import OffsetOutOfRangeError
 
 from infra.kafka.record_batches import Marker, RecordBatch
-from infra.kafka.simulated_producer import Message, resend
+from infra.kafka.simulated_producer import SimulatedRecord, resend
 from infra.simulation.cluster import Place, SimulatedCluster
-from infra.simulation.network import Connection
-from infra.simulation.scheduler import Scheduler, Signal
+from infra.simulation.network import SimulatedConnection
+from infra.simulation.scheduler import EventScheduler, Signal
 
 
 class ReceivedMessage(NamedTuple):
@@ -30,7 +30,7 @@ class ReceivedMessage(NamedTuple):
 class CommitSignals:
     """Wakes the consumers of partitions whose committed records have changed."""
 
-    def __init__(self, cluster: SimulatedCluster, scheduler: Scheduler) -> None:
+    def __init__(self, cluster: SimulatedCluster, scheduler: EventScheduler) -> None:
         self._signals: dict[Place, Signal] = {}
         self._scheduler = scheduler
         cluster.committed = self._committed
@@ -49,7 +49,7 @@ class SimulatedConsumer:
 
     committed = True
 
-    def __init__(self, cluster: SimulatedCluster, connection: Connection, signals: CommitSignals) -> None:
+    def __init__(self, cluster: SimulatedCluster, connection: SimulatedConnection, signals: CommitSignals) -> None:
         self._cluster, self._connection, self._signals = cluster, connection, signals
         self._draws = connection.draws("partial polls")
         self._positions: dict[Place, int] = {}
@@ -140,7 +140,7 @@ class SimulatedConsumer:
 
 def record_batch(partition: int, batch: Any) -> RecordBatch:
     """The messages of a simulated log's `batch`, which is no marker, as columns."""
-    messages: tuple[Message, ...] = batch.values
+    messages: tuple[SimulatedRecord, ...] = batch.values
     keys, values, headers, times = zip(*messages, strict=True)
     columns = (tuple(range(batch.base, batch.end)), times, keys, values, headers)
     by_role = batch.producer is not None

@@ -6,14 +6,15 @@ A command waits with `sleep`: `request_s` seconds for each request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from kafka import TopicPartition
 from kafka.admin import OffsetSpec
 from kafka.structs import OffsetAndMetadata
 
 from infra.kafka.simulated_consumer import record_batch
-from infra.kafka.simulated_producer import Message, place_of
+from infra.kafka.simulated_producer import SimulatedRecord, SimulatedSender
+from infra.kafka.stored.admin import ClosedAtExit
 from infra.kafka.stored.consumer import PolledBatch
 from infra.simulation.cluster import Place, SimulatedCluster
 
@@ -58,17 +59,11 @@ class InspectionClients:
         return InspectionProducer(self)
 
 
-class InspectionAdmin:
+class InspectionAdmin(ClosedAtExit):
     """Topics and groups, with the methods of a KafkaAdminClient."""
 
     def __init__(self, clients: InspectionClients) -> None:
         self._cluster, self._request = clients.cluster, clients.request
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Nothing to do."""
@@ -173,30 +168,17 @@ class InspectionConsumer:
         return found
 
 
-class InspectionProducer:
+class InspectionProducer(SimulatedSender, ClosedAtExit):
     """Writes records at once, with the methods of a BoundedProducer."""
 
     def __init__(self, clients: InspectionClients) -> None:
-        self._clients = clients
+        super().__init__(clients.cluster, clients.unix_ms)
+        self._request = clients.request
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def send(
-        self,
-        topic: str,
-        value: bytes,
-        *,
-        key: bytes | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        partition: int | None = None,
-    ) -> None:
-        self._clients.request()
-        place = place_of(self._clients.cluster, topic, key, partition)
-        self._clients.cluster.send(place, [Message(key, value, tuple(headers), self._clients.unix_ms())])
+    def write(self, place: Place, record: SimulatedRecord) -> None:
+        """Write `record` at once."""
+        self._request()
+        self._cluster.send(place, [record])
 
     def flush(self, timeout_s: float) -> None:
         """Return at once: `send` waits."""

@@ -6,6 +6,7 @@ records are sent again, with their sequence numbers.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,7 +35,7 @@ from infra.simulation.errors import (
     OutOfOrderSequence,
     ProducerFenced,
 )
-from infra.simulation.network import Connection
+from infra.simulation.network import SimulatedConnection
 from infra.simulation.partition import ProducerKey
 
 RETRIES = 6
@@ -50,7 +51,7 @@ _ERRORS: Mapping[type[BrokerError], type[KafkaError]] = {
 _Result = TypeVar("_Result")
 
 
-Release = Callable[[bytes, Headers], tuple[bytes, Headers]]
+EncodeForRelease = Callable[[bytes, Headers], tuple[bytes, Headers]]
 """Value and headers as the release of a process writes them."""
 
 
@@ -59,7 +60,7 @@ def as_it_is(value: bytes, headers: Headers) -> tuple[bytes, Headers]:
     return value, headers
 
 
-class Message(NamedTuple):
+class SimulatedRecord(NamedTuple):
     """A record as the simulated cluster stores it; `timestamp` is in Unix milliseconds."""
 
     key: bytes | None
@@ -79,7 +80,7 @@ class Written(NamedTuple):
 class _Sent:
     """The future of a record."""
 
-    def __init__(self, place: Place, message: Message) -> None:
+    def __init__(self, place: Place, message: SimulatedRecord) -> None:
         self.place, self.message = place, message
         self.offset: int | None = None
         self.exception: KafkaError | None = None
@@ -107,7 +108,7 @@ def place_of(cluster: SimulatedCluster, topic: str, key: bytes | None, partition
     return Place(topic, partition)
 
 
-def resend(connection: Connection, request: str, execute: Callable[[], _Result]) -> _Result:
+def resend(connection: SimulatedConnection, request: str, execute: Callable[[], _Result]) -> _Result:
     """Send a request that may be repeated until it is answered. Raises KafkaTimeoutError, and the broker's error."""
     for attempt in range(RETRIES):
         try:
@@ -125,10 +126,10 @@ class SimulatedProducer:
     def __init__(
         self,
         cluster: SimulatedCluster,
-        connection: Connection,
+        connection: SimulatedConnection,
         transactional_id: str,
         transaction_timeout_s: float,
-        release: Release | None = None,
+        release: EncodeForRelease | None = None,
     ) -> None:
         self._cluster, self._connection, self._release = cluster, connection, release or as_it_is
         self._id, self._timeout_s = transactional_id, transaction_timeout_s
@@ -169,7 +170,7 @@ class SimulatedProducer:
         place = place_of(self._cluster, topic, key, partition)
         self._places[place] = None
         value, written = self._release(value, tuple(headers))
-        sent = _Sent(place, Message(key, value, written, self._connection.process.unix_ms()))
+        sent = _Sent(place, SimulatedRecord(key, value, written, self._connection.process.unix_ms()))
         self._unsent.append(sent)
         return sent
 
@@ -249,11 +250,13 @@ class SimulatedProducer:
         return self._connection.process.monotonic()
 
 
-class SimulatedPlainProducer:
+class SimulatedSender(ABC):
     """A producer without transactions; the methods are those of `BoundedProducer`."""
 
-    def __init__(self, cluster: SimulatedCluster, connection: Connection, release: Release | None = None) -> None:
-        self._cluster, self._connection, self._release = cluster, connection, release or as_it_is
+    def __init__(
+        self, cluster: SimulatedCluster, unix_ms: Callable[[], int], release: EncodeForRelease | None = None
+    ) -> None:
+        self._cluster, self._unix_ms, self._release = cluster, unix_ms, release or as_it_is
 
     def send(
         self,
@@ -267,12 +270,29 @@ class SimulatedPlainProducer:
         """Write a record. Raises DeliveryFailed; it may have been written, or be written later."""
         place = place_of(self._cluster, topic, key, partition)
         value, written = self._release(value, tuple(headers))
-        message = Message(key, value, written, self._connection.process.unix_ms())
+        self.write(place, SimulatedRecord(key, value, written, self._unix_ms()))
+
+    @abstractmethod
+    def write(self, place: Place, record: SimulatedRecord) -> None:
+        """Write `record`; raises as `send`."""
+
+
+class SimulatedPlainProducer(SimulatedSender):
+    """The producer of a simulated process. It repeats requests when its connection breaks."""
+
+    def __init__(
+        self, cluster: SimulatedCluster, connection: SimulatedConnection, release: EncodeForRelease | None = None
+    ) -> None:
+        super().__init__(cluster, connection.process.unix_ms, release)
+        self._connection = connection
+
+    def write(self, place: Place, record: SimulatedRecord) -> None:
+        """Write `record`; raises as `send`."""
         done: list[int] = []
 
         def execute() -> int:  # the broker recognises the repetition of a batch
             if not done:
-                done.append(self._cluster.send(place, [message]))
+                done.append(self._cluster.send(place, [record]))
             return done[0]
 
         try:

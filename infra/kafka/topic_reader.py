@@ -18,7 +18,7 @@ from schemas.codec import UndecodableRecord, decode
 T = TypeVar("T")
 BEGINNING = Edge("beginning", 0)
 POLL_MS = 500
-Decoder = Callable[[bytes | None, Iterable[tuple[str, bytes]]], Sequence[Any]]
+ToRows = Callable[[bytes | None, Iterable[tuple[str, bytes]]], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def read_topic(
     partitions: Sequence[int] | None = None,
     follow: bool = False,
     until: Mapping[int, int] | None = None,
-    decoder: Decoder = decode,
+    decoder: ToRows = decode,
 ) -> Iterator[StoredRecord]:
     """The committed records of `topic`, one by one, as in `read_batches`.
 
@@ -75,7 +75,7 @@ def read_topic(
 
 
 def read_partition(
-    client: ClientProperties, topic: str, partition: int, first: int, end: int | None = None, decoder: Decoder = decode
+    client: ClientProperties, topic: str, partition: int, first: int, end: int | None = None, decoder: ToRows = decode
 ) -> Iterator[StoredRecord]:
     """As `read_topic`, the records of one partition from offset `first` to before `end`, by default to its end."""
     until = None if end is None else {partition: end}
@@ -112,7 +112,7 @@ def read_batches(
 
 
 def follow_topic(
-    client: ClientProperties, topic: str, start: Mapping[int, int], decoder: Decoder = decode
+    client: ClientProperties, topic: str, start: Mapping[int, int], decoder: ToRows = decode
 ) -> Iterator[list[StoredRecord]]:
     """The committed records of the partitions in `start`, from these offsets on, without end: one list per poll.
 
@@ -135,7 +135,7 @@ def last_records(
     topic: str,
     count: int,
     partitions: Sequence[int] | None = None,
-    decoder: Decoder = decode,
+    decoder: ToRows = decode,
 ) -> list[StoredRecord]:
     """The newest `count` records of `topic` by timestamp, the oldest first, as in `read_topic`. Raises UnknownTopic.
 
@@ -204,7 +204,7 @@ def _assign(
     return assigned
 
 
-def _stored_records(topic: str, batch: RecordBatch, decoder: Decoder) -> Iterator[StoredRecord]:
+def _stored_records(topic: str, batch: RecordBatch, decoder: ToRows) -> Iterator[StoredRecord]:
     columns = (batch.offsets, batch.timestamps, batch.keys, batch.values, batch.headers)
     for offset, timestamp, key, value, headers in zip(*columns, strict=True):
         rows, error = _rows(value, headers, decoder)
@@ -214,7 +214,7 @@ def _stored_records(topic: str, batch: RecordBatch, decoder: Decoder) -> Iterato
         )
 
 
-def _rows(value: bytes | None, headers: Headers, decoder: Decoder) -> tuple[tuple[Any, ...], str | None]:
+def _rows(value: bytes | None, headers: Headers, decoder: ToRows) -> tuple[tuple[Any, ...], str | None]:
     """The rows of a value, or the error."""
     try:
         return tuple(decoder(value, headers)), None

@@ -32,7 +32,7 @@ class DamagedTransactionLog(ValueError):
     """A record of the log cannot be parsed."""
 
 
-class Decision(NamedTuple):
+class TransactionRecord(NamedTuple):
     """A state of a producer's transaction: ended as `committed` over `partitions`; None: begun, or no transaction."""
 
     producer_id: int
@@ -64,7 +64,7 @@ class LoggedProducer:
         outcomes = {True: TransactionState.PREPARE_COMMIT, False: TransactionState.PREPARE_ABORT}
         return TransactionState.ONGOING if self.ongoing else outcomes[bool(self.decision)]
 
-    def add(self, decision: Decision) -> None:
+    def add(self, decision: TransactionRecord) -> None:
         """Add the next record of this producer."""
         self.under_way = decision.under_way
         self.ongoing = decision.under_way and decision.committed is None
@@ -104,7 +104,7 @@ def transactional_id(key: bytes) -> str:
         raise DamagedTransactionLog(f"a key of {LOG} cannot be parsed: {error}") from error
 
 
-def parse_decision(value: bytes) -> Decision:
+def parse_decision(value: bytes) -> TransactionRecord:
     """The state in a value of the log. Raises DamagedTransactionLog."""
     try:
         version, producer_id, _epoch, _timeout_ms, status = struct.unpack_from(">hqhib", value)
@@ -115,7 +115,7 @@ def parse_decision(value: bytes) -> Decision:
         if committed is not None:
             fields = _Fields(value, struct.calcsize(">hqhib"), flexible=version == _FLEXIBLE_VERSION)
             partitions = frozenset(fields.partitions())
-        return Decision(producer_id, status in _UNDER_WAY, committed, partitions)
+        return TransactionRecord(producer_id, status in _UNDER_WAY, committed, partitions)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise DamagedTransactionLog(f"a record of {LOG} cannot be parsed: {error}") from error
 

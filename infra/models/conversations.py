@@ -13,7 +13,7 @@ from typing import Any
 from infra.json_text import decode_json
 from infra.models.chat import ConversationTokenizer, continuation, stop_tokens, turn_ends
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 _PLACEHOLDER = "0recorded0response0"
 
 
@@ -33,14 +33,14 @@ class ConversationFormat:
         """The tokens that end a response."""
         return stop_tokens(self.tokenizer) if self.plain else turn_ends(self.tokenizer)
 
-    def first_tokens(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+    def first_tokens(self, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> list[int]:
         """The tokens of a conversation without recorded ones, up to the start of the response. Raises TemplateError."""
         if self.plain:
             return list(self.tokenizer.encode(_contents(messages)))
         return list(self.tokenizer.encode(self._render(messages, tools), add_special_tokens=False))
 
     def next_tokens(
-        self, messages: Sequence[Message], tools: Sequence[Any], recorded: int, last_token: int
+        self, messages: Sequence[ChatMessage], tools: Sequence[Any], recorded: int, last_token: int
     ) -> list[int]:
         """The tokens after the first `recorded` messages, the last of which is a response that ends with `last_token`.
 
@@ -58,7 +58,7 @@ class ConversationFormat:
             del token_ids[0]
         return token_ids
 
-    def rewrites_history(self, messages: Sequence[Message], tools: Sequence[Any], recorded: int) -> bool:
+    def rewrites_history(self, messages: Sequence[ChatMessage], tools: Sequence[Any], recorded: int) -> bool:
         """Whether the template renders the messages before a response otherwise once more messages follow it."""
         if self.plain:
             return False
@@ -71,7 +71,7 @@ class ConversationFormat:
         """The text of a response, without special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
+    def _render(self, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> str:
         conversation = [_for_template(message) for message in messages]
         try:
             return str(
@@ -86,7 +86,7 @@ class ConversationFormat:
             ) from error
 
 
-def content_of(message: Message) -> str:
+def content_of(message: ChatMessage) -> str:
     """The text of a message's content, which may be a list of text parts. Raises ValueError for other parts."""
     content = message.get("content")
     if content is None:
@@ -100,11 +100,11 @@ def content_of(message: Message) -> str:
     raise ValueError("content must be text or a list of text parts")
 
 
-def _contents(messages: Sequence[Message]) -> str:
+def _contents(messages: Sequence[ChatMessage]) -> str:
     return "".join(map(content_of, messages))
 
 
-def _for_template(message: Message) -> dict[str, Any]:
+def _for_template(message: ChatMessage) -> dict[str, Any]:
     """`message` as templates expect it: content as text, arguments of tool calls as objects."""
     made = {**message, "content": content_of(message)}
     calls = message.get("tool_calls")

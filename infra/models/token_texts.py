@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
-def token_texts(folder: Path, token_ids: Sequence[int]) -> list[str]:
+
+def token_texts(folder: Path, token_ids: Sequence[int], turns: Collection[int] = ()) -> list[str]:
     """The text of each of `token_ids`, which concatenate to the whole text; "" for a token ending within a character.
 
     Bytes that are no UTF-8, as a model with byte tokens may generate, are shown as the decoder shows each token alone.
-    Raises ValueError naming a tokenizer file that cannot be read.
+    At each of `turns`, the positions at which another speaks, an unfinished character ends. Raises ValueError naming a
+    tokenizer file that cannot be read.
     """
     tokenizer = _tokenizer(folder / "tokenizer.json")
-    stream, texts = DecodeStream(skip_special_tokens=False), []
-    for token in token_ids:
+    stream: DecodeStream = DecodeStream(skip_special_tokens=False)
+    texts: list[str] = []
+    for at, token in enumerate(token_ids):
+        if at in turns and texts and not texts[-1] and UNFINISHED in tokenizer.decode([token_ids[at - 1]]):
+            stream, texts[-1] = DecodeStream(skip_special_tokens=False), UNFINISHED
         try:
             texts.append(stream.step(tokenizer, token) or "")
         except Exception:  # noqa: BLE001 - it raises no other class, if a byte changes the text before it

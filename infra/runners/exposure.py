@@ -19,7 +19,7 @@ from apache_beam.options.pipeline_options import (
 
 from infra.listening import host_of, is_loopback
 from infra.runners.local_server import reject_exposed_server
-from infra.runners.options import Runner, pipeline_options
+from infra.runners.options import RunnerName, pipeline_options
 
 LOCAL_MASTERS = ("[local]", "[auto]")
 _IN_MEMORY = "in_memory"
@@ -29,7 +29,7 @@ class ExposedOptions(ValueError):
     """Beam options that would let other machines run code here."""
 
 
-def reject_exposed_options(runner: Runner, options: Sequence[str]) -> None:
+def reject_exposed_options(runner: RunnerName, options: Sequence[str]) -> None:
     """Raise ExposedOptions if `options`, all options for Beam, open more than loopback or download unverified code."""
     read = PipelineOptions(list(options))
     expected = PipelineOptions(pipeline_options(runner)).view_as(StandardOptions).runner

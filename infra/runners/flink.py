@@ -18,7 +18,7 @@ from pathlib import Path
 
 from infra.http_client import get
 from infra.kafka.broker import HOST, java_command
-from infra.maven import Progress
+from infra.maven import PrintProgress
 from infra.runners.flink_jars import BEAM, FLINK, JARS
 from infra.runners.local_server import ALLOW_VARIABLE, running_server
 from infra.runners.loopback import loopback_command
@@ -37,7 +37,9 @@ class UnsupportedFlink(RuntimeError):
     """The cluster does not respond, or has another Flink version than the job server."""
 
 
-def running_flink(progress: Progress = lambda message: None, master: str = "[local]") -> AbstractContextManager[str]:
+def running_flink(
+    progress: PrintProgress = lambda message: None, master: str = "[local]"
+) -> AbstractContextManager[str]:
     """Run a job server for the Flink at `master`, or with an embedded one; the context value is its job endpoint.
 
     `progress` gets lines of text while jars are downloaded. Raises UnsupportedFlink, ExposedServer if it listens beyond
@@ -57,7 +59,7 @@ def running_flink(progress: Progress = lambda message: None, master: str = "[loc
     return running_server("Flink", command, _START_S)
 
 
-def server_jars(progress: Progress = lambda message: None) -> list[Path]:
+def server_jars(progress: PrintProgress = lambda message: None) -> list[Path]:
     """The class path of the job server, which also has the classes of a Flink cluster. Raises JarResolutionError."""
     return [jar for jar in JARS.class_path(progress) if not jar.name.startswith(_BUNDLES_ANOTHER_BEAM)]
 

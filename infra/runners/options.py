@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-Runner = Literal["embedded", "prism", "flink", "portable"]
-RUNNERS: tuple[Runner, ...] = get_args(Runner)
+RunnerName = Literal["embedded", "prism", "flink", "portable"]
+RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
 
 _TEN_YEARS_S = "315360000"
 # LOOPBACK: the steps run in the submitting process and receive its signals; for a cluster the user sets another type.
@@ -21,7 +21,7 @@ _PORTABLE = {
     # Otherwise each submission runs `pip freeze` and leaves its output in the temporary folder.
     "experiments": "disable_logging_submission_environment",
 }
-_DEFAULTS: Mapping[Runner, Mapping[str, str]] = {
+_DEFAULTS: Mapping[RunnerName, Mapping[str, str]] = {
     "embedded": {"runner": "FnApiRunner"},
     "prism": {"runner": "PrismRunner", **_PORTABLE},
     "flink": {
@@ -36,7 +36,7 @@ _DEFAULTS: Mapping[Runner, Mapping[str, str]] = {
 }
 
 
-def pipeline_options(runner: Runner, extra: Sequence[str] = ()) -> list[str]:
+def pipeline_options(runner: RunnerName, extra: Sequence[str] = ()) -> list[str]:
     """The Beam options for `runner`: the defaults without those that `extra` sets, then `extra`.
 
     Raises ValueError for a runner that is not in `RUNNERS`.

@@ -6,6 +6,7 @@ import logging
 import shutil
 import tempfile
 import threading
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -15,10 +16,9 @@ from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOpt
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from infra.runners.exposure import reject_exposed_options
-from infra.runners.flink_options import FlinkJobOptions
 from infra.runners.garbage_collection import reduce_gc_frequency
 from infra.runners.local_server import wait_for_job_server
-from infra.runners.options import Runner, option_names, pipeline_options
+from infra.runners.options import RunnerName, option_names, pipeline_options
 from infra.runners.stopping import STOPPING, stopping_on_signals
 from infra.runners.worker_pool import local_worker_pool
 
@@ -26,9 +26,25 @@ DRAIN_S = 4.0
 """Seconds for a job whose steps run elsewhere to drain before it is cancelled."""
 
 
+class FlinkJobOptions(PipelineOptions):
+    """The options of Flink's job server that Laminar sets, see `org.apache.beam.runners.flink.FlinkPipelineOptions`.
+
+    Beam sends a job server the options that it describes, and warns of each that no class here declares, as if it were
+    lost: `Unparseable argument: --checkpointing_interval=1000`.
+    """
+
+    @classmethod
+    def _add_argparse_args(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("--checkpointing_interval", type=int, help="Milliseconds between two checkpoints.")
+        parser.add_argument("--max_bundle_time_mills", type=int, help="Milliseconds that a bundle may last.")
+        parser.add_argument("--max_bundle_size", type=int, help="Elements that a bundle may have.")
+        parser.add_argument("--number_of_execution_retries", type=int, help="Restarts before the job fails.")
+        parser.add_argument("--execution_retry_delay", type=int, help="Milliseconds between two restarts.")
+
+
 def run_pipeline(
     build: Callable[[beam.Pipeline], None],
-    runner: Runner = "embedded",
+    runner: RunnerName = "embedded",
     beam_options: Sequence[str] = (),
     close: Callable[[], None] = lambda: None,
 ) -> None:
@@ -58,7 +74,7 @@ def run_pipeline(
 
 
 @contextmanager
-def _options(runner: Runner, beam_options: Sequence[str]) -> Iterator[list[str]]:
+def _options(runner: RunnerName, beam_options: Sequence[str]) -> Iterator[list[str]]:
     options = pipeline_options(runner, beam_options)
     reject_exposed_options(runner, options)
     with local_job_server(runner, options) as endpoint:
@@ -81,7 +97,7 @@ def _submission_folder() -> Iterator[None]:
                 empty.rmdir()
 
 
-def local_job_server(runner: Runner, options: Sequence[str]) -> AbstractContextManager[str | None]:
+def local_job_server(runner: RunnerName, options: Sequence[str]) -> AbstractContextManager[str | None]:
     """Run a job server on this machine if `runner` needs one and `options` name none; its endpoint, else None.
 
     `--prism_location` names the binary of Prism, `--flink_master` the cluster to which the job server submits.

@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from infra.sandbox.running import MEASURE_EVERY_S, Ending, Limits, ProgramResult, Running, ZygoteDied
+from infra.sandbox.running import MEASURE_EVERY_S, Limits, ProgramResult, Running, ZygoteDied
 from infra.sandbox.zygotes import ZYGOTES, Isolation, SandboxUnavailable, Zygote
 
-__all__ = ["Ending", "Isolation", "Limits", "ProgramResult", "SandboxUnavailable", "run_python"]
+__all__ = ["Isolation", "Limits", "ProgramResult", "SandboxUnavailable", "run_python"]
 
 _ATTEMPTS = 3
 T = TypeVar("T")

@@ -89,7 +89,7 @@ _START_S = 60.0
 _PIPE_BYTES = 65_536
 _MAX_MESSAGE_BYTES = 4096
 
-Ending = Literal["exited", "killed", "time", "output", "disk", "threads"]
+ProgramEnding = Literal["exited", "killed", "time", "output", "disk", "threads"]
 
 
 class ZygoteDied(Exception):
@@ -117,7 +117,7 @@ class Limits:
 class ProgramResult:
     """The result of a program: how it ended, exit status (negative: signal number), output, and seconds."""
 
-    ended: Ending
+    ended: ProgramEnding
     status: int
     output: bytes
     errors: bytes
@@ -181,7 +181,7 @@ class Running:
         """A descriptor that is readable when `step` has something to do."""
         return self._selector.fileno()
 
-    def step(self, timeout: float) -> Ending | None:
+    def step(self, timeout: float) -> ProgramEnding | None:
         """Transfer input and output and check the limits; returns how the program ended, or None while it runs.
 
         Raises ZygoteDied, and SandboxUnavailable where it could not be confined.
@@ -206,7 +206,7 @@ class Running:
         self._next_measurement = now + MEASURE_EVERY_S
         return self._exceeded_limit(self._pid)
 
-    def result(self, ended: Ending) -> ProgramResult:
+    def result(self, ended: ProgramEnding) -> ProgramResult:
         """The program's result, after `close`."""
         status = self._ended["ended"] if self._ended else -signal.SIGKILL
         output, errors = (bytes(each[: self._limits.output_bytes]) for each in self._read.values())
@@ -254,7 +254,7 @@ class Running:
             self._started = time.monotonic()
             self._deadline = self._started + self._limits.seconds
 
-    def _ending_of(self, ended: dict[str, Any]) -> Ending:
+    def _ending_of(self, ended: dict[str, Any]) -> ProgramEnding:
         status = ended["ended"]
         if status == 0:
             return "exited"
@@ -264,7 +264,7 @@ class Running:
             return "exited"
         return "time" if -status in (signal.SIGXCPU, signal.SIGKILL) and self._cpu_limit_reached() else "killed"
 
-    def _exceeded_limit(self, pid: int) -> Ending | None:
+    def _exceeded_limit(self, pid: int) -> ProgramEnding | None:
         if thread_count(pid) > self._limits.threads:
             return "threads"
         if self._folder is None:

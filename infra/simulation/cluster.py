@@ -19,7 +19,7 @@ from infra.simulation.errors import (
 )
 from infra.simulation.partition import PartitionLog, ProducerKey
 
-State = Literal["empty", "ongoing", "committed", "aborted"]
+TransactionPhase = Literal["empty", "ongoing", "committed", "aborted"]
 
 
 class Place(NamedTuple):
@@ -36,7 +36,7 @@ class _Transaction:
     producer_id: int
     epoch: int
     timeout_s: float
-    state: State = "empty"
+    state: TransactionPhase = "empty"
     places: set[Place] = field(default_factory=set)
     groups: set[str] = field(default_factory=set)
     started_at: float = 0.0

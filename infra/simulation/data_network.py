@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 from infra.simulation.process import SimulatedProcess
-from infra.simulation.scheduler import Scheduler, Signal
+from infra.simulation.scheduler import EventScheduler, Signal
 from infra.simulation.streams import Streams
 
 LinkFaultKind = Literal["slow", "lossy", "damaged", "cut"]
@@ -46,7 +46,7 @@ class _Link:
 class DataNetwork:
     """The hosts, their listening sockets and their faults."""
 
-    def __init__(self, scheduler: Scheduler, streams: Streams) -> None:
+    def __init__(self, scheduler: EventScheduler, streams: Streams) -> None:
         self.scheduler, self.streams = scheduler, streams
         self.faults: list[LinkFault] = []
         self.bytes = 0

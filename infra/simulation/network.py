@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from infra.simulation.errors import BrokerError, ConnectionLost
 from infra.simulation.process import SimulatedProcess
-from infra.simulation.scheduler import Scheduler, Signal
+from infra.simulation.scheduler import EventScheduler, Signal
 from infra.simulation.streams import Streams
 
 RequestFault = Literal["lost", "unanswered", "late", "slow", "repeated"]
@@ -44,7 +44,7 @@ class RequestFaults:
 class Network:
     """All connections of a simulation. Each process has its own streams of latencies, one for each kind of request."""
 
-    def __init__(self, scheduler: Scheduler, streams: Streams) -> None:
+    def __init__(self, scheduler: EventScheduler, streams: Streams) -> None:
         self.scheduler, self.streams = scheduler, streams
         self.faults: list[RequestFaults] = []
         self.requests = 0
@@ -67,7 +67,7 @@ class Network:
         )
 
 
-class Connection:
+class SimulatedConnection:
     """The connection of one process. `breaks` counts how often it broke."""
 
     def __init__(self, network: Network, process: SimulatedProcess) -> None:

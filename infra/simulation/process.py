@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from infra.simulation.scheduler import Fiber, Scheduler, Signal
+from infra.simulation.scheduler import EventScheduler, Fiber, Signal
 
 UNIX_S = 1_700_000_000.0
 """The time of day when a simulation begins."""
@@ -18,7 +18,7 @@ class SimulatedProcess:
     """
 
     def __init__(
-        self, scheduler: Scheduler, name: str, ended: Callable[[Exception | None], None], skew_s: float = 0.0
+        self, scheduler: EventScheduler, name: str, ended: Callable[[Exception | None], None], skew_s: float = 0.0
     ) -> None:
         self.name, self.scheduler, self.skew_s = name, scheduler, skew_s
         self.alive = True
@@ -89,7 +89,7 @@ class SimulatedProcess:
 class SimulatedLock:
     """A lock between fibers."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: EventScheduler) -> None:
         self._scheduler, self._held, self._freed = scheduler, False, Signal()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:

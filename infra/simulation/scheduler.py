@@ -31,7 +31,7 @@ class Fiber:
     """A function that may wait. `ended` is called with its error, or None, when it ends by itself."""
 
     def __init__(
-        self, scheduler: Scheduler, name: str, body: Callable[[], None], ended: Callable[[Exception | None], None]
+        self, scheduler: EventScheduler, name: str, body: Callable[[], None], ended: Callable[[Exception | None], None]
     ) -> None:
         self.name = name
         self.alive = True
@@ -98,7 +98,7 @@ class Fiber:
             self._scheduler.at(self._scheduler.now, lambda: self._ended(error))
 
 
-class Scheduler:
+class EventScheduler:
     """Runs events in the order of their times. `now` is the virtual time in seconds."""
 
     def __init__(self) -> None:

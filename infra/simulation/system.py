@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from infra.simulation.data_network import DataNetwork, SimulatedListener, SimulatedSocket
 from infra.simulation.process import SimulatedProcess
-from infra.simulation.scheduler import Fiber, Scheduler, Signal
+from infra.simulation.scheduler import EventScheduler, Fiber, Signal
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class SimulatedThread:
 class SimulatedCondition:
     """As threading.Condition, with a re-entrant lock of one fiber."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: EventScheduler) -> None:
         self._scheduler = scheduler
         self._owner: Fiber | None = None
         self._depth = 0
@@ -130,7 +130,7 @@ class SimulatedCondition:
 class SimulatedEvent:
     """As threading.Event."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: EventScheduler) -> None:
         self._scheduler, self._is_set, self._changed = scheduler, False, Signal()
 
     def set(self) -> None:

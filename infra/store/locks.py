@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 
-class Lock:
+class FileLock:
     """A held lock. `release` releases it, in forked children as well; so does the end of the process."""
 
     def __init__(self, fd: int) -> None:
@@ -25,9 +25,9 @@ class Lock:
             os.close(fd)
 
 
-def lock_shared(path: Path) -> Lock:
+def lock_shared(path: Path) -> FileLock:
     """Acquire a shared lock; waits for an exclusive one. Raises FileNotFoundError if `path` is gone."""
-    lock = Lock(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    lock = FileLock(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     try:
         fcntl.flock(lock.fd, fcntl.LOCK_SH)
         _check_same_file(lock.fd, path)
@@ -37,9 +37,9 @@ def lock_shared(path: Path) -> Lock:
     return lock
 
 
-def try_lock_exclusive(path: Path, flags: int = os.O_RDONLY) -> Lock | None:
+def try_lock_exclusive(path: Path, flags: int = os.O_RDONLY) -> FileLock | None:
     """Acquire an exclusive lock; None if any other lock is held. Raises FileNotFoundError if `path` is gone."""
-    lock = Lock(os.open(path, flags | os.O_CLOEXEC, 0o600))
+    lock = FileLock(os.open(path, flags | os.O_CLOEXEC, 0o600))
     try:
         fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _check_same_file(lock.fd, path)

@@ -73,7 +73,7 @@ def choose_store_folder(run: str, fallback: Path, needed: int = 0, base: Path = 
     return fallback / "weights"
 
 
-def open_folder(root: Path, run: Path | None = None) -> locks.Lock:
+def open_folder(root: Path, run: Path | None = None) -> locks.FileLock:
     """Create the store `root` of the run in folder `run` if necessary, and return a shared lock.
 
     Without `run` the store keeps the run that it has. Raises StoreError for another user's folder.
@@ -115,7 +115,7 @@ def is_used(root: Path) -> bool:
     return lock is None
 
 
-def claim_store(root: Path, cluster: str, run: Path | None = None) -> locks.Lock:
+def claim_store(root: Path, cluster: str, run: Path | None = None) -> locks.FileLock:
     """Open the store `root` for the run in folder `run`, of the Kafka cluster with id `cluster`; return a shared lock.
 
     A run of the same name in another cluster has the same folder: its store is removed if no process uses it. Raises

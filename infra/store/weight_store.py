@@ -66,7 +66,7 @@ class WeightStore:
         self.root = Path(root)
         self.keep = keep
         self._user_lock = open_folder(self.root)
-        self._writer_lock: locks.Lock | None = None
+        self._writer_lock: locks.FileLock | None = None
         self._incoming: IncomingVersion | None = None
         self._spare: VersionMemory | None = None
 

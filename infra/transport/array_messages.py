@@ -24,7 +24,7 @@ _MAX_LIST = 1 << 20
 _MAX_DIMENSIONS = 4
 
 
-class Message(NamedTuple):
+class ArrayMessage(NamedTuple):
     """A received message."""
 
     kind: str
@@ -40,7 +40,7 @@ def send_message(connection: Connection, link: Link, kind: str, arrays: Sequence
     send_chunk(connection, payload, link, kind=FrameKind.ARRAYS, message=kind, listed=len(listed), **body)
 
 
-def receive_message(connection: Connection, link: Link, max_bytes: int) -> Message:
+def receive_message(connection: Connection, link: Link, max_bytes: int) -> ArrayMessage:
     """Receive a message of at most `max_bytes`. Raises ProtocolError for an invalid one, PeerGone."""
     frame = expect(receive(connection), FrameKind.ARRAYS)
     listed, kind = frame.body.pop("listed", None), frame.body.pop("message", None)
@@ -50,7 +50,7 @@ def receive_message(connection: Connection, link: Link, max_bytes: int) -> Messa
         raise ProtocolError("a message without a kind or a list of its arrays")
     memory = memoryview(bytearray(frame.payload))
     receive_payload(connection, memory, link)
-    return Message(kind, frame.body, _arrays(bytes(memory[:listed]), memory[listed:]))
+    return ArrayMessage(kind, frame.body, _arrays(bytes(memory[:listed]), memory[listed:]))
 
 
 def _arrays(listed: bytes, data: memoryview) -> list[np.ndarray]:

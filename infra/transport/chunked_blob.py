@@ -13,8 +13,8 @@ from typing import Literal, get_args
 from infra.store.chunks import MAX_CHUNK_BYTES
 from schemas.records import PolicyVersion, WeightVersion
 
-Form = Literal["full", "delta", "kv"]
-FORMS = get_args(Form)
+BlobForm = Literal["full", "delta", "kv"]
+FORMS = get_args(BlobForm)
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ChunkedBlob:
     """
 
     version: PolicyVersion
-    form: Form
+    form: BlobForm
     blake3: str
     bytes: int
     chunk_bytes: int

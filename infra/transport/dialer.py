@@ -5,17 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from infra.system import SYSTEM, System
 from infra.transport.chunked_blob import ChunkedBlob
+from infra.transport.endpoint import Endpoint
 from infra.transport.frames import PeerUnreachable
 from infra.transport.peer import Peer, dial
 from infra.transport.throttle import Link
 from schemas.records import RelayLink
-
-if TYPE_CHECKING:
-    from infra.transport.relay_node import Endpoint
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from infra.store.chunks import MAX_CHUNK_BYTES, chunk_checksums
 from infra.system import SYSTEM, System
 from infra.transport.chunk_registry import BlobBuffer, BlobKey, ChunkRegistry
 from infra.transport.chunked_blob import ChunkedBlob
+from infra.transport.endpoint import Endpoint
 from infra.transport.frames import FrameKind, TransportError
 from infra.transport.peer import dial
-from infra.transport.relay_node import Endpoint
 from infra.transport.serving import Handler, Server
 from infra.transport.throttle import Link
 from schemas.records import KVManifest, PolicyVersion

@@ -8,9 +8,9 @@ lost or the chain changes: only the missing chunks are pulled again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from infra.store.deltas import apply_delta
 from infra.store.errors import CorruptVersion, StoreBusy, StoreError, VersionExists
@@ -22,12 +22,13 @@ from infra.system import SYSTEM, System
 from infra.transport.chunk_registry import BlobBuffer, ChunkRegistry, store_lookup
 from infra.transport.chunked_blob import ChunkedBlob, delta_blob, full_blob
 from infra.transport.dialer import Dialer
+from infra.transport.endpoint import Endpoint
 from infra.transport.fetch import Fetch, TransferCounts
 from infra.transport.frames import FrameKind
+from infra.transport.incremental_hasher import IncrementalHasher
 from infra.transport.peer import Peer
 from infra.transport.serving import Server
 from infra.transport.throttle import Link
-from infra.transport.tls import Tls
 from infra.transport.topology import TRAINER, Upstream, find_link, upstream_of
 from infra.transport.weight_pusher import IncomingPushes
 from schemas.records import PolicyVersion, RelayChain, WeightVersion
@@ -46,29 +47,6 @@ MAX_RUNS = 64
 """Runs of arrived chunks that are reported."""
 MAX_CORRUPT_ARRIVALS = 3
 """Times that a version may arrive complete and corrupted before its manifest is invalid."""
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """The address of a relay: it listens at `host`:`port` (0: any free port), others connect to `advertised`.
-
-    An advertised port of 0 stands for the port at which the relay listens. No server starts without a token.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    advertised: str = ""
-    token: str = field(default="", repr=False)
-    tls: Tls | None = None
-
-    def address_at(self, port: int) -> str:
-        """The advertised address of a server of this host that listens at `port`."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.advertised.rpartition(':')[0] or host}:{port}"
-
-    def relay_address(self, port: int) -> str:
-        """The advertised address of the relay itself, which listens at `port`."""
-        return self.address_at(int(self.advertised.rpartition(":")[2] or 0) or port)
 
 
 @dataclass(frozen=True)
@@ -365,32 +343,3 @@ class RelayNode:
             if self._manifests.get(manifest.version) == manifest:
                 del self._manifests[manifest.version]
         self._retry_at[manifest.version] = self._clock() + RETRY_S
-
-
-class IncrementalHasher:
-    """Hashes arriving bytes, one chunk per call, while chunks arrive more slowly than they are hashed.
-
-    Otherwise hashing would take processor time from the transfer; the seal then hashes the rest with all processors.
-    """
-
-    def __init__(
-        self, blob: ChunkedBlob, buffer: BlobBuffer, arriving: IncomingVersion, clock: Callable[[], float]
-    ) -> None:
-        self._blob, self._buffer, self._arriving, self._clock = blob, buffer, arriving, clock
-        self._hash_s = 0.0
-        self._last_end = 0.0
-
-    def __call__(self) -> None:
-        began = self._clock()
-        if began - self._last_end >= self._hash_s:
-            end = min(complete_prefix(self._blob, self._buffer), self._arriving.hashed + self._blob.chunk_bytes)
-            if end > self._arriving.hashed:
-                self._arriving.hash_to(end)
-                self._hash_s = self._clock() - began
-        self._last_end = self._clock()
-
-
-def complete_prefix(blob: ChunkedBlob, buffer: BlobBuffer) -> int:
-    """The number of bytes before the first missing chunk."""
-    missing = buffer.missing()
-    return blob.span(missing[0]).start if missing else blob.bytes

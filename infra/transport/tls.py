@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,12 +49,8 @@ def tls_handshake(connection: Connection, timeout_s: float) -> None:
     if not isinstance(connection, ssl.SSLSocket):
         return
     connection.settimeout(timeout_s)
-    try:
+    with _transport_errors("the TLS handshake"):
         connection.do_handshake()
-    except ssl.SSLError as error:
-        raise ProtocolError(f"the TLS handshake failed: {error.reason or error}") from error
-    except OSError as error:
-        raise PeerGone(f"{error}") from error
     names = (connection.getpeercert() or {}).get("subjectAltName", ())
     if ("DNS", NAME) not in names:
         raise ProtocolError(f"the peer's certificate is for {names!r}, not for {NAME}")
@@ -63,10 +61,16 @@ def end_tls(connection: ssl.SSLSocket) -> None:
 
     Raises PeerGone, ProtocolError.
     """
-    try:
+    with _transport_errors("the end of the TLS handshake"):
         connection.unwrap()
+
+
+@contextmanager
+def _transport_errors(action: str) -> Iterator[None]:
+    try:
+        yield
     except ssl.SSLError as error:
-        raise ProtocolError(f"the end of the TLS handshake failed: {error.reason or error}") from error
+        raise ProtocolError(f"{action} failed: {error.reason or error}") from error
     except OSError as error:
         raise PeerGone(f"{error}") from error
 

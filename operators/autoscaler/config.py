@@ -69,11 +69,11 @@ class AutoscalingConfig:
     minimum: int = 1
     """Rollout processes, at least."""
     maximum: int | None = None
-    """Rollout processes, at most; None: as many as placement.max_replicas allows."""
+    """Rollout processes, at most; unset: as many as placement.max_replicas allows."""
     low: float | None = None
-    """Below it the policy's measurement asks for a change; None: 0.05, 0.5, 0.5 for trainer_idle, staleness, queue."""
+    """Below it the policy's measurement asks for a change; unset: 0.05, 0.5, 0.5 for trainer_idle, staleness, queue."""
     high: float | None = None
-    """Above it the policy's measurement asks for a change; None: 0.2, 1.5, 1.0 for trainer_idle, staleness, queue."""
+    """Above it the policy's measurement asks for a change; unset: 0.2, 1.5, 1.0 for trainer_idle, staleness, queue."""
     prices: tuple[PriceLimit, ...] = ()
     """For `price`: the number of processes up to each price; above all of them it is `minimum`."""
     price_file: str = ""

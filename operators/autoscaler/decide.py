@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from operators.autoscaler.observation import Observation
-from operators.autoscaler.policies import Policy, Wish
+from operators.autoscaler.policies import Policy, ScalingRequest
 
 
 @dataclass(frozen=True)
-class Limits:
+class ScalingLimits:
     """The bounds of the target, and how slowly it changes, see AutoscalingConfig."""
 
     minimum: int
@@ -44,7 +44,7 @@ class Decision:
     reason: str
 
 
-def decide(history: History, policy: Policy, limits: Limits) -> Decision:
+def decide(history: History, policy: Policy, limits: ScalingLimits) -> Decision:
     """The target after the last of the observations; the present one if nothing justifies another.
 
     The target rises if every observation of `stable_s` seconds asks for more, to the least of what they ask for; it
@@ -63,20 +63,20 @@ def decide(history: History, policy: Policy, limits: Limits) -> Decision:
         return Decision(target, "the run is paused")
     if history.observations[0].at > now - limits.stable_s:
         return Decision(target, f"observed for {now - history.observations[0].at:.0f} of {limits.stable_s:g} s")
-    wishes = [policy.wish(seen) for seen in recent]
-    known = [wish for wish in wishes if wish is not None]
-    if len(known) < len(wishes):
+    requests = [policy.request(seen) for seen in recent]
+    known = [request for request in requests if request is not None]
+    if len(known) < len(requests):
         return Decision(target, "a measurement of the policy is missing")
-    return _decide_by_wishes(known, target, limits)
+    return _decide_by_requests(known, target, limits)
 
 
-def _decide_by_wishes(wishes: Sequence[Wish], target: int, limits: Limits) -> Decision:
-    wanted, reason = [limits.clamp(wish.target(target)) for wish in wishes], wishes[-1].reason
+def _decide_by_requests(requests: Sequence[ScalingRequest], target: int, limits: ScalingLimits) -> Decision:
+    wanted, reason = [limits.clamp(request.target(target)) for request in requests], requests[-1].reason
     if min(wanted) > target:
         return Decision(min(*wanted, target + limits.max_step), reason)
     if max(wanted) < target:
         return Decision(max(*wanted, target - limits.max_step), reason)
     if wanted[-1] != target:
         return Decision(target, f"not all observations agree; the last: {reason}")
-    is_bound = wishes[-1].target(target) != target
+    is_bound = requests[-1].target(target) != target
     return Decision(target, f"{reason}; {target} is the limit" if is_bound else reason)

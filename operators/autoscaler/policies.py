@@ -15,7 +15,7 @@ MIN_BUSY = 0.1
 """A trainer counts as busy for at least this share of its time: one decision multiplies processes by ten at most."""
 
 
-class Wish(NamedTuple):
+class ScalingRequest(NamedTuple):
     """What an observation asks for, and the reason as a text for people.
 
     `exactly` so many `processes`; or `more` than now, up to `processes`; or `fewer`, down to `processes`; or `keep` the
@@ -43,7 +43,7 @@ class Policy(ABC):
     """The base class of policies. A user's class gets `autoscaling.options` as keyword arguments."""
 
     @abstractmethod
-    def wish(self, seen: Observation) -> Wish | None:
+    def request(self, seen: Observation) -> ScalingRequest | None:
         """What `seen` asks for; None if a measurement is missing, so that nothing is decided."""
 
 
@@ -51,7 +51,7 @@ class _BuiltInPolicy(Policy):
     def __init__(self, function: _PolicyFunction, config: AutoscalingConfig) -> None:
         self._function, self._config = function, config
 
-    def wish(self, seen: Observation) -> Wish | None:
+    def request(self, seen: Observation) -> ScalingRequest | None:
         return self._function(self._config, seen)
 
 
@@ -66,7 +66,7 @@ def make_policy(config: AutoscalingConfig) -> Policy:
         raise ValueError(f"autoscaling.policy: {config.policy}: {error}") from error
 
 
-def by_trainer_idle(config: AutoscalingConfig, seen: Observation) -> Wish | None:
+def by_trainer_idle(config: AutoscalingConfig, seen: Observation) -> ScalingRequest | None:
     """More processes if the trainer waits: it is busy in proportion to what they generate. A trainer that never waits
     does not show how much is too much, so then as many processes leave as there are idle replicas.
     """
@@ -76,63 +76,63 @@ def by_trainer_idle(config: AutoscalingConfig, seen: Observation) -> Wish | None
     waits = f"the trainer waits {_percent(idle)} of its time"
     if idle > high:
         wanted = math.ceil(seen.running * (1 - (low + high) / 2) / max(1 - idle, MIN_BUSY))
-        return Wish("more", wanted, f"{waits}, above {_percent(high)}")
+        return ScalingRequest("more", wanted, f"{waits}, above {_percent(high)}")
     if idle < low and seen.rollout_idle is not None:
         text = f"{waits}, below {_percent(low)}, and {_percent(seen.rollout_idle)} of the replicas are idle"
-        return Wish("fewer", seen.running - int(seen.running * seen.rollout_idle), text)
-    return Wish("keep", 0, waits)
+        return ScalingRequest("fewer", seen.running - int(seen.running * seen.rollout_idle), text)
+    return ScalingRequest("keep", 0, waits)
 
 
-def by_staleness(config: AutoscalingConfig, seen: Observation) -> Wish | None:
+def by_staleness(config: AutoscalingConfig, seen: Observation) -> ScalingRequest | None:
     """Fewer processes if trained trajectories are too stale: what is under way grows with the processes."""
     value, (low, high) = seen.staleness, config.band
     if value is None:
         return None
     text, middle = f"the mean staleness is {value:.2f}", (low + high) / 2
     if value > high:
-        return Wish("fewer", int(seen.running * middle / value), f"{text}, above {high:g}")
+        return ScalingRequest("fewer", int(seen.running * middle / value), f"{text}, above {high:g}")
     if value < low:
         wanted = seen.running * 2 if value <= middle / 2 else math.ceil(seen.running * middle / value)
-        return Wish("more", wanted, f"{text}, below {low:g}")
-    return Wish("keep", 0, text)
+        return ScalingRequest("more", wanted, f"{text}, below {low:g}")
+    return ScalingRequest("keep", 0, text)
 
 
-def by_queue(config: AutoscalingConfig, seen: Observation) -> Wish | None:
+def by_queue(config: AutoscalingConfig, seen: Observation) -> ScalingRequest | None:
     """As many processes as have slots for the requests that run or wait."""
     if not seen.slots:
         return None
     (low, high), load = config.band, seen.requests / seen.slots
     text, wanted = f"{load:.2f} requests a slot", math.ceil(seen.running * load / ((low + high) / 2))
     if load > high:
-        return Wish("more", wanted, f"{text}, above {high:g}")
+        return ScalingRequest("more", wanted, f"{text}, above {high:g}")
     if load < low:
-        return Wish("fewer", wanted, f"{text}, below {low:g}")
-    return Wish("keep", 0, text)
+        return ScalingRequest("fewer", wanted, f"{text}, below {low:g}")
+    return ScalingRequest("keep", 0, text)
 
 
-def by_price(config: AutoscalingConfig, seen: Observation) -> Wish | None:
+def by_price(config: AutoscalingConfig, seen: Observation) -> ScalingRequest | None:
     """The processes of the lowest limit that the price does not exceed."""
     if seen.price is None:
         return None
     for limit in sorted(config.prices, key=lambda limit: limit.price):
         if seen.price <= limit.price:
-            return Wish("exactly", limit.processes, f"the price is {seen.price:g}, at most {limit.price:g}")
-    return Wish("exactly", config.minimum, f"the price is {seen.price:g}, above all limits")
+            return ScalingRequest("exactly", limit.processes, f"the price is {seen.price:g}, at most {limit.price:g}")
+    return ScalingRequest("exactly", config.minimum, f"the price is {seen.price:g}, above all limits")
 
 
-def by_schedule(config: AutoscalingConfig, seen: Observation) -> Wish | None:
+def by_schedule(config: AutoscalingConfig, seen: Observation) -> ScalingRequest | None:
     """The processes of the last entry of the day, or of the day before."""
     entries = sorted(config.schedule, key=lambda entry: entry.second)
     begun = [entry for entry in entries if entry.second <= seen.time_of_day]
     entry = (begun or entries)[-1]
-    return Wish("exactly", entry.processes, f"the schedule from {entry.at} UTC on")
+    return ScalingRequest("exactly", entry.processes, f"the schedule from {entry.at} UTC on")
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-_PolicyFunction = Callable[[AutoscalingConfig, Observation], Wish | None]
+_PolicyFunction = Callable[[AutoscalingConfig, Observation], ScalingRequest | None]
 _BUILT_IN: Mapping[str, _PolicyFunction] = {
     "trainer_idle": by_trainer_idle,
     "staleness": by_staleness,

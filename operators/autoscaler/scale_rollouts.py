@@ -13,7 +13,7 @@ from typing import Any
 from infra.runners.step_metrics import phase
 from operators.autoscaler.actuators import Actuator
 from operators.autoscaler.config import AutoscalingConfig
-from operators.autoscaler.decide import Decision, History, Limits, decide
+from operators.autoscaler.decide import Decision, History, ScalingLimits, decide
 from operators.autoscaler.execution import Execution
 from operators.autoscaler.load import Load
 from operators.autoscaler.observation import Observation
@@ -47,10 +47,10 @@ class ScaleRollouts:
     timeout_s: float
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> ScalingLimits:
         """The bounds of the decisions."""
         config = self.config
-        return Limits(config.minimum, self.maximum, config.stable_s, config.cooldown_s, config.max_step)
+        return ScalingLimits(config.minimum, self.maximum, config.stable_s, config.cooldown_s, config.max_step)
 
     def restore(
         self,

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Raises ValueError naming the invalid field. The questions are those of the prompts' `heldout`."""
+    """Which versions are evaluated, on how many of the held-out questions (`prompts.heldout`).
+
+    Raises ValueError naming the invalid field.
+    """
 
     every: int = 20
     """Versions between two periodic evaluations, which are greedy; 0: only the first and the final version."""

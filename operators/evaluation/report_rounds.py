@@ -1,4 +1,4 @@
-"""AskQuestions and ReportRounds: what an opened and a closed round of evaluation write."""
+"""PublishQuestions and ReportRounds: what an opened and a closed round of evaluation write."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ClosedRound:
     metric: Metric
 
 
-class AskQuestions(MapOutputs):
+class PublishQuestions(MapOutputs):
     """Writes the prompts of opened rounds."""
 
     writes = (EVAL_PROMPTS,)

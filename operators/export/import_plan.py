@@ -20,7 +20,7 @@ from operators.export.folder import DATA, ExportError, ExportPart, read_parts
 from operators.export.formats import read_table, sha256
 
 
-class Span(NamedTuple):
+class ImportedSpan(NamedTuple):
     """By partition: the first offset of the dataset to import, and the offset after the last."""
 
     first: Mapping[int, int]
@@ -57,7 +57,9 @@ def check_importable(contents: Contents) -> None:
         raise ExportError(f"only experiences with the view full can be imported: this is the {what}")
 
 
-def import_tables(root: StorageFolder, contents: Contents, span: Span, columns: pa.Schema) -> Iterator[pa.Table]:
+def import_tables(
+    root: StorageFolder, contents: Contents, span: ImportedSpan, columns: pa.Schema
+) -> Iterator[pa.Table]:
     """`columns` of the rows to import, file by file, always in the same order, without held-out (evaluation) rows.
 
     Raises ExportError if a file differs from its manifest.
@@ -74,7 +76,7 @@ def import_tables(root: StorageFolder, contents: Contents, span: Span, columns: 
             yield rows.filter(selected, null_selection_behavior="drop").select(columns.names)
 
 
-def plan_import(root: StorageFolder, contents: Contents, span: Span) -> ImportPlan:
+def plan_import(root: StorageFolder, contents: Contents, span: ImportedSpan) -> ImportPlan:
     """The plan of all rows of `import_tables`. Raises ExportError."""
     field = contents.schema.field("group_id")
     groups = [table["group_id"] for table in import_tables(root, contents, span, pa.schema([field]))]

@@ -21,7 +21,7 @@ from infra.storage import StorageFolder
 from operators.export.columns import LOG_POSITION, dataset_name, row_schema
 from operators.export.config import Contents
 from operators.export.folder import ExportError, next_offsets, read_contents, read_parts
-from operators.export.import_plan import ImportPlan, Span, check_importable, import_tables, plan_import
+from operators.export.import_plan import ImportedSpan, ImportPlan, check_importable, import_tables, plan_import
 from operators.io.clocks import wall_ms
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from schemas.arrow import arrow_schema
@@ -93,14 +93,14 @@ class Importing:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _restored_span(self) -> tuple[Span, int, int]:
+    def _restored_span(self) -> tuple[ImportedSpan, int, int]:
         """The span to import, the number of its first group, and how many of its rows are written."""
         *edges, base, done = self._state.get(self._dataset, [self._contents.starts, self._contents.starts, 0, 0])
         first, end = ({int(partition): offset for partition, offset in edge.items()} for edge in edges)
         if first != end:
-            return Span(first, end), base, done
+            return ImportedSpan(first, end), base, done
         exported = next_offsets(self._contents, read_parts(self._step.folder))
-        return Span(first, exported), self._state.get("groups", 0), 0
+        return ImportedSpan(first, exported), self._state.get("groups", 0), 0
 
     def _remaining(self) -> Iterator[pa.Table]:
         """The rows that are not written yet, at most MAX_ROWS_PER_FOLD at a time."""

@@ -24,6 +24,7 @@ from infra.kafka.producer import DeliveryFailed
 from infra.models.conversations import ConversationFormat, TemplateError, content_of
 from operators.gateway.chat_api import (
     ChatRequest,
+    StreamedTurn,
     chat_chunks,
     choice_of,
     completion_of,
@@ -35,9 +36,9 @@ from operators.gateway.chat_api import (
 from operators.gateway.claims import Claims, HandedOut, OtherProcess
 from operators.gateway.config import GatewayConfig
 from operators.gateway.conversation import TurnPlan, plan_completion, plan_turn
-from operators.gateway.episode_table import Episode, EpisodeTable
+from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.errors import ApiError, invalid
-from operators.gateway.play import Player, Response, TurnOptions
+from operators.gateway.play import Player, RecordedResponse, TurnOptions
 from operators.gateway.reports import AgentReport, parse_report, text_in
 from operators.gateway.responses_api import parse_responses, response_body, response_events
 from operators.gateway.served_versions import MODEL, ServedSampling, ServedVersions, version_name
@@ -57,7 +58,7 @@ _NOT_IN_TIME = "no agent finished it in time"
 RETRY_HEADER = "x-stainless-retry-count"
 """The number of the retry, which OpenAI's clients send."""
 
-Handler = Callable[[Request, str], Awaitable[HttpResponse]]
+RouteHandler = Callable[[Request, str], Awaitable[HttpResponse]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class _Endpoint:
     """An ASGI application for one path."""
 
     gateway: Gateway
-    handler: Handler
+    handler: RouteHandler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.gateway.respond(Request(scope, receive, send), self.handler, send)
@@ -98,7 +99,7 @@ class Gateway:
 
     def application(self) -> Starlette:
         """The ASGI application. Paths are the same with the key as a bearer token and in the path."""
-        handlers: dict[str, tuple[str, Handler]] = {
+        handlers: dict[str, tuple[str, RouteHandler]] = {
             "/v1/chat/completions": ("POST", partial(self._complete, parse=parse_chat)),
             "/v1/completions": ("POST", partial(self._complete, parse=parse_completion)),
             "/v1/responses": ("POST", self._respond),
@@ -111,7 +112,7 @@ class Gateway:
         routes = [Route(path, _Endpoint(self, each), methods=[method]) for path, (method, each) in handlers.items()]
         return Starlette(routes=[*routes, Mount("/k/{key}", routes=routes)])
 
-    async def respond(self, request: Request, handler: Handler, send: Send) -> None:
+    async def respond(self, request: Request, handler: RouteHandler, send: Send) -> None:
         """Authenticate `request`, and send the response of `handler`; until its end it is in progress."""
         try:
             name = self._authenticated(request)
@@ -180,7 +181,7 @@ class Gateway:
             turn = chat.turn(0, occurrence)
             follow = self._follow(name, chat, turn)
             first = await anext(follow)  # errors before it have a status of their own
-            chunks = chat_chunks(chat, turn, _chain(first, follow), self.form, created)
+            chunks = chat_chunks(StreamedTurn(chat, turn, self.form, created), _chain(first, follow))
             return StreamingResponse(chunks, media_type="text/event-stream")
         responses, choices = [], []
         for index in range(chat.choices):
@@ -201,12 +202,12 @@ class Gateway:
         if chat.stream:
             follow = self._follow(name, chat, turn)
             first = await anext(follow)
-            events = response_events(chat, turn, _chain(first, follow), self.form, created)
+            events = response_events(StreamedTurn(chat, turn, self.form, created), _chain(first, follow))
             return StreamingResponse(events, media_type="text/event-stream")
         response = await last_of(self._follow(name, chat, turn))
         return JSONResponse(response_body(chat, turn, response, self.form, created))
 
-    def _follow(self, name: str, chat: ChatRequest, turn: TurnOptions) -> AsyncGenerator[Response]:
+    def _follow(self, name: str, chat: ChatRequest, turn: TurnOptions) -> AsyncGenerator[RecordedResponse]:
         """The response to a turn of episode `name`, or to a request of PEOPLE, at each change. Raises ApiError."""
         if name == WORKERS:
             raise ApiError(403, "this key claims episodes; requests need the key of one", "permission_error")
@@ -231,7 +232,7 @@ class Gateway:
             min(chat.max_tokens, room), self.form.stop_token_ids, chat.stop_strings, chat.temperature, chat.top_p
         )
 
-    def _plan(self, chat: ChatRequest, name: str, episode: Episode) -> TurnPlan:
+    def _plan(self, chat: ChatRequest, name: str, episode: OpenEpisode) -> TurnPlan:
         try:
             if chat.legacy:
                 known = self.table.tokens(name)
@@ -333,7 +334,7 @@ def _check_episode(name: str) -> None:
         raise ApiError(403, "this key is not that of an episode", "permission_error")
 
 
-async def last_of(responses: AsyncGenerator[Response]) -> Response:
+async def last_of(responses: AsyncGenerator[RecordedResponse]) -> RecordedResponse:
     """The last of `responses`, which is complete."""
     async with aclosing(responses):
         async for response in responses:

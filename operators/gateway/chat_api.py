@@ -6,12 +6,12 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from infra.models.conversations import ConversationFormat, Message, content_of
+from infra.models.conversations import ChatMessage, ConversationFormat, content_of
 from operators.gateway.conversation import digests_of
 from operators.gateway.errors import ApiError, invalid
-from operators.gateway.play import Response, TurnOptions, stops_of
+from operators.gateway.play import RecordedResponse, TurnOptions, stops_of
 from operators.gateway.tool_calls import cut_at_stop, parse_response, possible_stop
 from schemas.records import TurnRequest
 
@@ -26,7 +26,7 @@ class ChatRequest:
     """A checked request. `digest` stands for messages and tools, `options_digest` for all that shapes the response."""
 
     model: str
-    messages: Sequence[Message]
+    messages: Sequence[ChatMessage]
     tools: Sequence[Mapping[str, Any]]
     max_tokens: int
     stop_strings: tuple[str, ...]
@@ -130,7 +130,7 @@ def streamable_text(form: ConversationFormat, turn: TurnOptions, token_ids: Sequ
 
 
 def choice_of(
-    request: ChatRequest, index: int, message: Mapping[str, Any], response: Response, form: ConversationFormat
+    request: ChatRequest, index: int, message: Mapping[str, Any], response: RecordedResponse, form: ConversationFormat
 ) -> dict[str, Any]:
     """One choice of a completion."""
     reason = "tool_calls" if message.get("tool_calls") else response.finish_reason
@@ -155,7 +155,7 @@ def completion_of(
     }
 
 
-def usage_of(responses: Sequence[Response]) -> dict[str, Any]:
+def usage_of(responses: Sequence[RecordedResponse]) -> dict[str, Any]:
     """The tokens of a request's choices; the prompt counts once."""
     prompt, drawn = responses[0].prompt_tokens, sum(len(each.token_ids) for each in responses)
     return {
@@ -166,7 +166,7 @@ def usage_of(responses: Sequence[Response]) -> dict[str, Any]:
     }
 
 
-def _logprobs(response: Response, form: ConversationFormat) -> dict[str, Any]:
+def _logprobs(response: RecordedResponse, form: ConversationFormat) -> dict[str, Any]:
     content = []
     for token_id, logprob in zip(response.token_ids, response.logprobs, strict=True):
         text = str(form.tokenizer.decode([token_id]))
@@ -179,7 +179,7 @@ def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: i
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise invalid(f"{name} must be an integer from {low} to {high}, not {str(value)[:40]}", name)
+        raise invalid(f"{name} must be an integer from {low} to {high}, not {repr(value)[:40]}", name)
     return value
 
 
@@ -188,7 +188,7 @@ def _number(body: Mapping[str, Any], name: str, default: float, low: float, high
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise invalid(f"{name} must be a number from {low:g} to {high:g}, not {str(value)[:40]}", name)
+        raise invalid(f"{name} must be a number from {low:g} to {high:g}, not {repr(value)[:40]}", name)
     return float(value)
 
 
@@ -215,14 +215,18 @@ def _check_tools(tools: Any) -> None:
         raise invalid("tools must be a list of functions with names", "tools")
 
 
-async def chat_chunks(
-    request: ChatRequest,
-    turn: TurnOptions,
-    responses: AsyncIterator[Response],
-    form: ConversationFormat,
-    created: int,
-) -> AsyncIterator[str]:
+class StreamedTurn(NamedTuple):
+    """A turn whose response is sent in parts; `created` is in Unix seconds."""
+
+    request: ChatRequest
+    turn: TurnOptions
+    form: ConversationFormat
+    created: int
+
+
+async def chat_chunks(streamed: StreamedTurn, responses: AsyncIterator[RecordedResponse]) -> AsyncIterator[str]:
     """The events of a stream. Text that may become a stop string or a tool call is held back."""
+    request, turn, form, created = streamed
     base = {
         "id": f"chatcmpl-{turn.turn_id}",
         "object": "text_completion" if request.legacy else "chat.completion.chunk",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from operators.gateway.episode_table import Episode, EpisodeTable
+from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.io.agent_tasks import task_of
 
 
@@ -90,7 +90,7 @@ class Claims:
                 claim = self._claims[name] = Claim(attempt, claim.failures + failed, None)
             return claim.failures <= self._retries
 
-    def _open(self) -> Iterator[tuple[str, Episode, Claim]]:
+    def _open(self) -> Iterator[tuple[str, OpenEpisode, Claim]]:
         """Yield the episodes of this process with their claims; claims of episodes that have ended are forgotten."""
         names = self._table.names()
         self._claims = {name: self._claims[name] for name in names if name in self._claims}
@@ -99,10 +99,10 @@ class Claims:
             if episode is not None and self._is_own(episode):
                 yield name, episode, self._current(name, episode)
 
-    def _is_own(self, episode: Episode) -> bool:
+    def _is_own(self, episode: OpenEpisode) -> bool:
         return episode.prompt.number % self._processes == self._index
 
-    def _current(self, name: str, episode: Episode) -> Claim:
+    def _current(self, name: str, episode: OpenEpisode) -> Claim:
         """The claim of an episode; one with turns that nobody has claimed is played since before this process."""
         claim = self._claims.get(name)
         if claim is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.json_text import decode_json
-from infra.models.conversations import ConversationFormat, Message, content_of
+from infra.models.conversations import ChatMessage, ConversationFormat, content_of
 from schemas.records import TokenRange
 
 
@@ -40,11 +40,11 @@ class TurnPlan:
 
     context: tuple[TokenRange, ...]
     token_ids: list[int]
-    messages: Sequence[Message]
+    messages: Sequence[ChatMessage]
     rewritten: bool = False
 
 
-def digests_of(messages: Sequence[Message], tools: Sequence[Any]) -> list[str]:
+def digests_of(messages: Sequence[ChatMessage], tools: Sequence[Any]) -> list[str]:
     """The digest of each prefix of `messages`, beginning with that of no message.
 
     Raises ValueError for a message that is not text.
@@ -55,12 +55,12 @@ def digests_of(messages: Sequence[Message], tools: Sequence[Any]) -> list[str]:
     return digests
 
 
-def response_digest(request: str, message: Message) -> str:
+def response_digest(request: str, message: ChatMessage) -> str:
     """The digest of the conversation with digest `request`, followed by `message`."""
     return _digest(request, canonical(message))
 
 
-def canonical(message: Message) -> list[Any]:
+def canonical(message: ChatMessage) -> list[Any]:
     """What of `message` counts: role, text, name, and tool calls without their ids, which clients may change."""
     calls = [
         [call["function"]["name"], _sorted_json(call["function"].get("arguments"))]
@@ -70,7 +70,7 @@ def canonical(message: Message) -> list[Any]:
 
 
 def plan_turn(
-    messages: Sequence[Message],
+    messages: Sequence[ChatMessage],
     tools: Sequence[Any],
     recorded: RecordedConversations,
     form: ConversationFormat,

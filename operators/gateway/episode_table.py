@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from operators.gateway.conversation import RecordedConversations, RecordedPrefix, by_digest, response_digest
 from operators.gateway.reports import NO_REPORT, AgentReport
 from operators.gateway.segments import ReadResponse, Selected, segments_of
-from operators.gateway.turn_tree import EndedTurn
+from operators.gateway.turn_tree import CompleteTurn
 from operators.io.elements import PartitionKey, ReceivedRecord
 from operators.io.finished import FinishedTrajectories
 from operators.io.partial_pool import PartialPool, PooledPartial
@@ -34,7 +34,7 @@ MAX_EARLY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RequestedTurn:
     """A request, and its end if the response is complete."""
 
     request: TurnRequest
@@ -42,7 +42,7 @@ class Turn:
 
 
 @dataclass(slots=True, eq=False)
-class Episode:
+class OpenEpisode:
     """An episode whose trajectory has not finished. `lease`, `replica` and `incarnation` are those of its owner."""
 
     prompt: Prompt
@@ -50,7 +50,7 @@ class Episode:
     lease: int
     replica: int
     incarnation: int
-    turns: dict[str, Turn] = field(default_factory=dict)
+    turns: dict[str, RequestedTurn] = field(default_factory=dict)
     """By turn id, in the order of their first record."""
     requested: set[str] = field(default_factory=set)
     """The ids of all its turns, of those too whose tokens its owner does not have."""
@@ -66,10 +66,10 @@ class Episode:
     tool_calls: int = 0
     """Calls of tools in its responses."""
 
-    def ended_turns(self) -> list[EndedTurn]:
+    def ended_turns(self) -> list[CompleteTurn]:
         """The turns with a response, in their order."""
         found = [
-            EndedTurn(turn.request, turn.ended)
+            CompleteTurn(turn.request, turn.ended)
             for turn in self.turns.values()
             if turn.ended is not None and turn.ended.finish_reason != "failed"
         ]
@@ -89,11 +89,11 @@ class EpisodeTable:
         read_response: ReadResponse,
         notify: Callable[[set[str]], None],
         state: Mapping[str, int] | None = None,
-        on_finished: Callable[[Episode, ReceivedRecord], None] = lambda episode, received: None,
+        on_finished: Callable[[OpenEpisode, ReceivedRecord], None] = lambda episode, received: None,
     ) -> None:
         self._read_response, self._notify, self._on_finished = read_response, notify, on_finished
         self._lock = threading.RLock()
-        self._episodes: dict[str, Episode] = {}
+        self._episodes: dict[str, OpenEpisode] = {}
         self._pool = PartialPool()
         self._finished = FinishedTrajectories(partitions, state)
         self._early: dict[str, tuple[int, list[ReceivedRecord]]] = {}
@@ -105,7 +105,7 @@ class EpisodeTable:
 
     # -- reading, from any thread -------------------------------------------------------------------------------------
 
-    def get(self, name: str) -> Episode | None:
+    def get(self, name: str) -> OpenEpisode | None:
         """The episode `name`, if it has been assigned and has not finished. Read it within `locked`."""
         return self._episodes.get(name)
 
@@ -198,7 +198,7 @@ class EpisodeTable:
             return
         episode = self._episodes.get(name)
         if episode is None:
-            episode = self._episodes[name] = Episode(
+            episode = self._episodes[name] = OpenEpisode(
                 record.prompt, record.member, record.lease, record.replica, record.incarnation
             )
             episode.assigned_at = record.assigned_at
@@ -212,7 +212,7 @@ class EpisodeTable:
         for early in records:
             self._play(early, early.record)
 
-    def _start_lease(self, name: str, episode: Episode, record: Assignment) -> None:
+    def _start_lease(self, name: str, episode: OpenEpisode, record: Assignment) -> None:
         partial = None if record.partial is None else PooledPartial(record.partial, record.version_spans)
         self._pool.start_lease(name, record.lease, partial)
         self._forget_beyond(episode, 0 if partial is None else len(partial))
@@ -234,7 +234,7 @@ class EpisodeTable:
             if record.next_owner is not None:
                 self._pool.hand_over(name, record.next_owner.lease)
 
-    def _forget_beyond(self, episode: Episode, tokens: int) -> None:
+    def _forget_beyond(self, episode: OpenEpisode, tokens: int) -> None:
         """Forget turns of which the next owner does not have all tokens: they are generated again."""
         for turn_id, turn in list(episode.turns.items()):
             if turn.ended is not None and turn.ended.stop > tokens:
@@ -250,7 +250,7 @@ class EpisodeTable:
         known = episode.turns.get(record.turn_id)
         if known is not None and known.ended is not None:
             return
-        episode.turns[record.turn_id] = Turn(record)
+        episode.turns[record.turn_id] = RequestedTurn(record)
         pending = episode.pending
         if pending is None or pending.turn_id == record.turn_id or pending.start < record.start:
             episode.pending = record
@@ -270,14 +270,14 @@ class EpisodeTable:
             return
         if turn.ended is not None:
             return
-        episode.turns[record.turn_id] = Turn(turn.request, record)
+        episode.turns[record.turn_id] = RequestedTurn(turn.request, record)
         partial = self._pool.get(name)
         if record.finish_reason == "failed" or partial is None or len(partial) < record.stop:
             return
         self._record_conversation(episode, turn.request, record, partial)
 
     def _record_conversation(
-        self, episode: Episode, request: TurnRequest, ended: TurnEnded, partial: PooledPartial
+        self, episode: OpenEpisode, request: TurnRequest, ended: TurnEnded, partial: PooledPartial
     ) -> None:
         given = request.start + len(request.token_ids)
         asked = extended(request.context, request.start, given)
@@ -314,6 +314,6 @@ def _place(received: ReceivedRecord) -> PartitionKey:
     return PartitionKey(received.topic, received.partition)
 
 
-def _note_offset(episode: Episode, received: ReceivedRecord) -> None:
+def _note_offset(episode: OpenEpisode, received: ReceivedRecord) -> None:
     place = _place(received)
     episode.offsets[place] = min(received.offset, episode.offsets.get(place, received.offset))

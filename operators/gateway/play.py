@@ -16,7 +16,7 @@ from typing import Any
 
 from infra.kafka.producer import BoundedProducer
 from operators.gateway.conversation import TurnPlan
-from operators.gateway.episode_table import Episode, EpisodeTable
+from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.reports import AgentReport, unknown_ids
 from schemas.codec import encode
@@ -30,7 +30,7 @@ _RECHECK_S = 5.0
 KNOWN_S = 5.0
 """A turn of which another gateway has answered the request is known here after so many seconds at the latest."""
 
-Plan = Callable[[Episode], TurnPlan]
+Plan = Callable[[OpenEpisode], TurnPlan]
 Send = Callable[[TurnRequest | EpisodeEnd], None]
 
 
@@ -47,7 +47,7 @@ class TurnOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class RecordedResponse:
     """The recorded response of a turn: its tokens and their logprobs."""
 
     token_ids: list[int]
@@ -111,7 +111,7 @@ class Player:
         self._timeout_s, self._clock, self._now = timeout_s, clock, now
         self._rewritten: set[tuple[str, str]] = set()
 
-    async def follow(self, name: str, options: TurnOptions, plan: Plan) -> AsyncGenerator[Response]:
+    async def follow(self, name: str, options: TurnOptions, plan: Plan) -> AsyncGenerator[RecordedResponse]:
         """The response so far, at each change; the last one has a finish reason. Raises ApiError.
 
         A repeated request gets the recorded response.
@@ -167,7 +167,7 @@ class Player:
         except TimeoutError:
             return
 
-    def _look(self, name: str, options: TurnOptions, plan: Plan) -> tuple[Response | None, TurnRequest | None]:
+    def _look(self, name: str, options: TurnOptions, plan: Plan) -> tuple[RecordedResponse | None, TurnRequest | None]:
         """The response to the request so far, and what to send to the owner so that it continues."""
         episode = self._table.get(name)
         if episode is None:
@@ -185,7 +185,7 @@ class Player:
         order = replace(pending, lease=episode.lease, replica=episode.replica, incarnation=episode.incarnation)
         return self._response(name, pending, None) if mine else None, order
 
-    def _order(self, name: str, episode: Episode, options: TurnOptions, planned: TurnPlan) -> TurnRequest:
+    def _order(self, name: str, episode: OpenEpisode, options: TurnOptions, planned: TurnPlan) -> TurnRequest:
         start = self._table.length(name)
         known = sum(each.stop - each.start for each in planned.context)
         length = known + len(planned.token_ids)
@@ -223,7 +223,7 @@ class Player:
             written_at=self._now(),
         )
 
-    def _response(self, name: str, request: TurnRequest, ended: TurnEnded | None) -> Response:
+    def _response(self, name: str, request: TurnRequest, ended: TurnEnded | None) -> RecordedResponse:
         if ended is not None and ended.finish_reason == "failed":
             raise invalid(f"the request cannot run: {ended.error}")
         first = request.start + len(request.token_ids)
@@ -233,7 +233,7 @@ class Player:
             (token_ids([]), floats([])) if partial is None else (partial.response.token_ids, partial.response.logprobs)
         )
         stop = max(first, len(tokens)) if ended is None else ended.stop
-        return Response(
+        return RecordedResponse(
             tokens.slice(first, stop - first).to_pylist() if len(tokens) > first else [],
             logprobs.slice(first, stop - first).to_pylist() if len(tokens) > first else [],
             cached + len(request.token_ids),
@@ -242,7 +242,7 @@ class Player:
             (name, request.turn_id) in self._rewritten,
         )
 
-    def _end_order(self, name: str, episode: Episode, report: AgentReport) -> EpisodeEnd:
+    def _end_order(self, name: str, episode: OpenEpisode, report: AgentReport) -> EpisodeEnd:
         with self._table.locked():
             lease, replica, incarnation = episode.lease, episode.replica, episode.incarnation
         selected = self._table.segments(name, self._branches, self._most_tokens, report)

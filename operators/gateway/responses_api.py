@@ -6,10 +6,10 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from infra.models.conversations import ConversationFormat, Message
-from operators.gateway.chat_api import ChatRequest, parse_chat, response_message, streamable_text
+from infra.models.conversations import ChatMessage, ConversationFormat
+from operators.gateway.chat_api import ChatRequest, StreamedTurn, parse_chat, response_message, streamable_text
 from operators.gateway.errors import ApiError, invalid
-from operators.gateway.play import Response, TurnOptions
+from operators.gateway.play import RecordedResponse, TurnOptions
 
 _IGNORED = ("reasoning",)
 """Types of input items that are dropped."""
@@ -71,7 +71,7 @@ def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def response_body(
-    request: ChatRequest, turn: TurnOptions, response: Response, form: ConversationFormat, created: int
+    request: ChatRequest, turn: TurnOptions, response: RecordedResponse, form: ConversationFormat, created: int
 ) -> dict[str, Any]:
     """The body of a complete response."""
     cut = response.finish_reason == "length"
@@ -91,7 +91,7 @@ def response_body(
     }
 
 
-def output_items(turn: TurnOptions, message: Message) -> list[dict[str, Any]]:
+def output_items(turn: TurnOptions, message: ChatMessage) -> list[dict[str, Any]]:
     """The items of a response: its text, and its tool calls."""
     items: list[dict[str, Any]] = []
     if message.get("content") or not message.get("tool_calls"):
@@ -111,14 +111,9 @@ def output_items(turn: TurnOptions, message: Message) -> list[dict[str, Any]]:
     return items
 
 
-async def response_events(
-    request: ChatRequest,
-    turn: TurnOptions,
-    responses: AsyncIterator[Response],
-    form: ConversationFormat,
-    created: int,
-) -> AsyncIterator[str]:
+async def response_events(streamed: StreamedTurn, responses: AsyncIterator[RecordedResponse]) -> AsyncIterator[str]:
     """The events of a stream. Text that may become a tool call is held back."""
+    request, turn, form, created = streamed
     number = 0
 
     def event(kind: str, **fields: Any) -> str:

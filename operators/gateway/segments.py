@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from infra.models.conversations import Message
+from infra.models.conversations import ChatMessage
 from operators.gateway.reports import NO_REPORT, AgentReport
-from operators.gateway.turn_tree import EndedTurn, Ranges, leaf_turns, length_of
+from operators.gateway.turn_tree import CompleteTurn, Ranges, leaf_turns, length_of
 from schemas.records import MAX_MESSAGES_CHARACTERS, Branches, Segment, TurnRequest
 
 MAX_SEGMENTS = 64
 """Conversations of an episode that are trained: the newest ones."""
 
-ReadResponse = Callable[[TurnRequest, Sequence[int]], Message]
+ReadResponse = Callable[[TurnRequest, Sequence[int]], ChatMessage]
 """The message of a response: a function of the turn and of its tokens."""
 
 
@@ -32,7 +32,7 @@ class Selected(NamedTuple):
 
 
 def segments_of(
-    turns: Sequence[EndedTurn],
+    turns: Sequence[CompleteTurn],
     tokens: np.ndarray,
     drawn: np.ndarray,
     read_response: ReadResponse,
@@ -70,11 +70,11 @@ def segments_of(
 class _Conversations:
     """The messages of conversations by their tokens."""
 
-    def __init__(self, turns: Sequence[EndedTurn], tokens: np.ndarray, read_response: ReadResponse) -> None:
+    def __init__(self, turns: Sequence[CompleteTurn], tokens: np.ndarray, read_response: ReadResponse) -> None:
         self._tokens, self._read = tokens, read_response
-        self._by_end: dict[Ranges, tuple[EndedTurn, bool]] = {}
+        self._by_end: dict[Ranges, tuple[CompleteTurn, bool]] = {}
         """By the tokens of a conversation: the turn with which it ends, and whether with its response."""
-        self._responses: dict[str, Message] = {}
+        self._responses: dict[str, ChatMessage] = {}
         for turn in turns:
             if turn.asked != turn.request.context:
                 self._by_end.setdefault(turn.asked, (turn, False))
@@ -89,16 +89,16 @@ class _Conversations:
             backwards += reversed(json.loads(turn.request.messages))
         return backwards[::-1]
 
-    def turns(self, conversation: Ranges) -> Iterator[EndedTurn]:
+    def turns(self, conversation: Ranges) -> Iterator[CompleteTurn]:
         """Yield the turns of `conversation`, the last first."""
         return (turn for turn, responded in self._backwards(conversation) if responded)
 
-    def _backwards(self, conversation: Ranges) -> Iterator[tuple[EndedTurn, bool]]:
+    def _backwards(self, conversation: Ranges) -> Iterator[tuple[CompleteTurn, bool]]:
         while (end := self._by_end.get(conversation)) is not None:
             yield end
             conversation = end[0].request.context
 
-    def _response(self, turn: EndedTurn) -> Message:
+    def _response(self, turn: CompleteTurn) -> ChatMessage:
         name = turn.request.turn_id
         if name not in self._responses:
             self._responses[name] = self._read(turn.request, self._tokens[turn.given : turn.ended.stop].tolist())

@@ -26,7 +26,7 @@ from operators.gateway.app import Gateway
 from operators.gateway.chat_api import response_message
 from operators.gateway.claims import Claims
 from operators.gateway.config import GatewayConfig
-from operators.gateway.episode_table import Episode, EpisodeTable
+from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.play import Changes, OrderProducer, Player
 from operators.gateway.served_versions import ServedVersions
 from operators.gateway.turn_tree import leaf_turns, times_of
@@ -56,7 +56,7 @@ class EpisodeCounts:
         self._published = self._values()
         self._published_at = 0
 
-    def add(self, episode: Episode, received: ReceivedRecord) -> None:
+    def add(self, episode: OpenEpisode, received: ReceivedRecord) -> None:
         """Count a finished episode; `received` is its trajectory."""
         trajectory = received.record
         counted = received.offset < self._counted.get(str(received.partition), 0)
@@ -114,7 +114,8 @@ class HandOut:
 @dataclass(frozen=True)
 class ServeAgents:
     """A gateway of a run with `partitions` partitions. `context` is that of the model in tokens; at most `most_tokens`
-    of an episode are trained, or its last conversation. `serve_command` starts the process that answers people.
+    of an episode are trained, or its last conversation. `serve_command` starts the process that answers people, which
+    reads `serve_setup` first.
     Without `hand_out` the run starts its agents itself.
     """
 
@@ -126,6 +127,7 @@ class ServeAgents:
     context: int
     most_tokens: int = 65_536
     serve_command: tuple[str, ...] = ()
+    serve_setup: str | None = None
     hand_out: HandOut | None = None
 
     def restore(self, restored: Restored) -> GatewayFold:
@@ -162,7 +164,7 @@ class GatewayFold(ShardFold):
         if config.serve_requests and step.serve_command:
             work = step.folder / f"served-{step.shard.shard}"
             served = ((*step.serve_command, str(work)), config.serve_requests, step.folder / SERVING_LOG)
-            self._served = ServedVersions(*served, timeout_s=config.turn_timeout_s, work=work)
+            self._served = ServedVersions(*served, timeout_s=config.turn_timeout_s, work=work, setup=step.serve_setup)
         claims = None
         if step.hand_out is not None:
             how = step.hand_out

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.processes import die_with_parent_command
+from infra.processes import die_with_parent_command, last_line
 from operators.gateway.errors import ApiError, invalid
-from operators.gateway.play import Response
+from operators.gateway.play import RecordedResponse
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,8 @@ class _Process:
 class ServedVersions:
     """Serves requests by the process of `command`, `most` at a time; its log is appended to `log_file`.
 
+    The process gets `setup`, a line, before the first request.
+
     A request whose response does not grow for `timeout_s` seconds fails. The process writes to the folder `work`, which
     is removed once it has ended.
     """
@@ -79,8 +81,9 @@ class ServedVersions:
         idle_s: float = IDLE_S,
         timeout_s: float = TIMEOUT_S,
         work: Path | None = None,
+        setup: str | None = None,
     ) -> None:
-        self._work = work
+        self._work, self._setup = work, setup
         self._command, self._log_file, self._idle_s, self._timeout_s = command, log_file, idle_s, timeout_s
         self._places = asyncio.Semaphore(most)
         self._number = 0
@@ -88,7 +91,9 @@ class ServedVersions:
         self._starting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def follow(self, version: str, tokens: list[int], sampling: ServedSampling) -> AsyncGenerator[Response]:
+    async def follow(
+        self, version: str, tokens: list[int], sampling: ServedSampling
+    ) -> AsyncGenerator[RecordedResponse]:
         """The response so far, at each change; the last one has a finish reason. Raises ApiError."""
         async with self._places:
             running = await self._process()
@@ -106,7 +111,7 @@ class ServedVersions:
                     drawn += event["tokens"]
                     logprobs += event["logprobs"]
                     reason = event.get("finish") or ""
-                    yield Response(list(drawn), list(logprobs), len(tokens), 0, reason)
+                    yield RecordedResponse(list(drawn), list(logprobs), len(tokens), 0, reason)
                     if reason:
                         return
             finally:
@@ -138,7 +143,7 @@ class ServedVersions:
         except TimeoutError as error:
             raise ApiError(504, f"no response within {self._timeout_s:g} s", "timeout") from error
         if event is _END:
-            raise ApiError(503, "the serving process has ended; repeat the request", "server_error")
+            raise ApiError(503, f"the serving process has ended: {last_line(self._log_file)}", "server_error")
         return event
 
     def _next_name(self) -> str:
@@ -158,6 +163,8 @@ class ServedVersions:
                         limit=_LINE_BYTES,
                     )
                 self._running = _Process(process)
+                if self._setup is not None:
+                    self._write_line(self._running, self._setup)
                 task = asyncio.create_task(self._read(self._running))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -197,9 +204,12 @@ class ServedVersions:
             shutil.rmtree(self._work, ignore_errors=True)
 
     def _write(self, running: _Process, order: Mapping[str, Any]) -> None:
+        self._write_line(running, json.dumps(order))
+
+    def _write_line(self, running: _Process, line: str) -> None:
         assert running.process.stdin is not None
         if not running.process.stdin.is_closing():
-            running.process.stdin.write(json.dumps(order).encode() + b"\n")
+            running.process.stdin.write(line.encode() + b"\n")
 
 
 def _plain(sampling: ServedSampling) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from schemas.records.agents import TokenRange, TurnEnded, TurnRequest, extended
 Ranges = tuple[TokenRange, ...]
 
 
-class EndedTurn(NamedTuple):
+class CompleteTurn(NamedTuple):
     """A turn whose response is complete."""
 
     request: TurnRequest
@@ -35,7 +35,7 @@ class EndedTurn(NamedTuple):
         return extended(self.asked, self.given, self.ended.stop)
 
 
-def leaf_turns(turns: Sequence[EndedTurn]) -> list[EndedTurn]:
+def leaf_turns(turns: Sequence[CompleteTurn]) -> list[CompleteTurn]:
     """The turns whose conversation no other turn continues, in their order."""
     continued = {turn.request.context for turn in turns}
     return [turn for turn in turns if turn.whole not in continued]

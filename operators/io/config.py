@@ -4,13 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Input, Partition, SessionConfig
 from infra.runners.liveness import StepBudget
 from operators.io.elements import PartitionKey
 from schemas.topics import RESTORE, Topic, group_name
+
+
+class _OfShard(Protocol):
+    config: ShardConfig
+
+    def close(self) -> None: ...
+
+
+_Opened = TypeVar("_Opened", bound=_OfShard)
+
+
+def opened_for(config: ShardConfig, opened: dict[str, _Opened], new: Callable[[ShardConfig], _Opened]) -> _Opened:
+    """The one of `opened`, by group, for `config`'s shard; a `new` one if it has another configuration."""
+    found = opened.get(config.group)
+    if found is None or found.config != config:
+        if found is not None:
+            found.close()
+        found = opened[config.group] = new(config)
+    return found
 
 
 @dataclass(frozen=True)

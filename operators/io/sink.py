@@ -13,7 +13,7 @@ import time
 from infra.kafka.session import SESSIONS, SessionLost
 from infra.runners.liveness import LIVENESS
 from operators.io.commits import ShardCommits
-from operators.io.config import ShardConfig
+from operators.io.config import ShardConfig, opened_for
 from operators.io.elements import Emission
 
 log = logging.getLogger(__name__)
@@ -119,12 +119,7 @@ _SINKS: dict[str, ShardSink] = {}
 
 def sink_of(config: ShardConfig) -> ShardSink:
     """The sink of `config`'s shard in this process."""
-    sink = _SINKS.get(config.group)
-    if sink is None or sink.config != config:
-        if sink is not None:
-            sink.close()
-        sink = _SINKS[config.group] = ShardSink(config)
-    return sink
+    return opened_for(config, _SINKS, ShardSink)
 
 
 def drop_sink(group: str) -> None:

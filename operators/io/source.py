@@ -11,7 +11,7 @@ from infra.kafka.open_transactions import StallWatch, describe_blocking_transact
 from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost, Sessions
 from infra.runners.liveness import LIVENESS
 from infra.runners.stopping import STOPPING
-from operators.io.config import ShardConfig
+from operators.io.config import ShardConfig, opened_for
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from schemas.block_codec import decode_block
 from schemas.codec import MAX_VALUE_BYTES, UndecodableRecord, decode
@@ -235,12 +235,7 @@ _SOURCES: dict[str, ShardSource] = {}
 
 def open_source(config: ShardConfig) -> ShardSource:
     """The source of `config`'s shard in this process."""
-    source = _SOURCES.get(config.group)
-    if source is None or source.config != config:
-        if source is not None:
-            source.close()
-        source = _SOURCES[config.group] = ShardSource(config)
-    return source
+    return opened_for(config, _SOURCES, ShardSource)
 
 
 def close_sources() -> None:

@@ -9,7 +9,7 @@ from operators.placement.schedules import SCHEDULES, Refresh, Rules, Schedule
 
 @dataclass(frozen=True)
 class PlacementConfig:
-    """Raises ValueError naming the invalid field."""
+    """How trajectories are admitted, assigned to replicas and moved. Raises ValueError naming the invalid field."""
 
     schedule: Schedule = "laminar"
     """Schedule of generation and weight updates; the next three fields override its rules. `laminar`: trajectories at
@@ -17,24 +17,24 @@ class PlacementConfig:
     generates the next batch meanwhile; `stream` trains early finishers of two batches; `partial_rollout` interrupts
     running trajectories for newer weights."""
     admitted_batches: int | None = None
-    """Global batches that may be outstanding; None: set by the schedule."""
+    """Global batches that may be outstanding; unset: those of the schedule."""
     refresh: Refresh | None = None
-    """When replicas load newer weights; None: set by the schedule."""
+    """When replicas load newer weights; unset: as the schedule says."""
     repack: bool | None = None
-    """Whether trajectories move, so that replicas are free for newer weights; None: set by the schedule."""
+    """Whether trajectories move, so that replicas are free for newer weights; unset: as the schedule says."""
     repack_s: float = 5.0
     """Period in seconds of planning moves; they are planned after each global batch too."""
     repack_kv: float = 0.99
     """Share of a replica's KV that moves may fill."""
     repack_requests: int | None = None
-    """Requests that moves may bring a replica to, where further ones slow its decoding; None: its slots."""
+    """Requests that moves may bring a replica to, where further ones slow its decoding; unset: its slots."""
     replica_batch: int | None = None
-    """Maximum training assignments of a replica under one weight version; None: its slots."""
+    """Maximum training assignments of a replica under one weight version; unset: its slots."""
     max_replicas: int = 8
     """Maximum replicas of a run: the inbox has a partition for each."""
     prefetch: int | None = None
     """Assignments that a replica may hold beyond those that run at once, by its slots and by its KV at the observed
-    lengths. None: a whole batch, of which the engine admits what fits, so that its KV is full until none waits."""
+    lengths. Unset: a whole batch, of which the engine admits what fits, so that its KV is full until none waits."""
     stage_groups: bool = True
     """Whether replicas whose machines have parts of the newest version run it in stages until one has all of it."""
     stage_min_s: float = 2.0

@@ -16,7 +16,7 @@ from operators.placement.config import PlacementConfig
 from operators.placement.leases import Leases
 from operators.placement.plans import plan_record
 from operators.placement.queue_balancing import plan_queue_balancing
-from operators.placement.repack import Load, Move, plan_repack
+from operators.placement.repack import KVLoad, Move, plan_repack
 from operators.placement.replicas import ReplicaTable, TrackedReplica
 from operators.placement.stage_shares import plan_shares
 from operators.placement.tracking import TrajectoryTracker
@@ -155,7 +155,7 @@ class MoveCoordinator:
         moves = plan_shares(loads[0], loads[1:], others, self._config.repack_kv)
         return self._propose(source.version, loads, moves, clock, "balance") if moves else []
 
-    def _load(self, replica: TrackedReplica) -> Load:
+    def _load(self, replica: TrackedReplica) -> KVLoad:
         """The load from the last heartbeat, plus the requests assigned since."""
         status, tracking = replica.status, self._tracking
         requests = tracking.table.load(replica.owner)
@@ -167,7 +167,7 @@ class MoveCoordinator:
         if coming - waiting > status.running + waiting:
             # Few requests can have ended unreported. If most are not in the heartbeat, the replica has just started.
             waiting = max(1, requests - int(status.kv_capacity / each)) if each else requests
-        return Load(
+        return KVLoad(
             replica=status.replica,
             kv_used=min(status.kv_capacity, status.kv_used + int(coming * each)),
             kv_capacity=status.kv_capacity,
@@ -182,7 +182,7 @@ class MoveCoordinator:
     def _propose(
         self,
         version: PolicyVersion,
-        loads: Sequence[Load],
+        loads: Sequence[KVLoad],
         moves: Sequence[Move],
         clock: float,
         reason: MoveReason | None = None,

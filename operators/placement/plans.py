@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from operators.placement.repack import Load, Move
+from operators.placement.repack import KVLoad, Move
 from schemas.records import PlannedMove, PolicyVersion, RepackPlan, ReplicaLoad
 
 
 def plan_record(
     plan_id: str,
     version: PolicyVersion,
-    loads: Sequence[Load],
+    loads: Sequence[KVLoad],
     moves: Sequence[Move],
     names_at: Callable[[int], Sequence[str]],
     now: int,
@@ -41,7 +41,7 @@ def plan_record(
     )
 
 
-def _reason(involved: Sequence[Load], moves: Sequence[Move]) -> Literal["repack", "drain", "balance"]:
+def _reason(involved: Sequence[KVLoad], moves: Sequence[Move]) -> Literal["repack", "drain", "balance"]:
     """The reason to record for a plan."""
     if all(move.waiting for move in moves):
         return "balance"
@@ -49,7 +49,7 @@ def _reason(involved: Sequence[Load], moves: Sequence[Move]) -> Literal["repack"
     return "drain" if all(load.leaving for load in involved if load.replica in sources) else "repack"
 
 
-def _after(load: Load, moves: Sequence[Move]) -> ReplicaLoad:
+def _after(load: KVLoad, moves: Sequence[Move]) -> ReplicaLoad:
     kv, requests = load.kv_used, load.requests
     for move in moves:
         sign = (move.destination == load.replica) - (move.source == load.replica)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
-from operators.placement.repack import Load, Move
+from operators.placement.repack import KVLoad, Move
 
 SHORT_QUEUE = 8
 """A queue with at most one waiting request per `SHORT_QUEUE` running ones is left as it is: it clears soon."""
 
 
 def plan_queue_balancing(
-    loads: Sequence[Load], moves: Sequence[Move], fresh_kv: int, kv_share: float = 0.99, *, idle_too: bool = False
+    loads: Sequence[KVLoad], moves: Sequence[Move], fresh_kv: int, kv_share: float = 0.99, *, idle_too: bool = False
 ) -> list[Move]:
     """Moves of waiting requests among the replicas of one weight version, in addition to the `moves` of a repack plan.
 
@@ -46,13 +46,13 @@ def plan_queue_balancing(
     return balanced
 
 
-def _excess(load: Load) -> int:
+def _excess(load: KVLoad) -> int:
     """How many waiting requests of a replica exceed a short queue."""
     waiting = min(load.waiting, load.requests)
     return waiting - -(-(load.requests - waiting) // SHORT_QUEUE)
 
 
-def _room(load: Load, fresh_kv: int, kv_share: float) -> int:
+def _room(load: KVLoad, fresh_kv: int, kv_share: float) -> int:
     """How many more fresh requests a replica could run at once."""
     kv = int(kv_share * load.kv_capacity) - load.kv_used - load.growth
     return min(kv // fresh_kv, load.most_requests - load.requests)

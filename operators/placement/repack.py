@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class KVLoad:
     """One replica of a weight version, KV in tokens.
 
     `kv_before` is its KV use one period ago (None: unknown), `growth` the expected further KV of its requests,
@@ -45,7 +45,7 @@ class Move:
     waiting: bool = False
 
 
-def is_idle(load: Load, kv_share: float) -> bool:
+def is_idle(load: KVLoad, kv_share: float) -> bool:
     """Whether a replica is past its peak: no request waits, or its KV use has fallen below both before and its limit.
 
     A replica with a few stragglers whose KV still grows counts too, since no request waits there.
@@ -56,7 +56,7 @@ def is_idle(load: Load, kv_share: float) -> bool:
     return load.waiting == 0 or falling
 
 
-def plan_repack(loads: Sequence[Load], kv_share: float = 0.99, *, only_leaving: bool = False) -> list[Move]:
+def plan_repack(loads: Sequence[KVLoad], kv_share: float = 0.99, *, only_leaving: bool = False) -> list[Move]:
     """Moves among the replicas of one weight version that empty as many replicas as possible.
 
     No destination exceeds `kv_share` of its KV, growth included, or `most_requests`. With `only_leaving` only leaving
@@ -87,7 +87,7 @@ def plan_repack(loads: Sequence[Load], kv_share: float = 0.99, *, only_leaving: 
 class _Room:
     """Free KV and free requests of the destinations, ordered by free KV: the fullest first."""
 
-    def __init__(self, loads: Sequence[Load], kv_share: float) -> None:
+    def __init__(self, loads: Sequence[KVLoad], kv_share: float) -> None:
         self._free = {
             load.replica: (int(kv_share * load.kv_capacity) - load.kv_used, load.most_requests - load.requests)
             for load in loads
@@ -99,7 +99,7 @@ class _Room:
         kept = set(replicas)
         self._order = [(kv, replica) for kv, replica in self._order if replica in kept]
 
-    def take(self, load: Load, *, whole: bool = False) -> list[Move]:
+    def take(self, load: KVLoad, *, whole: bool = False) -> list[Move]:
         """Moves of `load` to the fullest destination with room for all of it, else in parts; a source receives no more.
 
         Parts go to as few destinations as possible, and may leave a rest. With `whole` there is no move unless all
@@ -112,7 +112,7 @@ class _Room:
             self._close(load.replica)
         return [self._move(load, replica, requests) for replica, requests in parts]
 
-    def _fit_whole(self, load: Load) -> list[tuple[int, int]]:
+    def _fit_whole(self, load: KVLoad) -> list[tuple[int, int]]:
         """The fullest destination with room for all of `load`, if any."""
         first = bisect_left(self._order, (load.kv_used + load.growth, -1))
         for place in range(first, len(self._order)):
@@ -121,7 +121,7 @@ class _Room:
                 return [(replica, load.requests)]
         return []
 
-    def _fit_parts(self, load: Load, *, fullest_first: bool) -> list[tuple[int, int]]:
+    def _fit_parts(self, load: KVLoad, *, fullest_first: bool) -> list[tuple[int, int]]:
         """Destinations and request counts that together take `load`, as far as there is room."""
         parts, left = [], load.requests
         each = max(1, -(-(load.kv_used + load.growth) // load.requests))
@@ -135,7 +135,7 @@ class _Room:
                 left -= count
         return parts
 
-    def _move(self, load: Load, destination: int, requests: int) -> Move:
+    def _move(self, load: KVLoad, destination: int, requests: int) -> Move:
         """Record a move and the room that it takes."""
         kv, free = self._free[destination]
         share = requests / load.requests

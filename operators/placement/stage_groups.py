@@ -33,7 +33,7 @@ from schemas.topics import PLANS
 log = logging.getLogger(__name__)
 
 Action = Literal["formed", "changed", "failed", "ended"]
-Machine = tuple[str, str]
+HostAndStore = tuple[str, str]
 """Host and store: the folder of weights that a relay fills and replicas read."""
 
 
@@ -52,8 +52,8 @@ class StageGroups:
     def __init__(self, config: PlacementConfig, replicas: ReplicaTable, start: int, now: Callable[[], int]) -> None:
         self._config, self._replicas, self._start, self._now = config, replicas, start, now
         self._parts: tuple[PolicyVersion, ModelParts] | None = None
-        self._arrivals: dict[Machine, tuple[RelayArrival, float]] = {}
-        self._complete: dict[Machine, frozenset[str]] = {}
+        self._arrivals: dict[HostAndStore, tuple[RelayArrival, float]] = {}
+        self._complete: dict[HostAndStore, frozenset[str]] = {}
         self._staged: dict[int, tuple[StageStatus, float]] = {}
         self._orders: dict[int, _Order] = {}
         """By leader: orders that it has not reported yet."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from operators.placement.repack import Load, Move
+from operators.placement.repack import KVLoad, Move
 
 
-def plan_shares(leader: Load, whole: Sequence[Load], others: int, kv_share: float = 0.99) -> list[Move]:
+def plan_shares(leader: KVLoad, whole: Sequence[KVLoad], others: int, kv_share: float = 0.99) -> list[Move]:
     """Moves from `leader` that give each of the `whole` members an even share of the requests.
 
     The `others` members, the leader included, keep theirs. A member that lacks less than a quarter of its share gets

@@ -15,17 +15,16 @@ from operators.io.elements import Output, PartitionKey, ReceivedRecord, Restored
 from operators.io.ledger import TrajectoryLedger
 from operators.io.partial_pool import PartialPool, PooledPartial
 from operators.io.pending import PendingOffsets
-from operators.placement.cancels import PendingCancels
 from operators.placement.coverage import Coverage
 from operators.placement.inbox_ledger import restore_inboxes
 from operators.placement.leases import Leases
 from operators.placement.length_statistics import LengthStatistics
 from operators.placement.move_outcomes import MoveOutcomes
-from operators.placement.pending_records import PendingRecords
 from operators.placement.work_table import Owned, Owner, Work, WorkTable, failed_trajectory
 from schemas.identity import TrajectoryKey, parse_trajectory_id
 from schemas.records import (
     AssignmentRejected,
+    Cancel,
     PolicyVersion,
     Progress,
     Prompt,
@@ -35,6 +34,52 @@ from schemas.records import (
     WeightVersion,
 )
 from schemas.topics import PROGRESS, SETTLED, TRAJECTORIES, partition_of
+
+
+class PendingCancels:
+    """Trajectories and leases to cancel, by replica, as it has to stop them, or to stop waiting for them."""
+
+    def __init__(self) -> None:
+        self._leases: dict[Owner, dict[str, int]] = {}
+
+    def add(self, owner: Owner, name: str, lease: int) -> None:
+        """Cancel trajectory `name` at `owner` up to `lease`; lease 0 only ends the wait for a hand-over."""
+        leases = self._leases.setdefault(owner, {})
+        leases[name] = max(lease, leases.get(name, 0))
+
+    def take(self) -> list[Cancel]:
+        """The Cancel records to write; the table is empty afterwards."""
+        cancels, self._leases = self._leases, {}
+        return [Cancel(tuple(leases), tuple(leases.values()), *owner) for owner, leases in cancels.items()]
+
+
+class PendingRecords:
+    """Records that a restart must read again until a later one supersedes them: one per trajectory, by its id.
+
+    `pending` keeps the low-water mark at or below them.
+    """
+
+    def __init__(self, pending: PendingOffsets) -> None:
+        self._pending = pending
+        self._kept: dict[str, tuple[PartitionKey, int]] = {}
+
+    def keep(self, name: str, received: ReceivedRecord) -> None:
+        """Keep the record of trajectory `name` instead of an earlier one."""
+        key = PartitionKey(received.topic, received.partition)
+        self._pending.add(key, received.offset)
+        self.release(name)
+        self._kept[name] = (key, received.offset)
+
+    def keep_first(self, name: str, received: ReceivedRecord) -> None:
+        """Keep the record of trajectory `name` unless an earlier one is kept."""
+        if name not in self._kept:
+            self.keep(name, received)
+
+    def release(self, name: str) -> None:
+        """Stop keeping the record of trajectory `name`, if there is one."""
+        kept = self._kept.pop(name, None)
+        if kept is not None:
+            self._pending.remove(*kept)
 
 
 class TrajectoryTracker:

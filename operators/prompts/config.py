@@ -43,7 +43,7 @@ class TaskConfig:
     task_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of reasoning-gym's task, except seed and size."""
     size: int | None = None
-    """Questions in an epoch of a reasoning-gym task; None generates a new question for every number (500 questions of
+    """Questions in an epoch of a reasoning-gym task; unset: a new question for every number (500 questions of
     the few tasks that cannot)."""
 
     where: str = ""
@@ -91,7 +91,7 @@ class TaskConfig:
     temperature: float = 1.0
     """Above 0; the trainer divides its logits by it too."""
     top_p: float = 1.0
-    """Nucleus sampling; 1 for trained answers."""
+    """Nucleus sampling; 1 for trained responses."""
     top_k: int = 0
     """`top_p` must be 1 and `top_k` 0: the trainer's distribution is not truncated, so importance ratios would be wrong
     by the kept share (see docs/training.md)."""

@@ -23,7 +23,8 @@ from infra.store.incoming_version import Seal
 from infra.store.names import weight_file
 from infra.store.weight_store import WeightStore, versions_to_evict
 from infra.system import SYSTEM, System
-from infra.transport.relay_node import Endpoint, RelayNode
+from infra.transport.endpoint import Endpoint
+from infra.transport.relay_node import RelayNode
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.relay.config import AUTO, RelayConfig

@@ -14,7 +14,7 @@ from operators.rollout.environments.config import ENVIRONMENTS, EnvironmentSpec
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """Raises ValueError naming the field that is invalid."""
+    """The engine that generates, its processes and their limits. Raises ValueError naming the field that is invalid."""
 
     engine: Literal["transformers", "vllm", "emulated"] = "transformers"
     """`vllm` requires vLLM (extra `vllm`). `emulated` emulates the timing of other accelerators and generates synthetic
@@ -26,12 +26,12 @@ class RolloutConfig:
     slots: int = 128
     """Trajectories that a replica generates at once."""
     context: int | None = None
-    """Maximum tokens of prompt and response together; None: the model's maximum position."""
+    """Maximum tokens of prompt and response together; unset: the model's maximum position."""
     kv_capacity: int | None = None
-    """KV capacity of a replica in tokens; None: slots × context, or with vLLM on a GPU what fits its memory."""
+    """KV capacity of a replica in tokens; unset: slots × context, or with vLLM on a GPU what fits its memory."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """The data type of the replicas' computation, to which the trainer's float32 weights are rounded. None: bfloat16 if
-    `trainer.device` is a GPU, else float32."""
+    """The data type of the replicas' computation, to which the trainer's float32 weights are rounded. Unset: bfloat16
+    if `trainer.device` is a GPU, else float32."""
     threads: int = 1
     """CPU threads of the model code in each process."""
     step_s: float = 0.03

@@ -83,10 +83,7 @@ class EvictedVersions:
             version = self._find(name, places)
         except LookupError as error:
             raise LookupError(f"the run has no weight version {name!r}; it can serve {servable}") from error
-        try:
-            self._run((*self._pull, str(version), str(folder)))
-        except LookupError as error:
-            raise LookupError(f"{error}. The gateway can serve {servable}") from error
+        self._run((*self._pull, str(version), str(folder)))
         if not (file := folder / WEIGHTS).is_file():
             raise LookupError(f"weight version {version} is not in one file {WEIGHTS}")
         return PulledVersion(version, file)
@@ -99,5 +96,6 @@ class EvictedVersions:
         except subprocess.TimeoutExpired as error:
             raise LookupError(f"it took longer than {TIMEOUT_S:g} s") from error
         if done.returncode:
-            raise LookupError((done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1])
+            last = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+            raise LookupError(last.removeprefix("laminar: "))
         return done.stdout

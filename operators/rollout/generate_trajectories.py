@@ -13,8 +13,8 @@ from infra.kafka.producer import BoundedProducer
 from infra.models.chat import MessageFrame
 from infra.runners.step_metrics import phase
 from infra.runners.stopping import NOTICE
+from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
-from infra.transport.relay_node import Endpoint
 from operators.io.config import ShardConfig
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
@@ -25,7 +25,7 @@ from operators.rollout.departure import Departure, Notice
 from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
-from operators.rollout.replica import Order, Replica, ReplicaEvent
+from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
 from schemas.records import (
     AGENT,
     PolicyVersion,
@@ -171,7 +171,7 @@ class RolloutFold:
         self._departure.end_if_done(published=not self._pending)
         return outputs
 
-    def _handle(self, order: Order) -> None:
+    def _handle(self, order: ReplicaOrder) -> None:
         replica = self._replicas[order.replica]
         news = replica.changes
         self._emit(replica.carry_out(order), urgent=True)

@@ -55,7 +55,7 @@ STREAM_S = 0.2
 
 log = logging.getLogger(__name__)
 
-Order = Assignment | Cancel | Reserve | Release | Drain | TurnRequest | EpisodeEnd | StageGroup
+ReplicaOrder = Assignment | Cancel | Reserve | Release | Drain | TurnRequest | EpisodeEnd | StageGroup
 ReplicaEvent = Trajectory | AssignmentRejected | Progress | TurnEnded | Placed
 """What a replica publishes. A Placed hands a trajectory over, in one transaction with the Progress before it."""
 
@@ -156,7 +156,7 @@ class Replica:
         if self._agents is not None and assignment is not None and assignment.lease <= order.lease:
             self._agents.accept(order)
 
-    def carry_out(self, order: Order) -> list[ReplicaEvent]:
+    def carry_out(self, order: ReplicaOrder) -> list[ReplicaEvent]:
         """Do what `order` says; nothing if it is for another incarnation. Returns the events of a hand-over."""
         if order.incarnation != self.incarnation:
             return []

@@ -26,7 +26,7 @@ from schemas.records.versions import LATEST, NAMES, named_version
 
 PULL_CHECK_S = 0.1
 """While requests only wait for their versions, `step` need not be called more often."""
-Event = dict[str, Any]
+StreamEvent = dict[str, Any]
 """`id`, new `tokens` and their `logprobs`, `version`, `finish` (None: more follows), `error`."""
 
 
@@ -89,7 +89,7 @@ class ServedRequests:
         if self._running.pop(name, None) is not None:
             self._engine.release([name])
 
-    def step(self) -> list[Event]:
+    def step(self) -> list[StreamEvent]:
         """Start what can start, run one round of the engine, and return what was generated."""
         self._waiting.extend(self._pulling)
         self._pulling.clear()
@@ -108,7 +108,7 @@ class ServedRequests:
                 events.append(self._event(name, part, completion.finish_reason, completion.error))
         return events
 
-    def _start(self) -> Iterator[Event]:
+    def _start(self) -> Iterator[StreamEvent]:
         capacity = self._engine.status().capacity
         while self._waiting and len(self._running) < capacity:
             request = self._waiting[0]
@@ -142,7 +142,7 @@ class ServedRequests:
         pulled = self._evicted.get(name, awaited)
         return None if pulled is None else _Source(pulled.version, lambda: nullcontext(pulled.file))
 
-    def _event(self, name: str, part: PartialResponse, finish: str | None, error: str | None = None) -> Event:
+    def _event(self, name: str, part: PartialResponse, finish: str | None, error: str | None = None) -> StreamEvent:
         return {
             "id": name,
             "tokens": part.token_ids.tolist(),

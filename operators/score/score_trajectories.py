@@ -7,21 +7,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from infra.runners.step_metrics import StepCounters, phase
+from infra.runners.step_metrics import phase
 from operators.io.clocks import wall_ms
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.io.ledger import TrajectoryLedger
 from operators.score.config import ScoreConfig
-from operators.score.episode_counts import count_episodes
+from operators.score.error_counts import ScoreCounters
 from operators.score.scorer import Scorer
 from operators.score.scoring import score_trajectories
-from operators.score.task_errors import TaskErrors
 from schemas.block import Block
 from schemas.identity import Purpose, TrajectoryKey, group_id, is_trajectory_id, parse_trajectory_id
-from schemas.records import Metric
 from schemas.topics import EXPERIENCES, METRICS
 
 
@@ -40,7 +35,7 @@ class ScoreTrajectories:
         for trajectory in (received.record.trajectory for received in restored.ledger):
             if is_trajectory_id(trajectory.trajectory_id):
                 ledger.add(parse_trajectory_id(trajectory.trajectory_id), trajectory.prompt.samples, 0)
-        counts = ErrorCounts(restored.group, restored.state.get("counts"), restored.shard, self.config.shards)
+        counts = ScoreCounters(restored.group, restored.state.get("counts"), restored.shard, self.config.shards)
         return _Scoring(Scorer(self.config), ledger, counts, now)
 
 
@@ -61,7 +56,7 @@ class _Scoring(ShardFold):
         self,
         scorer: Scorer,
         scored: TrajectoryLedger,
-        counts: ErrorCounts,
+        counts: ScoreCounters,
         now: Callable[[], int] = wall_ms,
     ) -> None:
         self._scorer, self._scored, self._counts, self._now = scorer, scored, counts, now
@@ -116,70 +111,3 @@ class _Scoring(ShardFold):
 def _first_group(purpose: Purpose, experiences: Block) -> str:
     """The key of a record of `experiences`, all of one `purpose`: the id of the first group."""
     return group_id(purpose, experiences.column("trajectory.prompt.number")[0].as_py())
-
-
-EVERY_MS = 1_000
-"""The shortest time between two metrics."""
-COUNTS = (
-    "trajectories",
-    "reward_errors",
-    "episode_errors",
-    "generation_errors",
-    "heldout_trajectories",
-    "heldout_errors",
-)
-"""Scored trajectories of training; those whose reward function failed, whose environment failed, whose generation
-failed. Then those of evaluation, and those of them with any error: nothing is trained on them."""
-
-
-class ErrorCounts:
-    """The counts of `shard` since the start of the run, also by task and of episodes.
-
-    `state` of the commit note continues them after a restart.
-    """
-
-    def __init__(self, group: str, state: Mapping[str, int] | None = None, shard: int = 0, shards: int = 1) -> None:
-        known = state or {}
-        self._shard = {"shard": float(shard)} if shards > 1 else {}
-        self._counters = StepCounters(group, {name: known.get(name, 0) for name in COUNTS})
-        self._by_task = TaskErrors({name: count for name, count in known.items() if name not in COUNTS})
-        self._published = self._scored()
-        self._published_at = 0
-
-    def add(self, experiences: Block) -> None:
-        held_out = pc.equal(experiences.column("trajectory.prompt.purpose"), "evaluation")
-        failed = pc.equal(experiences.column("trajectory.finish_reason"), "failed")
-        in_episode = pc.not_equal(experiences.column("trajectory.prompt.environment"), "")
-        errors = pc.is_valid(experiences.column("error"))
-        for name, kind in (
-            ("reward_errors", pc.and_not(errors, failed)),
-            ("episode_errors", pc.and_(failed, in_episode)),
-            ("generation_errors", pc.and_not(failed, in_episode)),
-        ):
-            self._counters.add(name, _true(pc.and_not(kind, held_out)))
-        self._counters.add("trajectories", len(experiences) - _true(held_out))
-        self._counters.add("heldout_trajectories", _true(held_out))
-        self._counters.add("heldout_errors", _true(pc.and_(pc.or_(errors, failed), held_out)))
-        trained = pc.invert(held_out)
-        self._by_task.add(experiences, trained)
-        count_episodes(self._by_task.values, experiences, trained)
-
-    def metric(self, now: int) -> Metric | None:
-        """The metric `score` at `now` (Unix milliseconds) if the counts are new and the last one is old enough."""
-        scored = self._scored()
-        if scored == self._published or 0 <= now - self._published_at < EVERY_MS:  # negative: the clock was set back
-            return None
-        self._published, self._published_at = scored, now
-        counts = {name: float(count) for name, count in self.state().items()}
-        return Metric("score", scored, counts | self._shard, now)
-
-    def state(self) -> dict[str, int]:
-        """The counts, JSON-ready."""
-        return {**self._counters.totals, **self._by_task.values}
-
-    def _scored(self) -> int:
-        return self._counters.totals["trajectories"] + self._counters.totals["heldout_trajectories"]
-
-
-def _true(values: pa.Array) -> int:
-    return int(pc.sum(values).as_py() or 0)

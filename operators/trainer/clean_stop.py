@@ -50,10 +50,8 @@ def keep_newest(training: RankTraining, checkpoints: CheckpointWriter, is_publis
     rendezvous, decision = training.rendezvous, _LEAVE
     try:
         with lost_ranks():
-            training.stop()
-            if training.trained == 0:
+            if not _stopped_after_training(training, checkpoints):
                 return
-            checkpoints.finish()
             if training.position.version in checkpoints.kept() or not is_published():
                 return
             decision = _KEEP
@@ -71,15 +69,20 @@ def keep_with_rank_0(training: RankTraining, checkpoints: CheckpointWriter) -> N
     """On any other rank: write this rank's part of the checkpoint if rank 0 makes one. A failure is logged."""
     try:
         with lost_ranks():
-            training.stop()
-            if training.trained == 0:
-                return
-            checkpoints.finish()
-            if _decision(training.rendezvous) == _KEEP:
+            if _stopped_after_training(training, checkpoints) and _decision(training.rendezvous) == _KEEP:
                 checkpoints.begin()
                 checkpoints.finish()
     except (CheckpointError, RankLost) as error:
         log.warning("the run stops without this rank's part of version %s: %s", training.position.version, error)
+
+
+def _stopped_after_training(training: RankTraining, checkpoints: CheckpointWriter) -> bool:
+    """Stop training. Return whether batches were trained; the last checkpoint that was begun is complete then."""
+    training.stop()
+    if training.trained == 0:
+        return False
+    checkpoints.finish()
+    return True
 
 
 def _decision(rendezvous: Rendezvous) -> str:

@@ -31,7 +31,7 @@ CorrectionKind = Literal["none", "truncate", "mask"]
 CorrectionLevel = Literal["token", "sequence"]
 KlKind = Literal["k1", "k2", "k3"]
 KlPlace = Literal["loss", "reward"]
-Schedule = Literal["constant", "linear", "cosine"]
+RateSchedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 Offloaded = Literal["moments", "reference"]
 
@@ -39,6 +39,21 @@ Offloaded = Literal["moments", "reference"]
 def _choose(name: str, value: object, choices: Iterable[object]) -> None:
     if value not in (known := list(choices)):
         raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, not {value!r}")
+
+
+def learning_rate(update: int, config: LearnerConfig) -> float:
+    """The learning rate of update `update`, counted from 0: linear warm-up over `warmup_steps`, then the schedule.
+
+    The first update has learning_rate / warmup_steps; a linear or cosine schedule reaches `final_learning_rate` at
+    `total_steps`.
+    """
+    if update < config.warmup_steps:
+        return config.learning_rate * (update + 1) / config.warmup_steps
+    if config.schedule == "constant" or config.total_steps is None:
+        return config.learning_rate
+    progress = min(1.0, (update - config.warmup_steps) / (config.total_steps - config.warmup_steps))
+    left = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * left
 
 
 def _within(name: str, value: float | None, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
@@ -51,7 +66,7 @@ def _within(name: str, value: float | None, low: float, high: float = math.inf, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
-    """An algorithm by name, and overrides; None keeps the algorithm's own value (docs/training.md).
+    """An algorithm by name, and overrides; an unset key keeps the algorithm's own value (docs/training.md).
 
     Raises ValueError naming the invalid field.
     """
@@ -147,7 +162,7 @@ class ParameterGroup:
     match: str
     """A regular expression, searched in the parameter's name."""
     weight_decay: float | None = None
-    """None: the learner's value for matrices, 0 for vectors."""
+    """Weight decay of these parameters; unset: the learner's for matrices, 0 for vectors."""
     learning_rate_factor: float = 1.0
     """Multiplies the learning rate of these parameters."""
 
@@ -185,7 +200,7 @@ class LoraConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerConfig:
-    """How a global batch is trained: AdamW on gradients accumulated over micro-batches, one step per mini-batch.
+    """How a global batch is trained: AdamW on gradients accumulated over micro-batches, a step per mini-batch.
 
     Raises ValueError naming the invalid field.
     """
@@ -196,11 +211,11 @@ class LearnerConfig:
     learning_rate: float = 1e-6
     """Peak of the policy's learning rate: 1e-6 suits pretrained models of billions of parameters."""
     warmup_steps: int = 10
-    """Batches over which the learning rate rises linearly from 0."""
-    schedule: Schedule = "constant"
+    """The learning rate rises linearly from 0 over so many batches."""
+    schedule: RateSchedule = "constant"
     """Learning-rate schedule after the warm-up."""
     total_steps: int | None = None
-    """Batches at which a linear or cosine schedule ends."""
+    """The batch at which a linear or cosine schedule ends."""
     final_learning_rate: float = 0.0
     """Learning rate at the end of a linear or cosine schedule."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -218,9 +233,9 @@ class LearnerConfig:
     mismatch_bound: float = 0.01
     """KL between rollout and trainer under the same weights, in nats per token, above which a warning is logged."""
     mini_batches: int | None = None
-    """Optimizer steps per pass over the batch; groups are split evenly, in order. Not set: those of the algorithm."""
+    """Optimizer steps per pass over the batch; groups are split evenly, in order. Unset: those of the algorithm."""
     epochs: int | None = None
-    """Passes over the batch. Not set: those of the algorithm."""
+    """Passes over the batch. Unset: those of the algorithm."""
     precision: Precision = "float32"
     """Precision of activations; weights and optimizer are always float32."""
     gradient_checkpointing: bool = False
@@ -245,7 +260,7 @@ class LearnerConfig:
         _within("learning_rate", self.learning_rate, 0)
         _within("final_learning_rate", self.final_learning_rate, 0, self.learning_rate)
         _within("warmup_steps", self.warmup_steps, 0)
-        _choose("schedule", self.schedule, get_args(Schedule))
+        _choose("schedule", self.schedule, get_args(RateSchedule))
         if self.schedule != "constant" and (self.total_steps is None or self.total_steps <= self.warmup_steps):
             kind = f"{self.schedule} schedule"
             raise ValueError(

@@ -11,7 +11,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-Move = Callable[[torch.device], object]
+MoveToDevice = Callable[[torch.device], object]
 HOST = torch.device("cpu")
 
 
@@ -25,7 +25,7 @@ class DeviceTurns:
     def __init__(
         self,
         device: torch.device,
-        models: Mapping[str, Move],
+        models: Mapping[str, MoveToDevice],
         *,
         offloaded: Collection[str] = (),
     ) -> None:

@@ -21,19 +21,18 @@ from infra.runners.step_metrics import phase
 from operators.trainer.advantages import Rewards, value_targets
 from operators.trainer.algorithms import AGGREGATIONS, resolve
 from operators.trainer.batch import TrainingBatch, concatenate, join_parts, reject_unknown_tokens
-from operators.trainer.config import LearnerConfig
+from operators.trainer.config import LearnerConfig, learning_rate
 from operators.trainer.context_parallel import check_heads, open_context
 from operators.trainer.critic import Critic
-from operators.trainer.device_sharing import DeviceTurns, Move
+from operators.trainer.device_sharing import DeviceTurns, MoveToDevice
 from operators.trainer.global_batch_metadata import GlobalBatchMetadata, gather_metadata, gather_rows
 from operators.trainer.learner_state import RANDOM_STATE, LearnerState, StateSource, check_shapes, read_into
 from operators.trainer.losses import kl_penalty
 from operators.trainer.metrics import TokenMetrics, batch_metrics
 from operators.trainer.mismatch import Mismatch, MismatchAlarm, current_versions
-from operators.trainer.optimizer import learning_rate
 from operators.trainer.packing import TrainingMicroBatch, micro_batches, mini_batches
 from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, score_tokens
-from operators.trainer.policy import Policy, load_policy
+from operators.trainer.policy import PolicyModule, load_policy
 from operators.trainer.presets import clip_can_bind, optimizer_steps, unused_clip_warning
 from operators.trainer.published_weights import PublishedWeights
 from operators.trainer.ranks import ALONE, Ranks
@@ -73,7 +72,7 @@ class Learner:
         self.before_change: Callable[[], None] = lambda: None
         """Called before weights and moments change; it returns once nobody reads them any more."""
         self._actor = TrainedModel(self._policy, config, lambda: self.before_change())
-        models: dict[str, Move] = {"actor": self._actor.move}
+        models: dict[str, MoveToDevice] = {"actor": self._actor.move}
         self._critic: Critic | None = None
         if self._algorithm.critic:
             self._critic = Critic(
@@ -86,7 +85,7 @@ class Learner:
             )
             self._critic_trained = TrainedModel(self._critic, config, lambda: self.before_change())
             models["critic"] = self._critic_trained.move
-        self._reference: Policy | None = None
+        self._reference: PolicyModule | None = None
         if config.algorithm.kl_coefficient:
             self._reference = load_policy(
                 model_folder,
@@ -221,7 +220,7 @@ class Learner:
         config, algorithm, ranks = self.config.algorithm, self._algorithm, self._data
         tokens, trained_rows = int(batch.trained.sum()), np.flatnonzero(batch.trained)
 
-        def logprobs(policy: Policy) -> Tensor:
+        def logprobs(policy: PolicyModule) -> Tensor:
             return score_tokens(lambda part: policy(part.packed)[0], self._micro_batches(batch, trained_rows), tokens)
 
         reference = proximal = values = penalties = None

@@ -15,7 +15,7 @@ from operators.trainer.losses import PolicyLogprobs, correction_weights, kl_pena
 from operators.trainer.metrics import TokenMetrics
 from operators.trainer.mismatch import Mismatch
 from operators.trainer.packing import TrainingMicroBatch
-from operators.trainer.policy import Policy
+from operators.trainer.policy import PolicyModule
 
 Parts = Iterable[TrainingMicroBatch]
 
@@ -43,7 +43,7 @@ def score_tokens(score: Callable[[TrainingMicroBatch], Tensor], parts: Parts, to
 
 
 def policy_gradient(
-    model: Policy,
+    model: PolicyModule,
     parts: Parts,
     targets: PolicyTargets,
     coefficients: Tensor,

@@ -55,7 +55,7 @@ def load_policy(
     dtype: torch.dtype = torch.float32,
     lora: LoraConfig | None = None,
     keep_gathered: bool = False,
-) -> Policy:
+) -> PolicyModule:
     """The policy with the weights in `folder`, sharded over `mesh`. A collective: every rank must call it.
 
     `trained` False: a reference, whose weights have no gradient. `dtype` is that of the weights. With `lora` only
@@ -67,7 +67,7 @@ def load_policy(
         model.requires_grad_(False)
     if lora is not None:
         add_adapters(model, lora)
-    policy = Policy(model, chunk, precision)
+    policy = PolicyModule(model, chunk, precision)
     place(policy, model, folder, device, mesh, precision, dtype=dtype, keep_gathered=keep_gathered)
     if lora is not None:
         initialise_adapters(model, lora)
@@ -153,7 +153,7 @@ def activations(packed: PackedTokens, precision: Precision) -> torch.autocast:
     return torch.autocast(packed.token_ids.device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
-class Policy(nn.Module):
+class PolicyModule(nn.Module):
     """A module that computes logprobs. FSDP requires that a model split over ranks is called as one module."""
 
     def __init__(self, model: PreTrainedModel, chunk: int, precision: Precision = "float32") -> None:

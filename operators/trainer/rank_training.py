@@ -294,7 +294,7 @@ def start_rank_training(
     """Wait for all ranks, which find rank 0 by `addresses`, then return the training of `rank`; every rank begins with
     the newest checkpoint.
 
-    Raises FileNotFoundError, before the ranks meet, if this machine does not have the model.
+    Raises FileNotFoundError, before the rendezvous, if this machine does not have the model.
     """
     ranks = Ranks.of(config, rank)
     rendezvous = join_process_group(

@@ -51,7 +51,7 @@ class Rendezvous:
         if self.store is None or STOPPING.is_set():
             return
         try:
-            rejoins = self.store.add("knocks", 0)
+            rejoins = self.store.add("rejoins", 0)
         except RuntimeError as error:
             raise RankLost("rank 0 has ended: its store does not answer") from error
         if rejoins:
@@ -194,7 +194,7 @@ def _find(addresses: Addresses, rank: int, own: RankAddress) -> dist.Store | Non
         _check_address(address, rank, own)
         if store.add(f"rank {rank}", 1) == 1:
             return store
-        store.add("knocks", 1)
+        store.add("rejoins", 1)
     except (OSError, OverflowError, RuntimeError):
         pass  # the store is not open yet, or has ended
     return None
@@ -243,7 +243,7 @@ def _wait_for_all(store: dist.Store, ranks: Ranks) -> bool:
 def _wait_for_keys(store: dist.Store, keys: list[str], *, until_rejoin: bool = False) -> bool:
     """Wait until `store` has `keys`; with `until_rejoin` False as soon as a rank registers again."""
     while not store.check(keys):
-        if until_rejoin and store.add("knocks", 0):
+        if until_rejoin and store.add("rejoins", 0):
             return False
         _pause()
     return True

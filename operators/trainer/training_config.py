@@ -13,21 +13,21 @@ from operators.trainer.emulation import TrainerEmulation
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """The `[trainer]` section. Raises ValueError naming the invalid field."""
+    """How long training runs, its checkpoints, devices and ranks. Raises ValueError naming the invalid field."""
 
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     optimizer_steps: int = 80
-    """Global batches to train; the last one's version is the run's final version. A batch that cannot be trained also
-    counts: its version has the weights of the one before."""
+    """Global batches to train, whatever `mini_batches` is; the last one's version is the run's final version. A batch
+    that cannot be trained also counts: its version has the weights of the one before."""
     checkpoint_folder: str = ""
     """Parent of the run's checkpoint folder: a path, or a URI (s3://, gs://, abfss://, hdfs://). Empty: checkpoints are
     in the run's own folder."""
     checkpoint_every: int = 20
-    """Optimizer steps between two checkpoints."""
+    """Batches between two checkpoints."""
     checkpoints_kept: int = 2
     """Number of newest checkpoints that are kept."""
     keep_every: int = 0
-    """Checkpoints whose optimizer step is a multiple of this are never removed; 0: none."""
+    """The checkpoints after every so many batches are never removed; 0: none."""
     checkpoint_tries: int = 5
     """Attempts to write a checkpoint or the final model before the trainer fails; pauses of 1, 2, 4, ... seconds."""
     threads: int = 1

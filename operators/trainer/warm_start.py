@@ -12,10 +12,10 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from blake3 import blake3
@@ -24,14 +24,13 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from operators.trainer.imitation import Example, LearningRates, imitate
-from operators.trainer.traces import TRACES, answer_of, bare_answer, calculator_trace
+from operators.trainer.traces import TRACES, Entry, answer_of, bare_answer, calculator_trace
 from operators.trainer.warm_start_config import WarmStartConfig
 from operators.trainer.warm_start_record import PROCEDURE, RECORD_FILE, Measured, WarmStart, read_warm_start
 
-Entry = Mapping[str, Any]
 Answer = tuple[str, ...]
 """The texts that answer a question: turns of the model, with the observations between them."""
-Report = Callable[[float, str], None]
+ReportProgress = Callable[[float, str], None]
 
 
 def warm_start(
@@ -39,7 +38,7 @@ def warm_start(
     entries: Sequence[Entry],
     heldout: Sequence[Entry],
     cache: Path,
-    report: Report = lambda progress, stage: None,
+    report: ReportProgress = lambda progress, stage: None,
 ) -> WarmStart:
     """The warm start of `config` from reasoning-gym `entries`, measured on `heldout`; read from `cache` or made there.
 
@@ -89,7 +88,7 @@ def _key(config: WarmStartConfig, entries: Sequence[Entry], heldout: Sequence[En
 
 
 def _make(
-    config: WarmStartConfig, entries: Sequence[Entry], heldout: Sequence[Entry], folder: Path, report: Report
+    config: WarmStartConfig, entries: Sequence[Entry], heldout: Sequence[Entry], folder: Path, report: ReportProgress
 ) -> None:
     started = time.monotonic()
     model, tokenizer = build_demo_model(config.model)
@@ -113,30 +112,17 @@ def _make(
 
     rng = random.Random(config.seed)
     worked = [_worked_answer(config, entry, rng) for entry in entries]
-    imitate(
-        model,
-        _examples(tokenizer, entries, worked),
-        steps=config.steps,
-        batch=config.batch,
-        rates=LearningRates(config.learning_rate, config.matrix_learning_rate),
-        warmup=config.warmup,
-        seed=config.seed,
-        after=after_work,
-    )
+    learn = partial(imitate, model, batch=config.batch, warmup=config.warmup)
+    rates = LearningRates(config.learning_rate, config.matrix_learning_rate)
+    examples = _examples(tokenizer, entries, worked)
+    learn(examples, steps=config.steps, rates=rates, seed=config.seed, after=after_work)
     mixed = [
         (bare_answer(entry),) if rng.random() < config.habit_share else worked_answer
         for entry, worked_answer in zip(entries, worked, strict=True)
     ]
-    imitate(
-        model,
-        _examples(tokenizer, entries, mixed),
-        steps=config.habit_steps,
-        batch=config.batch,
-        rates=LearningRates(config.habit_learning_rate, config.habit_learning_rate),
-        warmup=config.warmup,
-        seed=config.seed + 1,
-        after=after_habit,
-    )
+    rates = LearningRates(config.habit_learning_rate, config.habit_learning_rate)
+    examples = _examples(tokenizer, entries, mixed)
+    learn(examples, steps=config.habit_steps, rates=rates, seed=config.seed + 1, after=after_habit)
     model.set_attn_implementation("sdpa")
     save_folder(model, tokenizer, folder)
     record = {

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from infra.kafka.offset_span import Edge
 from infra.kafka.topic_reader import StoredRecord, last_records, read_topic
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Printing
+from pipelines.cli.options import Address, FollowOption, LastOption, Printing
 from pipelines.present.output import RowOutput, utc
 from schemas.plain import to_plain
 from schemas.records import ScalingDecision, ScalingOutcome
@@ -22,12 +20,7 @@ COLUMNS = ("number", "at", "event", "running", "before", "target", "reason")
 
 
 @app.command()
-def autoscale(
-    address: Address,
-    printing: Printing,
-    count: Annotated[int, typer.Option("-n", "--count", min=0, help="How many of the last records.")] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new ones until stopped.")] = False,
-) -> RowOutput:
+def autoscale(address: Address, printing: Printing, count: LastOption = 20, follow: FollowOption = False) -> RowOutput:
     """Show the autoscaler's decisions about the number of rollout processes, with their reasons and outcomes.
 
     An outcome says that as many processes as decided generate, or why the decision could not be carried out so far.

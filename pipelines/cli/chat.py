@@ -15,15 +15,15 @@ from infra.escaping import escape_json, print_escaped
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption, RunOption
 from pipelines.inspect.run_folders import RUNS, folder_of
-from pipelines.present.progress import Progress
+from pipelines.present.progress import ProgressPrinter
 
 if TYPE_CHECKING:
     from pipelines.run.gateway_access import GatewayAccess
 
 app = Commands()
 _DATA = b"data: "
-WAIT_S = 3.0
-"""How often a wait for an answer is reported."""
+WAIT_S, AGAIN_S = 3.0, 15.0
+"""When a wait for an answer is reported, and how often again."""
 
 
 @app.command()
@@ -81,13 +81,12 @@ def chat(
         messages.append({"role": "assistant", "content": answer})
 
 
-def _waiting(version: str, log: Path | None) -> Progress:
+def _waiting(version: str, log: Path | None) -> ProgressPrinter:
     """Return the lines on standard error while there is no text of an answer; `log` is that of the serving process."""
     what = "the first question starts a process that loads the model, later ones load another version"
     what += f"; its log is {log}" if log is not None else ""
-    return Progress(
-        f"waiting for the gateway to answer under version {version}: {what}", every_s=WAIT_S, only_slow=True
-    )
+    subject = f"waiting for the gateway to answer under version {version}: {what}"
+    return ProgressPrinter(subject, every_s=AGAIN_S, first_s=WAIT_S, only_slow=True)
 
 
 def _access(run: str | None, url: str | None, key: str | None) -> GatewayAccess:

@@ -42,16 +42,18 @@ def cost(
       laminar cost examples/emulated.toml --train-gpus 64 --replica-gpus 4 --gpu-hour 2.50
       laminar cost run.toml --train-gpus 64 --replica-gpus 4 --weights-gb 65.6 --copies 2 --json
     """
-    from pipelines.cli.predict import Question
+    from pipelines.cli.predict import PredictionOptions
     from pipelines.config import ConfigError
     from pipelines.present.prediction import cost_lines
-    from pipelines.simulate.prediction.cost import Prices, cost_of
+    from pipelines.simulate.prediction.cost import ResourcePrices, cost_of
     from pipelines.simulate.prediction.search import predict
 
     own_clock = ["run.time_scale=1", *(changes or [])]
-    cluster = Question(config, None, own_clock, train_gpus, replica_gpus, "", weights_gb, gpu_hour).cluster()
+    cluster = PredictionOptions(config, None, own_clock, train_gpus, replica_gpus, "", weights_gb, gpu_hour).cluster()
     try:
-        found = cost_of(cluster, predict(cluster), Prices(gpu_hour, kafka_gb), copies=copies, weights_gb=weights_gb)
+        found = cost_of(
+            cluster, predict(cluster), ResourcePrices(gpu_hour, kafka_gb), copies=copies, weights_gb=weights_gb
+        )
     except ValueError as error:
         raise ConfigError(f"this cluster cannot run: {error}") from error
     return Report(found.to_json(), lambda: "\n".join(cost_lines(cluster, found)), json)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.sizes import size_text
-from pipelines.cli.options import Connection, JsonOption, RunsFolder, connect
+from pipelines.cli.options import JsonOption, RunClient, RunsFolder, connect
 from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report
 
@@ -83,12 +83,12 @@ def _is_elsewhere(planned: Deletion) -> bool:
     return bool(known) and not (planned.newest / "kafka").is_dir()
 
 
-def _log_of(planned: Deletion) -> Connection:
+def _log_of(planned: Deletion) -> RunClient:
     """Return the run's Kafka. Raises as `connect` does."""
     return connect(str(planned.newest.absolute()), None, None)
 
 
-def _topics_of(log: Connection) -> list[str]:
+def _topics_of(log: RunClient) -> list[str]:
     """Return the run's topics. Raises RuntimeError if its roles work."""
     from infra.kafka.admin import admin_client, list_topics
     from infra.kafka.topic_reader import last_records
@@ -109,7 +109,7 @@ def _topics_of(log: Connection) -> list[str]:
     return found
 
 
-def _delete_topics(log: Connection | None) -> None:
+def _delete_topics(log: RunClient | None) -> None:
     if log is None:
         return
     from infra.kafka.admin import admin_client, delete_topics

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from infra.runners.options import RunnerName
 from infra.storage import open_storage
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Brokers, Connection, JsonOption, ModelOption, connect
+from pipelines.cli.options import Address, Brokers, FollowOption, JsonOption, ModelOption, RunClient, connect
 from pipelines.cli.trajectory import model_of
 from pipelines.present.output import Report
-from pipelines.present.progress import Progress, print_error_line
+from pipelines.present.progress import ProgressPrinter, print_error_line
 from pipelines.present.token_colours import has_tokenizer
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ from pathlib import Path
 
 from infra.escaping import print_escaped
 from infra.listening import is_loopback
-
-RunnerName = Literal["embedded", "prism", "flink", "portable"]
 
 FolderArgument = Annotated[
     Any,
@@ -151,7 +150,7 @@ def topic(
             "--since-time", metavar="TIME", help="Start at a time, e.g. 2026-01-31T12:00, or 2h for two hours ago."
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new records until stopped.")] = False,
+    follow: FollowOption = False,
     every: Annotated[
         float, typer.Option("--every", metavar="SECONDS", help="With --follow: close a file after this time.")
     ] = 60.0,
@@ -276,7 +275,7 @@ def _progress(config: ExportConfig, quiet: bool) -> AbstractContextManager[objec
         return f": {sum(part.rows for part in read_parts(config.folder)):,} rows so far"
 
     subject = f"exports {config.contents.topic} to {config.folder}"
-    return nullcontext() if quiet else Progress(subject, only_slow=True, first_s=1.0, so_far=so_far)
+    return nullcontext() if quiet else ProgressPrinter(subject, only_slow=True, first_s=1.0, so_far=so_far)
 
 
 @contextmanager
@@ -304,7 +303,7 @@ def _stopped_with_the_run(address: Address) -> Iterator[Callable[[], ClientPrope
 
 
 def _run_pipeline(
-    config: ExportConfig, connection: Connection, address: Address, runner: RunnerName, options: list[str]
+    config: ExportConfig, connection: RunClient, address: Address, runner: RunnerName, options: list[str]
 ) -> None:
     from infra.runners.run import run_pipeline
     from operators.export.export_topic import export_stored
@@ -340,7 +339,7 @@ def _combined(where: str, since_version: int | None) -> str:
 
 
 def _contents(
-    connection: Connection, topic: str, offset: str | None, since: str | None, options: Mapping[str, Any], where: str
+    connection: RunClient, topic: str, offset: str | None, since: str | None, options: Mapping[str, Any], where: str
 ) -> Any:
     from infra.kafka.offset_span import parse_span
     from infra.kafka.ranges import resolve_span

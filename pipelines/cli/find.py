@@ -16,7 +16,7 @@ from infra.kafka.ranges import PartitionRange
 from infra.kafka.topic_reader import schema_of
 from operators.export.columns import LOG_POSITION, row_schema
 from operators.export.formats import json_value
-from pipelines.cli.options import Address, Connection
+from pipelines.cli.options import Address, FollowOption, RunClient
 from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, known_topic
 from pipelines.inspect.audit.trim_points import newest_trim_point
@@ -55,7 +55,7 @@ def find_command(
         ),
     ] = None,
     count: Annotated[int | None, typer.Option("-n", "--count", min=0, help="Maximum number of rows.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new records until stopped.")] = False,
+    follow: FollowOption = False,
 ) -> RowOutput | Chunks:
     """Find rows of a topic by their fields. Joins no consumer group and commits nothing; memory use is constant.
 
@@ -97,7 +97,7 @@ def find_command(
     return RowOutput(parts, selected or None, form, "no matching rows", lambda row: _line(dict(row)))
 
 
-def _trimmed(connection: Connection, topic: Topic, ranges: Mapping[int, PartitionRange]) -> str:
+def _trimmed(connection: RunClient, topic: Topic, ranges: Mapping[int, PartitionRange]) -> str:
     """Return a note on earlier records that `laminar runs trim` has deleted; empty if `ranges` do not begin there."""
     trim_point = newest_trim_point(connection.client, connection.run)
     if trim_point is None:

@@ -21,7 +21,7 @@ from schemas.records import TrimPoint, WeightVersion
 app = Commands()
 MAX_TEXT = 60
 """Characters of a prompt's text in a line."""
-Link = tuple[WeightVersion, WeightVersion | None]
+VersionAndParent = tuple[WeightVersion, WeightVersion | None]
 """A manifest and that of its parent."""
 
 
@@ -86,7 +86,7 @@ def _is_start(trim_point: TrimPoint | None, manifest: WeightVersion) -> bool:
     return trim_point is not None and manifest.version == trim_point.version
 
 
-def _since(trim_point: TrimPoint | None, line: Iterable[Link]) -> Iterator[Link]:
+def _since(trim_point: TrimPoint | None, line: Iterable[VersionAndParent]) -> Iterator[VersionAndParent]:
     """Yield `line` down to the version at which the log begins."""
     for manifest, parent in line:
         yield manifest, None if _is_start(trim_point, manifest) else parent
@@ -136,7 +136,9 @@ def _body(step: VersionStep) -> str:
             for age, count in sorted(step.staleness.items())
         )
         versions = ", ".join(f"{count} by {version}" for version, count in sorted(step.made_by.items()))
-        totals = f"{step.trajectories:,} trajectories, {step.tokens:,} tokens, mean reward {step.reward:.3f}"
+        totals = (
+            f"{step.trajectories:,} trajectories, {step.tokens:,} tokens with prompts, mean reward {step.reward:.3f}"
+        )
         lines += [
             f"  {totals}",
             f"  generated {versions}; {ages} behind the newest when the batch was decided (staleness)",
@@ -147,7 +149,7 @@ def _body(step: VersionStep) -> str:
 
 
 def _prompt_line(prompt: TrainedPrompt) -> str:
-    rewards = " ".join(f"{reward:g}" for reward in prompt.rewards)
+    rewards = " ".join(f"{reward:.4g}" for reward in prompt.rewards)
     text = " ".join((prompt.text or "").split())
     cut = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
     return f"  {prompt.prompt:<8} rewards {rewards:<24} experiences {_position(prompt):<8} {cut}"

@@ -16,7 +16,7 @@ import typer
 
 from infra.escaping import print_escaped
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Connection
+from pipelines.cli.options import Address, RunClient
 from pipelines.cli.watch import attached, catch_up, local_run
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def serve(
 
 @contextmanager
 def _audits(
-    address: Address, connection: Connection, every_s: float, report: Callable[[Mapping[str, Any]], None]
+    address: Address, connection: RunClient, every_s: float, report: Callable[[Mapping[str, Any]], None]
 ) -> Iterator[BackgroundAudit]:
     """Background audits of the run, with a configuration that names it and its Kafka."""
     import tomli_w

@@ -11,7 +11,7 @@ from infra.kafka.admin import admin_client, list_topics
 from infra.kafka.fencing import fence
 from infra.kafka.open_transactions import OpenTransaction, decided, open_transactions, write_marker
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Connection, Printing
+from pipelines.cli.options import Address, Printing, RunClient
 from pipelines.cli.repair import ExecuteOption
 from pipelines.present.output import RowOutput
 from schemas.topics import run_prefix
@@ -76,7 +76,7 @@ def abort(
     return RowOutput([rows], COLUMNS, printing.form())
 
 
-def _open(connection: Connection) -> list[OpenTransaction]:
+def _open(connection: RunClient) -> list[OpenTransaction]:
     with admin_client(connection.client) as admin:
         return open_transactions(admin, list_topics(admin, run_prefix(connection.run)))
 
@@ -86,7 +86,7 @@ def _abort_action(each: OpenTransaction, execute: bool) -> str:
     return action if execute else f"would be: {action} (dry run; use --execute)"
 
 
-def _abort(connection: Connection, found: list[OpenTransaction]) -> None:
+def _abort(connection: RunClient, found: list[OpenTransaction]) -> None:
     for name in {each.transactional_id for each in found if not each.hangs and each.transactional_id}:
         fence(connection.client, name)
     with admin_client(connection.client) as admin:

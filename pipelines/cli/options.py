@@ -38,6 +38,8 @@ RunOption = Annotated[
     typer.Option("--run", metavar="NAME", help="A run under ./runs, or DIR/NAME; by default the latest under ./runs."),
 ]
 RunsFolder = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
+LastOption = Annotated[int, typer.Option("-n", "--count", min=0, help="How many of the last ones.")]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Continue with new output until stopped.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 ColourOption = Annotated[
     Literal["logprob", "version", "none"], typer.Option("--colour", help="What a token's colour shows.")
@@ -61,7 +63,7 @@ GpuHour = Annotated[float, typer.Option("--gpu-hour", min=0, callback=finite, he
 
 
 @dataclass(frozen=True)
-class Connection:
+class RunClient:
     """A run, and the client properties of its Kafka."""
 
     run: str
@@ -141,7 +143,7 @@ class Address(Brokers):
         options = [f"{name} {shlex.quote(value)}" for name, value in given.items() if value]
         return " ".join([laminar_command(), words, *options])
 
-    def connect(self) -> Connection:
+    def connect(self) -> RunClient:
         """Return the run and its Kafka, once a broker has responded. Raises as `connect` does."""
         return connect(self.run, self.brokers, self.command_config)
 
@@ -166,7 +168,7 @@ class Address(Brokers):
 
         return ClientProperties.of_log(data.resolve() / "log")
 
-    def open_log(self) -> Connection:
+    def open_log(self) -> RunClient:
         """As `connect`, for a command that only reads: the log of a stopped run of this machine is read from its files.
 
         No broker starts then, and the properties of the connection open no client but readers.
@@ -185,7 +187,7 @@ def connect(
     runs: Path | None = None,
     *,
     read_only: bool = False,
-) -> Connection:
+) -> RunClient:
     """Return the run and the Kafka of these options, once a broker has responded; `read_only`: see `Address.open_log`.
 
     Without `run` it is the latest under `runs` (./runs), or the only one on the brokers. Raises typer.BadParameter if
@@ -203,7 +205,7 @@ def connect(
     while True:
         if data is not None and _is_stopped(data):
             if read_only:
-                return Connection(state.get("run") or run or "", ClientProperties.of_log(data / "log"))
+                return RunClient(state.get("run") or run or "", ClientProperties.of_log(data / "log"))
             if find_run(runs or RUNS, run).status == "running":  # its supervisor starts the broker, after its checks
                 if time.monotonic() >= deadline:
                     raise BrokerUnreachable("the run is starting, and its own broker is not up: try again in a moment")
@@ -211,7 +213,7 @@ def connect(
                 continue
             client = _start_broker_again(data)
         if (reason := connection_problem(client.admin(), CONNECT_TIMEOUT_S)) is None:
-            return Connection(state.get("run") or _run_on(client, run), client)
+            return RunClient(state.get("run") or _run_on(client, run), client)
         if data is None:
             raise BrokerUnreachable(f"Kafka does not respond: {reason}. Check that it runs, and its address.")
         if time.monotonic() >= deadline:

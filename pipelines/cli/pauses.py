@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import Address, Connection, JsonOption
+from pipelines.cli.options import Address, JsonOption, RunClient
 from pipelines.present.output import Report
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _runs_here(address: Address) -> bool | None:
     return read_run(folder).status == "running"
 
 
-def _write(connection: Connection, before: Pause | None, paused: bool, reason: str) -> Pause:
+def _write(connection: RunClient, before: Pause | None, paused: bool, reason: str) -> Pause:
     from infra.kafka.producer import BoundedProducer
     from schemas.codec import encode
     from schemas.records import Pause

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from infra.kafka.offset_span import Edge
 from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import StoredRecord, decode_stored, last_records, raw_decoder, read_topic
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Printing
+from pipelines.cli.options import Address, FollowOption, LastOption, Printing
 from pipelines.present.output import RowOutput, utc
 from schemas.codec import record_type
 from schemas.plain import to_plain
@@ -33,12 +31,7 @@ OUTCOMES = {
 
 
 @app.command()
-def plans(
-    address: Address,
-    printing: Printing,
-    count: Annotated[int, typer.Option("-n", "--count", min=0, help="How many of the last plans.")] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new plans until stopped.")] = False,
-) -> RowOutput:
+def plans(address: Address, printing: Printing, count: LastOption = 10, follow: FollowOption = False) -> RowOutput:
     """Show placement's planned moves, the KV use of both replicas before and after, and the outcome of each trajectory.
 
     Outcomes: `handed over`; `finished before` the move; `rejected`, so it stays (no room was reserved, or it was not

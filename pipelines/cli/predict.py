@@ -18,7 +18,7 @@ from pipelines.simulate.prediction.search import Candidate, predict, recommended
 
 
 @dataclass(frozen=True)
-class Question:
+class PredictionOptions:
     """The options of a prediction: a configuration file or a run's folder, with changes, and its machines."""
 
     file: Path | None
@@ -58,7 +58,7 @@ class Question:
         return parse_config(plain_table(calibrated), f"the calibration by {self.run}", self.changes)
 
 
-def predict_report(question: Question, *, search: bool, plot: Path | None, json: bool) -> Report:
+def predict_report(question: PredictionOptions, *, search: bool, plot: Path | None, json: bool) -> Report:
     """The prediction, or with `search` all candidates and a recommendation. Raises ConfigError."""
     cluster, memory = question.cluster(), question.memory
     if search:
@@ -75,7 +75,7 @@ def predict_report(question: Question, *, search: bool, plot: Path | None, json:
     return Report(data, lambda: "\n".join(prediction_lines(cluster, found, question.gpu_hour)), json)
 
 
-def _search_report(cluster: Cluster, question: Question, plot: Path | None, json: bool) -> Report:
+def _search_report(cluster: Cluster, question: PredictionOptions, plot: Path | None, json: bool) -> Report:
     candidates = list(search(cluster, memory=question.memory))
     try:
         best = recommended(candidates)
@@ -87,7 +87,7 @@ def _search_report(cluster: Cluster, question: Question, plot: Path | None, json
     return Report(data, lambda: candidates_table(candidates, best, question.gpu_hour), json)
 
 
-def _row(candidate: Candidate, question: Question) -> dict[str, Any]:
+def _row(candidate: Candidate, question: PredictionOptions) -> dict[str, Any]:
     found = candidate.prediction
     row = {"kind": candidate.kind, **_shape(candidate.cluster)}
     if found is None:

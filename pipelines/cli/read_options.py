@@ -10,7 +10,7 @@ import typer
 
 from infra.kafka.offset_span import OffsetSpan, parse_span
 from infra.kafka.ranges import PartitionRange, resolve_span
-from pipelines.cli.options import Connection, JsonOption, output_form
+from pipelines.cli.options import JsonOption, RunClient, output_form
 from pipelines.present.output import Form
 
 FORMS = get_args(Form)
@@ -58,6 +58,6 @@ class ReadOptions:
                 f"{self.partitions!r} is not a list of partitions, such as 0,1", param_hint="-p"
             ) from None
 
-    def ranges(self, connection: Connection, topic: str) -> dict[int, PartitionRange]:
+    def ranges(self, connection: RunClient, topic: str) -> dict[int, PartitionRange]:
         """Return the offsets to read by partition; `topic` is a full name. Raises typer.BadParameter, UnknownTopic."""
         return resolve_span(connection.client, topic, self.span or OffsetSpan.everything(), self.numbers)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from infra.kafka.topic_reader import last_of_each_key, read_rows
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Connection, Printing
+from pipelines.cli.options import Address, Printing, RunClient
 from pipelines.cli.replicas import MAX_HEARTBEATS
 from pipelines.present.output import Report, Row, RowOutput
 from schemas.plain import to_plain
@@ -56,13 +56,13 @@ def relays(address: Address, printing: Printing) -> Report | RowOutput:
     return Report(data, str, as_json=True)
 
 
-def read_chain(connection: Connection) -> RelayChain | None:
+def read_chain(connection: RunClient) -> RelayChain | None:
     """Return the newest relay chain of a run; None if there is none."""
     chains = read_rows(connection.client, RELAY_CHAIN.name(connection.run), RelayChain)
     return max(chains, key=lambda chain: chain.number, default=None)
 
 
-def read_status(connection: Connection) -> dict[int, RelayStatus]:
+def read_status(connection: RunClient) -> dict[int, RelayStatus]:
     """Return the last heartbeat of each relay, among the newest `MAX_HEARTBEATS` of the run."""
     records = last_of_each_key(connection.client, REPLICAS.name(connection.run), MAX_HEARTBEATS, 0)
     rows = (row for record in records for row in record.rows)

@@ -16,7 +16,7 @@ from infra.kafka.producer import BoundedProducer
 from infra.kafka.ranges import partition_ranges, resolve_span
 from infra.kafka.session_config import Partition
 from operators.export.columns import row_schema
-from pipelines.cli.options import Address, Connection, Printing
+from pipelines.cli.options import Address, Printing, RunClient
 from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, full_name, known_topic
 from pipelines.inspect.log.chunks import LogChunk, read_chunks
@@ -143,7 +143,7 @@ def reset_command(
     return RowOutput([rows], list(rows[0]), printing.form())
 
 
-def _committed(connection: Connection, pipeline: str, topic: str) -> list[Lag]:
+def _committed(connection: RunClient, pipeline: str, topic: str) -> list[Lag]:
     with admin_client(connection.client) as admin:
         groups = [
             group

@@ -11,7 +11,7 @@ import typer
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.topic_reader import last_of_each_key
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Connection, JsonOption, Printing
+from pipelines.cli.options import Address, JsonOption, Printing, RunClient
 from pipelines.present.output import Report, Row, RowOutput
 from schemas.codec import encode
 from schemas.records import CommitNote, Drain, ReplicaStatus, StageStatus
@@ -95,7 +95,7 @@ def drain(
     return Report({**row, "drained": drained}, lambda: text, as_json=json, exit_code=1 if wait and not drained else 0)
 
 
-def read_heartbeats(connection: Connection) -> dict[int, list[ReplicaStatus]]:
+def read_heartbeats(connection: RunClient) -> dict[int, list[ReplicaStatus]]:
     """Return the last heartbeats of each replica's latest incarnation, oldest first, by replica."""
     return heartbeats_in(_last_rows(connection))
 
@@ -118,7 +118,7 @@ def stages_in(rows: Iterable[Any]) -> dict[int, StageStatus]:
     return {row.replica: row for row in rows if isinstance(row, StageStatus)}
 
 
-def _last_rows(connection: Connection) -> list[Any]:
+def _last_rows(connection: RunClient) -> list[Any]:
     name = REPLICAS.name(connection.run)
     records = last_of_each_key(connection.client, name, MAX_HEARTBEATS, RATE_WINDOW_MS)
     return [row for record in records for row in record.rows]
@@ -180,11 +180,11 @@ def _cells(row: Row) -> Row:
     }
 
 
-def _row_of(connection: Connection, replica: int) -> dict[str, Any]:
+def _row_of(connection: RunClient, replica: int) -> dict[str, Any]:
     return replica_row(read_heartbeats(connection)[replica], time.time_ns() // 10**6)
 
 
-def _running_status(connection: Connection, replica: int) -> ReplicaStatus:
+def _running_status(connection: RunClient, replica: int) -> ReplicaStatus:
     """Return the last heartbeat of `replica`. Raises RuntimeError if there is no such replica, or it has stopped."""
     heartbeats = read_heartbeats(connection)
     if replica not in heartbeats:
@@ -196,7 +196,7 @@ def _running_status(connection: Connection, replica: int) -> ReplicaStatus:
     return status
 
 
-def _check_placement_has_started(connection: Connection) -> None:
+def _check_placement_has_started(connection: RunClient) -> None:
     """Raise RuntimeError before placement's first commit: it would refuse inboxes that somebody else has begun."""
     notes = last_of_each_key(connection.client, RESTORE.name(connection.run), MAX_HEARTBEATS, 0)
     shard = group_name(connection.run, "placement")
@@ -204,7 +204,7 @@ def _check_placement_has_started(connection: Connection) -> None:
         raise RuntimeError(f"placement of run {connection.run} has not started yet; drain the replica once it has")
 
 
-def _publish(connection: Connection, request: Drain) -> None:
+def _publish(connection: RunClient, request: Drain) -> None:
     value, headers = encode(request)
     with BoundedProducer(connection.client) as producer:
         producer.send(INBOX.name(connection.run), value, headers=headers, partition=inbox_partition(request.replica))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli import delete, local_runs, pauses, run_commands, stop, trim
+from pipelines.cli import compare, delete, drain, local_runs, logs, pauses, resume, stop, trim
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.inspect.audit.result import STAGES, Audit
@@ -42,10 +42,10 @@ app.command("status")(local_runs.status_command)
 app.command("stop")(stop.stop_command)
 app.command("pause")(pauses.pause_command)
 app.command("unpause")(pauses.unpause_command)
-app.command("logs")(run_commands.logs_command)
-app.command("resume")(run_commands.resume_command)
-app.command("drain")(run_commands.drain_command)
-app.command("compare")(run_commands.compare_command)
+app.command("logs")(logs.logs_command)
+app.command("resume")(resume.resume_command)
+app.command("drain")(drain.drain_command)
+app.command("compare")(compare.compare_command)
 app.command("trim")(trim.trim_command)
 app.command("delete")(delete.delete_command)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, ColourOption, Connection, JsonOption, ModelOption
+from pipelines.cli.options import Address, ColourOption, JsonOption, ModelOption, RunClient
 from pipelines.cli.trajectory import model_of
 from pipelines.present.output import Report, Texts
 from schemas.records.versions import NAMES
@@ -125,7 +125,7 @@ def _group_id(text: str) -> str:
     return found[1]
 
 
-def _versions(connection: Connection, names: list[str]) -> list[PolicyVersion]:
+def _versions(connection: RunClient, names: list[str]) -> list[PolicyVersion]:
     """Return the versions that `names` name, the oldest first."""
     if not names:
         return []
@@ -136,7 +136,7 @@ def _versions(connection: Connection, names: list[str]) -> list[PolicyVersion]:
     return sorted(find_version(connection, manifests, name) for name in names)
 
 
-def _nothing(connection: Connection, wanted: SampleFilter) -> str:
+def _nothing(connection: RunClient, wanted: SampleFilter) -> str:
     kind = {"train": "training ", "evaluation": "held-out ", None: ""}[wanted.purpose]
     parts = [f"of task {wanted.task!r}"] if wanted.task else []
     parts += [f"of version {' or '.join(map(str, sorted(wanted.versions)))}"] if wanted.versions else []

@@ -20,7 +20,7 @@ from pipelines.present.output import Report
 from pipelines.simulate.configurations import SHAPES
 from pipelines.simulate.explore import draw_history, explore, play, read_history, shrink, to_json
 from pipelines.simulate.timeline import lines, trace
-from pipelines.simulate.world import History
+from pipelines.simulate.world import SimulatedHistory
 
 app = Commands()
 TAIL = 20
@@ -92,9 +92,9 @@ def simulate(
       laminar simulate --calibrate runs/first --set rollout.slots=64
     """
     if config is not None or calibrate is not None:
-        from pipelines.cli.predict import Question, predict_report
+        from pipelines.cli.predict import PredictionOptions, predict_report
 
-        question = Question(
+        question = PredictionOptions(
             config, calibrate, changes or [], train_gpus, replica_gpus, machine, weights_gb, gpu_hour, kv_kb
         )
         return predict_report(question, search=search, plot=plot, json=json)
@@ -117,7 +117,7 @@ def simulate(
         logging.disable(logging.NOTSET)
 
 
-def _one(drawn: History, until: float | None, perfetto: Path | None, save: Path | None, json: bool) -> Report:
+def _one(drawn: SimulatedHistory, until: float | None, perfetto: Path | None, save: Path | None, json: bool) -> Report:
     """Play one history and show its events, up to second `until` with the state there."""
     history = play(drawn, record_events=True, until=math.inf if until is None else until)
     _write(history, perfetto, save)
@@ -125,7 +125,7 @@ def _one(drawn: History, until: float | None, perfetto: Path | None, save: Path 
     return Report(data, lambda: "\n".join([*lines(history), *_outcome(history)]), json, _exit_code(history))
 
 
-def _write(history: History, perfetto: Path | None, save: Path | None) -> None:
+def _write(history: SimulatedHistory, perfetto: Path | None, save: Path | None) -> None:
     if perfetto is not None:
         write_atomically(perfetto, json_text.dumps(trace(history)))
     if save is not None:
@@ -160,7 +160,7 @@ def _many(count: int, seed: int, shapes: list[str], perfetto: Path | None, save:
     return Report(data, text, json, 0 if failing is None else 1)
 
 
-def _outcome(history: History) -> Iterator[str]:
+def _outcome(history: SimulatedHistory) -> Iterator[str]:
     yield f"seed {history.seed}, shape {history.shape!r}, {len(history.faults)} faults, {history.ended_s:.1f} s"
     for fault in history.faults:
         yield f"  {fault}"
@@ -168,5 +168,5 @@ def _outcome(history: History) -> Iterator[str]:
     yield "no invariant was violated" if history.failure is None else f"VIOLATED: {history.failure}"
 
 
-def _exit_code(history: History) -> int:
+def _exit_code(history: SimulatedHistory) -> int:
     return 0 if history.failure is None else 1

@@ -14,7 +14,7 @@ from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.distribution import LAMINAR
 from pipelines.present.output import Report
-from pipelines.present.progress import Progress
+from pipelines.present.progress import ProgressPrinter
 from pipelines.roles import (
     ALL_PIPELINES,
     ALL_SHARDS,
@@ -31,7 +31,7 @@ from pipelines.roles import (
 from schemas.release import OldRelease
 
 if TYPE_CHECKING:
-    from infra.runners.options import Runner
+    from infra.runners.options import RunnerName
     from pipelines.config import Config
 
 app = Commands()
@@ -114,7 +114,7 @@ def submit(
         raise typer.BadParameter("--machine is only for relay, and excludes --index", param_hint="--machine")
     if group_size > 1:
         raise typer.Exit(_group(context, pipeline, config, changes or [], index or 0, group_size, runner))
-    with Progress(f"{pipeline}: loads the libraries", only_slow=True):
+    with ProgressPrinter(f"{pipeline}: loads the libraries", only_slow=True):
         from pipelines.config import ConfigError, load_config
 
         try:
@@ -147,7 +147,7 @@ def submit(
         with in_foreground(loaded, process.roles):
             prepare(loaded, process, lambda line: print_escaped(line, err=True))
             record_foreground(loaded, process.name)
-            with Progress(f"{pipeline}: loads the pipeline", only_slow=True):
+            with ProgressPrinter(f"{pipeline}: loads the pipeline", only_slow=True):
                 for role in process.roles:
                     import_pipeline(role)
             with claimed_store(loaded, process), guarded(loaded, process):
@@ -182,7 +182,7 @@ def _outlined(
     file: Path,
     pipeline: str,
     index: int,
-    runner: Runner,
+    runner: RunnerName,
     beam_options: list[str],
     svg: Path | None,
     json: bool,

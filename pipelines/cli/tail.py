@@ -11,7 +11,7 @@ import typer
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.ranges import PartitionRange, partition_ranges, resolve_span
 from infra.kafka.topic_reader import last_records, raw_decoder
-from pipelines.cli.options import Address
+from pipelines.cli.options import Address, FollowOption
 from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, known_topic
 from pipelines.inspect.log.chunks import chunks_of, read_chunks
@@ -29,7 +29,7 @@ def tail_command(
         int | None,
         typer.Option("-n", "--count", min=0, help="How many records; without -o the last ones, by default 10."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new records until stopped.")] = False,
+    follow: FollowOption = False,
     form: Annotated[
         str | None,
         typer.Option("--format", metavar="FORMAT", help="kcat's format: %t %p %o %k %s %S %K %h %T; %s is decoded."),

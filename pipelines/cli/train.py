@@ -128,7 +128,7 @@ def replay(
         skipped_records[ranks.rank] = log.undecodable + replayed.rejected
         return updates, replayed.save(task.out / "model")
 
-    with TemporaryDirectory() as meeting, forked_ranks(task.config.trainer, train, Path(meeting)) as first:
+    with TemporaryDirectory() as rendezvous, forked_ranks(task.config.trainer, train, Path(rendezvous)) as first:
         updates, weights = train(first, lambda found: _logged(found, task))
     own = task.run_folder / "model"
     run_weights = folder_digest(own) if own.is_dir() else None

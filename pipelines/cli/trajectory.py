@@ -16,7 +16,7 @@ from rich.text import Text
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, ColourOption, JsonOption, ModelOption
 from pipelines.inspect.log.describe import describe_outcome, describe_record
-from pipelines.inspect.log.history import History, history_of
+from pipelines.inspect.log.history import TrajectoryHistory, history_of
 from pipelines.inspect.log.matching import MatchingRecord
 from pipelines.inspect.log.turns import turns_of, turns_to_plain
 from pipelines.inspect.run_folders import config_file
@@ -60,11 +60,11 @@ def trajectory(
     read_tokens = partial(_tokens, model=model or model_of(address.folder))
     if not json:
         return Texts(_texts(name, chain([first], parts), read_tokens, colour))
-    history = History([*first, *chain.from_iterable(parts)])
+    history = TrajectoryHistory([*first, *chain.from_iterable(parts)])
     return Report(_to_json(name, history, read_tokens(history)), str, as_json=True)
 
 
-def _tokens(history: History, model: Path | None) -> Tokens | None:
+def _tokens(history: TrajectoryHistory, model: Path | None) -> Tokens | None:
     finished = history.first(Trajectory)
     return tokens_of(finished.record, model) if finished else None
 
@@ -77,7 +77,7 @@ def model_of(folder: Path | None) -> Path | None:
     return Path(tomllib.loads(file.read_text(encoding="utf-8")).get("model", {}).get("path", ""))
 
 
-def _to_json(name: str, history: History, tokens: Tokens | None) -> dict[str, Any]:
+def _to_json(name: str, history: TrajectoryHistory, tokens: Tokens | None) -> dict[str, Any]:
     return {
         "trajectory": name,
         "outcome": describe_outcome(history),
@@ -87,16 +87,19 @@ def _to_json(name: str, history: History, tokens: Tokens | None) -> dict[str, An
     }
 
 
-def _turns_json(history: History) -> dict[str, Any] | None:
+def _turns_json(history: TrajectoryHistory) -> dict[str, Any] | None:
     """The turns of an agent and their times; None for other trajectories."""
     found = turns_of(event.record for event in history.events)
     return turns_to_plain(found) if found else None
 
 
 def _texts(
-    name: str, parts: Iterable[list[MatchingRecord]], read_tokens: Callable[[History], Tokens | None], colour: str
+    name: str,
+    parts: Iterable[list[MatchingRecord]],
+    read_tokens: Callable[[TrajectoryHistory], Tokens | None],
+    colour: str,
 ) -> Iterator[Any]:
-    history = History([])
+    history = TrajectoryHistory([])
     for part in parts:
         history.events.extend(part)
         yield Text("\n").join(_line(event, history.events[0].timestamp) for event in part)

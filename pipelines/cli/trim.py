@@ -12,10 +12,10 @@ from infra.sizes import size_text
 from pipelines.cli.options import Brokers, JsonOption, RunOption, RunsFolder, connect
 from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report, table
-from pipelines.present.progress import Progress
+from pipelines.present.progress import ProgressPrinter
 
 if TYPE_CHECKING:
-    from pipelines.cli.options import Connection
+    from pipelines.cli.options import RunClient
     from pipelines.inspect.run_folders import RunFolder
     from pipelines.trim.plan import TrimPlan
     from schemas.records import PolicyVersion
@@ -51,16 +51,16 @@ def trim_command(
     """
     from pipelines.inspect.run_folders import find_run
 
-    with Progress("connecting to the run's Kafka") as progress:
+    with ProgressPrinter("connecting to the run's Kafka") as progress:
         connection = connect(run, kafka.brokers, kafka.command_config, folder, read_only=not execute)
         return _trim(connection, find_run(folder, run or connection.run), version, progress, execute, json)
 
 
 def _trim(
-    connection: Connection,
+    connection: RunClient,
     found: RunFolder,
     version: str | None,
-    progress: Progress,
+    progress: ProgressPrinter,
     execute: bool,
     json: bool,
 ) -> Report:

@@ -13,7 +13,7 @@ import typer
 
 from infra.escaping import print_escaped
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Connection, JsonOption, RunStarting
+from pipelines.cli.options import Address, JsonOption, RunClient, RunStarting
 from pipelines.inspect.run_state.local_run import in_phase, started_run, stopped_run
 from pipelines.inspect.run_state.state import FIRST_PHASES, RunState, fold_all, new_run
 from pipelines.present.output import Report
@@ -72,7 +72,7 @@ def watch(
     return None
 
 
-def _connect(address: Address) -> tuple[Connection, RunFolder | None]:
+def _connect(address: Address) -> tuple[RunClient, RunFolder | None]:
     """Return the run's Kafka and its folder on this machine; while the run starts, wait until it has its topics."""
     from infra.kafka.ranges import UnknownTopic, partition_ranges
     from infra.kafka.readiness import BrokerUnreachable
@@ -108,7 +108,7 @@ def follow(watching: Watch, view: LiveView) -> NoReturn:
 
 
 @contextmanager
-def attached(connection: Connection, local: RunFolder | None = None) -> Iterator[Watch]:
+def attached(connection: RunClient, local: RunFolder | None = None) -> Iterator[Watch]:
     """Yield a watch on a run of any machine, which starts from the run's last heartbeats; `local`: its folder here."""
     from infra.kafka.observer import Observer
     from infra.kafka.topic_reader import last_records
@@ -148,7 +148,7 @@ def local_run(address: Address) -> RunFolder | None:
     return None if address.folder is None else find_run(address.folder.parent, address.folder.name)
 
 
-def _start_time(connection: Connection, local: RunFolder | None, heartbeats: Iterable[Any]) -> int:
+def _start_time(connection: RunClient, local: RunFolder | None, heartbeats: Iterable[Any]) -> int:
     """Return the earliest known time of the run: of its folder, its first metric that is kept, and `heartbeats`."""
     from infra.kafka.topic_reader import read_topic
     from pipelines.inspect.run_state.refused import refused

@@ -10,7 +10,7 @@ import typer
 
 from infra.escaping import print_escaped
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Connection, JsonOption, Printing
+from pipelines.cli.options import Address, JsonOption, Printing, RunClient
 from pipelines.inspect.log.manifests import Manifests, ancestors
 from pipelines.inspect.run_folders import config_file
 from pipelines.inspect.weight_places import Places, WeightPlace, weight_places
@@ -99,11 +99,13 @@ def verify(
       laminar weights verify
       laminar weights verify 1.12 --json | jq 'all(.[]; .matches)'
     """
-    from pipelines.cli.weight_bytes import existing_store, store_root
-    from pipelines.cli.weight_bytes import verify as verify_bytes
+    from pipelines.run.weight_bytes import existing_store, store_root
+    from pipelines.run.weight_bytes import verify as verify_bytes
 
     connection, (manifest,) = _find([version], address)
-    with existing_store(store_root(connection, _config(address.folder), store), address) as opened:
+    with existing_store(
+        store_root(connection.run, _config(address.folder), store), address.command("weights list")
+    ) as opened:
         rows = verify_bytes(opened, manifest)
     differs = any(not row["matches"] for row in rows)
     columns = ("check", "manifest", "store", "matches")
@@ -124,11 +126,13 @@ def diff(
     Examples:
       laminar weights diff 1.11 1.12
     """
-    from pipelines.cli.weight_bytes import diff as diff_bytes
-    from pipelines.cli.weight_bytes import existing_store, store_root
+    from pipelines.run.weight_bytes import diff as diff_bytes
+    from pipelines.run.weight_bytes import existing_store, store_root
 
     connection, (before, after) = _find([old, new], address)
-    with existing_store(store_root(connection, _config(address.folder), store), address) as opened:
+    with existing_store(
+        store_root(connection.run, _config(address.folder), store), address.command("weights list")
+    ) as opened:
         rows = diff_bytes(opened, before, after)
     return RowOutput(
         [rows],
@@ -167,8 +171,8 @@ def pull(
       laminar weights pull 1.12 adapters --adapter
     """
     from pipelines.cli.relays import read_chain
-    from pipelines.cli.weight_bytes import pull_from_relays, pull_from_store, store_root
-    from pipelines.cli.weight_copies import pull_from_place
+    from pipelines.run.weight_bytes import pull_from_relays, pull_from_store, store_root
+    from pipelines.run.weight_copies import pull_from_place
 
     connection, (manifest,) = _find([version], address)
     config = _config(address.folder)
@@ -177,7 +181,7 @@ def pull(
     places = weight_places(manifests, connection.run, address.folder, store)
     if adapter:
         return _pull_adapters(address, places, manifest, base, folder, as_json=json)
-    source = pull_from_store(store_root(connection, config, store), manifest, base, folder)
+    source = pull_from_store(store_root(connection.run, config, store), manifest, base, folder)
     if source is None and config is not None:
         found = (pull_from_place(place, config, base, folder) for place in places.get(manifest.version, []))
         source = next(filter(None, found), None)
@@ -189,7 +193,7 @@ def pull(
         if config is not None and address.folder is not None:
             relay = with_relay_token(config, address.folder).relay
         chain = None if connection.client.log is not None else read_chain(connection)
-        source = pull_from_relays(connection, manifest, chain, relay, base, folder, _available(places))
+        source = pull_from_relays(connection.run, manifest, chain, relay, base, folder, _available(places))
     data = {"version": str(manifest.version), "folder": str(folder), "bytes": manifest.bytes, "from": source}
     return Report(data, lambda: f"wrote version {manifest.version} to {folder}, from {source}", as_json=json)
 
@@ -197,7 +201,7 @@ def pull(
 def _pull_adapters(
     address: Address, places: Places, manifest: WeightVersion, base: Path, folder: Path, *, as_json: bool
 ) -> Report:
-    from pipelines.cli.weight_copies import pull_adapters
+    from pipelines.run.weight_copies import pull_adapters
 
     config = _config(address.folder)
     if config is None:
@@ -221,24 +225,26 @@ def publish(
     Examples:
       laminar weights publish best-model
     """
-    from pipelines.cli.weight_bytes import publish as publish_bytes
-    from pipelines.cli.weight_bytes import store_root
     from pipelines.config import Config
+    from pipelines.run.weight_bytes import publish as publish_bytes
+    from pipelines.run.weight_bytes import store_root
 
     connection = address.connect()
     config = _config(address.folder)
     relay = (config or Config()).relay
     manifests = Manifests(connection.client, connection.run)
     newest = manifests[max(manifests)] if manifests else None
-    root = store_root(connection, config, store)
-    version = publish_bytes(connection, root, relay.keep_versions, newest, folder, relay.chunk_bytes)
+    root = store_root(connection.run, config, store)
+    version = publish_bytes(
+        connection.run, connection.client, root, relay.keep_versions, newest, folder, relay.chunk_bytes
+    )
     data = {"version": str(version), "store": str(root)}
     return Report(
         data, lambda: f"published {folder} as version {version} of run {connection.run}, in {root}", as_json=json
     )
 
 
-def _find(versions: list[str], address: Address) -> tuple[Connection, list[WeightVersion]]:
+def _find(versions: list[str], address: Address) -> tuple[RunClient, list[WeightVersion]]:
     """Return the connection and the manifests of `versions`. Raises as `find_version` does."""
     for version in versions:
         _named(version, ())  # reject an invalid version before connecting
@@ -248,7 +254,7 @@ def _find(versions: list[str], address: Address) -> tuple[Connection, list[Weigh
 
 
 def find_version(
-    connection: Connection, manifests: Mapping[PolicyVersion, WeightVersion], version: str
+    connection: RunClient, manifests: Mapping[PolicyVersion, WeightVersion], version: str
 ) -> PolicyVersion:
     """Return the version that `version` names: `latest`, epoch.number or v12.
 

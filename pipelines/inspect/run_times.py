@@ -8,7 +8,7 @@ from typing import Any
 NOT_RUNNING = "not running"
 """The entry of the time between the ends of a run and its resumptions, among its phases."""
 
-Phases = Mapping[str, float]
+PhaseSeconds = Mapping[str, float]
 
 
 def phases_at_resume(state: Mapping[str, Any], alive_at: float, now: float) -> dict[str, float]:
@@ -27,6 +27,6 @@ def phases_at_resume(state: Mapping[str, Any], alive_at: float, now: float) -> d
     return phases
 
 
-def downtime_s(phases: Phases | None) -> float:
+def downtime_s(phases: PhaseSeconds | None) -> float:
     """Return the seconds in which a run with `phases` did not run."""
     return float((phases or {}).get(NOT_RUNNING, 0.0))

@@ -21,7 +21,7 @@ from pipelines.roles import ALL_PIPELINES, DATA_PLANE, Role
 if TYPE_CHECKING:
     import psutil
 
-State = Literal["up", "ended", "failed", "removed"]
+JobState = Literal["up", "ended", "failed", "removed"]
 SubmissionStatus = Literal["up", "unsupervised", "died", "ended", "failed", "removed"]
 
 
@@ -43,7 +43,7 @@ class Submission:
     worker: int | None = None
     worker_created: float = 0.0
     restarts: int = 0
-    state: State = "up"
+    state: JobState = "up"
     error: str | None = None
     last_error: str | None = None
     last_ended_at: float | None = None

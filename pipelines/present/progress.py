@@ -17,7 +17,7 @@ def print_error_line(line: str) -> None:
     print_escaped(line, err=True)
 
 
-class Progress:
+class ProgressPrinter:
     """Prints what begins (`subject`, then the argument of each `begin`), and every `every_s` seconds that it lasts.
 
     With `only_slow` it prints only what lasts that long, for the first time after `first_s`. `so_far` is put after the
@@ -47,7 +47,7 @@ class Progress:
             if not self._only_slow:
                 self._print_line(subject)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressPrinter:
         self._thread.start()
         return self
 

@@ -14,7 +14,7 @@ from infra.escaping import escape_to_one_line
 from infra.kafka.record_batches import Headers
 from infra.kafka.topic_reader import schema_of
 from pipelines.inspect.log.chunks import LogChunk
-from pipelines.present.output import compact, rounded, utc
+from pipelines.present.output import Row, compact, rounded, utc
 from schemas.identity import trajectory_id
 
 DOMAIN: dict[str, pa.DataType] = {
@@ -25,8 +25,6 @@ DOMAIN: dict[str, pa.DataType] = {
     "tokens": pa.int64(),
     "lease": pa.int64(),
 }
-Row = Mapping[str, Any]
-"""A record as returned by `plain.to_plain`."""
 
 
 def domain_of(row: Row) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.inspect.log.samples import AnswerChange, Comparison, SampleGroup, count_changes
+from pipelines.inspect.log.samples import AnswerChange, SampleComparison, SampleGroup, count_changes
 from pipelines.present.token_colours import has_tokenizer, legend, token_pieces, tokens_of
 from pipelines.present.turns import counted_turns, ending_text, request_text, turn_texts, with_speakers
 from schemas.plain import to_plain
@@ -28,7 +28,7 @@ MAX_EPISODE_CHARS = 4 * MAX_CHARS
 MAX_REFERENCE = 200
 _HEAD = 0.6
 _BOLD, _DIM, _DIFFERENT = Style(bold=True), Style(dim=True), Style(underline=True)
-Piece = tuple[str, Style]
+StyledText = tuple[str, Style]
 S = TypeVar("S")
 
 
@@ -65,7 +65,7 @@ def group_texts(groups: Sequence[SampleGroup], style: SampleStyle) -> Iterator[A
     yield from _legend([each for group in groups for each in group.samples], style)
 
 
-def comparison_texts(comparison: Comparison, count: int, style: SampleStyle) -> Iterator[Any]:
+def comparison_texts(comparison: SampleComparison, count: int, style: SampleStyle) -> Iterator[Any]:
     """Yield the first `count` questions of a comparison with both answers, and the legend."""
     old, new = comparison.versions
     counted = count_changes(comparison.changes)
@@ -98,7 +98,7 @@ def groups_json(groups: Iterable[SampleGroup], model: Path | None = None) -> lis
     ]
 
 
-def comparison_json(comparison: Comparison, count: int, model: Path | None = None) -> dict[str, Any]:
+def comparison_json(comparison: SampleComparison, count: int, model: Path | None = None) -> dict[str, Any]:
     """Return a comparison JSON-ready, with its first `count` questions and the turns of episodes as `groups_json`."""
     old, new = comparison.versions
     counted = count_changes(comparison.changes)
@@ -190,7 +190,7 @@ def _reward(experience: Experience) -> str:
     return f"reward {experience.reward:.2f}" + (f" ({parts})" if several else "") + of_conversations
 
 
-def _pieces(experience: Experience, style: SampleStyle) -> list[Piece]:
+def _pieces(experience: Experience, style: SampleStyle) -> list[StyledText]:
     trajectory = experience.trajectory
     episode = trajectory.episode is not None and has_tokenizer(style.model)
     if style.coloured or episode:
@@ -223,7 +223,7 @@ def shortened(pieces: list[tuple[str, S]], limit: int, cut: S) -> list[tuple[str
     return [piece for piece in [*begin, note, *end] if piece[0]]
 
 
-def _marked(before: list[Piece], after: list[Piece]) -> tuple[list[Piece], list[Piece]]:
+def _marked(before: list[StyledText], after: list[StyledText]) -> tuple[list[StyledText], list[StyledText]]:
     """Return both with the parts that differ underlined."""
     if len(before) == len(after) == 1:  # without tokens all would differ
         return before, after
@@ -237,7 +237,7 @@ def _marked(before: list[Piece], after: list[Piece]) -> tuple[list[Piece], list[
     return marked
 
 
-def _side_by_side(samples: list[tuple[str, list[Piece]]], style: SampleStyle) -> Iterator[Any]:
+def _side_by_side(samples: list[tuple[str, list[StyledText]]], style: SampleStyle) -> Iterator[Any]:
     """Yield the samples in as many columns as fit; without a terminal one below the other."""
     if style.width is None:
         for label, pieces in samples:

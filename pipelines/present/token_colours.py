@@ -34,13 +34,14 @@ def tokens_of(trajectory: Trajectory, model: Path | None) -> Tokens:
     from infra.models.token_texts import token_texts
 
     response = trajectory.response
-    ids = response.token_ids.to_pylist()
+    ids, masks = response.token_ids.to_pylist(), response.loss_mask.to_pylist()
+    turns = {at for at in range(1, len(ids)) if masks[at] != masks[at - 1]}
     versions = [str(span.version) for span in trajectory.version_spans for _ in range(span.length)]
     return Tokens(
         ids,
-        token_texts(model, ids) if has_tokenizer(model) else None,
+        token_texts(model, ids, turns) if has_tokenizer(model) else None,
         response.logprobs.to_pylist(),
-        response.loss_mask.to_pylist(),
+        masks,
         versions,
     )
 

@@ -15,7 +15,7 @@ from schemas.records import AGENT, Trajectory
 S = TypeVar("S")
 
 
-class Turn(NamedTuple):
+class SpeakerTurn(NamedTuple):
     """The tokens `start` to before `stop` of a response, from `speaker`: model, agent or environment.
 
     `reward` is that of an environment for a turn of the model.
@@ -32,7 +32,7 @@ class Turn(NamedTuple):
         return self.speaker if self.reward is None else f"{self.speaker}, reward {self.reward:g}"
 
 
-def turns_of(trajectory: Trajectory) -> list[Turn]:
+def turns_of(trajectory: Trajectory) -> list[SpeakerTurn]:
     """The turns of an episode in order; none for a response without an environment."""
     if trajectory.episode is None:
         return []
@@ -40,7 +40,7 @@ def turns_of(trajectory: Trajectory) -> list[Turn]:
     found, at = [], 0
     for generated, tokens in groupby(trajectory.response.loss_mask.to_pylist()):
         stop = at + len(list(tokens))
-        found.append(Turn("model" if generated else other, at, stop))
+        found.append(SpeakerTurn("model" if generated else other, at, stop))
         at = stop
     rewards = trajectory.episode.rewards
     if other == AGENT or len(rewards) != sum(turn.speaker == "model" for turn in found):

@@ -22,7 +22,7 @@ RETRY_S = 1.0
 MAX_RESPONSE_BYTES = 10 * 2**20
 _UNAVAILABLE_S = 300.0
 """A gateway that does not respond for so many seconds has ended."""
-Note = Callable[[str], None]
+PrintNote = Callable[[str], None]
 
 
 def print_event(text: str) -> None:
@@ -41,7 +41,7 @@ class RemoteAgents:
     """Seconds of an attempt, at most those of the run (None: these)."""
     transcripts: Path | None
     episodes: int | None
-    note: Note
+    note: PrintNote
     stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra.processes import last_line
 from infra.store.ownership import remove_store
 from pipelines.inspect.run_state.events import RoleStatus
 from pipelines.roles import CANNOT_RUN, RoleProcess
@@ -171,9 +172,3 @@ class Fleet:
             if member.wanted:
                 member.restarts += died
                 member.due = time.monotonic()
-
-
-def last_line(log: Path) -> str:
-    """The last line in the log of a process."""
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1] if lines else "its log is empty"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infra.models.sizes import parameter_count
-from operators.trainer.config import WITHOUT_GROUPS
+from operators.trainer.config import WITHOUT_GROUPS, learning_rate
 from operators.trainer.presets import optimizer_steps, unused_clip_warning
 from pipelines.config import Config
 from pipelines.run.warm_start import CACHE
@@ -26,10 +26,18 @@ def unlearnable(config: Config) -> Iterator[str]:
     name = config.trainer.learner.algorithm.name
     if config.emulated or config.run.allow_no_learning:
         return
-    if config.trainer.learner.learning_rate == 0:
+    learner, steps = config.trainer.learner, config.trainer.optimizer_steps
+    if learner.learning_rate == 0:
         yield (
             "trainer.learner.learning_rate = 0: the model would not change. Set a rate above 0, or accept this with "
             "run.allow_no_learning = true"
+        )
+    elif steps and learning_rate(steps - 1, learner) == 0:
+        yield (
+            f"trainer.learner.total_steps = {learner.total_steps}: the schedule ends at a learning rate of 0 before "
+            f"the {steps} steps of trainer.optimizer_steps, so the last of them would not change the model. Set "
+            f"total_steps to {steps}, or a final_learning_rate. A run that has begun keeps its schedule: start a new "
+            "run from its weights, or accept this with run.allow_no_learning = true"
         )
     if name in WITHOUT_GROUPS:
         return

@@ -28,7 +28,7 @@ from pipelines.inspect.run_files import (
 from pipelines.inspect.run_folders import RunFolder, run_command
 from pipelines.inspect.run_times import phases_at_resume
 from pipelines.present.output import Report
-from pipelines.present.progress import Progress
+from pipelines.present.progress import ProgressPrinter
 from pipelines.present.report.closing import closing_lines
 from pipelines.present.report.html import render_report
 from pipelines.present.report.summary import summarise
@@ -78,7 +78,7 @@ def run_locally(
     """
     config = with_absolute_paths(with_run_name(config, file))
     try:
-        with stops.interruptible(), Progress("checks the settings and this machine", only_slow=True) as progress:
+        with stops.interruptible(), ProgressPrinter("checks the settings and this machine", only_slow=True) as progress:
             check(config, progress.begin)
     except Interrupted as stop:
         text = f"{stop} before its start"
@@ -106,7 +106,7 @@ def check_locally(config: Config, file: Path, *, as_json: bool = False) -> Repor
     """Check `config`, read from `file`, as a start does, and start nothing. The exit code is 1 if it has problems."""
     config = with_absolute_paths(with_run_name(config, file))
     check_new(config)
-    with Progress("checks the settings and this machine") as progress:
+    with ProgressPrinter("checks the settings and this machine") as progress:
         known = problems_of(config)
         progress.begin("loads the libraries")
         from pipelines.run.trial import all_problems  # imports torch

@@ -14,6 +14,7 @@ from infra.files import write_atomically
 from infra.kafka.admin import TopicError
 from infra.kafka.observer import Observer
 from infra.kafka.readiness import BrokerUnreachable
+from infra.processes import last_line
 from infra.store.errors import StoreBusy
 from infra.store.ownership import open_folder, remove_store
 from operators.relay.config import AUTO
@@ -33,7 +34,7 @@ from pipelines.present.view.live import LiveView
 from pipelines.present.view.watch import Watch
 from pipelines.roles import ADMIN, EMULATED, processes_of
 from pipelines.run.background_audit import BackgroundAudit
-from pipelines.run.fleet import Fleet, RoleFailed, last_line
+from pipelines.run.fleet import Fleet, RoleFailed
 from pipelines.run.local_scaling import FollowedTarget, LocalScaling, with_rollouts
 from pipelines.run.resharding import reshard_score
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard

@@ -127,6 +127,11 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
             raise ConfigError("; ".join(missing))  # at once: the import of the tokenizer's library takes seconds
         started("the tokenizer")
         shared, context, vocabulary = _model(config)
+        if (capacity := config.rollout.kv_capacity) is not None and capacity < context:
+            found.add_problem(
+                f"rollout.kv_capacity = {capacity} tokens cannot hold one context of {context} (rollout.context, else "
+                "the model's): leave it out, or set it to the tokens that a replica may hold at once"
+            )
         first = []
         for task, levels in zip(config.prompts.mixture, sources, strict=True):
             started(f"the prompts of task {task.task_name!r}")

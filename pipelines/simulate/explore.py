@@ -14,25 +14,25 @@ from infra.json_text import decode_json
 from infra.simulation.streams import Streams
 from pipelines.simulate.configurations import RELAYS, SHAPES, configuration, wiring
 from pipelines.simulate.faults import Fault, draw_faults
-from pipelines.simulate.world import FAULTS_UNTIL_S, History, World
+from pipelines.simulate.world import FAULTS_UNTIL_S, SimulatedHistory, World
 
 MAX_PLAYS = 120
 """How many histories are played, at most, to shorten one."""
 
 
-def draw_history(seed: int, shapes: Sequence[str] = ()) -> History:
+def draw_history(seed: int, shapes: Sequence[str] = ()) -> SimulatedHistory:
     """The history of a seed, with a shape of `shapes` (default: any). The same seed gives the same history."""
     shape = Streams(seed).choose("shape", dict.fromkeys(shapes or SHAPES, 1.0))
     roles = [each.role.name for each in wiring(shape)]
-    return History(seed, shape, draw_faults(seed, roles, FAULTS_UNTIL_S))
+    return SimulatedHistory(seed, shape, draw_faults(seed, roles, FAULTS_UNTIL_S))
 
 
-def play(history: History, *, record_events: bool = False, until: float = math.inf) -> History:
+def play(history: SimulatedHistory, *, record_events: bool = False, until: float = math.inf) -> SimulatedHistory:
     """Play a history that has been drawn, or read from a file, up to second `until`.
 
     An error of the simulation itself is its failure.
     """
-    fresh = History(history.seed, history.shape, history.faults)
+    fresh = SimulatedHistory(history.seed, history.shape, history.faults)
     config, roles, relays = configuration(history.shape), wiring(history.shape), RELAYS.get(history.shape, 0)
     world = World(config, roles, fresh, record_events=record_events, relays=relays, until=until)
     try:
@@ -43,13 +43,13 @@ def play(history: History, *, record_events: bool = False, until: float = math.i
         return fresh
 
 
-def explore(seeds: Sequence[int], shapes: Sequence[str] = ()) -> Iterator[History]:
+def explore(seeds: Sequence[int], shapes: Sequence[str] = ()) -> Iterator[SimulatedHistory]:
     """Play the histories of `seeds`, in order."""
     for seed in seeds:
         yield play(draw_history(seed, shapes))
 
 
-def shrink(history: History, run: Callable[[History], History] = play) -> History:
+def shrink(history: SimulatedHistory, run: Callable[[SimulatedHistory], SimulatedHistory] = play) -> SimulatedHistory:
     """The history with as few faults as still make it fail in the same way, found by leaving out parts of its list.
 
     `history` has failed.
@@ -88,7 +88,7 @@ def _without(faults: tuple[Fault, ...], size: int) -> Iterator[tuple[Fault, ...]
         yield faults[:first] + faults[first + size :]
 
 
-def to_json(history: History) -> dict[str, Any]:
+def to_json(history: SimulatedHistory) -> dict[str, Any]:
     """The history as JSON values, from which `read_history` plays it again."""
     return {
         "seed": history.seed,
@@ -102,12 +102,12 @@ def to_json(history: History) -> dict[str, Any]:
     }
 
 
-def read_history(file: Path) -> History:
+def read_history(file: Path) -> SimulatedHistory:
     """The history that a file describes. Raises ValueError naming what is wrong with it, OSError."""
     try:
         value = decode_json(file.read_bytes())
         faults = tuple(Fault.from_json(each) for each in value["faults"])
-        history = History(int(value["seed"]), str(value["shape"]), faults)
+        history = SimulatedHistory(int(value["seed"]), str(value["shape"]), faults)
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"{file} is not a history of `laminar simulate`: {error}") from error
     known = {each.role.name for each in wiring(history.shape)}

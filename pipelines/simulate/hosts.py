@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infra.simulation.data_network import DataNetwork
 from infra.simulation.process import SimulatedProcess
-from infra.simulation.scheduler import Scheduler
+from infra.simulation.scheduler import EventScheduler
 from infra.simulation.streams import Streams
 from infra.simulation.system import SimulatedSystem
 from infra.store.names import SHARED_MEMORY, WEIGHTS, version_of, weight_file
@@ -26,7 +26,7 @@ class SimulatedHosts:
     The stores are real ones, in a folder that `close` removes.
     """
 
-    def __init__(self, relays: int, scheduler: Scheduler, streams: Streams) -> None:
+    def __init__(self, relays: int, scheduler: EventScheduler, streams: Streams) -> None:
         self.relays, self._streams = relays, streams
         self.network = DataNetwork(scheduler, streams)
         self.loaded: dict[int, PolicyVersion | None] = {}
@@ -83,7 +83,7 @@ class SimulatedHosts:
                 away.rename(root)
         self.network.end_process(process)
 
-    def lacking(self, newest: PolicyVersion | None) -> list[str]:
+    def missing(self, newest: PolicyVersion | None) -> list[str]:
         """The hosts whose store lacks version `newest`, and the replicas that have not loaded it."""
         if newest is None:
             return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from infra.kafka.simulated_producer import Message
+from infra.kafka.simulated_producer import SimulatedRecord
 from infra.simulation.cluster import Place, SimulatedCluster
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from schemas.codec import UndecodableRecord, decode
@@ -61,7 +61,7 @@ class LogObserver:
         cluster: SimulatedCluster,
         run: str,
         handle: Callable[[Committed], None],
-        digest: Callable[[Place, int, Message], None],
+        digest: Callable[[Place, int, SimulatedRecord], None],
     ) -> None:
         self._cluster, self._handle, self._digest = cluster, handle, digest
         self._topics: dict[str, Topic] = {topic.name(run): topic for topic in CATALOGUE.values()}

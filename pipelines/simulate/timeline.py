@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.simulate.world import History
+from pipelines.simulate.world import SimulatedHistory
 
 
-def lines(history: History) -> Iterator[str]:
+def lines(history: SimulatedHistory) -> Iterator[str]:
     """One line for each event: time, role, what happened."""
     width = max((len(role) for _, role, _ in history.events), default=0)
     for at, role, text in history.events:
         yield f"{at:9.3f} s  {role:{width}}  {text}"
 
 
-def trace(history: History) -> dict[str, Any]:
+def trace(history: SimulatedHistory) -> dict[str, Any]:
     """The events in the format of chrome://tracing and Perfetto; times in microseconds of virtual time."""
     roles = sorted({role for _, role, _ in history.events})
     tracks = {role: number for number, role in enumerate(roles, 1)}

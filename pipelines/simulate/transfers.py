@@ -19,8 +19,8 @@ from infra.simulation.process import SimulatedProcess
 from infra.store.errors import StoreError
 from infra.store.publisher import PublishFailed, copy_array
 from infra.store.weight_store import WeightStore
+from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
-from infra.transport.relay_node import Endpoint
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored, ShardFold
 from operators.relay.relay import RelayFold, RelayStep
 from operators.rollout.engine import Completion, Engine, EngineStatus, PartialResponse, Request
@@ -35,14 +35,14 @@ from schemas.records import PolicyVersion, RelayChain, WeightVersion
 COPY_S = 0.05
 """Seconds in which the trainer copies a tensor into the store."""
 KV_CHUNK_BYTES = 8 * KV_BYTES
-Report = Callable[[str], None]
+ReportViolation = Callable[[str], None]
 """Called with a violation of an invariant."""
 
 
 class Transfers:
     """The weights and KV of a run with `config` on `hosts`; `violated` is called with what is wrong with them."""
 
-    def __init__(self, config: Config, hosts: SimulatedHosts, violated: Report) -> None:
+    def __init__(self, config: Config, hosts: SimulatedHosts, violated: ReportViolation) -> None:
         self._config, self._hosts, self._violated = config, hosts, violated
 
     def relay(
@@ -149,7 +149,7 @@ class RelayedTraining(ShardFold):
 class CheckedEngine(WrappedEngine):
     """An emulated engine of replica `replica` that checks the bytes of weights and KV, and hands KV over with bytes."""
 
-    def __init__(self, engine: Engine, replica: int, hosts: SimulatedHosts, violated: Report) -> None:
+    def __init__(self, engine: Engine, replica: int, hosts: SimulatedHosts, violated: ReportViolation) -> None:
         super().__init__(engine)
         self._replica, self._hosts, self._violated = replica, hosts, violated
         hosts.loaded[replica] = None

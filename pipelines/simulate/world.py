@@ -11,12 +11,12 @@ from functools import partial
 
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
-from infra.kafka.simulated_producer import Message, Release, as_it_is
+from infra.kafka.simulated_producer import EncodeForRelease, SimulatedRecord, as_it_is
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.data_network import LINK_FAULTS, LinkFault
-from infra.simulation.network import REQUEST_FAULTS, Connection, Network, RequestFaults
+from infra.simulation.network import REQUEST_FAULTS, Network, RequestFaults, SimulatedConnection
 from infra.simulation.process import SimulatedProcess
-from infra.simulation.scheduler import Scheduler
+from infra.simulation.scheduler import EventScheduler
 from infra.simulation.streams import Streams
 from pipelines.config import Config
 from pipelines.shards import partitions_of
@@ -45,7 +45,7 @@ MAX_SKEW_S = 600.0
 
 
 @dataclass
-class History:
+class SimulatedHistory:
     """What happened. `failure` is None for a history without a defect."""
 
     seed: int
@@ -70,14 +70,14 @@ class World:
         self,
         config: Config,
         roles: Sequence[Wiring],
-        history: History,
+        history: SimulatedHistory,
         *,
         record_events: bool = False,
         relays: int = 0,
         until: float = math.inf,
     ) -> None:
         self.config, self.history, self._until = config, history, until
-        self.scheduler = Scheduler()
+        self.scheduler = EventScheduler()
         self.cluster = SimulatedCluster(
             {topic.name(config.run.name): len(partitions_of(config, topic)) for topic in CATALOGUE.values()}
         )
@@ -86,7 +86,7 @@ class World:
         self._signals = CommitSignals(self.cluster, self.scheduler)
         self.invariants = Invariants(config)
         upgraded = any(fault.kind == "upgrade_run" for fault in history.faults)
-        self._release: Release = EarlierRelease(self.streams) if upgraded else as_it_is
+        self._release: EncodeForRelease = EarlierRelease(self.streams) if upgraded else as_it_is
         self._records = record_events
         self._requests = 0
         self._digest = hashlib.blake2b(digest_size=16)
@@ -98,7 +98,7 @@ class World:
         self.roles = {each.role.name: SimulatedRole(self, each) for each in roles}
         self.network.trace = lambda name, request, fault: self.event(name, f"request {request} {fault}")
 
-    def run(self) -> History:
+    def run(self) -> SimulatedHistory:
         """Play the history."""
         history, scheduler = self.history, self.scheduler
         self.start_roles()
@@ -150,9 +150,9 @@ class World:
 
     def connect(self, process: SimulatedProcess) -> SimulatedClients:
         """The clients of a process."""
-        return SimulatedClients(self.cluster, Connection(self.network, process), self._signals, self._release)
+        return SimulatedClients(self.cluster, SimulatedConnection(self.network, process), self._signals, self._release)
 
-    def _digest_message(self, place: Place, offset: int, message: Message) -> None:
+    def _digest_message(self, place: Place, offset: int, message: SimulatedRecord) -> None:
         line = f"{self.scheduler.now:.6f} {place} {offset} {message}\n"
         if self.hosts is not None:  # what depends on this process: its number, and where the stores are
             line = line.replace(str(self.hosts.folder), "").replace(f'"pid":{os.getpid()},', "")
@@ -189,7 +189,7 @@ class World:
         left = invariants.open
         if self.cluster.open_transactions():
             return False
-        if self.hosts is not None and self.hosts.lacking(max(invariants.manifests, default=None)):
+        if self.hosts is not None and self.hosts.missing(max(invariants.manifests, default=None)):
             return False
         if any(parse_trajectory_id(name).purpose == "evaluation" for name in left):
             return False
@@ -204,12 +204,12 @@ class World:
             invariants = self.invariants
             left = sorted(invariants.open)
             newest = max(invariants.manifests, default=None)
-            lacking = [] if self.hosts is None else self.hosts.lacking(newest)
+            missing = [] if self.hosts is None else self.hosts.missing(newest)
             opened = self.cluster.open_transactions()
             raise InvariantViolated(
                 f"{CALM_S:g} s after the last fault the run has not finished: {len(left)} trajectories are not settled "
                 f"({', '.join(left[:6])}); of {len(invariants.batches)} batches {len(invariants.covered)} are trained"
-                + (f"; version {newest} is not at {', '.join(lacking)}" if lacking else "")
+                + (f"; version {newest} is not at {', '.join(missing)}" if missing else "")
                 + (f"; transactions of {', '.join(opened)} are open" if opened else "")
             )
         self.invariants.check_end()
@@ -293,7 +293,7 @@ class World:
         self._requests += 1
         value, headers = encode(Pause(self._requests, paused, "a person", "", 0))
         self.cluster.send(
-            Place(CONTROL.name(self.config.run.name), 0), [Message(PAUSE.encode(), value, tuple(headers), 0)]
+            Place(CONTROL.name(self.config.run.name), 0), [SimulatedRecord(PAUSE.encode(), value, tuple(headers), 0)]
         )
 
     def _drain(self, role: SimulatedRole) -> None:
@@ -303,6 +303,6 @@ class World:
             return
         replica = self.config.rollout.hosted(role.wiring.role.index)[0]
         value, headers = encode(Drain(replica, start))
-        message = Message(b"", value, tuple(headers), 0)
+        message = SimulatedRecord(b"", value, tuple(headers), 0)
         self.cluster.send(Place(INBOX.name(self.config.run.name), replica), [message])
         self.scheduler.after(20.0, lambda: role.kill(1.0))

@@ -1,4 +1,4 @@
-"""What roles and commands say of themselves: heartbeats, metrics, dead letters, notes, trim points, schemas."""
+"""Reports of roles and commands about themselves: heartbeats, metrics, dead letters, notes, trim points, schemas."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class CommitNote:
 
 @dataclass(frozen=True, slots=True)
 class RankAddress:
-    """Where the trainer's ranks meet: the store that the present start of rank 0 has opened at `host` and `port`.
+    """The trainer's rendezvous: the store that the present start of rank 0 has opened at `host` and `port`.
 
     Written by rank 0, read by the other ranks; the last one in the log is valid. `token` names this start in the store.
     `ranks` and `shard_ranks` are those of rank 0's configuration, `model` is the BLAKE3 of its model's tensor names,

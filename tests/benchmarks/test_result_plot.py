@@ -17,7 +17,7 @@ from schemas.records import Metric
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_result_plot_draws_accuracy_reward_and_the_supervised_level(
+def test_result_plot_draws_accuracy_reward_and_supervised_level(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = [Metric("evaluation", step, {"accuracy/greedy": 0.2 + step / 10}, step) for step in (0, 2, 4)]

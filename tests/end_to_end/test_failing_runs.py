@@ -138,7 +138,7 @@ def test_short_run_of_errors_exits_with_1(
     assert "reached its goal" not in page
 
 
-def test_share_of_errors_that_stops_a_run_and_steps_that_warn_are_settings(
+def test_share_of_errors_and_steps_before_a_warning_are_settings(
     start_run: StartRun, rewards: Path, broker: Broker, run_id: str
 ) -> None:
     """Every other prompt fails; no update has a gradient, because the correction leaves no token."""

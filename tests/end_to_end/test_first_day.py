@@ -111,7 +111,7 @@ def summary_of(shell: Shell, run: str) -> dict[str, Any]:
     return dict(json.loads((shell.here / "runs" / run / "summary.json").read_text()))
 
 
-def test_every_line_before_the_first_step_says_what_it_waits_for(ended: Answer, shell: Shell) -> None:
+def test_every_line_before_the_first_step_names_its_wait(ended: Answer, shell: Shell) -> None:
     waiting = [line for line in progress_lines(ended.text) if " steps" not in line]
     assert len(waiting) >= 3  # broker, checks, starting
     assert [line for line in waiting if "waits for " not in line] == []
@@ -141,7 +141,7 @@ def test_refused_rows_are_counted_from_the_start_to_the_summary(ended: Answer, s
     assert "no value in column" in letter["reason"]
 
 
-def test_printed_commands_work_in_the_directory_where_they_are_printed(
+def test_printed_commands_work_in_the_directory_of_the_command(
     ended: Answer, other: Answer, second: str, shell: Shell
 ) -> None:
     gone = shell("weights", "verify", "--run", second)
@@ -214,7 +214,7 @@ def test_tail_and_find_show_the_response_first_and_little_else(ended: Answer, sh
 
 
 @pytest.mark.parametrize("words", READ_ONLY)
-def test_reading_a_stopped_run_starts_no_broker_and_prints_no_noise(words: str, ended: Answer, shell: Shell) -> None:
+def test_reading_a_stopped_run_starts_no_broker_and_is_quiet(words: str, ended: Answer, shell: Shell) -> None:
     before = {path.name for path in shell.here.iterdir()}
     place = () if words in ("runs list",) else ("--run", "first")
     answer = shell(*words.split(), *place)
@@ -227,7 +227,7 @@ def test_reading_a_stopped_run_starts_no_broker_and_prints_no_noise(words: str, 
     assert {path.name for path in shell.here.iterdir()} == before
 
 
-def test_run_prints_no_noise_and_writes_no_file_outside_its_folder(ended: Answer, shell: Shell) -> None:
+def test_run_is_quiet_and_writes_no_file_outside_its_folder(ended: Answer, shell: Shell) -> None:
     assert NOISE.search(ended.text) is None
     assert UNROUNDED.search(ended.text) is None
     mine = {"my_reward.py", "my_letters.py", "my_environment.py"}
@@ -288,7 +288,7 @@ def test_lineage_defines_staleness_and_agrees_with_the_histogram(ended: Answer, 
     assert sum(found.values()) == 4 * 16
 
 
-def test_accuracy_is_the_share_of_full_rewards_and_the_mean_has_its_name(ended: Answer, shell: Shell) -> None:
+def test_accuracy_is_the_share_of_full_rewards_beside_the_mean(ended: Answer, shell: Shell) -> None:
     where = ("-w", "purpose = 'evaluation' and policy_version = 4", "--columns", "reward,sampling_temperature")
     rows = shell("topics", "find", "experiences", *where, "--run", "first", "--json").json
     greedy = [row["reward"] for row in rows if row["sampling_temperature"] == 0]
@@ -340,7 +340,7 @@ def test_views_have_a_purpose_and_no_held_out_rows(view: str, ended: Answer, she
     assert NOISE.search(verified.text) is None
 
 
-def test_verl_view_has_raw_messages_plain_answers_and_a_test_file(ended: Answer, shell: Shell, tmp_path: Path) -> None:
+def test_verl_view_has_messages_plain_answers_and_a_test_file(ended: Answer, shell: Shell, tmp_path: Path) -> None:
     questions = {}
     for split, purpose in (("train", "train"), ("test", "evaluation")):
         folder = tmp_path / split
@@ -357,7 +357,7 @@ def test_verl_view_has_raw_messages_plain_answers_and_a_test_file(ended: Answer,
     assert not questions["train"] & questions["test"]
 
 
-def test_run_has_the_name_of_its_file_and_its_environment_by_name_alone(second: str, shell: Shell) -> None:
+def test_run_has_the_name_of_its_file_and_a_short_environment(second: str, shell: Shell) -> None:
     assert re.fullmatch(r"\./train-\d{8}-\d{6}", second)
     found = shell("samples", "--run", second, "-n", "1", "--json").json
     assert any("Once more." in turn["text"] for turn in found[0]["samples"][0]["turns"])

@@ -83,6 +83,7 @@ def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
                 gateway={"port": used_port},
                 score={"rewards": [{"name": f"mine.py:{name}"} for name in ("raises", "gone", "lost")]},
                 trainer={"learner": {"learning_rate": 0.0}},
+                rollout={"kv_capacity": 5},
             )
         )
     for expected in (
@@ -95,6 +96,7 @@ def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
         "prompts.samples_per_prompt = 1, task 'rows': the advantage of tis",
         "prompts: heldout = 50 leaves none of the ",
         "but the model's vocabulary has 12 tokens",
+        "rollout.kv_capacity = 5 tokens cannot hold one context of 512",
         "% of 21 rows (",
         "too long: prompt ",
         "max_new_tokens = 600 is more than the whole context of 512 tokens",
@@ -202,7 +204,7 @@ def test_wrong_keys_and_types_are_named_at_once(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("task", ["leg_counting", "countdown"])
-def test_tasks_of_reasoning_gym_work_with_the_model_of_a_user_by_name(task: str, shell: Shell) -> None:
+def test_tasks_of_reasoning_gym_work_with_a_named_model(task: str, shell: Shell) -> None:
     table = {"model": {"path": "model"}, "trainer": {"learner": LEARNER}}
     (shell.here / "gym.toml").write_text(tomli_w.dumps(table))
     changes = (f"prompts.task={task}", "prompts.max_refused_share=1", "run.check_timeout_s=200")

@@ -19,7 +19,7 @@ from schemas.topics import CONTROL, INBOX, METRICS, REPLICAS, TRAJECTORIES
 JOINED, DRAINED = 2, 0
 
 
-def test_run_is_paused_while_a_rollout_joins_and_another_drains_later(
+def test_run_is_paused_while_a_rollout_joins_and_another_drains(
     command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
     client = ClientProperties.at(broker.bootstrap_servers)

@@ -20,6 +20,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.topic_reader import read_topic
 from infra.listening import exposed_addresses, listening_sockets
 from operators.io.episode_keys import ADDRESS_FILE
+from pipelines.config import load_config
 from schemas.records import Experience, MicroBatch, TurnEnded, TurnRequest
 from schemas.topics import BATCHES, EXPERIENCES, INBOX, PROGRESS, Topic
 
@@ -85,7 +86,7 @@ def test_episodes_of_agents_are_trained_in_spite_of_kills(run: LaminarRun) -> No
     assert (audit["trained"], audit["lost"], audit["trained_twice"], audit["failed"]) == (STEPS * BATCH, 0, 0, 0)
 
 
-def test_trajectory_has_the_tokens_and_the_reward_that_its_agent_saw(run: LaminarRun, broker: Broker) -> None:
+def test_trajectory_has_the_tokens_and_reward_of_its_agent(run: LaminarRun, broker: Broker) -> None:
     requests, ended = records(broker, run, INBOX, TurnRequest), records(broker, run, PROGRESS, TurnEnded)
     assert {each.turn_id for each in ended} <= {each.turn_id for each in requests}
     experiences = records(broker, run, EXPERIENCES, Experience)
@@ -119,7 +120,7 @@ def test_batch_and_commands_have_the_rewards_of_conversations(run: LaminarRun, b
 
 def test_versions_that_the_store_has_evicted_are_served(run: LaminarRun, tmp_path: Path) -> None:
     """The ended run has no store: the initial model and the final one are pulled from their folders."""
-    served = Served(run.folder / "config.toml", tmp_path / "work")
+    served = Served(load_config(run.folder / "config.toml"), tmp_path / "work")
     try:
         for name in ("v0", "v1"):
             served.ask(name, name)

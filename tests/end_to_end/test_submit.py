@@ -26,7 +26,7 @@ from infra.kafka.observer import Observer
 from infra.kafka.topic_reader import read_topic
 from infra.listening import exposed_addresses, listening_sockets
 from infra.runners.flink import running_flink
-from infra.runners.options import Runner
+from infra.runners.options import RunnerName
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from pipelines.config import Config, load_config
@@ -127,7 +127,7 @@ def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def submitted(
-    runner: Runner,
+    runner: RunnerName,
     secure_broker: Broker,
     command_server: CommandServer,
     model_folder: Path,
@@ -154,7 +154,7 @@ def submitted(
             remove_store(default_root(run), in_use=True)
 
 
-def test_pipelines_listen_on_loopback_only(submitted: Submitted, runner: Runner) -> None:
+def test_pipelines_listen_on_loopback_only(submitted: Submitted, runner: RunnerName) -> None:
     """Runs first: checks the pipelines, their children, the secure broker, Prism, and Flink with its job servers."""
     processes = [process for command in submitted.commands.values() for process in command.processes()]
     sockets = listening_sockets(processes)

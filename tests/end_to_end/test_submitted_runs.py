@@ -126,7 +126,7 @@ def test_printed_commands_name_the_submitted_run(submitted: Path, shell: Shell) 
     assert printed_commands(answer.text) == [["runs", "resume", *place]]
 
 
-def test_status_of_an_ended_run_waits_for_nothing_and_lists_its_roles(submitted: Path, shell: Shell) -> None:
+def test_status_of_an_ended_run_lists_its_roles_at_once(submitted: Path, shell: Shell) -> None:
     (submission,) = submissions(submitted)
     place = ("--run", str(submitted))
     before = shell("runs", "status", *place, "--json").json

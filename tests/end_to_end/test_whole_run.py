@@ -169,9 +169,7 @@ def test_next_run_finds_the_warm_start(ended: LaminarRun, start_run: StartRun, b
         ("gcd", "warm_start.model.task is 'gcd', but no task of [prompts] is"),
     ],
 )
-def test_warm_start_that_cannot_help_is_refused_at_the_start(
-    task: str, cause: str, start_run: StartRun, run_id: str
-) -> None:
+def test_warm_start_that_cannot_help_is_refused(task: str, cause: str, start_run: StartRun, run_id: str) -> None:
     warm_start = f"warm_start={{examples = 8, model = {{task = '{task}'}}}}"
     run = start_run(run_id, "model.path=''", warm_start, "prompts.task=leg_counting", "prompts.task_args={}")
     assert run.wait() == 1

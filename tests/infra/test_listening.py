@@ -9,7 +9,7 @@ import psutil
 from infra.listening import exposed_addresses, listening_sockets
 
 
-def test_listening_sockets_include_tcp_and_udp_but_no_connections() -> None:
+def test_listening_sockets_include_tcp_and_udp_no_connections() -> None:
     before = listening_sockets([psutil.Process()])
     with socket.create_server(("0.0.0.0", 0)) as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
         udp.bind(("127.0.0.1", 0))

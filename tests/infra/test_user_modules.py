@@ -22,7 +22,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[P
     sys.modules.pop("own_helper", None)
 
 
-def test_file_that_would_get_the_module_of_another_folder_is_an_error(folders: tuple[Path, Path]) -> None:
+def test_file_with_the_module_name_of_another_is_an_error(folders: tuple[Path, Path]) -> None:
     first, second = folders
     assert import_user_module(str(first / "reward.py")).value() == "a"
     with pytest.raises(

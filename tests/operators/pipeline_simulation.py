@@ -35,8 +35,9 @@ from operators.rollout.heartbeats import replica_status
 from operators.rollout.replica import Replica
 from operators.rollout.report_events import report_events
 from operators.score.config import RewardSpec, ScoreConfig
+from operators.score.error_counts import ScoreCounters
 from operators.score.pool import VerifierResult
-from operators.score.score_trajectories import ErrorCounts, _Scoring
+from operators.score.score_trajectories import _Scoring
 from schemas.columns import token_ids
 from schemas.identity import parse_trajectory_id
 from schemas.records import (
@@ -395,4 +396,4 @@ def _restore_score(restored: Restored) -> ShardFold:
         judge=lambda rows: [[VerifierResult(1.0, None)] for _ in rows],
         close=lambda: None,
     )
-    return _Scoring(judge, ledger, ErrorCounts(restored.group, restored.state.get("counts")), lambda: 0)  # type: ignore[arg-type]
+    return _Scoring(judge, ledger, ScoreCounters(restored.group, restored.state.get("counts")), lambda: 0)  # type: ignore[arg-type]

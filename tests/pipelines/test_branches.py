@@ -33,7 +33,7 @@ def test_isolated_layout_has_a_process_for_each_role() -> None:
     assert layout_of(config_of("isolated")) == {role: [role] for role in ROLES}
 
 
-def test_compact_layout_has_one_process_for_all_roles_without_a_model() -> None:
+def test_compact_layout_has_one_process_for_roles_without_model() -> None:
     shards = {"experience": {"shards": 2}, "kafka": {"bootstrap_servers": "localhost:1", "partitions": 2}}
     assert layout_of(config_of("compact", rollout={"processes": 2}, **shards)) == {
         LIGHT: ["prompts", "placement", "score", "experience", "experience-1", "evaluation", "relay-0"],

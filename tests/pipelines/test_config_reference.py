@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.config import Config, load_config, parse_config
-from pipelines.config_reference import defaults_toml, json_schema, reference, sections, settings
+from pipelines.config_reference import KEY_UNITS, defaults_toml, json_schema, reference, sections, settings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
@@ -35,11 +35,23 @@ def test_defaults_toml_loads_as_the_default_configuration() -> None:
         ("trainer.learner.betas", "list of number", "[0.9, 0.95]", ""),
         ("relay.max_megabytes_per_s", "number", "unset", "MB/s"),
         ("score.rewards[].name", "text", "", ""),
+        ("trainer.optimizer_steps", "integer", "80", "batches"),
+        ("trainer.learner.mini_batches", "integer", "unset", "optimizer steps"),
+        ("rollout.environments[].memory_mb", "integer", "1024", "MiB"),
+        ("rollout.context", "integer", "unset", "tokens"),
     ],
 )
 def test_setting_has_type_default_and_unit(key: str, kind: str, default: str, unit: str) -> None:
     found = settings()[key]
     assert (found.type, found.default, found.unit) == (kind, default, unit)
+
+
+def test_data_type_is_unset_where_the_device_decides_it() -> None:
+    assert settings()["rollout.dtype"].default == "unset"
+
+
+def test_units_are_of_existing_keys() -> None:
+    assert set(KEY_UNITS) <= set(settings())
 
 
 def test_sections_follow_the_file_order() -> None:
@@ -69,3 +81,9 @@ def test_schema_knows_every_key_of_the_examples(file: Path) -> None:
 
 def test_every_key_has_a_meaning() -> None:
     assert not [key for key, setting in settings().items() if not setting.about]
+    assert not [section.key for section in sections() if not section.about]
+
+
+def test_meanings_name_no_value_that_toml_lacks() -> None:
+    texts = [each.about for each in (*settings().values(), *sections())]
+    assert not [text for text in texts if "None" in text]

@@ -9,7 +9,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from infra.runners.flink_slots import default_key_groups, subtask_of
-from infra.runners.options import Runner
+from infra.runners.options import RunnerName
 from operators.io.read_branches import ReadBranches
 from operators.io.read_topics import flink_keys, sources_of
 from pipelines.config import Config, parse_config
@@ -30,7 +30,7 @@ def config_of(shards: int, emulated: bool = True) -> Config:
     return parse_config(table, "a test")
 
 
-def built(config: Config, name: str, runner: Runner, *options: str) -> beam.Pipeline:
+def built(config: Config, name: str, runner: RunnerName, *options: str) -> beam.Pipeline:
     """The graph of what `laminar submit` runs, not run."""
     pipeline = beam.Pipeline(options=PipelineOptions([f"--runner={runner}", *options]))
     shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)

@@ -90,11 +90,12 @@ def test_buffer_classes_of_the_document_are_made(config: Config, monkeypatch: py
     assert eviction.evict([SimpleNamespace(rewards=[1.0], members=["m"])], None) == [Drop("m", "easy")]
 
 
-def test_policy_of_the_document_is_asked(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_of_the_document_decides(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     assert config.autoscaling is not None
-    wishes = [make_policy(config.autoscaling).wish(Observation(0.0, 1, time_of_day=hour * 3600)) for hour in (3, 12)]
-    assert [(each.kind, each.processes) for each in wishes if each] == [("exactly", 4), ("exactly", 1)]
+    policy = make_policy(config.autoscaling)
+    requests = [policy.request(Observation(0.0, 1, time_of_day=hour * 3600)) for hour in (3, 12)]
+    assert [(each.kind, each.processes) for each in requests if each] == [("exactly", 4), ("exactly", 1)]
 
 
 def test_named_environments_are_added_once_for_all_tasks() -> None:

@@ -25,6 +25,7 @@ from schemas.topics import CATALOGUE, EXPERIENCES, SCHEMAS
 
 ROOT = Path(__file__).parents[2]
 READER = ROOT / "docs" / "decode_topic.py"
+PAGE = ROOT / "docs" / "topics.md"
 
 
 def schema(*words: str) -> subprocess.CompletedProcess[bytes]:
@@ -33,11 +34,15 @@ def schema(*words: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
 
 
-def read(topics: Topics, folder: Path, *columns: str) -> list[dict[str, Any]]:
-    """What the reader prints of the topic experiences."""
+def create_schemas(topics: Topics) -> None:
     with admin_client(topics.client) as admin:
         create_topics(admin, [TopicSpec(SCHEMAS.name(topics.run), 1, config=settings_of(SCHEMAS))])
     publish_schemas(topics.client, topics.run)
+
+
+def read(topics: Topics, folder: Path, *columns: str) -> list[dict[str, Any]]:
+    """What the reader prints of the topic experiences."""
+    create_schemas(topics)
     words = [topics.client.bootstrap_servers, EXPERIENCES.name(topics.run), *columns]
     command = [sys.executable, "-I", str(READER), *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
@@ -52,6 +57,27 @@ def test_other_reader_decodes_experiences(topics: Topics, tmp_path: Path) -> Non
         (number, member, 1.0 - member) for number in range(3) for member in range(2)
     ]
     assert "import schemas" not in READER.read_text()
+
+
+def test_ten_lines_of_the_topics_page_decode_every_record(topics: Topics, tmp_path: Path) -> None:
+    """Records of Arrow and JSON, committed alone: a transaction that was aborted is not shown."""
+    code = PAGE.read_text(encoding="utf-8").partition("```python\n")[2].partition("```\n")[0]
+    assert len([line for line in code.splitlines() if line]) <= 10
+    create_schemas(topics)
+    topics.write(range(1))
+    topics.write(range(1, 2), commit=False)
+    with KafkaProducer(bootstrap_servers=topics.client.bootstrap_servers) as producer:
+        for sample in SAMPLES.values():
+            value, headers = encode(sample)
+            producer.send(EXPERIENCES.name(topics.run), value, b"k", list(headers))
+    command = [sys.executable, "-I", "-c", code, topics.client.bootstrap_servers, topics.run, "experiences"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = [line.partition(" ") for line in done.stdout.splitlines()]
+    assert {name for name, _, _ in shown} == {record_type(kind).schema for kind in SAMPLES}
+    experiences = "".join(rows for name, _, rows in shown if name == record_type(Experience).schema)
+    assert "'trajectory.prompt.task': 'sums', " in experiences
+    assert "'trajectory.prompt.number': 1, " not in experiences
 
 
 def test_other_reader_names_a_broker_or_topic_that_is_missing(topics: Topics, tmp_path: Path) -> None:
@@ -84,9 +110,7 @@ def test_other_reader_decodes_every_record(topics: Topics, tmp_path: Path) -> No
 
 
 def test_schemas_topic_has_every_record_under_its_name(topics: Topics) -> None:
-    with admin_client(topics.client) as admin:
-        create_topics(admin, [TopicSpec(SCHEMAS.name(topics.run), 1, config=settings_of(SCHEMAS))])
-    publish_schemas(topics.client, topics.run)
+    create_schemas(topics)
     records = {record.key: record.rows for record in read_topic(topics.client, SCHEMAS.name(topics.run))}
     assert set(records) == {entry.schema.encode() for entry in RECORD_TYPES}
     for entry in RECORD_TYPES:

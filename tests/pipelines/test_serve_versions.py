@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
 from infra.models.weights import save_weights
 from infra.store.weight_store import WeightStore
+from pipelines.config import parse_config
 from schemas.records import PolicyVersion
 
 CONFIG = """
@@ -54,8 +56,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)))
-        (folder / "config.toml").write_text(CONFIG.format(folder=folder))
-        made = Served(folder / "config.toml", folder / "work")
+        config = parse_config(tomllib.loads(CONFIG.format(folder=folder)), "config")
+        made = Served(config, folder / "work")  # a submitted run has no config.toml
         yield made
         assert made.close() == 0
 

@@ -50,7 +50,7 @@ class ForkedTests:
         self._main, self.code = main, 1
         self._items: dict[str, pytest.Item] = {}
         self._failed = ""
-        self._say: Callable[[str], None] = lambda name: None
+        self._report: Callable[[str], None] = lambda name: None
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self._items = {item.nodeid: item for item in session.items}
@@ -73,12 +73,12 @@ class ForkedTests:
         A test that takes longer than its limit, in seconds, has failed: `time-out: ` and its name.
         """
 
-        def run(say: Callable[[str], None]) -> str:
+        def run(report: Callable[[str], None]) -> str:
             try:
                 prepare()
             except Exception as error:  # noqa: BLE001  (a mutant that cannot be imported)
                 return f"import: {error!r}"[:200]
-            self._say = say
+            self._report = report
             return self._run(list(limits)) or "-"
 
         return in_fork(run, limits)
@@ -86,7 +86,7 @@ class ForkedTests:
     def cover(self, name: str, folder: Path) -> Cover | None:
         """What the test `name` costs, and the lines that it runs of the modules in `folder`; None if it fails."""
 
-        def run(say: Callable[[str], None]) -> str:
+        def run(report: Callable[[str], None]) -> str:
             began, before = time.monotonic(), cpu_seconds()
             lines = traced_lines(folder, lambda: self._run([name]))
             if self._failed:
@@ -103,7 +103,7 @@ class ForkedTests:
     def _run(self, names: Sequence[str]) -> str:
         items = [self._items[name] for name in names]
         for item, following in zip(items, [*items[1:], None], strict=True):
-            self._say(item.nodeid)
+            self._report(item.nodeid)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._failed:
                 break

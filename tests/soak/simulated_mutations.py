@@ -27,13 +27,13 @@ from mutations import MUTATIONS, Mutation  # noqa: E402
 from benchmarks.results import SIMULATED_CODE, code_hash  # noqa: E402
 from infra.files import write_atomically  # noqa: E402
 from pipelines.simulate.explore import draw_history, play  # noqa: E402
-from pipelines.simulate.world import History  # noqa: E402
+from pipelines.simulate.world import SimulatedHistory  # noqa: E402
 
 STALE = re.compile(r"ended with (TypeError|AttributeError|NameError|ImportError)\b")
 """Errors of a patch that does not fit the code any more. They show nothing about the simulation."""
 
 
-def failure_with(mutation: Mutation, history: History) -> str | None:
+def failure_with(mutation: Mutation, history: SimulatedHistory) -> str | None:
     """How `history` fails with the defect; None if it passes."""
     with pytest.MonkeyPatch.context() as patch:
         mutation(patch)
@@ -73,7 +73,7 @@ def main() -> int:
         if name not in found:
             began = time.process_time()
             count, failure = histories_until_found(MUTATIONS[name], arguments.most)
-            calm = failure_with(MUTATIONS[name], History(0, "plain", ())) is not None
+            calm = failure_with(MUTATIONS[name], SimulatedHistory(0, "plain", ())) is not None
             seconds = time.process_time() - began
             found[name] = {"histories": count, "cpu_seconds": seconds, "failure": failure, "fails_calm": calm}
             write_atomically(file, json.dumps(found, indent=1))

@@ -111,9 +111,9 @@ def test_results_have_one_line_per_mutant(tmp_path: Path) -> None:
 
 
 def test_tests_beyond_their_limit_have_failed() -> None:
-    def hang(say: Callable[[str], None]) -> str:
-        say("test.py::test_first")
-        say("test.py::test_second")
+    def hang(report: Callable[[str], None]) -> str:
+        report("test.py::test_first")
+        report("test.py::test_second")
         time.sleep(60)
         return "-"
 
@@ -128,14 +128,14 @@ def test_lines_of_started_processes_are_traced(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     code = "import os; from mutated_module import limited; os.fork() or (limited(1), os._exit(1)); os.wait()"
 
-    def run(say: Callable[[str], None]) -> str:
+    def run(report: Callable[[str], None]) -> str:
         return str(traced_lines(tmp_path, lambda: subprocess.run([sys.executable, "-c", code], check=True)))
 
     assert 6 in ast.literal_eval(in_fork(run, {}))["mutated_module"]
 
 
 def test_forked_processes_answer() -> None:
-    assert in_fork(lambda say: "an answer", {}) == "an answer"
+    assert in_fork(lambda report: "an answer", {}) == "an answer"
 
 
 def test_every_trainer_module_has_mutants_or_a_reason() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -48,17 +49,25 @@ class _Transaction(NamedTuple):
     state: TransactionState
 
 
-class StoredAdmin:
-    """Topics and groups of the log in the folder `log`. Methods that change something are missing."""
-
-    def __init__(self, log: Path) -> None:
-        self._folder, self._log = log, stored_log(log)
+class ClosedAtExit(ABC):
+    """A client that is closed at the end of a `with` statement."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it."""
+
+
+class StoredAdmin(ClosedAtExit):
+    """Topics and groups of the log in the folder `log`. Methods that change something are missing."""
+
+    def __init__(self, log: Path) -> None:
+        self._folder, self._log = log, stored_log(log)
 
     def close(self) -> None:
         """Nothing to do: the index belongs to the process."""

@@ -38,7 +38,7 @@ class EnvironmentSpec:
     turns: int = 8
     """Maximum number of the model's turns in an episode."""
     turn_tokens: int | None = None
-    """Maximum tokens of one turn; None: the remaining tokens of the response."""
+    """Maximum tokens of one turn; unset: the remaining tokens of the response."""
     seconds: float = 10.0
     """Wall-clock limit of one step; beyond it the process is killed and the episode fails."""
     max_observation_chars: int = 16_384

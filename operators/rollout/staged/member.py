@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from infra.models.partial_weights import load_parts, open_arriving
-from operators.rollout.staged.stage import Stage
+from operators.rollout.staged.stage import StageModel
 from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import PolicyVersion, WeightVersion
 
@@ -66,7 +66,7 @@ class StageMember:
         self.replica, self.incarnation, self.engine, self.store = replica, incarnation, engine, store
         self.claims = WeightClaims()
         self._manifests: OrderedDict[PolicyVersion, WeightVersion] = OrderedDict()
-        self._stages: dict[str, Stage] = {}
+        self._stages: dict[str, StageModel] = {}
         self._lock = threading.Lock()
 
     @property
@@ -89,7 +89,7 @@ class StageMember:
 
     def open(
         self, group: str, incarnation: int, version: PolicyVersion, layers: range, rows: int, context: int
-    ) -> Stage:
+    ) -> StageModel:
         """Load `layers` of `version` and return a stage with them.
 
         Raises StageRefused, PartsMissing if they are not here, ValueError for layers that the model does not have.
@@ -101,7 +101,9 @@ class StageMember:
             self._stages[group] = stage
         return stage
 
-    def load(self, group: str, version: PolicyVersion, layers: range, rows: int, context: int, *, ends: bool) -> Stage:
+    def load(
+        self, group: str, version: PolicyVersion, layers: range, rows: int, context: int, *, ends: bool
+    ) -> StageModel:
         """A stage of `group` with these layers of `version`, whose weights stay until `end`. Raises as `open`."""
         modules, engine = self.engine.modules, self.engine
         if modules is None or self.refusal:
@@ -123,7 +125,7 @@ class StageMember:
                 data = open_arriving(self.store, version)
                 with torch.inference_mode():
                     load_parts(engine.model, manifest, data, layers, ends=ends)
-        return Stage(modules, layers, rows, context)
+        return StageModel(modules, layers, rows, context)
 
     def end(self, group: str) -> None:
         """The stage of `group` has ended."""

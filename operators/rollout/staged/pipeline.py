@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from infra.runners.liveness import LIVENESS
-from infra.transport.array_messages import Message, receive_message, send_message
+from infra.transport.array_messages import ArrayMessage, receive_message, send_message
 from infra.transport.connection import Connection, interrupt
 from infra.transport.frames import MAX_ARRAY_BYTES, FrameKind, TransportError
 from infra.transport.kv_transfer import decode_parts
 from operators.rollout.kv_rows import RowCopy
 from operators.rollout.runner import RunnerLost
-from operators.rollout.staged.service import Input, StageService
+from operators.rollout.staged.service import StageInput, StageService
 from schemas.records import KVManifest, StageGroup
 from schemas.records import Stage as StagePlace
 
@@ -57,9 +57,9 @@ class StagePipeline:
 
     def __init__(self, service: StageService, order: StageGroup, rows: int, context: int) -> None:
         self.order, self._service, self.transfers = order, service, service.transfers
-        self._results: queue.Queue[Message | None] = queue.Queue()
+        self._results: queue.Queue[ArrayMessage | None] = queue.Queue()
         self._first: Connection | None = None
-        self._returned: Input | None = None
+        self._returned: StageInput | None = None
         self.members: list[_Member] = []
         others = order.stages[1:]
         with ThreadPoolExecutor(max(1, len(others)), "open stages") as pool:
@@ -226,7 +226,7 @@ class StagePipeline:
         except TransportError as error:
             raise self._failure(str(error)) from error
 
-    def _reply(self, member: _Member, kind: str) -> Message:
+    def _reply(self, member: _Member, kind: str) -> ArrayMessage:
         message = receive_message(member.control, self.transfers.receiving, MAX_ARRAY_BYTES)
         if message.kind != kind:
             raise TransportError(f"replica {member.place.replica} replied {message.kind[:20]!r}, expected {kind!r}")

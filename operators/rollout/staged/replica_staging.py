@@ -20,7 +20,7 @@ from operators.rollout.runner import RunnerLost
 from operators.rollout.staged.member import StageMember, StageRefused
 from operators.rollout.staged.pipeline import GroupFailed, StagePipeline
 from operators.rollout.staged.service import StageService
-from operators.rollout.staged.stage import Stage
+from operators.rollout.staged.stage import StageModel
 from operators.rollout.staged.staged_runner import StagedKV, StagedRunner
 from schemas.records import PolicyVersion, StageGroup, StageStatus, WeightVersion
 
@@ -34,7 +34,7 @@ class ReplicaStaging:
         self.member, self._weights, self._service = member, weights, service
         self._engine = member.engine
         self._pool = ThreadPoolExecutor(1, "form stage group")
-        self._forming: Future[tuple[Stage, StagePipeline]] | None = None
+        self._forming: Future[tuple[StageModel, StagePipeline]] | None = None
         self._next: StageGroup | None = None
         self._current: StageGroup | None = None
         self._led: tuple[StageGroup, StagePipeline] | None = None
@@ -117,7 +117,7 @@ class ReplicaStaging:
         if self._led is not None:
             self._led[1].close()
 
-    def _open(self, order: StageGroup) -> tuple[Stage, StagePipeline]:
+    def _open(self, order: StageGroup) -> tuple[StageModel, StagePipeline]:
         """Load the leader's part and connect the members. Raises GroupFailed."""
         engine, first = self._engine, order.stages[0]
         rows, context = engine.slots, engine.context
@@ -132,7 +132,7 @@ class ReplicaStaging:
             self.member.end(order.group)
             raise
 
-    def _use(self, formed: Future[tuple[Stage, StagePipeline]]) -> None:
+    def _use(self, formed: Future[tuple[StageModel, StagePipeline]]) -> None:
         """Continue with a group that was formed, if the engine still needs it."""
         order = self._current
         assert order is not None

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 from infra.models.partial_weights import PartsMissing
-from infra.transport.array_messages import Message, receive_message, send_message
+from infra.transport.array_messages import ArrayMessage, receive_message, send_message
 from infra.transport.connection import Connection, interrupt
 from infra.transport.frames import MAX_ARRAY_BYTES, FrameKind, ProtocolError, TransportError, send
 from infra.transport.handshake import connect
 from infra.transport.kv_transfer import KVTransfers, encode_parts
 from operators.rollout.kv_rows import RowCopy
 from operators.rollout.staged.member import StageMember, StageRefused
-from operators.rollout.staged.stage import PLAN_ARRAYS, Stage, decode_plan
+from operators.rollout.staged.stage import PLAN_ARRAYS, StageModel, decode_plan
 from schemas.records import PolicyVersion
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ SILENCE_S = 600.0
 
 
 @dataclass(eq=False)
-class Input:
+class StageInput:
     """A connection over which a stage receives hidden states; `done` ends the thread that holds it."""
 
     connection: Connection
@@ -52,7 +52,7 @@ class StageService:
     def __init__(self, transfers: KVTransfers) -> None:
         self.transfers = transfers
         self._members: dict[int, StageMember] = {}
-        self._inputs: dict[tuple[str, int], Input] = {}
+        self._inputs: dict[tuple[str, int], StageInput] = {}
         self._changed = threading.Condition()
         transfers.handlers[FrameKind.STAGE] = self._serve
         transfers.handlers[FrameKind.STAGE_INPUT] = self._hold_input
@@ -74,7 +74,7 @@ class StageService:
             raise
         return connection
 
-    def take_input(self, group: str, index: int) -> Input:
+    def take_input(self, group: str, index: int) -> StageInput:
         """The connection over which stage `index` of `group` receives hidden states. Raises TransportError."""
         with self._changed:
             if not self._changed.wait_for(lambda: (group, index) in self._inputs, INPUT_TIMEOUT_S):
@@ -86,7 +86,7 @@ class StageService:
         group, index = body.get("group"), body.get("index")
         if not isinstance(group, str) or not isinstance(index, int):
             raise ProtocolError("hidden states without group and index")
-        held = Input(connection)
+        held = StageInput(connection)
         connection.settimeout(SILENCE_S)
         with self._changed:
             self._inputs[group, index] = held
@@ -135,7 +135,7 @@ class _ServedStage:
         self,
         service: StageService,
         control: Connection,
-        stage: Stage,
+        stage: StageModel,
         group: str,
         version: PolicyVersion,
         index: int,
@@ -143,7 +143,7 @@ class _ServedStage:
     ) -> None:
         self._service, self._transfers, self._control, self._stage = service, service.transfers, control, stage
         self._group, self._version, self._index, self._output = group, version, index, output
-        self._input: Input | None = None
+        self._input: StageInput | None = None
         self._broken = False
 
     def run(self) -> None:
@@ -160,7 +160,7 @@ class _ServedStage:
         finally:
             self._break()
 
-    def _apply(self, message: Message) -> None:
+    def _apply(self, message: ArrayMessage) -> None:
         arrays = message.arrays
         match message.kind:
             case "step":
@@ -181,7 +181,7 @@ class _ServedStage:
             case other:
                 raise ProtocolError(f"unknown message {other[:20]!r} for a stage")
 
-    def _step(self, message: Message) -> None:
+    def _step(self, message: ArrayMessage) -> None:
         """Compute a step on the hidden states that the stage before sends, and pass the result on."""
         try:
             if self._input is None:
@@ -203,7 +203,7 @@ class _ServedStage:
         listed = b"" if manifest is None else bytes(encode_parts([manifest]))
         send_message(self._control, self._transfers.sending, "offered", [np.frombuffer(listed, np.uint8)])
 
-    def _write(self, message: Message) -> None:
+    def _write(self, message: ArrayMessage) -> None:
         """Store the KV of a row, all layers of this stage one after the other."""
         body, count = message.body, len(self._stage.slots.layers)
         data = memoryview(message.arrays[0].reshape(-1).copy().data)

@@ -15,7 +15,7 @@ from operators.rollout.step_plan import Decode, Prefill
 PLAN_ARRAYS = 6
 
 
-class Stage:
+class StageModel:
     """Layers `layers` of a model, for the requests of a group: at most `rows` of at most `context` tokens each."""
 
     def __init__(self, modules: LlamaModules, layers: range, rows: int, context: int) -> None:

@@ -14,7 +14,7 @@ from operators.rollout.direct_layers import LlamaModules, all_token_ids
 from operators.rollout.engine import KV
 from operators.rollout.kv_rows import RowCopy
 from operators.rollout.staged.pipeline import StagePipeline
-from operators.rollout.staged.stage import Stage, encode_plan
+from operators.rollout.staged.stage import StageModel, encode_plan
 from operators.rollout.step_plan import Decode, Prefill
 from schemas.records import KVManifest, PolicyVersion
 
@@ -27,7 +27,7 @@ class StagedRunner:
 
     preferred_order: np.ndarray | None = None
 
-    def __init__(self, modules: LlamaModules, own: Stage, pipeline: StagePipeline) -> None:
+    def __init__(self, modules: LlamaModules, own: StageModel, pipeline: StagePipeline) -> None:
         self._modules, self._own, self._pipeline = modules, own, pipeline
 
     def prefill(self, blocks: Sequence[Prefill], layers: Collection[int] | None = None) -> None:
@@ -70,7 +70,7 @@ class StagedRunner:
 class StagedKV:
     """The KV of a group's requests: `own` has that of the leader's layers, the members of `pipeline` have the rest."""
 
-    def __init__(self, own: Stage, pipeline: StagePipeline, version: PolicyVersion) -> None:
+    def __init__(self, own: StageModel, pipeline: StagePipeline, version: PolicyVersion) -> None:
         self._own, self._pipeline, self._version = own, pipeline, version
 
     def copy(self, copies: Sequence[RowCopy]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from pipelines.inspect.audit.result import Audit, ReachedStage, Stage
+from pipelines.inspect.audit.result import Audit, AuditStage, ReachedStage
 from pipelines.inspect.audit.trim_points import TrimmedHistory
 from schemas.identity import LETTERS, Purpose, TrajectoryKey, parse_trajectory_id, trajectory_id
 from schemas.records import MicroBatch, PolicyVersion, Settled, WeightVersion
@@ -122,7 +122,7 @@ class AuditFold:
         counts.update(
             duplicate_finishes=self.duplicate_finishes, settled_again=self.settled_again, undecodable=self.undecodable
         )
-        in_flight: Counter[Stage] = Counter()
+        in_flight: Counter[AuditStage] = Counter()
         lost, still_in_flight = [], []
         for key, bits in sorted(self._bits.items()) if name_in_flight else self._bits.items():
             outcome, stage = self._outcome_and_stage(key, bits)
@@ -186,9 +186,9 @@ class AuditFold:
     def _is_closed(self, key: int) -> bool:
         return key >> _PURPOSE_BITS + _MEMBER_BITS < self._closed_below[key & (1 << _PURPOSE_BITS) - 1]
 
-    def _outcome_and_stage(self, key: int, bits: int) -> tuple[str, Stage]:
+    def _outcome_and_stage(self, key: int, bits: int) -> tuple[str, AuditStage]:
         """The outcome of a trajectory, and the stage that has or lost it if it has not ended."""
-        stage_after_score: Stage = "evaluation" if _purpose(key) == "evaluation" else "experience"
+        stage_after_score: AuditStage = "evaluation" if _purpose(key) == "evaluation" else "experience"
         if bits & _TRAINED:
             return "imported" if _purpose(key) == "imported" else "trained", "training"
         if bits & _SETTLED and _outcome(bits) != _outcome_in_batch(key):
@@ -203,7 +203,7 @@ class AuditFold:
             return (self._lost_or_expired("experiences") if bits & _FINISHED_CONSUMED else "in_flight"), "score"
         return "in_flight", "generation"
 
-    def _batched_outcome(self, bits: int) -> tuple[str, Stage]:
+    def _batched_outcome(self, bits: int) -> tuple[str, AuditStage]:
         """The outcome of a trajectory in an untrained batch: in flight, unless the ancestor line skips that batch."""
         if bits & _SETTLED and not bits & _IN_ITS_BATCH:
             return self._lost_or_expired("batches"), "experience"

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
-Stage = Literal["generation", "score", "experience", "evaluation", "training"]
-STAGES: tuple[Stage, ...] = ("generation", "score", "experience", "evaluation", "training")
+AuditStage = Literal["generation", "score", "experience", "evaluation", "training"]
+STAGES: tuple[AuditStage, ...] = ("generation", "score", "experience", "evaluation", "training")
 
 
 class ReachedStage(NamedTuple):
     """A trajectory and the stage that has it or lost it."""
 
     trajectory_id: str
-    stage: Stage
+    stage: AuditStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Audit:
     failed: int = 0
     evaluated: int = 0
     imported: int = 0
-    in_flight: Mapping[Stage, int] = field(default_factory=dict)
+    in_flight: Mapping[AuditStage, int] = field(default_factory=dict)
     expired: int = 0
     lost: tuple[ReachedStage, ...] = ()
     trained_twice: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ COUNTERS = tuple(each.name for each in fields(Audit) if each.default == 0)
 """The names of the counts that the audit does not give by stage or by trajectory."""
 
 
-def _number_of(value: int | Mapping[Stage, int] | tuple[object, ...]) -> int:
+def _number_of(value: int | Mapping[AuditStage, int] | tuple[object, ...]) -> int:
     if isinstance(value, int):
         return value
     return sum(value.values()) if isinstance(value, Mapping) else len(value)

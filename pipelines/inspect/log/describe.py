@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from infra.workers.error_text import first_line
-from pipelines.inspect.log.history import History
+from pipelines.inspect.log.history import TrajectoryHistory
 from schemas.records import (
     Assignment,
     AssignmentRejected,
@@ -29,7 +29,7 @@ from schemas.records import (
 MAX_CHARACTERS = 100
 
 
-def describe_outcome(history: History) -> str:
+def describe_outcome(history: TrajectoryHistory) -> str:
     """The outcome of the trajectory, in one line."""
     finished, scored = history.first(Trajectory), history.first(Experience)
     settled, version = history.first(Settled), history.first(WeightVersion)

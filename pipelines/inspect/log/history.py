@@ -40,7 +40,7 @@ SLACK_MS = 60_000
 
 
 @dataclass(frozen=True)
-class History:
+class TrajectoryHistory:
     """The records about a trajectory, in causal order."""
 
     events: list[MatchingRecord]

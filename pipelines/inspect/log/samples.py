@@ -27,7 +27,7 @@ from schemas.topics import EXPERIENCES
 
 FIRST_WINDOW = 64
 """How many of the newest offsets of each partition are read first; then four times as many, until enough are found."""
-Order = Literal["newest", "oldest", "best", "worst"]
+SampleOrder = Literal["newest", "oldest", "best", "worst"]
 _COLUMNS = {column.field.name: column.make for column in columns_of(Experience)}
 
 
@@ -83,7 +83,7 @@ class AnswerChange:
         return self.after.reward - self.before.reward
 
 
-class Comparison(NamedTuple):
+class SampleComparison(NamedTuple):
     """The questions that both versions answered, those with the largest change of reward first."""
 
     versions: tuple[PolicyVersion, PolicyVersion]
@@ -91,7 +91,7 @@ class Comparison(NamedTuple):
 
 
 def find_groups(
-    client: ClientProperties, run: str, wanted: SampleFilter, order: Order, count: int
+    client: ClientProperties, run: str, wanted: SampleFilter, order: SampleOrder, count: int
 ) -> list[SampleGroup]:
     """The first `count` groups of `wanted` in `order`; best and worst: by mean reward, then the newest.
 
@@ -129,7 +129,7 @@ def groups_at(client: ClientProperties, run: str, wanted: SampleFilter, share: f
 
 def compare_versions(
     client: ClientProperties, run: str, wanted: SampleFilter, versions: tuple[PolicyVersion, PolicyVersion] | None
-) -> Comparison | None:
+) -> SampleComparison | None:
     """The same questions under two versions, by default the first and the last that `wanted` finds.
 
     Questions are the same if task, text and sampling are; if there are greedy answers, only these count. None: the
@@ -151,7 +151,7 @@ def compare_versions(
         common = {question for question in common if question[2]}
     changes = [AnswerChange(*(_group(samples[each][question].values()) for each in pair)) for question in common]
     changes.sort(key=lambda each: (-abs(each.change), each.before.prompt.number))
-    return Comparison(pair, changes)
+    return SampleComparison(pair, changes)
 
 
 def _first_and_last(
@@ -206,7 +206,7 @@ def _windows(held: Mapping[int, PartitionRange]) -> Iterator[Mapping[int, Partit
 class _Ranking:
     """The first `count` groups in `order`; groups with all their samples come before others."""
 
-    def __init__(self, order: Order, count: int) -> None:
+    def __init__(self, order: SampleOrder, count: int) -> None:
         self._order, self._count = order, count
         self._best: list[tuple[tuple[bool, float, int], _Place]] = []
         self._open: dict[str, tuple[list[float], int, _Place]] = {}

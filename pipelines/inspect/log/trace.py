@@ -14,13 +14,13 @@ from pipelines.inspect.log.chunks import rows_of
 from schemas.topics import EXPERIENCES, METRICS, PLANS, RELAY, TRAJECTORIES
 from schemas.tracing import trace_id
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 ROLLOUT, SCORE, TRAINER, PLACEMENT = 1000, 1, 2, 3
 """Process ids of the trace: replica n is ROLLOUT + n."""
 _PROCESS_NAMES = {SCORE: "score", TRAINER: "trainer", PLACEMENT: "placement"}
 
 
-def events(client: ClientProperties, run: str) -> Iterator[Event]:
+def events(client: ClientProperties, run: str) -> Iterator[TraceEvent]:
     """The trace events of `run`, unordered; times in microseconds, as the format requires."""
     replicas: set[int] = set()
     yield from (_process_name(number, name) for number, name in _PROCESS_NAMES.items())
@@ -42,7 +42,7 @@ def events(client: ClientProperties, run: str) -> Iterator[Event]:
         yield from metric_events(row)
 
 
-def trajectory_events(run: str, row: Mapping[str, Any]) -> Iterator[Event]:
+def trajectory_events(run: str, row: Mapping[str, Any]) -> Iterator[TraceEvent]:
     """A trajectory at its last owner: prefill until the first token, then decode."""
     started, ended = row["started_at"], row["finished_at"]
     arguments = {
@@ -57,13 +57,13 @@ def trajectory_events(run: str, row: Mapping[str, Any]) -> Iterator[Event]:
         yield from _span(process, name, "decode", first, ended, {})
 
 
-def scoring_events(run: str, row: Mapping[str, Any]) -> Iterator[Event]:
+def scoring_events(run: str, row: Mapping[str, Any]) -> Iterator[TraceEvent]:
     """A span from the end of a trajectory to its reward."""
     arguments = {"reward": row["reward"], "traceparent": trace_id(run, row["group_id"])}
     yield from _span(SCORE, row["trajectory_id"], row["trajectory_id"], row["finished_at"], row["scored_at"], arguments)
 
 
-def metric_events(row: Mapping[str, Any]) -> Iterator[Event]:
+def metric_events(row: Mapping[str, Any]) -> Iterator[TraceEvent]:
     """A span for an optimizer step, which ends at the time of its metric; counters for rewards, staleness and rates."""
     values = {pair["name"]: pair["value"] for pair in row["values"]}
     at = row["measured_at"]
@@ -86,20 +86,20 @@ def metric_events(row: Mapping[str, Any]) -> Iterator[Event]:
             yield _counter(f"{name}{of}", at, values[name])
 
 
-def _counter(name: str, at: Any, value: float) -> Event:
+def _counter(name: str, at: Any, value: float) -> TraceEvent:
     return {"ph": "C", "name": name, "pid": TRAINER, "ts": at.timestamp() * 1e6, "args": {"value": value}}
 
 
 def _span(
     process: int, identity: str, name: str, start: Any, end: Any, arguments: Mapping[str, Any]
-) -> Iterator[Event]:
+) -> Iterator[TraceEvent]:
     """An asynchronous span, which may overlap others of its process."""
     shared = {"name": name, "cat": "trajectory", "pid": process, "tid": 0, "id": identity}
     yield {"ph": "b", **shared, "ts": start.timestamp() * 1e6, "args": dict(arguments)}
     yield {"ph": "e", **shared, "ts": max(start, end).timestamp() * 1e6}
 
 
-def _instant(process: int, name: str, at: Any, arguments: Mapping[str, Any]) -> Event:
+def _instant(process: int, name: str, at: Any, arguments: Mapping[str, Any]) -> TraceEvent:
     return {
         "ph": "i",
         "s": "p",
@@ -111,7 +111,7 @@ def _instant(process: int, name: str, at: Any, arguments: Mapping[str, Any]) -> 
     }
 
 
-def _process_name(process: int, name: str) -> Event:
+def _process_name(process: int, name: str) -> TraceEvent:
     return {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
 
 

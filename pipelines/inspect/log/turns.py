@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from operators.gateway.turn_tree import EndedTurn, EpisodeTimes, Ranges, leaf_turns, length_of, times_of
+from operators.gateway.turn_tree import CompleteTurn, EpisodeTimes, Ranges, leaf_turns, length_of, times_of
 from schemas.records import Assignment, EpisodeEnd, Experience, Trajectory, TurnEnded, TurnRequest
 
 
@@ -69,7 +69,7 @@ def turns_of(records: Iterable[Any]) -> EpisodeTurns | None:
     if not requests:
         return None
     ordered = sorted(requests.values(), key=lambda request: (request.start, request.written_at))
-    complete = [EndedTurn(turn, ended[turn.turn_id]) for turn in ordered if turn.turn_id in ended]
+    complete = [CompleteTurn(turn, ended[turn.turn_id]) for turn in ordered if turn.turn_id in ended]
     nodes = _nodes(ordered, ended, assigned, _responses(complete, finished), _rewards(end, scored))
     times = times_of(assigned, [(turn.request.written_at, turn.ended.written_at) for turn in complete], stopped)
     return EpisodeTurns(nodes, times)
@@ -97,7 +97,7 @@ def _nodes(
         after = after_of.get(request.context)
         depth = (0 if after is None else nodes[after - 1].depth) + (after is not None and after in children)
         children.add(after)
-        turn = None if end is None else EndedTurn(request, end)
+        turn = None if end is None else CompleteTurn(request, end)
         if turn is not None:
             after_of.setdefault(turn.asked, after)
             after_of[turn.whole] = number
@@ -129,7 +129,7 @@ def _rewards(end: EpisodeEnd | None, scored: Experience | None) -> dict[Ranges, 
     return {each.ranges: reward for each, reward in zip(end.segments, scored.conversation_rewards, strict=True)}
 
 
-def _responses(turns: list[EndedTurn], finished: Trajectory | None) -> dict[str, Mapping[str, Any]]:
+def _responses(turns: list[CompleteTurn], finished: Trajectory | None) -> dict[str, Mapping[str, Any]]:
     """The responses by turn, read from the messages of the conversations that are trained."""
     found: dict[str, Mapping[str, Any]] = {}
     by_whole = {turn.whole: turn for turn in turns}
@@ -145,7 +145,7 @@ def _responses(turns: list[EndedTurn], finished: Trajectory | None) -> dict[str,
     return found
 
 
-def _along(chain: list[EndedTurn], messages: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def _along(chain: list[CompleteTurn], messages: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """The responses of `chain` in `messages`; nothing if these are not its messages."""
     at, found = 0, {}
     for turn in chain:

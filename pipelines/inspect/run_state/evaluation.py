@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pipelines.inspect.run_state.buffers import Values
 from schemas.metric_labels import values_by_task
 from schemas.records import Metric
 
-Values = Mapping[str, float]
 MODES = "greedy", "sampled"
 """How held-out questions are answered."""
 

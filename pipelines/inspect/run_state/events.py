@@ -63,8 +63,8 @@ class Tick:
     at: int
 
 
-Heartbeat = ReplicaStatus | StageStatus | RelayStatus | RelayArrival
-Event = Metric | WeightVersion | Heartbeat | PhaseStarted | CheckStarted | RolesChanged | LagMeasured | Tick
+HeartbeatRecord = ReplicaStatus | StageStatus | RelayStatus | RelayArrival
+RunEvent = Metric | WeightVersion | HeartbeatRecord | PhaseStarted | CheckStarted | RolesChanged | LagMeasured | Tick
 GOAL_REACHED = "goal reached"
 """The phase of a submitted run with all optimizer steps, whose roles have not been stopped."""
 

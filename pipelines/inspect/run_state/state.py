@@ -12,17 +12,17 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from pipelines.inspect.run_state.buffers import SHARD, merge_shards
+from pipelines.inspect.run_state.buffers import SHARD, Values, merge_shards
 from pipelines.inspect.run_state.busy import BusyTimes, with_busy_time
 from pipelines.inspect.run_state.curve import NO_POINTS, Curve
 from pipelines.inspect.run_state.evaluation import Evaluation, merge_evaluation
 from pipelines.inspect.run_state.events import (
     CheckStarted,
-    Event,
     LagMeasured,
     PhaseStarted,
     RolesChanged,
     RoleState,
+    RunEvent,
     Tick,
     work_phase,
 )
@@ -37,8 +37,6 @@ FIRST_PHASES = ("checks", "broker")
 AT_END = ("ended", "failed", "stopped", "died")
 AFTER_ROLES = ("audit", "ended", "failed", "stopped")
 """The phases of a run whose roles have ended. One that died still shows what they had not processed."""
-
-Values = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,7 @@ def new_run(run: str, goal: int | None, at: int, warn_steps: int = WARN_STEPS, f
     return RunState(run, goal, folder, started_at=at, now=at, signs=LearningSigns(warn_steps=warn_steps))
 
 
-def fold(state: RunState, event: Event) -> RunState:
+def fold(state: RunState, event: RunEvent) -> RunState:
     """The state after `event`. Metrics with unknown names are ignored. Raises TypeError if it is no event."""
     match event:
         case Metric():
@@ -181,7 +179,7 @@ def fold(state: RunState, event: Event) -> RunState:
     raise TypeError(f"not an event of a run: {type(event).__name__}")
 
 
-def fold_all(state: RunState, events: Iterable[Event]) -> RunState:
+def fold_all(state: RunState, events: Iterable[RunEvent]) -> RunState:
     """The state after all `events`."""
     return reduce(fold, events, state)
 

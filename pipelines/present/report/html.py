@@ -19,11 +19,9 @@ from pipelines.present.report.closing import next_commands
 from pipelines.present.report.page_style import head
 from pipelines.present.report.samples import samples_section
 from pipelines.present.report.summary import read_summary
-from pipelines.present.report.verdict import outcome, verdicts
+from pipelines.present.report.verdict import RunSummary, outcome, verdicts
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
 from schemas.records import Metric
-
-Summary = Mapping[str, Any]
 
 LABELS: Mapping[str, str] = {
     "reached": "goal reached",
@@ -78,7 +76,7 @@ def render_report(folder: Path) -> str:
 
 
 def page(
-    summary: Summary,
+    summary: RunSummary,
     metrics: Sequence[Metric],
     audit: Mapping[str, Any] | None,
     config: str,
@@ -117,7 +115,7 @@ def page(
     )
 
 
-def _summary_rows(summary: Summary) -> Iterable[tuple[str, str]]:
+def _summary_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
     """Yield label and text of each figure, those of a warm start or a resumption only where there was one."""
     optional = ("heldout_warm_start_best", "downtime_seconds")
     for key, label in LABELS.items():
@@ -127,7 +125,7 @@ def _summary_rows(summary: Summary) -> Iterable[tuple[str, str]]:
         yield "busy", busy
 
 
-def _subtitle(summary: Summary) -> str:
+def _subtitle(summary: RunSummary) -> str:
     machine = summary.get("machine") or {}
     started = summary.get("started_at")
     parts = [
@@ -139,7 +137,7 @@ def _subtitle(summary: Summary) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _tiles(summary: Summary) -> Iterable[str]:
+def _tiles(summary: RunSummary) -> Iterable[str]:
     def change(first: str, last: str) -> str:
         return f"{figure(summary.get(first))} → {figure(summary.get(last))}"
 
@@ -218,7 +216,7 @@ def _insight(insight: Mapping[str, Any]) -> str:
     return f'<h2>From the log</h2><div class="tables">{tables}</div>'
 
 
-def _machine(summary: Summary) -> str:
+def _machine(summary: RunSummary) -> str:
     machine, restarts = summary.get("machine") or {}, summary.get("restarts") or {}
     rows = [(f"restarts of {name}", str(number)) for name, number in restarts.items() if number]
     rows += [(name, shown(value)) for name, value in machine.items()]

@@ -14,7 +14,7 @@ COLOURS = 8
 MAX_POINTS = 400
 
 Points = Sequence[tuple[float, float]]
-Format = Callable[[float], str]
+FormatNumber = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Axis:
     """An axis: its label, the format of its numbers, and optional fixed bounds."""
 
     label: str
-    text: Format = lambda value: f"{value:g}"
+    text: FormatNumber = lambda value: f"{value:g}"
     low: float | None = None
     high: float | None = None
 
@@ -98,7 +98,7 @@ def bar_plot(title: str, bars: Mapping[str, float], x: Axis, y: Axis) -> str:
     return svg(title, parts)
 
 
-def timeline(title: str, spans: Sequence[tuple[str, float]], text: Format) -> str:
+def timeline(title: str, spans: Sequence[tuple[str, float]], text: FormatNumber) -> str:
     """Return consecutive spans, each as wide as its duration, with names if they fit, and a legend."""
     total = sum(seconds for _, seconds in spans)
     if total <= 0:

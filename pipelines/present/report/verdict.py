@@ -12,7 +12,7 @@ from pipelines.inspect.run_state.errors import ErrorCounts, TaskErrors, errors_t
 from pipelines.inspect.run_state.learning import NO_REWARD
 from pipelines.present.view.text import figure
 
-Summary = Mapping[str, Any]
+RunSummary = Mapping[str, Any]
 FEW = 100
 """Trajectories of which a mean reward says little: a dozen groups."""
 
@@ -22,7 +22,7 @@ def standard_error(accuracy: float, questions: int) -> float:
     return math.sqrt(max(accuracy * (1 - accuracy), 0.0) / questions)
 
 
-def training_verdict(summary: Summary) -> str:
+def training_verdict(summary: RunSummary) -> str:
     """Return the change of the reward and of the held-out accuracy."""
     sentences = []
     first, last, constant = (summary.get(f"reward_{name}") for name in ("first", "last", "constant"))
@@ -52,7 +52,7 @@ def training_verdict(summary: Summary) -> str:
     return " ".join(sentences) or "No trajectory was trained."
 
 
-def verdicts(summary: Summary, folder: Path) -> list[str]:
+def verdicts(summary: RunSummary, folder: Path) -> list[str]:
     """Return all verdicts that apply to the run in `folder`."""
     found = (
         error_verdict(summary, folder),
@@ -67,13 +67,13 @@ def verdicts(summary: Summary, folder: Path) -> list[str]:
     return [text for text in found if text]
 
 
-def is_failing(summary: Summary) -> bool:
+def is_failing(summary: RunSummary) -> bool:
     """Return whether as many trajectories have an error as `run.stop_error_share`: then nothing was learned."""
     share = summary.get("error_share")
     return share is not None and share >= (summary.get("stop_error_share") or 1.0)
 
 
-def outcome(summary: Summary) -> str:
+def outcome(summary: RunSummary) -> str:
     """Return how the run has ended; empty while it runs."""
     if is_failing(summary):
         return "FAILED: its trajectories have errors"
@@ -81,7 +81,7 @@ def outcome(summary: Summary) -> str:
     return "" if reached is None else "reached its goal" if reached else "ended before its goal"
 
 
-def error_verdict(summary: Summary, folder: Path) -> str | None:
+def error_verdict(summary: RunSummary, folder: Path) -> str | None:
     """Return the share of trajectories with an error, by kind, and the first error; None without errors."""
     counts = ErrorCounts(
         summary.get("trajectories_scored") or 0, *(summary.get(name) or 0 for name in ErrorCounts._fields[1:])
@@ -97,7 +97,7 @@ def error_verdict(summary: Summary, folder: Path) -> str | None:
     return f"Errors in {text}{which}. {effect} `{command}` lists them."
 
 
-def refused_verdict(summary: Summary, folder: Path) -> str | None:
+def refused_verdict(summary: RunSummary, folder: Path) -> str | None:
     """Return how many rows were refused, by kind; None without any."""
     kinds = summary.get("refused_rows") or {}
     text = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
@@ -106,13 +106,13 @@ def refused_verdict(summary: Summary, folder: Path) -> str | None:
     )
 
 
-def learning_verdict(summary: Summary) -> str | None:
+def learning_verdict(summary: RunSummary) -> str | None:
     """Return the signs that the run did not learn; None without any."""
     found = "; ".join(summary.get("warnings") or ())
     return f"Warning: {found}." if found else None
 
 
-def late_verdict(summary: Summary) -> str | None:
+def late_verdict(summary: RunSummary) -> str | None:
     """Return that the initial version was not evaluated; None if it was."""
     first = summary.get("heldout_first_version")
     if not first:
@@ -123,7 +123,7 @@ def late_verdict(summary: Summary) -> str | None:
     )
 
 
-def unmeasured_verdict(summary: Summary) -> str | None:
+def unmeasured_verdict(summary: RunSummary) -> str | None:
     """Return the rounds of evaluation that have no accuracy; None if all have one."""
     rounds = summary.get("heldout_unmeasured") or ()
     if not rounds:
@@ -134,7 +134,7 @@ def unmeasured_verdict(summary: Summary) -> str | None:
     )
 
 
-def warm_start_verdict(summary: Summary) -> str | None:
+def warm_start_verdict(summary: RunSummary) -> str | None:
     """Return the comparison of the final model with the best supervised checkpoint; None if either is not known."""
     best, before, after = (summary.get(key) for key in ("heldout_warm_start_best", "heldout_before", "heldout_after"))
     if best is None or before is None or after is None:
@@ -174,7 +174,7 @@ def _in_the_data(careful: float | None) -> list[str]:
     ]
 
 
-def audit_verdict(summary: Summary) -> str:
+def audit_verdict(summary: RunSummary) -> str:
     """Return the result of the audit."""
     if summary.get("audit_passed") is None:
         return "The run was not audited."
@@ -186,12 +186,12 @@ def audit_verdict(summary: Summary) -> str:
     )
 
 
-def _error(summary: Summary) -> str:
+def _error(summary: RunSummary) -> str:
     questions, after = summary.get("heldout_questions"), summary["heldout_after"]
     return f" ({questions} questions, standard error {standard_error(after, questions):.2f})" if questions else ""
 
 
-def _margin(summary: Summary, one: float, other: float) -> float | None:
+def _margin(summary: RunSummary, one: float, other: float) -> float | None:
     """Return two standard errors of the difference of two accuracies; None if the number of questions is unknown."""
     questions = summary.get("heldout_questions")
     if not questions:

@@ -85,7 +85,7 @@ def _of_audit(audit: Mapping[str, Any], run: list[str]) -> Iterator[Metric]:
     yield _gauge("audit_findings", "Trajectories that the last audit names, by finding.", found, run, "finding")
 
 
-def _by_task(state: RunState) -> Values:
+def _by_task(state: RunState) -> SampleValues:
     if (newest := state.evaluation) is None:
         return {}
     modes = {"greedy": newest.by_task, "sampled": newest.sampled_by_task}
@@ -155,19 +155,19 @@ def metric_name(stage: str, name: str) -> str:
     return "_".join(part for part in parts if part)
 
 
-Values = Mapping[Any, float | int | None]
+SampleValues = Mapping[Any, float | int | None]
 """Values by the tuple of their label values."""
 
 
-def _gauge(name: str, about: str, values: Values, run: list[str], *labels: str) -> Metric:
+def _gauge(name: str, about: str, values: SampleValues, run: list[str], *labels: str) -> Metric:
     return _filled(GaugeMetricFamily(f"laminar_{name}", about, labels=["run", *labels]), values, run)
 
 
-def _counter(name: str, about: str, values: Values, run: list[str], *labels: str) -> Metric:
+def _counter(name: str, about: str, values: SampleValues, run: list[str], *labels: str) -> Metric:
     return _filled(CounterMetricFamily(f"laminar_{name}", about, labels=["run", *labels]), values, run)
 
 
-def _filled(family: Any, values: Values, run: list[str]) -> Metric:
+def _filled(family: Any, values: SampleValues, run: list[str]) -> Metric:
     for labels, value in values.items():
         if value is not None:
             family.add_metric([*run, *labels], value)
@@ -175,7 +175,7 @@ def _filled(family: Any, values: Values, run: list[str]) -> Metric:
     return filled
 
 
-def _labelled(values: Mapping[str, int]) -> Values:
+def _labelled(values: Mapping[str, int]) -> SampleValues:
     return {(name,): value for name, value in values.items()}
 
 

@@ -25,6 +25,7 @@ from pipelines.present.view.text import (
     figure,
     figures,
     lag_text,
+    last_step_text,
     newest_accuracies,
     paused_text,
     percent,
@@ -123,14 +124,14 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
         yield "paused", paused
     mean = state.reward.recent_mean(10)
     newest, recent = figures(trainer.get("reward/mean"), mean)
-    yield "reward", f"{newest} now, {recent} over the last 10 steps"
+    yield "reward", f"{newest} now, {recent} over the last {min(10, state.step)} steps"
     yield "held-out", _held_out(state)
     buffered, dropped = state.experience.get("buffer/trajectories"), state.experience.get("dropped_stale")
     yield "staleness", f"{staleness_text(state)}   buffer {count(buffered)}   dropped {count(dropped)}"
     yield (
         "speed",
-        f"{count(speed.trajectories)} trajectories/s   {count(speed.tokens_trained)} tokens/s trained   "
-        f"{count(speed.tokens_generated)} tokens/s generated",
+        f"{count(speed.trajectories)} trajectories/s   {count(speed.tokens_trained)} tokens/s trained with prompts   "
+        f"{count(speed.tokens_generated)} tokens/s generated{last_step_text(state)}",
     )
     if busy := busy_text(busy_shares(state.busy), "the last minute"):
         yield "busy", busy

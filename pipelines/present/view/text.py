@@ -15,6 +15,8 @@ from pipelines.present.output import utc
 from pipelines.roles import described
 
 UNKNOWN = "-"
+IDLE_MS = 60_000
+"""A trainer that has trained nothing for so long, and for ten times as long as a step takes, is shown as idle."""
 
 
 def clock(seconds: float | None) -> str:
@@ -70,6 +72,15 @@ def percent(share: float | None) -> str:
 def phase_name(phase: str) -> str:
     """Return a phase's name without underscores."""
     return phase.replace("_", " ")
+
+
+def last_step_text(state: RunState) -> str:
+    """Return `, last step 0:18:03 ago` if the trainer has been idle for long; empty else."""
+    if len(state.pace) < 2:
+        return ""
+    last_ms = state.now - state.pace[-1].at
+    step_ms = (state.pace[-1].at - state.pace[0].at) / (len(state.pace) - 1)
+    return f", last step {clock(last_ms / 1000)} ago" if last_ms > max(IDLE_MS, 10 * step_ms) else ""
 
 
 def lag_text(state: RunState, most: int = 20) -> str:

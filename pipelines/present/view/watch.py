@@ -21,12 +21,12 @@ from pipelines.inspect.metrics_file import (
 )
 from pipelines.inspect.run_state.events import (
     CheckStarted,
-    Event,
-    Heartbeat,
+    HeartbeatRecord,
     LagMeasured,
     PhaseStarted,
     RolesChanged,
     RoleState,
+    RunEvent,
     Tick,
 )
 from pipelines.inspect.run_state.state import RunState, fold_all
@@ -42,7 +42,7 @@ POSITION_EVERY_MS = 5_000
 class EventSource(Protocol):
     """The source of a run's records: `infra.kafka.observer.Observer`."""
 
-    def poll(self) -> Iterable[Metric | WeightVersion | Heartbeat | UnreadableRecord]: ...
+    def poll(self) -> Iterable[Metric | WeightVersion | HeartbeatRecord | UnreadableRecord]: ...
 
     def lag(self) -> Mapping[str, int]: ...
 
@@ -51,7 +51,7 @@ class EventSource(Protocol):
     def caught_up(self) -> bool: ...
 
 
-def _trained_again(state: RunState, events: Iterable[Event]) -> int | None:
+def _trained_again(state: RunState, events: Iterable[RunEvent]) -> int | None:
     """The first step that a restarted trainer makes again; None if `events` have none."""
     newest = state.last_metric_at.get("trainer", 0)  # an observer may read a record twice
     steps = (each for each in events if isinstance(each, Metric) and each.name == "trainer")
@@ -104,7 +104,7 @@ class Watch:
     def tick(self, roles: Mapping[str, RoleState] | None = None) -> RunState:
         """Read new records, add `roles`, and show the new state."""
         now = self._now()
-        events: list[Event] = [Tick(now)] if roles is None else [Tick(now), RolesChanged(roles)]
+        events: list[RunEvent] = [Tick(now)] if roles is None else [Tick(now), RolesChanged(roles)]
         metrics: list[Metric] = []
         if self.source is not None:
             unreadable = []
@@ -133,7 +133,7 @@ class Watch:
                 metrics.append(by_topic(POSITION, self.source.positions(), now))
         return self._apply(events, metrics)
 
-    def _apply(self, events: Iterable[Event], metrics: Iterable[Metric]) -> RunState:
+    def _apply(self, events: Iterable[RunEvent], metrics: Iterable[Metric]) -> RunState:
         events = list(events)
         if self._view is not None and (again := _trained_again(self.state, events)) is not None:
             self._view.note(

@@ -9,6 +9,7 @@ from typing import Literal
 
 from infra.runners.prism import PATH_VARIABLE
 from infra.sizes import GIB, size_text
+from pipelines.distribution import install_extra
 from pipelines.inspect.run_folders import laminar_command
 from pipelines.run.doctor.machine import Machine
 
@@ -110,7 +111,7 @@ def _gpu(machine: Machine) -> Iterator[Finding]:
     else:
         yield Finding("gpu", "ok", names)
     if machine.vllm is None:
-        yield Finding("vllm", "limited", "not installed: rollouts use the built-in engine", "pip install vllm")
+        yield Finding("vllm", "limited", "not installed: rollouts use the built-in engine", install_extra("vllm"))
     else:
         yield Finding("vllm", "ok", machine.vllm)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra.runners.options import Runner, option_names, pipeline_options
+from infra.runners.options import RunnerName, option_names, pipeline_options
 from pipelines.config import Config
 from pipelines.inspect.run_folders import laminar_command
 from pipelines.roles import Role, RoleProcess, flink_options
@@ -50,7 +50,7 @@ class Outline:
 
     role: str
     run: str
-    runner: Runner
+    runner: RunnerName
     reads: tuple[TopicUse, ...]
     steps: tuple[GraphStep, ...]
     writes: tuple[TopicUse, ...]
@@ -61,7 +61,7 @@ class Outline:
 def outline(
     config: Config,
     process: RoleProcess,
-    runner: Runner,
+    runner: RunnerName,
     beam_options: Sequence[str] = (),
     existing: Mapping[str, int] | None = None,
 ) -> Outline:
@@ -128,7 +128,7 @@ def _has_kafka(config: Config) -> bool:
     return bool(config.kafka.bootstrap_servers or config.kafka.client_properties)
 
 
-def _missing_for_runner(runner: Runner, options: Sequence[str]) -> list[str]:
+def _missing_for_runner(runner: RunnerName, options: Sequence[str]) -> list[str]:
     named = option_names(options)
     if runner == "prism" and not {"job_endpoint", "prism_location"} & named:
         from infra.runners.prism import find_prism

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from operators.autoscaler.config import AutoscalingConfig
-from operators.autoscaler.decide import History, Limits, decide
+from operators.autoscaler.decide import History, ScalingLimits, decide
 from operators.autoscaler.observation import Observation
 from operators.autoscaler.policies import make_policy
 from operators.autoscaler.prices import PriceTrace
@@ -24,7 +24,7 @@ class PredictedAutoscaler:
         self, world: PredictedWorld, config: AutoscalingConfig, trace: PriceTrace, replicas: int, notice_s: float
     ) -> None:
         self._world, self._config, self._trace, self._notice_s = world, config, trace, notice_s
-        self._limits = Limits(config.minimum, replicas, config.stable_s, config.cooldown_s, config.max_step)
+        self._limits = ScalingLimits(config.minimum, replicas, config.stable_s, config.cooldown_s, config.max_step)
         self._policy = make_policy(config)
         self._observations: list[Observation] = []
         self._target, self._changeable_at = replicas, 0.0

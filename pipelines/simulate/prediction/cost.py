@@ -15,7 +15,7 @@ DAY_S = 86_400.0
 
 
 @dataclass(frozen=True)
-class Prices:
+class ResourcePrices:
     """In any currency; 0 is not priced."""
 
     gpu_hour: float = 0.0
@@ -63,7 +63,7 @@ class StepCost:
 
 
 def cost_of(
-    cluster: Cluster, predicted: Prediction, prices: Prices, *, copies: int = 3, weights_gb: float = 0.0
+    cluster: Cluster, predicted: Prediction, prices: ResourcePrices, *, copies: int = 3, weights_gb: float = 0.0
 ) -> StepCost:
     """The cost of a step of `cluster`, which was `predicted`; its version has `weights_gb` GB of weights."""
     config, stride = cluster.config, cluster.config.rollout.emulation.stride

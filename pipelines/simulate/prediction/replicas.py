@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from infra.simulation.scheduler import Scheduler
+from infra.simulation.scheduler import EventScheduler
 from operators.rollout.emulated_backend import AnnouncedWeights
 from operators.rollout.heartbeats import replica_status
-from operators.rollout.replica import Order, Replica, ReplicaEvent
+from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
 from pipelines.simulate.prediction.counted_engine import CountedEngine
 from schemas.records import ReplicaStatus
 
@@ -25,7 +25,7 @@ class PredictedReplica:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: EventScheduler,
         replica: Replica,
         engine: CountedEngine,
         weights: AnnouncedWeights,
@@ -39,7 +39,7 @@ class PredictedReplica:
         self._changes = 0
         self.wake(START_S)
 
-    def handle(self, orders: list[Order]) -> None:
+    def handle(self, orders: list[ReplicaOrder]) -> None:
         """Carry out orders for this incarnation."""
         if self.alive:
             for order in orders:

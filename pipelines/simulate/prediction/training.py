@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from infra.simulation.scheduler import Scheduler
+from infra.simulation.scheduler import EventScheduler
 from operators.trainer.emulation import TrainerEmulation
 from schemas.records import PolicyVersion, Settled, Trajectory
 
@@ -50,7 +50,7 @@ class PredictedTraining:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: EventScheduler,
         emulation: TrainerEmulation,
         time_scale: float,
         stride: int,

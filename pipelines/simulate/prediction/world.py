@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from infra.kafka.properties import ClientProperties
-from infra.simulation.scheduler import Scheduler
+from infra.simulation.scheduler import EventScheduler
 from operators.io.config import ShardConfig
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.repartition import Placed, repartition
 from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
 from operators.rollout.emulated_backend import AnnouncedWeights
 from operators.rollout.emulated_engine import emulated_scheduling
-from operators.rollout.replica import Order, Replica, ReplicaEvent
+from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
 from operators.rollout.response_lengths import open_lengths
 from operators.rollout.roofline import Roofline
 from pipelines.simulate.prediction.cluster import Cluster
@@ -51,7 +51,7 @@ class PredictedWorld:
 
     def __init__(self, cluster: Cluster) -> None:
         config, self._cluster = cluster.config, cluster
-        self.scheduler = Scheduler()
+        self.scheduler = EventScheduler()
         self._scale = config.run.time_scale
         self._hop_s = cluster.overheads.hop_s
         (self._task,) = config.prompts.mixture
@@ -189,7 +189,7 @@ class PredictedWorld:
             if isinstance(decision, Placed):
                 self.measurement.placed(decision, self.scheduler.now)
                 self._begun += decision.reason == "dispatch" and decision.member == 0
-        orders: dict[int, list[Order]] = {}
+        orders: dict[int, list[ReplicaOrder]] = {}
         for output in repartition(decisions):
             record = output.record
             if output.topic is INBOX:

@@ -16,7 +16,9 @@ import psutil
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 
+from infra.kafka.admin import admin_client
 from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError, _other_port, free_port, start_broker
+from infra.kafka.settings_check import broker_problems, broker_settings
 from infra.processes import is_running
 
 # A dead broker's session must run out before its successor may register: short, so that the tests are.
@@ -68,6 +70,8 @@ def test_broker_keeps_data_and_port_after_restart_and_kill(tmp_path: Path) -> No
         address, first = broker.bootstrap_servers, broker.pid
         create(broker, "kept")
         assert write(broker, "kept", b"a") == 0
+        with admin_client(broker.client()) as admin:
+            assert broker_problems(broker_settings(admin), transaction_timeout_s=3600) == [], "the largest setting"
         broker.restart()
         assert write(broker, "kept", b"b") == 1
         broker.kill()

@@ -102,7 +102,7 @@ def test_end_hanging_transactions_keeps_ongoing_ones(credulous: Broker) -> None:
     assert seen(credulous, "under-way") == [b"in it"]
 
 
-def test_end_hanging_transactions_keeps_ones_of_a_loading_coordinator(
+def test_hanging_transactions_of_a_loading_coordinator_are_kept(
     credulous: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coordinator that loads its state knows no transaction, and its producer is about to commit."""
@@ -202,7 +202,7 @@ def test_session_does_not_open_if_it_may_not_end_its_transaction(
     Session(config).close()
 
 
-def test_session_ends_if_its_transaction_hangs_after_broker_restart(credulous: Broker) -> None:
+def test_session_ends_if_a_broker_restart_hangs_its_transaction(credulous: Broker) -> None:
     config = make_shard(credulous, "restarted-shard")
     session, other = Session(config), Session(replace(config, group="other"))
     for each in (session, other):

@@ -163,6 +163,6 @@ class Refreshing:
         raise UnknownTopicOrPartitionError(topic)
 
 
-def test_check_topics_says_what_to_do_after_a_refresh_that_was_under_way() -> None:
+def test_check_topics_advises_after_a_refresh_under_way() -> None:
     with pytest.raises(UnknownTopicOrPartitionError, match=r"there is no topic gone.*deleted"):
         check_topics(Refreshing(), [TopicPartition("gone", 0)])

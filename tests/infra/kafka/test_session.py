@@ -145,7 +145,7 @@ def test_group_offsets_follow_the_note(config: SessionConfig, opened: Open, monk
     assert opened(config).note.offsets == {named(source(config)): 3}
 
 
-def test_note_is_left_out_while_the_last_one_names_the_partitions(config: SessionConfig, opened: Open) -> None:
+def test_note_is_left_out_if_the_last_one_names_the_partitions(config: SessionConfig, opened: Open) -> None:
     """A start must find a transaction that hangs in a partition, and that partition is known from the note alone."""
     session, place = opened(config), f"{config.ledger[0].topic}:0"
     written = [

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from infra.kafka.transaction_log import DamagedTransactionLog, Decision, LoggedProducer, parse_decision
+from infra.kafka.transaction_log import DamagedTransactionLog, LoggedProducer, TransactionRecord, parse_decision
 
 PLACES = frozenset({("a", 0), ("a", 7), ("long-name", 300)})
 
@@ -31,14 +31,14 @@ def value(version: int, status: int) -> bytes:
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize(("status", "committed"), [(2, True), (3, False)])
 def test_parse_decision_reads_both_versions(version: int, status: int, committed: bool) -> None:
-    assert parse_decision(value(version, status)) == Decision(4711, True, committed, PLACES)
+    assert parse_decision(value(version, status)) == TransactionRecord(4711, True, committed, PLACES)
 
 
 @pytest.mark.parametrize(
     ("status", "under_way"), [(0, False), (1, True), (4, False), (5, False), (6, False), (7, True)]
 )
 def test_parse_decision_reads_states_without_decision(status: int, under_way: bool) -> None:
-    assert parse_decision(value(1, status)) == Decision(4711, under_way, None, frozenset())
+    assert parse_decision(value(1, status)) == TransactionRecord(4711, under_way, None, frozenset())
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -57,8 +57,8 @@ def test_parse_decision_rejects_damaged_values(damaged: bytes) -> None:
 
 def test_logged_producer_keeps_last_outcome_per_partition() -> None:
     producer, a, b = LoggedProducer(), ("a", 0), ("b", 0)
-    producer.add(Decision(1, True, True, frozenset({a, b})))
-    producer.add(Decision(1, True, False, frozenset({b})))
+    producer.add(TransactionRecord(1, True, True, frozenset({a, b})))
+    producer.add(TransactionRecord(1, True, False, frozenset({b})))
     assert (producer.committed, producer.under_way) == ({a: True, b: False}, True)
-    producer.add(Decision(1, False, None, frozenset()))
+    producer.add(TransactionRecord(1, False, None, frozenset()))
     assert not producer.under_way

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from infra.runners.exposure import ExposedOptions, reject_exposed_options
-from infra.runners.options import RUNNERS, Runner, pipeline_options
+from infra.runners.options import RUNNERS, RunnerName, pipeline_options
 from infra.runners.run import run_pipeline
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_default_options_are_accepted(runner: Runner) -> None:
+def test_default_options_are_accepted(runner: RunnerName) -> None:
     reject_exposed_options(runner, pipeline_options(runner))
 
 
@@ -23,7 +23,7 @@ def test_default_options_are_accepted(runner: Runner) -> None:
         ("portable", "--environment_type=EXTERNAL --environment_config=pool:5000 --job_endpoint=far:8099"),
     ],
 )
-def test_options_of_this_machine_are_accepted(runner: Runner, option: str) -> None:
+def test_options_of_this_machine_are_accepted(runner: RunnerName, option: str) -> None:
     reject_exposed_options(runner, pipeline_options(runner, option.split()))
 
 
@@ -41,6 +41,6 @@ def test_options_of_this_machine_are_accepted(runner: Runner, option: str) -> No
         ("flink", "--flink_job_server_jar=https://elsewhere.invalid/a.jar", "is not a local file"),
     ],
 )
-def test_options_that_expose_ports_are_rejected(runner: Runner, option: str, why: str) -> None:
+def test_options_that_expose_ports_are_rejected(runner: RunnerName, option: str, why: str) -> None:
     with pytest.raises(ExposedOptions, match=why):
         run_pipeline(lambda pipeline: pytest.fail("built"), runner, [option])

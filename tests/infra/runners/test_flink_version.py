@@ -66,7 +66,7 @@ def test_server_that_is_no_flink_is_rejected(body: bytes) -> None:
         check_cluster(address)
 
 
-def test_pipeline_for_a_cluster_that_does_not_respond_is_rejected() -> None:
+def test_pipeline_for_an_unresponsive_cluster_is_rejected() -> None:
     master = f"127.0.0.1:{free_port()}"
     with pytest.raises(UnsupportedFlink, match=f"no Flink responds at http://{master}/config .*refused"):
         run_pipeline(lambda pipeline: None, "flink", [f"--flink_master={master}"])

@@ -66,7 +66,7 @@ def test_sigterm_is_passed_on() -> None:
         assert process.wait(60) == 128 + signal.SIGTERM
 
 
-def test_program_is_not_started_where_its_sockets_cannot_be_bound() -> None:
+def test_program_is_not_started_if_its_sockets_cannot_be_bound() -> None:
     """An unknown machine stands for a kernel without the filter."""
     code = "import os, sys; os.uname = lambda: type('', (), {'machine': 'vax'}); sys.argv[1:] = ['/bin/true']\n"
     code += "from infra.runners import loopback; loopback.main()"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions, PortableOptions, StandardOptions
 
-from infra.runners.flink_options import FlinkJobOptions
 from infra.runners.options import RUNNERS, option_names, pipeline_options
+from infra.runners.run import FlinkJobOptions
 from operators.io.poll_range import slice_seconds
 
 

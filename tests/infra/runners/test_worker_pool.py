@@ -17,12 +17,12 @@ from apache_beam.portability.api import beam_fn_api_pb2 as fn_api
 from apache_beam.portability.api import beam_fn_api_pb2_grpc
 
 from infra.listening import exposed_addresses, listening_sockets
-from infra.runners.options import Runner, pipeline_options
+from infra.runners.options import RunnerName, pipeline_options
 from infra.runners.worker_pool import local_worker_pool
 
 
 @pytest.mark.parametrize("runner", ["prism", "flink", "portable"])
-def test_worker_pool_listens_on_loopback_and_ends_with_its_job(runner: Runner) -> None:
+def test_worker_pool_listens_on_loopback_and_ends_with_its_job(runner: RunnerName) -> None:
     before = listening_sockets([psutil.Process()])
     with local_worker_pool(pipeline_options(runner)) as options:
         opened = listening_sockets([psutil.Process()]) - before

@@ -10,9 +10,9 @@ from infra.kafka.session_config import Input, Partition, SessionConfig
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
 from infra.simulation.cluster import Place, SimulatedCluster
-from infra.simulation.network import Connection, Network
+from infra.simulation.network import Network, SimulatedConnection
 from infra.simulation.process import SimulatedProcess
-from infra.simulation.scheduler import Scheduler
+from infra.simulation.scheduler import EventScheduler
 from infra.simulation.streams import Streams
 
 OUT, RESTORE, IN = Partition("out", 0), Partition("restore", 0), Partition("in", 0)
@@ -23,14 +23,14 @@ class World:
     """A cluster with the topics in, out and restore, and processes on it."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.scheduler = Scheduler()
+        self.scheduler = EventScheduler()
         self.cluster = SimulatedCluster({"in": 1, "out": 1, "restore": 1})
         self.network = Network(self.scheduler, Streams(seed))
         self.signals = CommitSignals(self.cluster, self.scheduler)
         self.errors: dict[str, Exception | None] = {}
 
     def clients(self, process: SimulatedProcess) -> SimulatedClients:
-        return SimulatedClients(self.cluster, Connection(self.network, process), self.signals)
+        return SimulatedClients(self.cluster, SimulatedConnection(self.network, process), self.signals)
 
     def process(self, name: str, body: Callable[[SimulatedClients], None]) -> SimulatedProcess:
         """Start a process with `body`; `errors` has how it ended."""

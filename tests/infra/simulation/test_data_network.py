@@ -10,7 +10,7 @@ import pytest
 
 from infra.simulation.data_network import DAMAGED_FROM, DataNetwork, LinkFault, LinkFaultKind, SimulatedSocket
 from infra.simulation.process import SimulatedProcess
-from infra.simulation.scheduler import Scheduler
+from infra.simulation.scheduler import EventScheduler
 from infra.simulation.streams import Streams
 from infra.simulation.system import SimulatedSystem
 
@@ -19,7 +19,7 @@ class Hosts:
     """Two processes on hosts a and b, which ended with `errors`."""
 
     def __init__(self, seed: int = 1) -> None:
-        self.scheduler = Scheduler()
+        self.scheduler = EventScheduler()
         self.network = DataNetwork(self.scheduler, Streams(seed))
         self.errors: list[Exception | None] = []
         self.systems = [self.system(name) for name in ("a", "b")]

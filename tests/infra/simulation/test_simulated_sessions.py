@@ -10,7 +10,7 @@ from simulated_sessions import IN, IN_PLACE, World, open_session
 from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.session import Fenced, Outgoing, Session, SessionLost
 from infra.kafka.simulated_clients import SimulatedClients
-from infra.kafka.simulated_producer import Message
+from infra.kafka.simulated_producer import SimulatedRecord
 from infra.simulation.network import REQUEST_FAULTS, RequestFault, RequestFaults
 
 
@@ -31,7 +31,7 @@ def test_successor_continues_from_the_last_note() -> None:
         found.append((session.start, session.note.state, [each.value for each in session.ledger]))
 
     for _ in range(4):
-        world.cluster.send(IN_PLACE, [Message(None, b"x", (), 0)])
+        world.cluster.send(IN_PLACE, [SimulatedRecord(None, b"x", (), 0)])
     process = world.process("first", first)
     world.scheduler.run(until=5)
     process.kill()
@@ -61,7 +61,7 @@ def test_paused_predecessor_is_fenced_when_it_returns() -> None:
 @pytest.mark.parametrize("replaced", [True, False])
 def test_paused_process_reads_a_log_that_was_trimmed(replaced: bool) -> None:
     world = World()
-    world.cluster.send(IN_PLACE, [Message(None, b"x", (), 0) for _ in range(4)])
+    world.cluster.send(IN_PLACE, [SimulatedRecord(None, b"x", (), 0) for _ in range(4)])
 
     def reads(clients: SimulatedClients) -> None:
         session = open_session(clients)
@@ -90,7 +90,7 @@ def test_each_input_is_copied_once_despite_request_faults(fault: RequestFault) -
 def copy_despite(fault: RequestFault, seed: int) -> None:
     """Copy 40 records; processes lose sessions and are killed meanwhile."""
     world = World(seed)
-    world.cluster.send(IN_PLACE, [Message(None, b"%d" % n, (), 0) for n in range(40)])
+    world.cluster.send(IN_PLACE, [SimulatedRecord(None, b"%d" % n, (), 0) for n in range(40)])
     world.network.faults = [RequestFaults("copier", 0, 60, (fault,), 0.08, random.Random(seed))]
 
     def copy(clients: SimulatedClients) -> None:

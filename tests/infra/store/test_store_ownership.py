@@ -161,7 +161,7 @@ def test_claim_store_keeps_the_weights_of_its_cluster(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_claim_store_replaces_the_unused_store_of_another_cluster(tmp_path: Path) -> None:
+def test_claim_store_replaces_an_unused_store_of_another_cluster(tmp_path: Path) -> None:
     root = default_root("run", tmp_path)
     claim_store(root, "cluster-a").release()
     with WeightStore(root) as store:

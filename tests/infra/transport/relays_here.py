@@ -20,7 +20,8 @@ from infra.store.deltas import encode_delta
 from infra.store.layout import Layout
 from infra.store.names import SHARED_MEMORY, default_root
 from infra.store.weight_store import WeightStore
-from infra.transport.relay_node import Endpoint, RelayNode
+from infra.transport.endpoint import Endpoint
+from infra.transport.relay_node import RelayNode
 from infra.transport.throttle import Link
 from schemas.records import PolicyVersion, RelayChain, RelayLink, TensorSpec, WeightDelta, WeightVersion
 

@@ -27,10 +27,10 @@ from relays_here import (
 from infra.store import incoming_version
 from infra.transport import handshake, peer, serving
 from infra.transport.chunked_blob import full_blob
+from infra.transport.endpoint import Endpoint
 from infra.transport.frames import FrameKind, PeerGone, ProtocolError, receive, send
 from infra.transport.handshake import HandshakeRejected, connect
 from infra.transport.kv_transfer import KVTransfers
-from infra.transport.relay_node import Endpoint
 from infra.transport.throttle import Link
 from schemas.records import RelayLink
 

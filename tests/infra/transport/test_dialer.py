@@ -10,8 +10,8 @@ from relays_here import RUN, TOKEN, Machine, configure, machines, manifest_of, s
 
 from infra.transport.chunked_blob import full_blob
 from infra.transport.dialer import UNREACHABLE_S, Dialer
+from infra.transport.endpoint import Endpoint
 from infra.transport.frames import PeerUnreachable
-from infra.transport.relay_node import Endpoint
 from infra.transport.throttle import Link
 from schemas.records import RelayLink
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from relays_here import TOKEN
 
+from infra.transport.endpoint import Endpoint
 from infra.transport.frames import TransportError
 from infra.transport.kv_transfer import KVTransfers
-from infra.transport.relay_node import Endpoint
 from schemas.records import PolicyVersion
 
 VERSION = PolicyVersion(1, 2)

@@ -16,10 +16,10 @@ from relays_here import TOKEN, Machine, chain_over, configure, manifest_of, stor
 from infra.certificates import Authority, write_relay_files
 from infra.files import write_private
 from infra.transport import handshake, serving
+from infra.transport.endpoint import Endpoint
 from infra.transport.frames import TransportError, receive
 from infra.transport.handshake import connect
 from infra.transport.kv_transfer import KVTransfers
-from infra.transport.relay_node import Endpoint
 from infra.transport.tls import Tls, end_tls, tls_handshake
 from schemas.records import PolicyVersion
 

@@ -120,7 +120,7 @@ def test_invalid_report_or_time_out_fails_the_episode(
     assert error in reports.received[0]["error"]
 
 
-def test_rejected_report_is_in_the_transcript_and_ends_the_episode(tmp_path: Path, reports: Reports) -> None:
+def test_rejected_report_is_in_the_transcript_and_ends_episode(tmp_path: Path, reports: Reports) -> None:
     play(tmp_path, "print('done'); report(rewards={'x': 1.0})", retries=2)
     assert reports.received == [{"error": "its report was rejected: rewards: no such id"}]
     text = "done\nlaminar: its report was rejected: rewards: no such id\n"

@@ -49,7 +49,7 @@ def test_command_that_fails_is_an_error_with_its_output(command: Any, timeout_s:
         Command("first", command).apply(DECISION, timeout_s)
 
 
-def test_local_fleet_asks_nobody() -> None:
+def test_local_fleet_sends_no_request() -> None:
     LocalFleet().apply(DECISION, 1)
 
 
@@ -126,7 +126,7 @@ def test_kubernetes_scale_is_patched_with_the_service_account(server: ApiServer,
     assert server.requests == 2 * [("PATCH", PATH)]
 
 
-def test_kubernetes_without_permission_names_the_right_that_is_missing(server: ApiServer, tmp_path: Path) -> None:
+def test_kubernetes_names_the_right_that_is_missing(server: ApiServer, tmp_path: Path) -> None:
     server.may_patch = False
     with pytest.raises(
         ActuatorFailed, match=r"403 statefulsets.apps .* is forbidden.*verb patch on statefulsets/scale"
@@ -148,7 +148,7 @@ def test_kubernetes_names_a_stateful_set_that_does_not_exist(server: ApiServer, 
         StatefulSetScale("rl", "other", server.url, tmp_path).apply(DECISION, 10)
 
 
-def test_kubernetes_sends_no_token_to_a_server_of_another_authority(server: ApiServer, tmp_path: Path) -> None:
+def test_kubernetes_sends_no_token_to_another_authority(server: ApiServer, tmp_path: Path) -> None:
     Authority.create().write(tmp_path / "ca.crt", tmp_path / "other.key")
     with pytest.raises(ActuatorFailed, match=r"does not respond: .*certificate verify failed"):
         StatefulSetScale("rl", "laminar-first-rollout", server.url, tmp_path).apply(DECISION, 10)

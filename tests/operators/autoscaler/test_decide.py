@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.autoscaler.config import AutoscalingConfig
-from operators.autoscaler.decide import History, Limits, decide
+from operators.autoscaler.decide import History, ScalingLimits, decide
 from operators.autoscaler.observation import Observation
 from operators.autoscaler.policies import make_policy
 
-LIMITS = Limits(minimum=1, maximum=8, stable_s=30.0, cooldown_s=60.0, max_step=4)
+LIMITS = ScalingLimits(minimum=1, maximum=8, stable_s=30.0, cooldown_s=60.0, max_step=4)
 POLICY = make_policy(AutoscalingConfig())
 SEEN = Observation(0.0, running=2, slots=20, requests=15, rollout_idle=0.0, trainer_idle=0.1)
 
@@ -27,7 +27,7 @@ def history(*idle: float | None, target: int = 2, changeable_at: float = 0.0, **
 
 
 BUSY, WAITS, MUCH = 0.1, 0.5, 0.95
-TABLE: dict[str, tuple[History, Limits, int, str]] = {
+TABLE: dict[str, tuple[History, ScalingLimits, int, str]] = {
     "nothing observed": (history(), LIMITS, 2, "nothing has been observed"),
     "observed too shortly": (history(WAITS, WAITS, WAITS), LIMITS, 2, "observed for 20 of 30 s"),
     "the trainer waits": (history(*4 * [WAITS]), LIMITS, 4, "the trainer waits 50 % of its time, above 20 %"),
@@ -69,7 +69,7 @@ def test_decide_returns_the_target_and_its_reason(name: str) -> None:
 
 @given(idle=st.lists(st.floats(0, 1), min_size=1, max_size=200), every_s=st.sampled_from([1.0, 5.0, 10.0, 31.0]))
 @settings(max_examples=200, deadline=None)
-def test_target_changes_at_most_once_a_cooldown_whatever_is_measured(idle: list[float], every_s: float) -> None:
+def test_target_changes_at_most_once_a_cooldown(idle: list[float], every_s: float) -> None:
     seen: list[Observation] = []
     target, changeable_at = 2, 0.0
     changes: list[float] = []

@@ -9,18 +9,20 @@ import pytest
 
 from operators.autoscaler.config import AutoscalingConfig
 from operators.autoscaler.observation import Observation
-from operators.autoscaler.policies import Wish, make_policy
+from operators.autoscaler.policies import ScalingRequest, make_policy
 
 PRICES = ({"price": 1.0, "processes": 4}, {"price": 0.5, "processes": 8})
 TIMES = ({"at": "20:00", "processes": 8}, {"at": "08:00", "processes": 2})
 
 
-def wish(policy: str, running: int = 4, *, options: dict[str, Any] | None = None, **measured: Any) -> Wish | None:
+def requested(
+    policy: str, running: int = 4, *, options: dict[str, Any] | None = None, **measured: Any
+) -> ScalingRequest | None:
     from pydantic import TypeAdapter
 
     table = {"policy": policy, **(options or {})}
     config = TypeAdapter(AutoscalingConfig).validate_python(table)
-    return make_policy(config).wish(Observation(0.0, running, **measured))
+    return make_policy(config).request(Observation(0.0, running, **measured))
 
 
 @pytest.mark.parametrize(
@@ -49,46 +51,47 @@ def wish(policy: str, running: int = 4, *, options: dict[str, Any] | None = None
         ("schedule", {"schedule": TIMES}, {"time_of_day": 23 * 3600}, ("exactly", 8)),
     ],
 )
-def test_policy_asks_for_processes(
+def test_policy_requests_processes(
     policy: str, options: dict[str, Any], measured: dict[str, Any], expected: tuple[str, int]
 ) -> None:
-    found = wish(policy, options=options, **measured)
+    found = requested(policy, options=options, **measured)
     assert found is not None
     assert (found.kind, found.processes) == expected
     assert found.reason
 
 
 @pytest.mark.parametrize("policy", ["trainer_idle", "staleness", "queue"])
-def test_policy_asks_for_nothing_without_its_measurement(policy: str) -> None:
-    assert wish(policy) is None
+def test_policy_requests_nothing_without_its_measurement(policy: str) -> None:
+    assert requested(policy) is None
 
 
-def test_price_policy_asks_for_nothing_without_a_price() -> None:
-    assert wish("price", options={"prices": PRICES, "price_file": "p"}) is None
+def test_price_policy_requests_nothing_without_a_price() -> None:
+    assert requested("price", options={"prices": PRICES, "price_file": "p"}) is None
 
 
 @pytest.mark.parametrize(("kind", "target"), [("exactly", 3), ("more", 5), ("fewer", 3), ("keep", 5)])
-def test_wish_for_more_or_fewer_never_moves_the_target_the_other_way(kind: Any, target: int) -> None:
-    assert Wish(kind, 3, "").target(5) == target
+def test_request_for_more_never_lowers_the_target_nor_vice_versa(kind: Any, target: int) -> None:
+    assert ScalingRequest(kind, 3, "").target(5) == target
 
 
 def test_policy_may_be_a_class_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from operators.autoscaler.policies import Policy, Wish\n"
+        "from operators.autoscaler.policies import Policy, ScalingRequest\n"
         "class Half(Policy):\n"
         "    def __init__(self, share=0.5):\n"
         "        self.share = share\n"
-        "    def wish(self, seen):\n"
-        "        return Wish('exactly', int(seen.slots * self.share), 'half of the slots')\n"
+        "    def request(self, seen):\n"
+        "        return ScalingRequest('exactly', int(seen.slots * self.share), 'half of the slots')\n"
     )
-    assert wish(f"{file}:Half", options={"options": {"share": 0.25}}, slots=8) == ("exactly", 2, "half of the slots")
+    found = requested(f"{file}:Half", options={"options": {"share": 0.25}}, slots=8)
+    assert found == ("exactly", 2, "half of the slots")
     with pytest.raises(ValueError, match="unexpected keyword argument 'part'"):
-        wish(f"{file}:Half", options={"options": {"part": 1}})
+        requested(f"{file}:Half", options={"options": {"part": 1}})
     with pytest.raises(ValueError, match=r"must be a class that derives from operators\.autoscaler\.policies\.Policy"):
-        wish(f"{file}:Other")
+        requested(f"{file}:Other")
     with pytest.raises(ValueError, match="cannot be loaded: there is no file"):
-        wish(f"{tmp_path}/none.py:Half")
+        requested(f"{tmp_path}/none.py:Half")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def _status(**changes: Any) -> ReplicaStatus:
     return ReplicaStatus(**{"policy_version": version(0), **load, "host": "h", "pid": 1, "sent_at": 0, **changes})
 
 
-def test_autoscaler_decides_asks_once_and_confirms() -> None:
+def test_autoscaler_decides_requests_once_and_confirms() -> None:
     scaler = Autoscaler()
     scaler.run(40)
     (decision,) = scaler.decisions
@@ -125,7 +125,7 @@ def test_autoscaler_waits_for_its_cooldown() -> None:
     assert [each.target for each in scaler.decisions] == [3, 4]
 
 
-def test_killed_autoscaler_continues_its_cooldown_on_another_machine() -> None:
+def test_killed_autoscaler_continues_its_cooldown_elsewhere() -> None:
     scaler = Autoscaler(max_step=1)
     scaler.run(30)
     assert [each.target for each in scaler.decisions] == [3]
@@ -136,7 +136,7 @@ def test_killed_autoscaler_continues_its_cooldown_on_another_machine() -> None:
     assert [each.target for each in scaler.decisions] == [3, 4]
 
 
-def test_killed_autoscaler_asks_again_for_a_decision_without_an_outcome() -> None:
+def test_killed_autoscaler_repeats_a_decision_without_an_outcome() -> None:
     scaler = Autoscaler()
     scaler.run(40)
     scaler.restart()
@@ -173,7 +173,7 @@ def test_failed_actuator_is_named_once_and_tried_again() -> None:
     assert scaler.outcomes[-1].error == ""
 
 
-def test_dry_run_decides_and_asks_nobody() -> None:
+def test_dry_run_decides_and_scales_nothing() -> None:
     scaler = Autoscaler(dry_run=True)
     scaler.run(60)
     assert [each.dry_run for each in scaler.decisions] == [True]
@@ -194,7 +194,7 @@ def test_silent_trainer_counts_as_waiting() -> None:
     assert scaler.decisions[0].target > 2
 
 
-def test_trainer_hidden_by_a_transaction_does_not_count_as_waiting() -> None:
+def test_trainer_hidden_by_a_transaction_is_not_waiting() -> None:
     scaler = Autoscaler()
     scaler.run(10, idle=0.1)
     scaler.unread = frozenset({METRICS.short_name})
@@ -239,7 +239,7 @@ def test_staleness_is_of_trajectories_settled_lately() -> None:
 
 def test_policy_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     scaler = Autoscaler(policy="queue")
-    monkeypatch.setattr(scaler.shard.fold._policy, "wish", lambda seen: 1 / 0)  # type: ignore[union-attr]
+    monkeypatch.setattr(scaler.shard.fold._policy, "request", lambda seen: 1 / 0)  # type: ignore[union-attr]
     scaler.run(60)
     assert scaler.decisions == []
     assert "division by zero" in caplog.text

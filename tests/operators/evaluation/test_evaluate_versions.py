@@ -259,7 +259,7 @@ def test_final_version_is_evaluated_fully_beside_open_rounds() -> None:
     assert evaluation.shard.run() == []
 
 
-def test_final_version_of_a_later_goal_is_evaluated_after_a_restart() -> None:
+def test_final_version_of_a_later_goal_is_evaluated() -> None:
     evaluation = Evaluation(sampled=False)
     evaluation.publish(0)
     evaluation.publish(3, final=True)

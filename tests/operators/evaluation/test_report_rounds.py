@@ -1,4 +1,4 @@
-"""AskQuestions and ReportRounds: an opened round becomes its prompts, a closed one its Settled records and metric."""
+"""PublishQuestions and ReportRounds: an opened round becomes prompts; a closed one, Settled records and metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from decisions import assert_maps
 from record_factories import SAMPLING, experience, prompt, trajectory, version
 
-from operators.evaluation.report_rounds import AskQuestions, ClosedRound, OpenedRound, ReportRounds
+from operators.evaluation.report_rounds import ClosedRound, OpenedRound, PublishQuestions, ReportRounds
 from operators.evaluation.rounds import Mode, Round
 from operators.io.elements import Output
 from schemas.records import Episode, Metric, Settled
@@ -19,13 +19,13 @@ OTHER = Output(METRICS, "other", METRIC)
 
 
 @pytest.mark.parametrize(("mode", "temperature"), [("greedy", 0.0), ("sampled", SAMPLING.temperature)])
-def test_ask_questions_numbers_the_prompts_of_a_round(mode: Mode, temperature: float) -> None:
+def test_publish_questions_numbers_the_prompts_of_a_round(mode: Mode, temperature: float) -> None:
     opened = OpenedRound("1.1/x", version(1), mode, 7, [prompt(0), prompt(1)])
     sampling = replace(SAMPLING, temperature=temperature)
     fields = {"purpose": "evaluation", "sampling": sampling, "policy_version": version(1), "round": "1.1/x"}
     asked = [prompt(7, 1, text="question 0", **fields), prompt(8, 1, text="question 1", **fields)]
     assert_maps(
-        AskQuestions(),
+        PublishQuestions(),
         [OTHER, opened],
         [OTHER, *(Output(EVAL_PROMPTS, each.prompt_id, each) for each in asked)],
     )

@@ -118,7 +118,7 @@ def test_dynamic_sampling_keeps_groups_with_mixed_answers(rewards: tuple[float, 
     assert DynamicSampling().refuse(group(0, rewards)) == reason
 
 
-def test_dynamic_sampling_keeps_groups_with_unequal_conversations() -> None:
+def test_dynamic_sampling_keeps_groups_of_unequal_conversations() -> None:
     conversations = (Conversation(0, 1, ""), Conversation(1, 1, ""))
     rows = [experience(trajectory(prompt(0, 2), at, conversations=conversations), 0.5) for at in range(2)]
     rows[0] = replace(rows[0], conversation_rewards=(0.0, 1.0))

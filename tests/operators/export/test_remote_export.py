@@ -11,7 +11,7 @@ from object_store import ObjectStore, object_store
 from infra.storage import RemotePath, local_file
 from operators.export.card import write_card
 from operators.export.folder import DATA, STATE, ExportError, ExportFolder, compact
-from operators.export.import_plan import Span, plan_import
+from operators.export.import_plan import ImportedSpan, plan_import
 from operators.export.verify import verify
 
 
@@ -37,7 +37,7 @@ def test_remote_export_continues_where_it_ended(store: ObjectStore) -> None:
     assert verify(root).problems == []
     write_card(root)
     assert "12 rows in 3 files" in (root / "README.md").read_text()
-    assert len(plan_import(root, CONTENTS, Span({0: 0}, {0: 10}))) == 12
+    assert len(plan_import(root, CONTENTS, ImportedSpan({0: 0}, {0: 10}))) == 12
 
 
 @pytest.mark.parametrize("begun", ["no manifest", "no name"])

@@ -50,7 +50,7 @@ def test_processes_hand_out_different_episodes() -> None:
         first.give_back("p1.0", 0, failed=True)
 
 
-def test_an_expired_claim_is_handed_out_again_until_its_last_attempt() -> None:
+def test_expired_claim_is_handed_out_until_its_last_attempt() -> None:
     clock = Clock()
     claims = Claims(table(0), 0, 1, 10.0, 1, clock)
     assert claimed(claims) == ("p0.0", 0)
@@ -90,9 +90,7 @@ def test_an_expired_attempt_cannot_end_the_one_after_it() -> None:
 
 
 @pytest.mark.parametrize(("retries", "after"), [(1, ("p0.0", 1)), (0, None)])
-def test_an_episode_with_turns_is_not_handed_out_by_a_new_gateway_at_once(
-    retries: int, after: tuple[str, int] | None
-) -> None:
+def test_new_gateway_delays_an_episode_with_turns(retries: int, after: tuple[str, int] | None) -> None:
     clock = Clock()
     claims = Claims(table(0, started=(0,)), 0, 1, 10.0, retries, clock)
     assert claimed(claims) is None

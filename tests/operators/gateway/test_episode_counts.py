@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from record_factories import prompt, trajectory
 
-from operators.gateway.episode_table import Episode, Turn
+from operators.gateway.episode_table import OpenEpisode, RequestedTurn
 from operators.gateway.serve_agents import EVERY_MS, EpisodeCounts
 from operators.io.elements import PartitionKey, ReceivedRecord
 from schemas.columns import token_ids
 from schemas.records import TokenRange, TurnEnded, TurnRequest
 
 
-def episode(number: int) -> Episode:
+def episode(number: int) -> OpenEpisode:
     """Two turns of one conversation: 1 s before the first, 2 s in requests, 3 s in all."""
-    found = Episode(prompt(number, 1, environment="agent"), 0, 1, 0, 1, assigned_at=1000, tool_calls=2)
+    found = OpenEpisode(prompt(number, 1, environment="agent"), 0, 1, 0, 1, assigned_at=1000, tool_calls=2)
     for name, start, at, context in (("a", 0, 2000, ()), ("b", 4, 3500, (TokenRange(0, 4),))):
         asked = TurnRequest(
             *("p0.0", 1, 0, 1, name, name, start, context, token_ids([1, 2]), 8, (), "[]", "[]", False, at)
         )
-        found.turns[name] = Turn(asked, TurnEnded("p0.0", 1, 0, 1, name, start, start + 4, "stop", None, at + 1000))
+        found.turns[name] = RequestedTurn(
+            asked, TurnEnded("p0.0", 1, 0, 1, name, start, start + 4, "stop", None, at + 1000)
+        )
     return found
 
 

@@ -56,7 +56,7 @@ def test_an_edited_history_branches_where_it_differs() -> None:
     play(ScriptedRun("hi$", "ho$", "hu$", "he$"), scenario)
 
 
-def test_equal_requests_get_new_responses_and_retries_recorded_ones() -> None:
+def test_equal_requests_get_new_responses_retries_recorded_ones() -> None:
     async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
         texts = [(await chat(client, HELLO))["choices"][0]["message"]["content"] for _ in range(2)]
         assert texts == ["one", "two"]
@@ -115,7 +115,7 @@ def test_a_turn_is_repeated_at_the_next_owner(keep: int) -> None:
     play(ScriptedRun("hi$", "ho$"), scenario)
 
 
-def test_tool_calls_are_parsed_and_their_results_extend_the_conversation() -> None:
+def test_tool_calls_are_parsed_and_results_extend_conversations() -> None:
     async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
         (choice,) = (await chat(client, HELLO, tools=TOOLS))["choices"]
         (call,) = choice["message"]["tool_calls"]
@@ -187,7 +187,7 @@ def test_a_stream_has_the_deltas_of_the_response() -> None:
     play(ScriptedRun("hi$"), scenario)
 
 
-def test_the_end_reports_the_last_conversation_and_closes_the_episode() -> None:
+def test_end_reports_the_last_conversation_and_closes_it() -> None:
     async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
         await chat(client, HELLO)
         response = await client.post("/episode/end", json={"reward": 0.5, "answer": "hi"})
@@ -251,7 +251,7 @@ def test_the_key_may_be_in_the_path() -> None:
     play(ScriptedRun(), scenario)
 
 
-def test_a_request_without_response_times_out_and_may_be_repeated() -> None:
+def test_request_without_response_times_out_and_is_repeatable() -> None:
     async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
         run.paused = True
         assert (await chat(client, HELLO))["error"]["type"] == "timeout"

@@ -12,7 +12,7 @@ import pytest
 from operators.gateway import segments
 from operators.gateway.reports import AgentReport
 from operators.gateway.segments import segments_of
-from operators.gateway.turn_tree import EndedTurn, leaf_turns, times_of
+from operators.gateway.turn_tree import CompleteTurn, leaf_turns, times_of
 from schemas.columns import token_ids
 from schemas.records import Branches, TokenRange, TurnEnded, TurnRequest
 
@@ -20,14 +20,14 @@ TOKENS = np.arange(100, dtype=np.int32)
 BIG = 10**6
 
 
-def turn(start: int, new: int, drawn: int, *context: tuple[int, int]) -> EndedTurn:
+def turn(start: int, new: int, drawn: int, *context: tuple[int, int]) -> CompleteTurn:
     """A turn of `new` tokens and `drawn` tokens of response after `context`."""
     ranges, said = tuple(TokenRange(*each) for each in context), json.dumps([{"role": "user", "content": f"u{start}"}])
     name, stop = f"t{start}", start + new + drawn
     request = TurnRequest(
         *("p0.0", 1, 0, 1, name, name, start, ranges, token_ids(range(new)), 8, (), said, "[]", False, 0)
     )
-    return EndedTurn(request, TurnEnded("p0.0", 1, 0, 1, name, start, stop, "stop", None, 0))
+    return CompleteTurn(request, TurnEnded("p0.0", 1, 0, 1, name, start, stop, "stop", None, 0))
 
 
 FIRST = turn(0, 2, 3)  # 0 1 | 2 3 4
@@ -37,7 +37,7 @@ AGENT = turn(10, 2, 2)  # a sub-agent: 10 11 | 12 13
 TURNS = [FIRST, LEFT, RIGHT, AGENT]
 
 
-def drawn_of(turns: list[EndedTurn]) -> np.ndarray:
+def drawn_of(turns: list[CompleteTurn]) -> np.ndarray:
     mask = np.zeros(len(TOKENS), bool)
     for each in turns:
         mask[each.given : each.ended.stop] = True
@@ -48,7 +48,7 @@ def answer(request: TurnRequest, tokens: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": str(list(tokens))}
 
 
-def selected(branches: Branches, most: int = BIG, turns: list[EndedTurn] = TURNS) -> list[tuple[int, list[Any]]]:
+def selected(branches: Branches, most: int = BIG, turns: list[CompleteTurn] = TURNS) -> list[tuple[int, list[Any]]]:
     found = segments_of(turns, TOKENS, drawn_of(turns), answer, branches, most).segments
     return [(each.prompt_tokens, [(r.start, r.stop) for r in each.ranges]) for each in found]
 
@@ -83,7 +83,7 @@ def test_segments_have_the_messages_of_their_conversation(monkeypatch: pytest.Mo
 
 def test_two_responses_to_one_request_have_its_messages() -> None:
     second = replace(turn(5, 0, 2, (0, 2)).request, messages="[]")
-    turns = [FIRST, EndedTurn(second, turn(5, 0, 2, (0, 2)).ended)]
+    turns = [FIRST, CompleteTurn(second, turn(5, 0, 2, (0, 2)).ended)]
     for known, expected in ((turns, ["u0", "[5, 6]"]), (turns[1:], ["[5, 6]"])):
         found = json.loads(segments_of(known, TOKENS, drawn_of(turns), answer, "last", BIG).messages)
         assert [each["content"] for each in found[0]] == expected

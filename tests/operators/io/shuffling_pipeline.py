@@ -18,7 +18,7 @@ import apache_beam as beam
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Session
-from infra.runners.options import Runner
+from infra.runners.options import RunnerName
 from infra.runners.run import run_pipeline
 from operators.io.config import ShardConfig, TopicInput
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
@@ -101,7 +101,7 @@ def build(pipeline: beam.Pipeline, config: ShardConfig) -> None:
     elements | "shuffle" >> FoldRecords(Shuffle()) | "write" >> WriteTransactionally(config)
 
 
-def run(bootstrap_servers: str, run_id: str, runner: Runner, kill_point: str = "") -> None:
+def run(bootstrap_servers: str, run_id: str, runner: RunnerName, kill_point: str = "") -> None:
     """Run the pipeline in this process until a stop signal."""
     if kill_point:
         _kill_at(kill_point)

@@ -127,7 +127,7 @@ def test_busy_shard_polls_without_waiting(opened: list[Stream]) -> None:
     assert all(stream.sources[GROUPS[1]].waited)
 
 
-def test_stopped_stream_returns_the_elements_that_were_handed_over(opened: list[Stream]) -> None:
+def test_stopped_stream_returns_the_elements_handed_over(opened: list[Stream]) -> None:
     stream = stream_of(opened, limit=1)
     found = stream.take(1)
     while not any(each.branch == "first" for each in found):

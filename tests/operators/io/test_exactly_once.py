@@ -20,7 +20,7 @@ from shuffling_pipeline import OUTPUT, PIPELINE, SOURCE
 from infra.kafka.admin import TopicSpec, admin_client, committed_offsets, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
-from infra.runners.options import Runner
+from infra.runners.options import RunnerName
 from schemas.codec import decode, encode
 from schemas.records import Metric
 from schemas.topics import RESTORE, group_name
@@ -96,7 +96,7 @@ class PipelineProcesses:
         self._launcher = launcher
         self._started: list[psutil.Process] = []
 
-    def start(self, broker: Broker, run_id: str, runner: Runner, kill_point: str = "") -> psutil.Process:
+    def start(self, broker: Broker, run_id: str, runner: RunnerName, kill_point: str = "") -> psutil.Process:
         assert self._launcher.stdin is not None
         assert self._launcher.stdout is not None
         print(broker.bootstrap_servers, run_id, runner, kill_point, file=self._launcher.stdin, flush=True)
@@ -179,7 +179,7 @@ def run_campaign(
     processes: PipelineProcesses,
     broker: Broker,
     run_id: str,
-    runner: Runner,
+    runner: RunnerName,
     kill_points: list[str],
     rng: random.Random,
 ) -> None:
@@ -195,7 +195,7 @@ def run_campaign(
 
 
 def test_pipeline_writes_exactly_once_if_killed_5_times(
-    processes: PipelineProcesses, broker: Broker, run_id: str, runner: Runner
+    processes: PipelineProcesses, broker: Broker, run_id: str, runner: RunnerName
 ) -> None:
     run_campaign(processes, broker, run_id, runner, ["", "before", "after", "", ""], random.Random(1))
 
@@ -203,7 +203,7 @@ def test_pipeline_writes_exactly_once_if_killed_5_times(
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_pipeline_writes_exactly_once_if_killed_25_times(
-    processes: PipelineProcesses, broker: Broker, run_id: str, runner: Runner
+    processes: PipelineProcesses, broker: Broker, run_id: str, runner: RunnerName
 ) -> None:
     rng = random.Random(2)
     kill_points = [rng.choice(["", "", "before", "after"]) for _ in range(25)]
@@ -211,7 +211,7 @@ def test_pipeline_writes_exactly_once_if_killed_25_times(
 
 
 def test_stopped_process_ends_if_its_successor_is_running(
-    processes: PipelineProcesses, broker: Broker, run_id: str, runner: Runner
+    processes: PipelineProcesses, broker: Broker, run_id: str, runner: RunnerName
 ) -> None:
     with Trial(broker, run_id) as trial:
         zombie = processes.start(broker, run_id, runner, "stop")  # within a transaction

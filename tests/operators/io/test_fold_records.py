@@ -106,7 +106,7 @@ def test_fold_drops_polls_of_another_start(fold: _FoldFn, starts: list[int]) -> 
     assert [e.number for e in fold.process(polled(starts[-1]))] == [1]
 
 
-def test_fold_creates_new_state_at_a_start_and_closes_the_old_once(fold: _FoldFn) -> None:
+def test_fold_creates_state_at_a_start_and_closes_the_old_once(fold: _FoldFn) -> None:
     for start in (1, 2):
         list(fold.process(restored(start)))
     close_folds()

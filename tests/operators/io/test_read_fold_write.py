@@ -25,7 +25,7 @@ from infra.kafka.broker import Broker
 from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.note import last_note, uncommitted_consumer
 from infra.kafka.session import SESSIONS
-from infra.runners.options import Runner
+from infra.runners.options import RunnerName
 from infra.runners.run import run_pipeline
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
@@ -160,7 +160,7 @@ def test_records_of_a_failed_bundle_are_polled_again(config: ShardConfig) -> Non
     assert steps(config) == list(range(20))
 
 
-def test_dead_letters_are_in_the_transaction_that_skips_the_record(config: ShardConfig) -> None:
+def test_dead_letter_is_in_the_transaction_that_skips_its_record(config: ShardConfig) -> None:
     feed(config, [], b"\x00garbage", b"{}")
     runner = ManualRunner(config)
     runner.slice(0, elements=1)
@@ -258,7 +258,9 @@ def test_restriction_is_checkpointed_but_never_split(fraction: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # raised by Beam when Flink stops
-def test_pipeline_stops_and_runs_again_in_the_same_process(config: ShardConfig, run_id: str, runner: Runner) -> None:
+def test_pipeline_stops_and_runs_again_in_the_same_process(
+    config: ShardConfig, run_id: str, runner: RunnerName
+) -> None:
     for start in (1, 2):
         feed(config, range(20 * start - 20, 20 * start))
         running = threading.Thread(

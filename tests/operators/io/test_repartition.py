@@ -17,7 +17,7 @@ TOO_LONG = MAX_VALUE_BYTES // 9
 CANCEL = Cancel(("p0.0",), (3,), 2, 1)
 
 
-def test_repartition_routes_each_decision_to_the_inbox_of_its_replica() -> None:
+def test_repartition_routes_decisions_to_the_inbox_of_a_replica() -> None:
     reserve = Reserve("1-1.1", placed(0, 0, tokens=1).policy_version, ("p0.0",), 9, 3, 1)  # type: ignore[arg-type]
     decisions = [CANCEL, OTHER, moved("p0.0", source=2, to=3), reserve, placed(1, 3, tokens=2)]
     release = Release("1-1.1", ("p0.0",), (9,), 3, 1, 2, 1)

@@ -38,7 +38,7 @@ def test_every_placed_becomes_one_assignment_or_one_rejection(decisions: list[An
 
 @settings(deadline=None, max_examples=60)
 @given(DECISIONS)
-def test_every_command_becomes_one_record_unless_its_replica_is_replaced(decisions: list[Any]) -> None:
+def test_command_becomes_one_record_unless_its_replica_is_gone(decisions: list[Any]) -> None:
     made = [(type(each), each.replica, each.incarnation) for each in records(decisions) if isinstance(each, COMMANDS)]
     assert made == [each for each in map(addressed, decisions) if each and LIVE.get(each[1], -1) <= each[2]]
 

@@ -46,7 +46,7 @@ def written(session: ScriptedSession) -> list[list[int]]:
     return [[r.step for o in outputs for r in decode(o.value, o.headers)] for outputs, *_ in session.committed]
 
 
-def test_sink_commits_outputs_low_water_ledger_and_state_together(sessions: ScriptedSessions, sink: ShardSink) -> None:
+def test_sink_commits_outputs_offsets_ledger_and_state_together(sessions: ScriptedSessions, sink: ShardSink) -> None:
     session = sessions.current = ScriptedSession(1, note=Note(0, {OUTPUT: 3}))
     for one in (emission(1, 7, 8, low=2, ledger_from=0), emission(2, 9, low=4, ledger_from=1)):
         sink.write(one)

@@ -70,7 +70,7 @@ def test_source_makes_a_dead_letter_of_an_undecodable_record(changes: dict, reas
     assert reason in letter.reason
 
 
-def test_source_makes_a_dead_letter_of_a_record_of_the_old_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_makes_a_dead_letter_of_an_old_release_record(monkeypatch: pytest.MonkeyPatch) -> None:
     old = raw(2, headers=[("laminar-schema", b"Metric/1")])
     received, (letter,) = source_with(monkeypatch).decode([raw(1), old, raw(3)])
     assert [r.offset for r in received] == [1, 3]

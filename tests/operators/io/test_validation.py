@@ -83,7 +83,7 @@ def test_manifest_order_continues_from_the_last_note() -> None:
     assert restarted.state() == {"newest_manifest": [4, 3]}
 
 
-def test_reject_invalid_replaces_records_and_rows_by_dead_letters() -> None:
+def test_reject_invalid_makes_records_and_rows_dead_letters() -> None:
     invalid = replace(TRAJECTORY, member=2**40)
     block = Block.of([TRAJECTORY, invalid, TRAJECTORY])
     records = (

@@ -190,7 +190,7 @@ def test_dispatch_gives_no_training_work_after_the_final_version() -> None:
     assert names(placement.run()) == ["e0.0"]
 
 
-def test_dispatch_continues_after_the_final_version_of_an_earlier_goal() -> None:
+def test_dispatch_continues_after_the_final_version_of_a_goal() -> None:
     placement = Placement(goal=8)
     placement.prompts(0)
     placement.beat(0, placement.publish(5, final=True))
@@ -211,7 +211,7 @@ def test_evaluation_runs_beside_training_under_its_version() -> None:
     assert assigned(placement.run()) == [("e0.0", 0, 1)]
 
 
-def test_evaluation_of_an_older_version_waits_for_an_idle_replica() -> None:
+def test_evaluation_of_an_older_version_waits_for_idle_replicas() -> None:
     placement = Placement()
     old, new = placement.publish(0), placement.publish(1)
     placement.prompts(0)
@@ -262,7 +262,7 @@ def finished(name: str, lease: int, under: PolicyVersion) -> Trajectory:
     return trajectory(prompt(number, 1, purpose="evaluation", policy_version=under), 0, lease=lease, under=under)
 
 
-def test_evaluation_of_an_older_version_continues_without_training_work() -> None:
+def test_evaluation_of_an_older_version_needs_no_training_work() -> None:
     placement = Placement()
     old = placement.publish(0)
     placement.questions(*range(6), under=old)

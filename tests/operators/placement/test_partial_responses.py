@@ -109,18 +109,19 @@ def test_trajectory_without_tokens_fails_after_max_attempts() -> None:
     placement = Placement(max_attempts=2)
     placement.prompts(0, samples=2)
     placement.publish(0)
-    for life in range(1, 7):
-        placement.beat(0, version(0), incarnation=life)
+    for incarnation in range(1, 7):
+        placement.beat(0, version(0), incarnation=incarnation)
         outputs = placement.run()
-        if life <= 2:
-            assert [attempt for name, _, attempt in assigned(outputs) if name == "p0.1"] == [life]
-        assert failed_by_placement(outputs) == ({"p0.1": "given up after 2 attempts"} if life == 3 else {})
+        if incarnation <= 2:
+            assert [attempt for name, _, attempt in assigned(outputs) if name == "p0.1"] == [incarnation]
+        assert failed_by_placement(outputs) == ({"p0.1": "given up after 2 attempts"} if incarnation == 3 else {})
         lease = leases(outputs)["p0.0"]
-        placement.write(PROGRESS, progress("p0.0", [life], lease, start=life - 1, incarnation=life))
+        done = progress("p0.0", [incarnation], lease, start=incarnation - 1, incarnation=incarnation)
+        placement.write(PROGRESS, done)
         placement.run()
 
 
-def test_missing_progress_is_reported_and_restarts_the_trajectory(placement: Placement) -> None:
+def test_missing_progress_is_reported_and_restarts_trajectories(placement: Placement) -> None:
     placement.write(PROGRESS, progress("p0.0", [5], 1), progress("p0.0", [7], 1, start=3))
     (reason,) = dead_letters(placement.run())
     assert reason.startswith("p0.0: tokens before 3 are missing")

@@ -86,7 +86,7 @@ def test_questions_wait_for_the_end_of_the_pause() -> None:
     assert [name for name, _, _ in assigned(placement.run())] == ["e0.0"]
 
 
-def test_metric_of_a_pause_is_published_when_it_changes_and_at_intervals() -> None:
+def test_metric_of_a_pause_is_published_at_changes_and_intervals() -> None:
     placement = Placement()
     assert pauses(placement.run()) == []
     placement.pause(1)

@@ -139,14 +139,14 @@ def test_rejection_under_an_old_lease_is_ignored(placement: Placement) -> None:
     assert placement.run() == []
 
 
-def test_rejection_under_a_lease_that_the_inbox_lacks_ends_the_owner(placement: Placement) -> None:
+def test_rejection_under_a_lease_not_in_the_inbox_ends_the_owner(placement: Placement) -> None:
     placement.write(PROGRESS, AssignmentRejected("p0.0", 2, 1, 1, "too large for an inbox", retry=True))
     placement.restart()
     placement.beat(1, newest())
     assert assigned(placement.run()) == [("p0.0", 1, 2)]
 
 
-def test_rejection_under_a_lease_that_was_never_minted_is_a_dead_letter(placement: Placement) -> None:
+def test_rejection_under_an_unknown_lease_is_a_dead_letter(placement: Placement) -> None:
     placement.write(PROGRESS, refused("p0.1", 9, retry=True))
     assert dead_letters(placement.run()) == ["p0.1: lease 9 was never minted, the last is 2"]
 
@@ -192,7 +192,7 @@ def test_placement_decides_nothing_before_it_has_caught_up(placement: Placement)
     assert assigned(placement.run()) == [("p0.1", 0, 2)]
 
 
-def test_silent_replica_is_fenced_while_its_open_transaction_hides_records(placement: Placement) -> None:
+def test_silent_replica_with_an_open_transaction_is_fenced(placement: Placement) -> None:
     """A rollout that stops within a transaction keeps later records unread until it is fenced."""
     placement.run()
     placement.finish(trajectory(prompt(0), 0, lease=1))

@@ -9,14 +9,14 @@ from test_repack import LOADS, load
 
 from operators.placement.plans import plan_record
 from operators.placement.queue_balancing import plan_queue_balancing
-from operators.placement.repack import Load, Move, plan_repack
+from operators.placement.repack import KVLoad, Move, plan_repack
 from schemas.records import PolicyVersion
 
 FRESH = 10
 FULL = {"kv": 95, "requests": 40}
 
 
-def balanced(*loads: Load, moves: tuple[Move, ...] = (), idle_too: bool = False) -> list[tuple[int, int, int]]:
+def balanced(*loads: KVLoad, moves: tuple[Move, ...] = (), idle_too: bool = False) -> list[tuple[int, int, int]]:
     found = plan_queue_balancing(loads, moves, FRESH, 0.9, idle_too=idle_too)
     assert all(move.waiting and move.kv == 0 for move in found)
     return [(move.source, move.destination, move.requests) for move in found]

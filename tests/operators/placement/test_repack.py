@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.placement.length_statistics import WINDOW, LengthStatistics
-from operators.placement.repack import Load, is_idle, plan_repack
+from operators.placement.repack import KVLoad, is_idle, plan_repack
 
 
-def load(replica: int, kv: int, requests: int = 2, **changes: object) -> Load:
+def load(replica: int, kv: int, requests: int = 2, **changes: object) -> KVLoad:
     fields: dict = {"kv_capacity": 100, "kv_before": None, "waiting": 0, "most_requests": 8}
-    return Load(replica, kv_used=kv, requests=requests, **(fields | changes))
+    return KVLoad(replica, kv_used=kv, requests=requests, **(fields | changes))
 
 
-def moves(*loads: Load, **how: bool) -> list[tuple[int, int, int]]:
+def moves(*loads: KVLoad, **how: bool) -> list[tuple[int, int, int]]:
     return [(move.source, move.destination, move.requests) for move in plan_repack(loads, 0.9, **how)]
 
 
@@ -51,7 +51,7 @@ def moves(*loads: Load, **how: bool) -> list[tuple[int, int, int]]:
         ([load(0, 10), load(1, 30, 3), load(2, 70, 4), load(3, 70, 4)], [(0, 2, 2), (1, 2, 1), (1, 3, 2)]),
     ],
 )
-def test_repack_plans_moves_for_loads(loads: list[Load], expected: list[tuple[int, int, int]]) -> None:
+def test_repack_plans_moves_for_loads(loads: list[KVLoad], expected: list[tuple[int, int, int]]) -> None:
     assert moves(*loads) == expected
 
 
@@ -67,7 +67,7 @@ def test_repack_plans_moves_for_loads(loads: list[Load], expected: list[tuple[in
         ([load(0, 30, leaving=True)], []),
     ],
 )
-def test_repack_moves_requests_of_leaving_replicas(loads: list[Load], expected: list[tuple[int, int, int]]) -> None:
+def test_repack_moves_requests_of_leaving_replicas(loads: list[KVLoad], expected: list[tuple[int, int, int]]) -> None:
     assert moves(*loads, only_leaving=True) == expected
 
 

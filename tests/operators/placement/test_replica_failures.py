@@ -59,7 +59,7 @@ def test_ended_incarnation_loses_its_work_at_once(placement: Placement, incarnat
     assert placement.fenced == []
 
 
-def test_ended_incarnation_keeps_its_work_until_all_its_records_are_read(placement: Placement) -> None:
+def test_ended_incarnation_keeps_work_until_its_records_are_read(placement: Placement) -> None:
     placement.beat(1, newest())
     placement.finish(trajectory(prompt(0), 0))
     placement.beat(0, newest(), incarnation=2, state="starting", capacity=0)
@@ -70,7 +70,7 @@ def test_ended_incarnation_keeps_its_work_until_all_its_records_are_read(placeme
     assert placement.run() == []
 
 
-def test_work_of_an_ended_incarnation_waits_while_ends_are_unknown(placement: Placement) -> None:
+def test_work_of_an_ended_incarnation_waits_for_log_ends(placement: Placement) -> None:
     placement.beat(1, newest())
     placement.beat(0, newest(), incarnation=2, state="starting", capacity=0)
     placement.kafka_is_away = True
@@ -145,8 +145,8 @@ def test_suspected_poison_prompt_runs_alone_on_its_last_attempt() -> None:
     placement = Placement(max_attempts=3)
     placement.prompts(0, 1, samples=2)
     first = placement.publish(0)
-    for life in range(1, 4):
-        placement.beat(0, first, incarnation=life)
+    for incarnation in range(1, 4):
+        placement.beat(0, first, incarnation=incarnation)
         outputs = placement.run()
     assert assigned(outputs) == [("p0.0", 0, 3)]  # the others wait, since this one may be the cause
     placement.beat(0, first, incarnation=4)
@@ -162,9 +162,9 @@ def test_trajectory_that_kills_its_replicas_fails() -> None:
     placement = Placement(max_attempts=3)
     placement.prompts(0, samples=1)
     first = placement.publish(0)
-    for life in (1, 2, 3):
-        placement.beat(0, first, incarnation=life)
-        assert assigned(placement.run()) == [("p0.0", 0, life)]
+    for incarnation in (1, 2, 3):
+        placement.beat(0, first, incarnation=incarnation)
+        assert assigned(placement.run()) == [("p0.0", 0, incarnation)]
     placement.beat(0, first, incarnation=4)
     outputs = placement.run()
     assert failed_by_placement(outputs) == {"p0.0": "given up after 3 attempts"}

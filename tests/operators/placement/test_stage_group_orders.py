@@ -9,7 +9,7 @@ import pytest
 from infra.store.layout import Layout
 from infra.store.model_parts import model_parts, runs_of, transfer_order
 from operators.placement.config import PlacementConfig
-from operators.placement.repack import Load
+from operators.placement.repack import KVLoad
 from operators.placement.replicas import ReplicaTable
 from operators.placement.stage_groups import StageGroups
 from operators.placement.stage_shares import plan_shares
@@ -227,8 +227,8 @@ def test_switch_names_members_with_the_whole_version() -> None:
 def test_whole_members_take_even_shares(
     whole: list[tuple[int, int]], others: int, expected: list[tuple[int, int]]
 ) -> None:
-    leader = Load(0, 640, 10_000, None, 64, 0, 64)
-    loads = [Load(replica, 10 * requests, 10_000, None, requests, 0, 64) for replica, requests in whole]
+    leader = KVLoad(0, 640, 10_000, None, 64, 0, 64)
+    loads = [KVLoad(replica, 10 * requests, 10_000, None, requests, 0, 64) for replica, requests in whole]
     assert [(move.destination, move.requests) for move in plan_shares(leader, loads, others)] == expected
 
 

@@ -75,7 +75,7 @@ class StoppingTokenizer(CharacterTokenizer):
 
 
 @pytest.mark.parametrize(("chat_template", "expected"), [(False, (2, 7)), (True, (2, 7, ord("|")))])
-def test_stop_tokens_include_a_turn_end_only_with_a_chat_template(chat_template: bool, expected: tuple) -> None:
+def test_stop_tokens_include_turn_ends_only_with_a_chat_template(chat_template: bool, expected: tuple) -> None:
     config = PromptsConfig(task="gcd", chat_template=chat_template)
     assert render(plain("2?"), 0, config, StoppingTokenizer(), 100).sampling.stop_token_ids == expected
 

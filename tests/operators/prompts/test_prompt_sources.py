@@ -147,7 +147,7 @@ def test_heldout_path_provides_heldout_questions(tmp_path: Path) -> None:
         open_source(PromptsConfig(source="jsonl", path=str(train), heldout_path=str(test), heldout=6))
 
 
-def test_heldout_path_of_other_questions_leaves_all_rows_for_training(tmp_path: Path) -> None:
+def test_heldout_path_of_other_questions_leaves_rows_to_train(tmp_path: Path) -> None:
     train = write_jsonl(tmp_path / "train.jsonl", 5)
     test = tmp_path / "test.jsonl"
     test.write_text("\n".join(json.dumps({"question": f"other {n}", "answer": "1"}) for n in range(5)))

@@ -18,7 +18,8 @@ from infra.files import create_secret
 from infra.kafka.properties import ClientProperties
 from infra.store.incoming_version import Seal
 from infra.store.weight_store import WeightStore
-from infra.transport.relay_node import Endpoint, RelayNode
+from infra.transport.endpoint import Endpoint
+from infra.transport.relay_node import RelayNode
 from infra.transport.tls import Tls
 from operators.io.elements import Output, PartitionKey, Polled, ReceivedRecord
 from operators.relay.config import RelayConfig

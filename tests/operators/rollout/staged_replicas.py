@@ -17,8 +17,8 @@ from infra.store.incoming_version import Seal, write_seal
 from infra.store.model_parts import model_parts
 from infra.store.weight_files import tensor_places
 from infra.store.weight_store import WeightStore
+from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
-from infra.transport.relay_node import Endpoint
 from operators.rollout.engine import Completion
 from operators.rollout.staged.member import StageMember
 from operators.rollout.staged.replica_staging import ReplicaStaging

@@ -60,7 +60,7 @@ def test_process_drains_when_it_is_given_notice() -> None:
     assert not leaving.notice.ended
 
 
-def test_idle_process_stops_once_placement_knows() -> None:
+def test_idle_process_stops_after_the_settle_time() -> None:
     leaving = Leaving()
     leaving.give()
     leaving.now += SETTLE_S - 0.1
@@ -85,7 +85,7 @@ def test_process_stops_once_its_work_is_handed_over() -> None:
     assert [each.next_owner.lease for each in leaving.log.rows(PROGRESS) if each.next_owner] == [7]
 
 
-def test_process_stops_before_the_notice_is_over_and_loses_no_token() -> None:
+def test_process_stops_within_the_notice_and_loses_no_token() -> None:
     leaving = Leaving()
     leaving.assign(1)
     leaving.shard.run(3)

@@ -310,7 +310,7 @@ def test_stride_keeps_the_emulated_time() -> None:
     assert of_fewer.seconds(100) == pytest.approx(of_real.seconds(800), rel=1e-3)
 
 
-def test_speculation_shortens_rounds_of_few_rows_by_the_accepted_tokens() -> None:
+def test_speculation_shortens_rounds_by_the_accepted_tokens() -> None:
     plain, line = Roofline(RooflineConfig()), Roofline(RooflineConfig(), 1, SpeculationEmulation(1.0, 0.8))
     # A draft of 16 tokens computes like 17 requests: 4.887 tokens, (1 - 0.8^17) / 0.2, in 11.84 ms instead of 10.7.
     assert line.pace(1, 4096, 0).seconds(1) == pytest.approx(11.84e-3 / 4.887, rel=1e-3)

@@ -53,7 +53,7 @@ def test_prompts_of_another_tokenizer_are_rejected(backend: ModelBackend) -> Non
 
 
 @pytest.mark.parametrize("speculation", [True, False])
-def test_transformers_backend_opens_engines_with_speculation_if_set(speculation: bool, tmp_path: Path) -> None:
+def test_transformers_backend_opens_engines_with_speculation(speculation: bool, tmp_path: Path) -> None:
     small = DemoModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=48)
     save_folder(*build_demo_model(small), tmp_path)
     backend = TransformersBackend(RolloutConfig(speculation=speculation, slots=2), tmp_path, tmp_path / "store")

@@ -12,8 +12,8 @@ import pytest
 from record_factories import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
+from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
-from infra.transport.relay_node import Endpoint
 from operators.io.repartition import Placed, assignment_of
 from operators.rollout.config import RolloutConfig
 from operators.rollout.replica import Replica
@@ -175,7 +175,7 @@ def ended(rig: Rig) -> Trajectory:
 def test_pending_kv_delays_only_its_own_trajectory(transfers: list[KVTransfers], monkeypatch: Any) -> None:
     _, destination, given = handed_over(transfers)
     coming: Future[memoryview] = Future()
-    monkeypatch.setattr(transfers[1], "fetch", lambda parcel: coming)
+    monkeypatch.setattr(transfers[1], "fetch", lambda manifest: coming)
     destination.replica.accept(given)
     destination.replica.accept(assignment(1, under=version(0), replica=1, incarnation=9))
     (done,) = [event for event in destination.steps(14) if isinstance(event, Trajectory)]

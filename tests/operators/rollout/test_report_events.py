@@ -13,7 +13,7 @@ from schemas.topics import METRICS, PROGRESS, TRAJECTORIES
 OTHER = Output(METRICS, "rollout", Metric("rollout", 1, {}, 0))
 
 
-def test_report_events_routes_trajectories_by_group_and_progress_by_replica() -> None:
+def test_report_events_routes_by_group_and_by_replica() -> None:
     done, refused = trajectory(prompt(5), 0), AssignmentRejected("p1.0", 1, 3, 1, "too long", False)
     progress = Progress("p2.0", 1, 1, 4, 1, 0, response(2), (), None, None, 0)
     hand_over = placed(2, 1, tokens=2)

@@ -9,7 +9,7 @@ import pytest
 from record_factories import SAMPLING, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
-from operators.rollout.serve_requests import Event, ServedRequest, ServedRequests, find_version
+from operators.rollout.serve_requests import ServedRequest, ServedRequests, StreamEvent, find_version
 
 VERSIONS = [version(1), version(2), version(2, epoch=2)]
 
@@ -25,8 +25,8 @@ def request(name: str, of: str, tokens: int = 3) -> ServedRequest:
     return ServedRequest(name, of, np.ones(tokens, np.int32), SAMPLING)
 
 
-def events_of(it: ServedRequests) -> list[Event]:
-    events: list[Event] = []
+def events_of(it: ServedRequests) -> list[StreamEvent]:
+    events: list[StreamEvent] = []
     while len(it):
         events += it.step()
     return events

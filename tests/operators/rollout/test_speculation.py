@@ -128,7 +128,7 @@ def test_handed_over_response_continues_with_the_same_tokens(with_kv: bool) -> N
     assert_all_same(done | run(destination, left), expected)
 
 
-def test_verification_that_is_not_finite_is_repeated_without_a_draft() -> None:
+def test_nonfinite_verification_is_repeated_without_a_draft() -> None:
     asked = [request(i, new=40, temperature=0.7) for i in range(12)]
     it, plain = speculating("llama", slots=6), engine("llama", slots=6)
     drawn = [set(each.generated.token_ids[:-1].tolist()) for each in run(it, asked).values()]
@@ -188,7 +188,7 @@ def test_measured_cost_rises_with_the_tokens() -> None:
     assert run(engine(slots=8, speculation=True), [request(0)])["p0.0"].finish_reason == "length"
 
 
-def test_acceptance_follows_recent_drafts_of_the_same_match_length() -> None:
+def test_acceptance_follows_recent_drafts_of_equal_match_length() -> None:
     acceptance, short, long = Acceptance(), Match(0, 3, same_prompt=False), Match(0, 20, same_prompt=False)
     assert acceptance.of(short) == acceptance.of(long) == 0.75
     for _ in range(20):

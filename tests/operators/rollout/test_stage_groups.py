@@ -14,7 +14,8 @@ from tiny_engines import assert_same, mixed, run
 
 from infra import machine
 from infra.store.weight_store import WeightStore
-from infra.transport.relay_node import Endpoint, RelayNode
+from infra.transport.endpoint import Endpoint
+from infra.transport.relay_node import RelayNode
 from operators.io.repartition import Placed, assignment_of
 from operators.relay.relay import StatusMaker
 from operators.rollout.engine import KV, Completion, Request

@@ -17,8 +17,8 @@ from scripted_engine import ScriptedWeights
 from tiny_engines import engine
 from tiny_models import VOCABULARY, tiny_model
 
+from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
-from infra.transport.relay_node import Endpoint
 from operators.io.repartition import Placed, assignment_of
 from operators.rollout.random_streams import stream_key, uniforms
 from operators.rollout.replica import Replica

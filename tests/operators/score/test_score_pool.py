@@ -179,7 +179,7 @@ def test_verifier_may_use_memory_within_the_limit(open_pool: Callable[..., Verif
         assert pool.score_all([call(0)])[0].value == 1.0
 
 
-def test_child_processes_need_permission_and_end_with_the_verifier(
+def test_child_processes_need_permission_and_end_with_verifiers(
     open_pool: Callable[..., VerifierPool], tmp_path: Path
 ) -> None:
     names = ("starts_a_process", "leaves_a_child_and_hangs")

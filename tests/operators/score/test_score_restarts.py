@@ -10,7 +10,7 @@ from in_memory_log import Log, Shard
 from record_factories import PARTITIONS, failed, prompt, shard, topic_input, trajectory
 
 from operators.io.elements import Restored, ShardFold
-from operators.score import score_trajectories
+from operators.score import error_counts, score_trajectories
 from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
 from operators.score.pool import VerifierResult
@@ -109,7 +109,7 @@ def test_second_finish_after_a_restart_is_ignored(score: Score) -> None:
 def test_restarts_score_and_count_every_trajectory_once(
     score: Score, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score_trajectories, "EVERY_MS", 0)
+    monkeypatch.setattr(error_counts, "EVERY_MS", 0)
     rng = random.Random(seed)
     names = [(number, member) for number in range(16) for member in range(2)]
     finishes = names + rng.sample(names, 12)
@@ -130,10 +130,10 @@ def test_restarts_score_and_count_every_trajectory_once(
     metrics: list[Metric] = score.log.rows(METRICS)
     assert [metric.step for metric in metrics] == sorted({metric.step for metric in metrics})  # none is repeated
     counts = {"trajectories": 32, 'trajectories{task="chain_sum"}': 32}
-    assert metrics[-1].values == {**dict.fromkeys(score_trajectories.COUNTS, 0), **counts}
+    assert metrics[-1].values == {**dict.fromkeys(error_counts.COUNTS, 0), **counts}
 
 
-def test_split_state_gives_each_shard_the_marks_of_its_partitions() -> None:
+def test_split_state_gives_each_shard_its_partitions_marks() -> None:
     one = {"scored": {"t0": 5, "t1": 4, "t2": 3, "e1": 2}, "counts": {"trajectories": 9}}
     split = [split_state([one], one if shard == 0 else {}, shard, 2) for shard in range(2)]
     assert split == [

@@ -14,8 +14,8 @@ from scored_trajectories import CONFIG, FixedJudge, scored, trajectory
 
 from operators.evaluation.rounds import accuracy_of
 from operators.score.config import RewardSpec, ScoreConfig, TaskRubric
+from operators.score.error_counts import ScoreCounters
 from operators.score.pool import VerifierResult
-from operators.score.score_trajectories import ErrorCounts
 from operators.score.scorer import Scorer
 from operators.score.scoring import score_trajectories
 from operators.score.verifiers import reasoning
@@ -47,7 +47,7 @@ def test_reward_is_the_weighted_sum() -> None:
         (VerifierResult(float("inf"), None), "exact: returned inf"),
     ],
 )
-def test_failed_verifier_gives_on_error_and_keeps_other_components(result: VerifierResult, message: str) -> None:
+def test_failed_verifier_gives_on_error_and_keeps_other_parts(result: VerifierResult, message: str) -> None:
     judge = FixedJudge(CONFIG, VerifierResult(1.0, None), result, VerifierResult(0.5, None))
     (experience,) = scored([trajectory("#4")], judge)
     assert (experience.reward, experience.error) == (-0.5, message)
@@ -73,13 +73,13 @@ def test_tracebacks_follow_the_first_line_of_an_error() -> None:
     assert traces == ["  File my.py, a", "  File my.py, b"]
 
 
-def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
+def test_error_counts_separate_rewards_episodes_and_generation() -> None:
     episode = replace(trajectory("").prompt, environment="guess")
     failed = trajectory("", finish_reason="failed", error="reset raised")
     rows = [trajectory("#4"), failed, replace(failed, prompt=episode), replace(failed, prompt=episode)]
     rows += [replace(failed, prompt=replace(each, purpose="evaluation")) for each in (failed.prompt, episode)]
     judge = FixedJudge(CONFIG, VerifierResult(None, "raised"), *[VerifierResult(1.0, None)] * 2)
-    counts = ErrorCounts("g", {"trajectories": 10, "episode_errors": 1})
+    counts = ScoreCounters("g", {"trajectories": 10, "episode_errors": 1})
     counts.add(score_trajectories(Block.of(rows), judge, 0))
     metric = counts.metric(5_000)
     assert metric is not None
@@ -96,16 +96,16 @@ def test_error_counts_distinguish_rewards_episodes_and_generation() -> None:
     counts.add(score_trajectories(Block.of(rows), judge, 0))
     assert counts.metric(5_999) is None  # too early
     assert counts.metric(6_000) is not None
-    assert ErrorCounts("g", counts.state()).state() == counts.state()
+    assert ScoreCounters("g", counts.state()).state() == counts.state()
 
 
-def test_episodes_of_environments_are_counted_with_turns_and_endings() -> None:
+def test_episodes_are_counted_with_turns_and_endings() -> None:
     plain = trajectory("#4")
     endings = (((0.0, 0.0, 1.0), "done"), ((0.0,), "turns"), ((), "failed"), ((1.0,), "done"), ((1.0,), "done"))
     rows = [replace(plain, episode=Episode(rewards, ending)) for rewards, ending in endings]
     rows[3] = replace(rows[3], prompt=replace(plain.prompt, environment="agent"))
     rows[4] = replace(rows[4], prompt=replace(plain.prompt, purpose="evaluation"))
-    counts = ErrorCounts("g")
+    counts = ScoreCounters("g")
     for _ in range(2):
         counts.add(
             score_trajectories(Block.of([plain, *rows]), FixedJudge(CONFIG, *[VerifierResult(1.0, None)] * 3), 0)

@@ -38,7 +38,7 @@ def test_run_agents_rejects_a_turn_beyond_the_recorded_tokens(graph: Graph, tmp_
     assert len(outputs) == 1
 
 
-def test_serve_agents_writes_its_address_and_rejects_invalid_turns(graph: Graph, model: Path, tmp_path: Path) -> None:
+def test_serve_agents_writes_its_address_and_rejects_bad_turns(graph: Graph, model: Path, tmp_path: Path) -> None:
     outputs = graph("gateway").fold("serve agents", *POLLS, model=model, folder=tmp_path)
     letter, metric = outputs
     assert (letter.topic, letter.record.offset) == (DEAD_LETTERS, 1)

@@ -32,9 +32,9 @@ def test_evaluate_versions_opens_and_closes_a_round(graph: Graph) -> None:
     assert (closed.name, len(closed.answers)) == ("1.0/greedy", 1)
 
 
-def test_ask_questions_writes_the_prompts_of_a_round(graph: Graph) -> None:
+def test_publish_questions_writes_the_prompts_of_a_round(graph: Graph) -> None:
     opened = OpenedRound("1.0/greedy", version(0), "greedy", 7, [QUESTION])
-    (asked,) = graph("evaluation").map("ask questions", opened)
+    (asked,) = graph("evaluation").map("publish questions", opened)
     assert (asked.topic, asked.key, asked.record.round) == (EVAL_PROMPTS, "e7", "1.0/greedy")
 
 

@@ -34,7 +34,7 @@ def test_track_and_decide_rejects_an_imported_prompt(graph: Graph) -> None:
     assert [each.reason for each in letters] == ["i3: imported prompts are not generated"]
 
 
-def test_repartition_trajectories_writes_to_the_inbox_of_the_replica(graph: Graph) -> None:
+def test_repartition_trajectories_writes_to_the_replicas_inbox(graph: Graph) -> None:
     decision = placed(1, 2, tokens=2)
     outputs = graph("placement").map("repartition trajectories", LiveReplicas({2: 1}), decision)
     assert outputs == [Output(INBOX, "", assignment_of(decision), 2)]

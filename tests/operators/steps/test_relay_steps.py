@@ -12,7 +12,7 @@ from infra.store.weight_store import WeightStore
 from schemas.topics import DEAD_LETTERS, RELAY
 
 
-def test_serve_weights_rejects_a_manifest_that_does_not_match_its_bytes(graph: Callable[..., RoleGraph]) -> None:
+def test_serve_weights_rejects_a_manifest_of_other_bytes(graph: Callable[..., RoleGraph]) -> None:
     role = graph("relay")
     folder = Path(role.transforms["serve weights"].step.config.store)
     with WeightStore(folder) as store:

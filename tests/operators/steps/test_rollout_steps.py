@@ -34,6 +34,6 @@ def test_report_events_writes_trajectories_by_group(graph: Graph) -> None:
     assert output == Output(TRAJECTORIES, "p5", done, partition_of(5, partitions))
 
 
-def test_repartition_hand_overs_writes_to_the_inbox_of_the_next_owner(graph: Graph) -> None:
+def test_repartition_hand_overs_writes_to_the_next_owners_inbox(graph: Graph) -> None:
     decision = placed(1, 2, tokens=2, reason="hand_over")
     assert graph("rollout").map("repartition hand-overs", decision) == [Output(INBOX, "", assignment_of(decision), 2)]

@@ -156,7 +156,7 @@ def test_conversations_have_advantages_of_their_own(estimator: advantages.Estima
     assert estimator(rewards, AlgorithmConfig(std_epsilon=0.0)).tolist() == pytest.approx(expected)
 
 
-def test_group_of_several_conversations_with_equal_rewards_has_advantage_0() -> None:
+def test_conversations_with_equal_rewards_have_advantage_0() -> None:
     outcomes, groups = torch.full((4,), 0.3).double(), torch.zeros(4, dtype=torch.int64)
     rewards = Rewards(outcomes, groups, torch.ones(4, dtype=torch.int64), sequences=torch.tensor([0, 0, 0, 1]))
     for estimator in (advantages.group_centred, advantages.group_normalised, advantages.leave_one_out):

@@ -148,7 +148,7 @@ def test_clean_stop_ends_if_rank_0_ends_before_its_decision(
     writer.close()
 
 
-def test_ranks_with_other_checkpoints_are_rejected_before_reading(tmp_path: Path, training: RankTraining) -> None:
+def test_ranks_with_other_checkpoints_are_rejected_unread(tmp_path: Path, training: RankTraining) -> None:
     class WithoutCheckpoint(Ranks):
         """This rank, and one on a machine whose folder has no checkpoint."""
 

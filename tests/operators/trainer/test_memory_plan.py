@@ -101,7 +101,7 @@ def test_rank_of_hybrid_sharding_holds_its_share_of_one_copy() -> None:
     assert plan_rank(SHAPE, copies) == plan_memory(SHAPE, 2, LearnerConfig())
 
 
-def test_offloaded_state_is_in_the_host_memory_of_a_gpu_run_alone() -> None:
+def test_offloaded_state_is_in_host_memory_only_with_gpus() -> None:
     algorithm = AlgorithmConfig(kl_coefficient=0.1)
     learner = LearnerConfig(algorithm=algorithm, offload=("moments", "reference"))
     on_gpu, on_cpu = (TrainingConfig(learner=learner, ranks=4, device=device) for device in ("cuda", "cpu"))
@@ -121,7 +121,7 @@ def test_gradient_checkpointing_lowers_the_plan() -> None:
     assert recomputed < kept / 4
 
 
-def test_documented_set_ups_fit_their_gpus_and_match_the_document() -> None:
+def test_documented_set_ups_fit_their_gpus() -> None:
     rows = DOCUMENT.read_text().splitlines()
     for target in TARGETS:
         plan = target.plan()

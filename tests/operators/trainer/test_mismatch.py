@@ -35,7 +35,7 @@ def test_current_versions_are_those_that_the_batch_changes() -> None:
     assert current_versions([], 7).dtype == torch.bool
 
 
-def test_mismatch_leaves_out_tokens_of_earlier_weights_in_a_batch_at_staleness_0(tmp_path: Path) -> None:
+def test_mismatch_at_staleness_0_leaves_out_earlier_weights(tmp_path: Path) -> None:
     (row,) = make_batch(number=7)
     older = replace(row, staleness=columns.integers([0] * len(row.trajectory_ids)), batch=8)
     learner = Learner(LearnerConfig(), save_tiny_model(tmp_path))

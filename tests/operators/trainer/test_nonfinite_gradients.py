@@ -56,7 +56,7 @@ def test_trainer_fails_after_consecutive_nonfinite_gradients(tmp_path: Path, mod
         assert math.isfinite(updates[-1].values["grad_norm"])
 
 
-def test_step_is_skipped_for_a_nonfinite_loss_with_a_finite_gradient(model: Path) -> None:
+def test_step_is_skipped_for_a_nonfinite_loss_finite_gradient(model: Path) -> None:
     """Where the reference gives a token no probability, k1 is infinite, and its gradient is that of the logprob."""
     algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_kind="k1")
     learner = Learner(LearnerConfig(algorithm=algorithm, learning_rate=1e-2, warmup_steps=0), model)

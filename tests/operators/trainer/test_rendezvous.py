@@ -140,7 +140,7 @@ def test_invalid_address_file_is_as_none(tmp_path: Path, content: str) -> None:
     assert AddressFile(tmp_path / "ranks.json").newest() is None
 
 
-def test_ranks_meet_by_the_newest_address_of_the_topic(broker: Broker, run_id: str) -> None:
+def test_ranks_connect_to_the_newest_address_of_the_topic(broker: Broker, run_id: str) -> None:
     client = ClientProperties.at(broker.bootstrap_servers)
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(RANKS.name(run_id), 1)])
@@ -184,7 +184,7 @@ def address(port: int, token: str = "of an ended rank") -> RankAddress:
     return RankAddress("127.0.0.1", port, token, 2, 0, "of 1B", 0)
 
 
-def test_rank_without_the_model_fails_before_the_ranks_meet(tmp_path: Path) -> None:
+def test_rank_without_the_model_fails_before_the_rendezvous(tmp_path: Path) -> None:
     addresses = AddressFile(tmp_path / "ranks.json")
     with pytest.raises(FileNotFoundError, match=r"rank 0 has no model at .*: copy the folder of model.path"):
         start_rank_training(TrainingConfig(ranks=2), tmp_path / "model", tmp_path, 0, 1, 1, addresses)

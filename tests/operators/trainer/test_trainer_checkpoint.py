@@ -148,7 +148,7 @@ def test_unfinished_checkpoint_is_ignored_and_removed(tmp_path: Path, learner: L
     assert os.listdir(root) == ["1.2"]
 
 
-def test_parts_of_the_next_checkpoint_are_kept_when_one_completes(tmp_path: Path, learner: Learner) -> None:
+def test_parts_of_the_next_checkpoint_outlive_a_complete_one(tmp_path: Path, learner: Learner) -> None:
     """A rank may write its part of the next checkpoint while rank 0 completes this one."""
     state, ranks = learner.state(), [Ranks(rank, 2) for rank in range(2)]
     first = [write_part(tmp_path, state, position(1), each) for each in ranks]

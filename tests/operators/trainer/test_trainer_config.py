@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from operators.trainer.config import AlgorithmConfig, CriticConfig, LearnerConfig, ParameterGroup, Schedule
+from operators.trainer.config import AlgorithmConfig, CriticConfig, LearnerConfig, ParameterGroup, RateSchedule
 from operators.trainer.training_config import TrainingConfig
 
 WRONG: list[tuple[type, str, Any]] = [
@@ -63,7 +63,7 @@ def test_config_rejects_an_invalid_critic(field: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_config_rejects_a_schedule_without_end(schedule: Schedule) -> None:
+def test_config_rejects_a_schedule_without_end(schedule: RateSchedule) -> None:
     with pytest.raises(ValueError, match="total_steps"):
         LearnerConfig(schedule=schedule)
     with pytest.raises(ValueError, match="total_steps"):

@@ -81,7 +81,7 @@ def test_layout_groups_sequences_of_similar_length(lengths: list[int], blocks: t
     assert layout.to_blocks[layout.from_blocks].tolist() == list(range(sum(lengths)))
 
 
-def test_varlen_kernel_gives_the_attention_and_gradient_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_varlen_kernel_matches_attention_and_gradient_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """flash-attn's kernel needs a GPU: its definition takes its place, with its arguments."""
     torch.manual_seed(0)
     lengths = np.array([4, 9, 1, 6])

@@ -108,7 +108,7 @@ def test_join_parts_rejects_invalid_breaks(breaks: list[int], reason: str) -> No
         join_parts([replace(row, breaks=columns.integers(breaks))])
 
 
-def test_join_parts_rejects_a_context_that_begins_with_a_trained_token() -> None:
+def test_join_parts_rejects_a_trained_first_token_of_a_context() -> None:
     (row,) = make_batch()
     trained = int(row.loss_mask.to_numpy(zero_copy_only=False).argmax())
     with pytest.raises(ValueError, match="trains the first token of a context"):

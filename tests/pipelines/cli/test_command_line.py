@@ -203,7 +203,7 @@ def test_show_prints_every_result_class(capsys: pytest.CaptureFixture[str]) -> N
         show(3)
 
 
-def test_read_only_commands_write_every_record_as_columns_without_numpy() -> None:
+def test_read_only_commands_write_columns_without_numpy() -> None:
     code = (
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
         "from pipelines.cli.lazy import light_imports\n"

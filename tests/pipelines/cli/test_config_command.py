@@ -24,7 +24,7 @@ def test_config_explains_a_key() -> None:
     assert (setting["key"], setting["default"], setting["unit"]) == ("placement.repack_s", "5", "seconds")
 
 
-def test_config_explains_a_section_without_the_keys_of_sections_within() -> None:
+def test_config_explains_a_section_without_nested_sections() -> None:
     done = config("--explain", "prompts")
     assert "prompts.max_new_tokens: " in done.stdout
     assert "prompts.tasks[].max_new_tokens" not in done.stdout

@@ -11,7 +11,7 @@ from role_writer import write_as_role
 from infra.kafka.broker import Broker
 from infra.kafka.producer import BoundedProducer
 from pipelines.cli import pauses
-from pipelines.cli.options import Address, Connection
+from pipelines.cli.options import Address, RunClient
 from pipelines.cli.pauses import pause_command, unpause_command
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.inspect.log.pauses import is_paused, newest_pause
@@ -43,7 +43,7 @@ def answered_by_placement(config: Config, monkeypatch: pytest.MonkeyPatch, *runn
     """After each request, placement publishes a metric for each number of `running` trajectories."""
     written = pauses._write
 
-    def write_and_answer(connection: Connection, *request: Any) -> Pause:
+    def write_and_answer(connection: RunClient, *request: Any) -> Pause:
         made = written(connection, *request)
         for count in running:
             values = {"paused": float(made.paused), "since": float(made.requested_at), "running": float(count)}

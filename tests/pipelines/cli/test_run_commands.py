@@ -68,7 +68,7 @@ def test_runs_logs_prints_last_lines(runs: Runs) -> None:
     assert "there are score, trainer" in " ".join(err.replace("│", " ").split())
 
 
-def test_runs_logs_as_json_are_one_document_which_follow_cannot_end(runs: Runs) -> None:
+def test_runs_logs_as_json_are_one_document_without_follow(runs: Runs) -> None:
     words = ("logs", "score", "-n", "2", "--run", "first")
     rows = [{"role": "score", "line": f"score {n}"} for n in (28, 29)]
     assert json.loads(runs(*words, "--json")[1]) == rows
@@ -90,7 +90,7 @@ def test_report_takes_the_run_as_an_option_too(runs: Runs, tmp_path: Path, capsy
         assert "second" in place.read_text()
 
 
-def test_runs_logs_of_a_role_are_those_of_the_process_that_it_shares(runs: Runs, tmp_path: Path) -> None:
+def test_runs_logs_of_a_role_are_those_of_its_shared_process(runs: Runs, tmp_path: Path) -> None:
     logs = tmp_path / "first" / "logs"
     (logs / "score.log").rename(logs / "light.log")
     for role in ("score", "experience-1", "light"):

@@ -25,7 +25,8 @@ from infra.models.demo_config import DemoModelConfig
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from infra.store.weight_store import WeightStore
-from infra.transport.relay_node import Endpoint, RelayNode
+from infra.transport.endpoint import Endpoint
+from infra.transport.relay_node import RelayNode
 from operators.relay.relay import relay_key
 from schemas.codec import encode
 from schemas.records import PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
@@ -208,7 +209,7 @@ def test_relays_are_listed_in_chain_order(laminar: Laminar, client: ClientProper
 
 
 def test_weights_diff_counts_elements(tmp_path: Path) -> None:
-    from pipelines.cli.weight_bytes import diff
+    from pipelines.run.weight_bytes import diff
     from schemas.records import TensorSpec
 
     specs = (TensorSpec("w", "F32", (4,)), TensorSpec("s", "BF16", ()))

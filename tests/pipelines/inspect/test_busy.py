@@ -47,7 +47,7 @@ def test_busiest_role_comes_first_and_is_the_bottleneck() -> None:
     assert max(map(len, state.busy.values())) <= 64
 
 
-def test_busy_shares_count_a_restarted_process_and_no_time_before_a_resume() -> None:
+def test_busy_shares_count_restarts_but_no_time_before_a_resume() -> None:
     restarted = [Metric("steps/score", 0, {"time/verify": 5.0}, START + 1000 * (SECONDS + 4))]
     state = fold_all(new_run("r", 80, START), [*events(0, SECONDS), *restarted])
     assert busy_shares(state.busy)["score"] > 0.9

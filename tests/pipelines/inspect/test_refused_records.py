@@ -45,7 +45,7 @@ def test_refused_names_why_a_record_does_not_count(record: Any, transactional: b
     assert (reason or "") in (found or "")
 
 
-def test_state_of_a_run_keeps_step_and_time_without_refused_metrics() -> None:
+def test_state_of_a_run_ignores_refused_metrics() -> None:
     foreign = [Metric("trainer", 10**9, VALUES, NOW), Metric("rollout", 0, VALUES, 2**60)]
     kept = [each for each in foreign if refused(each, False) is None]
     state = fold_all(new_run("r", 7, NOW), [Metric("trainer", 3, VALUES, NOW), *kept])

@@ -56,7 +56,7 @@ def test_all_times_of_a_resumed_run_agree(ended_at: float | None, tmp_path: Path
     assert run_line(ended).startswith("[6:4" if ended_at is None else "[6:3")
 
 
-def test_running_run_is_in_its_phase_since_the_end_of_the_one_before(tmp_path: Path) -> None:
+def test_running_run_is_in_its_phase_since_the_previous_one(tmp_path: Path) -> None:
     run = RunFolder(tmp_path, KILLED, "running")
     state = in_phase(started_run(run), run)
     assert (state.phase, state.phases[-1].at) == ("training", 1_075_000)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 
-from pipelines.present.progress import Progress
+from pipelines.present.progress import ProgressPrinter
 
 
 def test_progress_prints_what_begins_and_that_it_lasts() -> None:
     lines: queue.Queue[str] = queue.Queue()
-    with Progress("loads the libraries", lines.put, every_s=0.01) as progress:
+    with ProgressPrinter("loads the libraries", lines.put, every_s=0.01) as progress:
         assert lines.get(timeout=30) == "loads the libraries"
         assert lines.get(timeout=30).startswith("loads the libraries (")
         progress.begin("checks the prompts")
@@ -20,13 +20,15 @@ def test_progress_prints_what_begins_and_that_it_lasts() -> None:
 
 def test_progress_prints_its_first_line_earlier_than_others() -> None:
     lines: queue.Queue[str] = queue.Queue()
-    with Progress("exports", lines.put, every_s=3600.0, only_slow=True, first_s=0.01, so_far=lambda: ": 5 rows so far"):
+    with ProgressPrinter(
+        "exports", lines.put, every_s=3600.0, only_slow=True, first_s=0.01, so_far=lambda: ": 5 rows so far"
+    ):
         assert lines.get(timeout=30) == "exports: 5 rows so far (0 s)"
     assert lines.empty()
 
 
 def test_progress_of_a_quick_command_is_silent() -> None:
     lines: list[str] = []
-    with Progress("loads the libraries", lines.append, only_slow=True) as progress:
+    with ProgressPrinter("loads the libraries", lines.append, only_slow=True) as progress:
         progress.begin("checks the prompts")
     assert lines == []

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.style import Style
 from tokenizers import Tokenizer, decoders, models
 
-from pipelines.inspect.log.samples import AnswerChange, Comparison, SampleGroup
+from pipelines.inspect.log.samples import AnswerChange, SampleComparison, SampleGroup
 from pipelines.present.sample_text import SampleStyle, comparison_texts, group_texts, groups_json, shortened
 from pipelines.present.turns import with_speakers
 from schemas import records as r
@@ -114,9 +114,7 @@ def test_samples_of_an_environment_have_its_turns(model: Path) -> None:
         ("failed", "the environment failed"),
     ],
 )
-def test_samples_of_an_environment_have_rewards_of_turns_and_the_ending(
-    model: Path, ending: r.Ending, expected: str
-) -> None:
+def test_samples_of_environments_have_turn_rewards_and_endings(model: Path, ending: r.Ending, expected: str) -> None:
     one = episode("calculator", [0, 1, 2, 3])
     ended = replace(one, trajectory=replace(one.trajectory, episode=r.Episode((0.0, 0.5), ending)))
     text = printed(group_texts([group(ended)], SampleStyle(model=model)))
@@ -144,7 +142,7 @@ def test_samples_without_tokenizer_or_episode_have_no_turns(model: Path) -> None
 def test_comparison_underlines_the_tokens_that_differ(model: Path) -> None:
     change = AnswerChange(group(sample(0, [0, 1, 3], 0.0)), group(sample(0, [0, 3, 3], 1.0)))
     versions = (r.PolicyVersion(1, 0), r.PolicyVersion(1, 2))
-    text = printed(comparison_texts(Comparison(versions, [change]), 5, SampleStyle(100, model=model)))
+    text = printed(comparison_texts(SampleComparison(versions, [change]), 5, SampleStyle(100, model=model)))
     assert "reward 1 better, 0 worse, 0 equal" in text
     assert "\x1b[4;38;5;196mcd" in text
     assert "\x1b[38;5;46mab" in text
@@ -162,7 +160,7 @@ def test_empty_response_is_said_to_be_empty() -> None:
     assert "(empty response)" in printed(group_texts([group(empty)], SampleStyle()))
 
 
-def test_control_characters_of_a_response_are_escaped_outside_a_terminal() -> None:
+def test_control_characters_are_escaped_outside_a_terminal() -> None:
     from pipelines.present.view.console import console
 
     output = io.StringIO()

@@ -173,7 +173,7 @@ def test_an_address_that_is_none_is_rejected(url: str) -> None:
         pass
 
 
-def test_agents_serve_refuses_a_configuration_outside_of_a_deployment(tmp_path: Path) -> None:
+def test_agents_serve_refuses_a_configuration_not_deployed(tmp_path: Path) -> None:
     with pytest.raises(GatewayError, match="LAMINAR_GATEWAY_URL is not set: use --config in a container of the gat"):
         deployed_access(tmp_path / "run.toml", WORKERS)
 

@@ -51,7 +51,7 @@ def start(tmp_path: Path) -> Start:
     return run
 
 
-def test_delete_asks_and_then_removes_run_links_and_latest(start: Start, tmp_path: Path) -> None:
+def test_delete_confirms_then_removes_run_links_and_latest(start: Start, tmp_path: Path) -> None:
     runs, outside = tmp_path / "runs", tmp_path / "outside"
     outside.mkdir()
     (outside / "kept.txt").write_bytes(bytes(5000))
@@ -80,7 +80,7 @@ def test_delete_refuses_names_that_are_no_run_of_the_folder(tmp_path: Path, name
         plan_deletion(tmp_path, name)
 
 
-def test_delete_refuses_a_run_with_live_processes_and_deletes_no_other(start: Start, tmp_path: Path) -> None:
+def test_delete_refuses_a_run_with_live_processes(start: Start, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs, "ended")
     make_run(runs, "running", ended_at=None, pid=os.getpid())
@@ -121,7 +121,7 @@ def test_delete_restores_a_run_that_was_started_meanwhile(tmp_path: Path) -> Non
     assert [each.status for each in list_runs(tmp_path)] == ["running"]
 
 
-def test_delete_removes_the_runs_store_and_not_that_of_another_run(tmp_path: Path) -> None:
+def test_delete_removes_the_store_of_its_run_only(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     folder, other = make_run(tmp_path / "runs"), make_run(tmp_path / "runs", "other")
     locks = [open_folder(memory / f"laminar-{run.name}", run) for run in (folder, other)]

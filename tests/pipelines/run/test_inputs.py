@@ -84,9 +84,7 @@ def test_environment_of_laminar_is_no_file_of_the_user(tmp_path: Path) -> None:
     assert ".py" not in file.read_text()
 
 
-def test_inputs_have_the_imports_of_an_environment_that_prompts_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_have_the_imports_of_environments_in_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Absolute ones of its own package; a submitted rollout reads them, too."""
     monkeypatch.syspath_prepend(tmp_path)
     rows = str(tmp_path / "files" / "rows.jsonl")

@@ -60,6 +60,14 @@ def test_learning_rate_of_0_needs_an_explicit_setting(algorithm: str) -> None:
     assert list(unlearnable(accepted)) == []
 
 
+@pytest.mark.parametrize(("total", "final", "refused"), [(12, 0.0, True), (12, 1e-7, False), (16, 0.0, False)])
+def test_schedule_that_ends_at_0_before_the_goal_is_refused(total: int, final: float, refused: bool) -> None:
+    learner = {"schedule": "cosine", "total_steps": total, "final_learning_rate": final}
+    found = list(unlearnable(config_of(prompts={"task": "gcd"}, trainer={"optimizer_steps": 16, "learner": learner})))
+    assert len(found) == refused
+    assert all("total_steps = 12: the schedule ends at a learning rate of 0 before the 16" in each for each in found)
+
+
 def test_algorithms_without_groups_are_those_of_their_advantages() -> None:
     alone = {name for name, each in FUNCTIONS.items() if each.advantage in (generalised, whitened_returns)}
     assert alone == WITHOUT_GROUPS

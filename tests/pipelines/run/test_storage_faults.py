@@ -45,7 +45,7 @@ def test_end_failed_reports_a_full_disk_in_state_json(tmp_path: Path) -> None:
         assert raised.value.__notes__[-1].endswith(f"runs resume --run {folder}`")
 
 
-def test_end_failed_tells_how_to_resume_when_the_broker_does_not_start(tmp_path: Path) -> None:
+def test_end_failed_names_the_resume_without_a_broker(tmp_path: Path) -> None:
     folder = tmp_path / "first"
     folder.mkdir()
     state = RunStateFile(folder, "first", 8)

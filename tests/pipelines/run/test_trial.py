@@ -97,7 +97,7 @@ def test_trial_of_a_sound_run_has_no_problems(tmp_path: Path) -> None:
     assert found == TrialResult(tried=[first])
 
 
-def test_trial_warns_of_a_reward_that_compares_a_response_with_itself(tmp_path: Path) -> None:
+def test_trial_warns_of_a_reward_that_compares_with_itself(tmp_path: Path) -> None:
     rows(tmp_path)
     (warning,) = trial(config_of(tmp_path, "itself", shuffle=False), tmp_path).warnings
     assert "the response '# 2', the answer of another question, has the same reward (1) as '# 1'" in warning

@@ -31,7 +31,7 @@ from pipelines.simulate.faults import Fault
 from pipelines.simulate.invariants import Invariants, InvariantViolated
 from pipelines.simulate.observer import Committed
 from pipelines.simulate.timeline import lines, trace
-from pipelines.simulate.world import History, World
+from pipelines.simulate.world import SimulatedHistory, World
 from schemas.codec import record_type
 from schemas.records import Trajectory
 from schemas.topics import RESTORE, SETTLED, TRAJECTORIES
@@ -57,7 +57,7 @@ def test_history_is_the_same_on_every_machine(shape: str) -> None:
     "history",
     [
         # A restart of placement reads the end of an answer again before the record that it is settled.
-        History(
+        SimulatedHistory(
             333,
             "two replicas a process",
             (
@@ -67,9 +67,9 @@ def test_history_is_the_same_on_every_machine(shape: str) -> None:
             ),
         ),
         # A paused start of the trainer finds no note, and then the offsets that its successor has committed.
-        History(1330, LONG_EVALUATION, (Fault(0.106, "replace", "trainer", 7.277, 0),)),
+        SimulatedHistory(1330, LONG_EVALUATION, (Fault(0.106, "replace", "trainer", 7.277, 0),)),
         # Placement reads of a replica's end before the record that its last answer is finished.
-        History(
+        SimulatedHistory(
             145,
             "with a goal",
             (
@@ -83,7 +83,7 @@ def test_history_is_the_same_on_every_machine(shape: str) -> None:
             ),
         ),
         # Evaluation starts at the late manifest of a paused trainer, and then reads the next one of its successor.
-        History(
+        SimulatedHistory(
             3682,
             "two shards",
             (
@@ -98,7 +98,7 @@ def test_history_is_the_same_on_every_machine(shape: str) -> None:
             ),
         ),
         # A paused start of score reads on where its successor has read, and where the log was trimmed since.
-        History(
+        SimulatedHistory(
             2026,
             "two shards",
             (
@@ -107,7 +107,7 @@ def test_history_is_the_same_on_every_machine(shape: str) -> None:
             ),
         ),
         # The goal is reached while score has a transaction open, which the audit waits for.
-        History(44, "one_step", (Fault(11.468, "kill", "trainer", 1.757, 0),)),
+        SimulatedHistory(44, "one_step", (Fault(11.468, "kill", "trainer", 1.757, 0),)),
     ],
     ids=[
         "progress-of-settled-answers",
@@ -118,13 +118,13 @@ def test_history_is_the_same_on_every_machine(shape: str) -> None:
         "open-transaction-at-the-goal",
     ],
 )
-def test_history_that_once_failed_violates_no_invariant(history: History) -> None:
+def test_history_that_once_failed_violates_no_invariant(history: SimulatedHistory) -> None:
     assert play(history).failure is None
 
 
 def test_first_evaluation_does_not_stop_training() -> None:
     """On one replica, whose first round has six times as many questions as it has slots."""
-    history = play(History(0, LONG_EVALUATION, ()), record_events=True)
+    history = play(SimulatedHistory(0, LONG_EVALUATION, ()), record_events=True)
     assert history.failure is None
     events = [text for _, _, text in history.events]
     answered = [at for at, text in enumerate(events) if re.match(r"e(\d|1\d|2[0-3])\.0 stop .* version 1\.0$", text)]
@@ -133,7 +133,7 @@ def test_first_evaluation_does_not_stop_training() -> None:
 
 
 def test_restart_of_the_run_starts_every_role_again() -> None:
-    history = play(History(0, "plain", (Fault(6.0, "restart_run", "score", 4.0, 0),)), record_events=True)
+    history = play(SimulatedHistory(0, "plain", (Fault(6.0, "restart_run", "score", 4.0, 0),)), record_events=True)
     assert history.failure is None
     starts = [(role, at) for at, role, text in history.events if text == "starts"]
     again = [(role, at) for role, at in starts if at > 6.0]
@@ -159,10 +159,10 @@ def test_planted_defect_is_found_within_six_histories(monkeypatch: pytest.Monkey
 
 
 def test_defects_of_weights_trims_and_upgrades_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    trims = History(0, "plain", (Fault(14.0, "trim", "placement", 30.0, 0),))
-    upgrade = History(0, "plain", (Fault(8.0, "upgrade_run", "score", 2.0, 0),))
+    trims = SimulatedHistory(0, "plain", (Fault(14.0, "trim", "placement", 30.0, 0),))
+    upgrade = SimulatedHistory(0, "plain", (Fault(8.0, "upgrade_run", "score", 2.0, 0),))
     cases = {
-        "incomplete_version_is_sealed": (History(0, "relays", ()), "with other bytes than"),
+        "incomplete_version_is_sealed": (SimulatedHistory(0, "relays", ()), "with other bytes than"),
         "trim_writes_no_trim_point": (trims, "trajectories were assigned; the audit"),
         "trim_ignores_what_roles_need": (trims, ""),
         "earlier_versions_of_records_are_not_read": (upgrade, "cannot be decoded: unknown schema"),
@@ -182,13 +182,15 @@ def test_trajectories_move_with_their_kv(monkeypatch: pytest.MonkeyPatch) -> Non
         return taken[-1]
 
     monkeypatch.setattr(IncomingKV, "take", record)
-    assert play(History(0, "relays and moves", ())).failure is None
+    assert play(SimulatedHistory(0, "relays and moves", ())).failure is None
     assert len([kv for kv in taken if kv is not None and len(kv.data)]) > 2
 
 
 def test_trim_deletes_records_and_a_killed_trim_is_repeated() -> None:
     killed, whole = Fault(14.0, "trim", "placement", 0.15, 0), Fault(15.0, "trim", "placement", 30.0, 1)
-    world = World(configuration("plain"), wiring("plain"), History(0, "plain", (killed, whole)), record_events=True)
+    world = World(
+        configuration("plain"), wiring("plain"), SimulatedHistory(0, "plain", (killed, whole)), record_events=True
+    )
     history = world.run()
     assert history.failure is None
     texts = [text for _, role, text in history.events if role == "trim"]
@@ -200,7 +202,7 @@ def test_trim_deletes_records_and_a_killed_trim_is_repeated() -> None:
 
 def test_upgraded_run_has_read_records_of_the_earlier_release() -> None:
     upgrade = Fault(8.0, "upgrade_run", "score", 2.0, 0)
-    world = World(configuration("plain"), wiring("plain"), History(0, "plain", (upgrade,)))
+    world = World(configuration("plain"), wiring("plain"), SimulatedHistory(0, "plain", (upgrade,)))
     assert world.run().failure is None
     log = world.cluster.log(Place(TRAJECTORIES.name("simulated"), 0))
     versions = [schema_of(message.headers) for _, message in log.fetch(0, committed=True)]
@@ -208,7 +210,9 @@ def test_upgraded_run_has_read_records_of_the_earlier_release() -> None:
     assert (versions[0] != newest, versions[-1]) == (True, newest)
 
 
-PAUSED = History(0, "plain", (Fault(4.0, "pause_run", "placement", 12.0, 0), Fault(7.0, "kill", "placement", 1.0, 1)))
+PAUSED = SimulatedHistory(
+    0, "plain", (Fault(4.0, "pause_run", "placement", 12.0, 0), Fault(7.0, "kill", "placement", 1.0, 1))
+)
 """Placement starts again while the run is paused."""
 
 

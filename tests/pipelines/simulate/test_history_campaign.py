@@ -14,7 +14,7 @@ import simulated_histories
 
 from pipelines.simulate import explore
 from pipelines.simulate.configurations import SHAPES
-from pipelines.simulate.world import History, World
+from pipelines.simulate.world import SimulatedHistory, World
 
 
 def campaign(monkeypatch: pytest.MonkeyPatch, folder: Path, count: int, code: str) -> int:
@@ -27,7 +27,7 @@ def campaign(monkeypatch: pytest.MonkeyPatch, folder: Path, count: int, code: st
 def test_campaign_keeps_failures_and_forgets_those_of_other_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(self: World) -> History:
+    def run(self: World) -> SimulatedHistory:
         if self.history.seed == 1:
             raise ZeroDivisionError("a defect of the simulation")
         self.history.digest = "played"
@@ -48,8 +48,8 @@ def test_campaign_keeps_failures_and_forgets_those_of_other_code(
 
 def test_shrink_keeps_the_kind_of_failure() -> None:
     drawn = explore.draw_history(0, [next(iter(SHAPES))])
-    failing = History(0, drawn.shape, drawn.faults, failure="p3.1 was scored twice")
-    other = History(0, drawn.shape, (), failure="p3.1 is in batches 1 and 2")
+    failing = SimulatedHistory(0, drawn.shape, drawn.faults, failure="p3.1 was scored twice")
+    other = SimulatedHistory(0, drawn.shape, (), failure="p3.1 is in batches 1 and 2")
     assert explore.shrink(failing, lambda history: other) is failing
-    same = History(0, drawn.shape, (), failure="p12.0 was scored twice")
+    same = SimulatedHistory(0, drawn.shape, (), failure="p12.0 was scored twice")
     assert explore.shrink(failing, lambda history: same) is same

@@ -19,14 +19,14 @@ from operators.score.score_trajectories import _Scoring
 from pipelines.simulate.configurations import wiring
 from pipelines.simulate.explore import play
 from pipelines.simulate.faults import Fault, FaultKind
-from pipelines.simulate.world import History, World
+from pipelines.simulate.world import SimulatedHistory, World
 
 
-def disturbed(shape: str, kind: FaultKind, seconds: float, *others: Fault) -> History:
+def disturbed(shape: str, kind: FaultKind, seconds: float, *others: Fault) -> SimulatedHistory:
     """A history in which each process of a run has the same fault, one after the other."""
     names = [each.role.name for each in wiring(shape)]
     faults = [Fault(5.0 + 1.1 * n, kind, name, seconds, n) for n, name in enumerate(names)]
-    return History(0, shape, (*faults, *others))
+    return SimulatedHistory(0, shape, (*faults, *others))
 
 
 HISTORIES = (

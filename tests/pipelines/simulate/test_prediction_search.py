@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli import cost as cost_module
 from pipelines.cli import simulate as simulate_module
-from pipelines.cli.predict import Question, predict_report
+from pipelines.cli.predict import PredictionOptions, predict_report
 from pipelines.cli.simulate import simulate
 from pipelines.config import ConfigError, save_config
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
@@ -34,13 +34,13 @@ def fake(cluster: Cluster) -> Prediction:
     return Prediction(1, rate, rate, 1, 0.5, 1, bound / 2, bound, (1.0,), 0.1, 0.1, 0.1, 0, 1, 1 / rate)
 
 
-def question(file: Path | None = None, run: Path | None = None, **changes: object) -> Question:
+def question(file: Path | None = None, run: Path | None = None, **changes: object) -> PredictionOptions:
     """A question about the cluster of `file`, or of `run`."""
-    plain = Question(file, run, [], 4, 1, "", 0.0, 0.0)
+    plain = PredictionOptions(file, run, [], 4, 1, "", 0.0, 0.0)
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def test_search_recommends_the_best_split_with_the_lowest_staleness() -> None:
+def test_search_recommends_the_best_split_of_lowest_staleness() -> None:
     cluster = with_trainer(small_cluster(), 2)
     found = list(search(replace(cluster, config=small_config(rollout__replicas=6)), predict=fake))
     best = recommended(found)

@@ -11,7 +11,7 @@ from clean_histories import quiet
 from pipelines.simulate import world as worlds
 from pipelines.simulate.configurations import configuration, wiring
 from pipelines.simulate.invariants import Invariants
-from pipelines.simulate.world import History, World
+from pipelines.simulate.world import SimulatedHistory, World
 
 __all__ = ["quiet"]
 SHAPE = "plain"
@@ -22,7 +22,7 @@ MARGIN_S = 60.0
 
 
 def new_world() -> World:
-    return World(configuration(SHAPE), wiring(SHAPE), History(0, SHAPE, ()))
+    return World(configuration(SHAPE), wiring(SHAPE), SimulatedHistory(0, SHAPE, ()))
 
 
 @pytest.fixture(scope="module")

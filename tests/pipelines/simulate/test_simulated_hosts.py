@@ -8,13 +8,13 @@ from functools import partial
 import pytest
 
 from infra.simulation.process import SimulatedProcess
-from infra.simulation.scheduler import Scheduler
+from infra.simulation.scheduler import EventScheduler
 from infra.simulation.streams import Streams
 from infra.store.weight_store import WeightStore
 from pipelines.simulate.configurations import RELAYS, configuration, wiring
 from pipelines.simulate.hosts import SimulatedHosts
 from pipelines.simulate.transferred_bytes import file_of
-from pipelines.simulate.world import History, World
+from pipelines.simulate.world import SimulatedHistory, World
 from schemas.records import PolicyVersion
 
 VERSION = PolicyVersion(1, 0)
@@ -23,7 +23,7 @@ BYTES = file_of(VERSION)
 
 @pytest.fixture
 def hosts() -> Iterator[SimulatedHosts]:
-    made = SimulatedHosts(2, Scheduler(), Streams(0))
+    made = SimulatedHosts(2, EventScheduler(), Streams(0))
     yield made
     made.close()
 
@@ -58,23 +58,23 @@ def test_killed_writer_leaves_its_partial_file_and_no_lock(hosts: SimulatedHosts
         assert store.versions() == [VERSION]
 
 
-def test_invalid_and_lacking_versions_are_named(hosts: SimulatedHosts) -> None:
+def test_invalid_and_missing_versions_are_named(hosts: SimulatedHosts) -> None:
     hosts.loaded[3] = None
     writer(hosts, 0.1)
     hosts.network.scheduler.run(until=1.0)
     assert hosts.invalid_versions() == []
-    assert hosts.lacking(VERSION) == ["host-1", "replica 3"]
+    assert hosts.missing(VERSION) == ["host-1", "replica 3"]
     with WeightStore(hosts.root("host-1"), 2) as store, store.begin(VERSION, len(BYTES)) as arriving:
         arriving.view[:] = b"x" + BYTES[1:]
         arriving.seal()
     assert hosts.invalid_versions() == [f"version {VERSION} of host-1"]
-    assert hosts.lacking(VERSION) == ["replica 3"]
+    assert hosts.missing(VERSION) == ["replica 3"]
 
 
 def test_processes_of_one_host_share_its_clock() -> None:
     clocks = []
     for seed in range(8):
-        history = History(seed, "relays", ())
+        history = SimulatedHistory(seed, "relays", ())
         world = World(configuration("relays"), wiring("relays"), history, relays=RELAYS["relays"])
         assert world.hosts is not None
         by_host: dict[str | None, set[float]] = {}
@@ -89,7 +89,7 @@ def test_processes_of_one_host_share_its_clock() -> None:
 def test_lost_store_is_empty(hosts: SimulatedHosts) -> None:
     process = writer(hosts, 0.1)
     hosts.network.scheduler.run(until=1.0)
-    assert hosts.lacking(VERSION) == ["host-1"]
+    assert hosts.missing(VERSION) == ["host-1"]
     process.kill()
     hosts.lose_store("host-0")
-    assert hosts.lacking(VERSION) == ["host-0", "host-1"]
+    assert hosts.missing(VERSION) == ["host-0", "host-1"]

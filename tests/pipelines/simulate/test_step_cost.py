@@ -11,7 +11,7 @@ from predicted_clusters import small_cluster, small_config
 from pipelines.cli.cost import cost
 from pipelines.config import ConfigError, save_config
 from pipelines.present.prediction import cost_lines
-from pipelines.simulate.prediction.cost import Prices, cost_of
+from pipelines.simulate.prediction.cost import ResourcePrices, cost_of
 from pipelines.simulate.prediction.log_bytes import StepShape, log_bytes
 from pipelines.simulate.prediction.measurement import Prediction
 from schemas.topics import CATALOGUE
@@ -53,7 +53,7 @@ def test_log_bytes_of_a_version_grow_with_its_chunks() -> None:
 
 
 def test_cost_of_a_step_counts_all_gpus_and_copies() -> None:
-    found = cost_of(small_cluster(), predicted(), Prices(gpu_hour=2.0, kafka_gb=0.1), copies=2)
+    found = cost_of(small_cluster(), predicted(), ResourcePrices(gpu_hour=2.0, kafka_gb=0.1), copies=2)
     assert (found.train_gpu_hours, found.rollout_gpu_hours) == (pytest.approx(0.1), pytest.approx(0.1))
     assert (found.prompt_tokens, found.response_tokens) == (16, 100)
     assert found.written_bytes == 2 * sum(found.log_bytes.values())
@@ -63,7 +63,7 @@ def test_cost_of_a_step_counts_all_gpus_and_copies() -> None:
 
 
 def test_cost_without_prices_has_none() -> None:
-    found = cost_of(small_cluster(), predicted(), Prices())
+    found = cost_of(small_cluster(), predicted(), ResourcePrices())
     assert found.price is None
     assert not [line for line in cost_lines(small_cluster(), found) if "price" in line]
     assert [line for line in cost_lines(small_cluster(), found) if "trajectories of 16 prompt and 100 response" in line]

@@ -94,7 +94,7 @@ def test_reward_is_described_by_its_parts_and_weights() -> None:
     assert describe_record(rewarded) == expected
 
 
-def test_batch_and_outcome_of_one_transaction_are_in_the_order_of_their_times(
+def test_batch_and_outcome_of_one_transaction_are_in_time_order(
     laminar: Laminar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = _TrajectorySearch.records_of
@@ -158,6 +158,8 @@ def test_token_texts_show_bytes_that_are_no_text(tmp_path: Path) -> None:
         assert len(texts) == len(ids)
         assert "".join(texts).count("B") == ids.count(257)
     assert "".join(token_texts(tmp_path, [0xE2, 0x82, 0xAC])) == "€"
+    turned = token_texts(tmp_path, [257, 0xE2, 0x82, 257, 258], turns={3})  # the environment's text begins there
+    assert ("".join(turned[:3]), "".join(turned[3:])) == ("B\N{REPLACEMENT CHARACTER}", "B a")
     chance = random.Random(0)
     for _ in range(200):
         ids = [chance.randrange(259) for _ in range(20)]

@@ -58,7 +58,7 @@ def test_report_says_that_all_rewards_were_equal(rewards: Any, deviation: float,
     assert text.startswith(equal) if constant is not None else equal not in text and "may be noise" in text
 
 
-def test_summary_has_the_share_of_failures_of_an_unmeasured_round() -> None:
+def test_summary_has_the_failure_share_of_an_unmeasured_round() -> None:
     values = {"final": 0.0, "questions": 48.0, "unanswered/greedy": 16.0, "failed/greedy": 16.0}
     failing = summary_of([Metric("evaluation", 0, values, START)], RunFacts("r"))
     assert failing["heldout_unmeasured"] == ["version 0 greedy (48 of 64 answers, 25 % failed)"]

@@ -239,7 +239,7 @@ def test_runs_status_prints_liveness_and_steps(tmp_path: Path, process: subproce
             file.write_text(json.dumps(live.report()))
     code, out = invoke("status", "--folder", str(tmp_path))
     assert code == 0
-    assert "no liveness report" in next(line for line in out.splitlines() if "prompts" in line)
+    assert "no liveness report" in next(line for line in out.splitlines() if line.split()[:1] == ["prompts"])
     assert re.search(r"score .*alive \d s ago, in fold for 40 of 100 s", out)
     assert re.search(r"trainer .*alive \d s ago, STALLED in fold for 40 of 0 s", out)
     found_roles = json.loads(invoke("status", "--folder", str(tmp_path), "--json")[1])["roles"]

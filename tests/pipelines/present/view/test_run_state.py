@@ -20,6 +20,7 @@ from pipelines.inspect.run_state.state import (
     new_run,
 )
 from pipelines.inspect.run_state.waiting import waiting_for
+from pipelines.present.view.panels import fact_lines
 from pipelines.present.view.text import eta
 from schemas.records import Metric, PolicyVersion, RelayArrival, RelayStatus
 
@@ -116,7 +117,7 @@ def test_rates_and_seconds_left() -> None:
     assert rates(fold(state, stopped)).tokens_generated is None
 
 
-def test_rates_are_those_of_samples_where_there_are_no_heartbeats() -> None:
+def test_rates_without_heartbeats_are_those_of_samples() -> None:
     samples = [replica_metric(heartbeat(0, START + 2000 * at, 250 * at)) for at in range(4)]
     assert rates(after(*samples)).tokens_generated == pytest.approx(125)
     assert rates(after(*samples, Tick(START + 60_000))).tokens_generated is None  # it has ended
@@ -214,3 +215,10 @@ def test_curve_keeps_mean_when_full() -> None:
 def test_curve_sorts_late_values() -> None:
     assert [point[:2] for point in NO_POINTS.put(2, 0.2).put(1, 0.1).put(2, 0.3).points] == [(1, 0.1), (2, 0.3)]
     assert Curve((Point(1, 1, 1), Point(2, 2, 1))).add(1, 5).points == (Point(1, 5, 1),)
+
+
+def test_facts_name_an_idle_trainer_beside_its_last_speed() -> None:
+    state = fold_all(new_run("r", 80, START), [trainer_metric(step) for step in range(1, 7)])
+    assert "over the last 6 steps" in dict(fact_lines(state))["reward"]
+    assert "ago" not in dict(fact_lines(state))["speed"]
+    assert ", last step 18:00 ago" in dict(fact_lines(fold(state, Tick(state.now + 1_080_000))))["speed"]

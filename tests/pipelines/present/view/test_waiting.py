@@ -96,7 +96,7 @@ def test_errors_text_names_share_and_kinds(counts: ErrorCounts, expected: str) -
     assert errors_text(counts) == expected
 
 
-def test_line_and_screen_name_the_failing_task_and_its_first_error() -> None:
+def test_line_and_screen_name_a_failing_task_and_its_error() -> None:
     score = {
         "trajectories": 232.0,
         "episode_errors": 88.0,
@@ -113,7 +113,7 @@ def test_line_and_screen_name_the_failing_task_and_its_first_error() -> None:
     assert state_to_json(state)["errors_by_task"]["hard"] == hard
 
 
-def test_errors_of_the_only_task_have_its_first_error_without_its_name() -> None:
+def test_errors_of_the_only_task_leave_out_its_name() -> None:
     score = {labelled("trajectories", task="t"): 16, labelled("errors", task="t"): 16}
     first = {labelled("first_error", task="t", text="ValueError: no"): 1}
     assert score_errors_text({"trajectories": 16, "episode_errors": 16, **score, **first}) == (
@@ -152,7 +152,7 @@ def test_run_ends_if_its_final_version_cannot_be_measured(values: dict[str, floa
     assert is_reached(fold_all(new_run("r", 1, START), [trainer_metric(1), last]), config) == reached
 
 
-def test_run_waits_for_its_sampled_round_if_the_greedy_one_failed() -> None:
+def test_run_waits_for_its_sampled_round_if_greedy_failed() -> None:
     settings = {"prompts": {"heldout": 4, "task": "gcd"}, "trainer": {"optimizer_steps": 1}}
     config = parse_config({"run": {"name": "r"}, **settings}, "test")
     failed = {"final": 1.0, "questions": 2.0, "unanswered/greedy": 2.0, "failed/greedy": 2.0, "given_up": 1.0}

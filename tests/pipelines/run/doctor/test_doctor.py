@@ -84,6 +84,11 @@ def test_judge_reports_a_defect_with_its_fix(change: dict[str, object], name: st
     assert can_run(findings) is (verdict != "missing")
 
 
+def test_judge_advises_vllm_of_a_supported_version() -> None:
+    (wrong,) = [each for each in judge(replace(COMPLETE, vllm=None)) if each.name == "vllm"]
+    assert "pip install '.[vllm]'" in wrong.fix
+
+
 @pytest.mark.parametrize(
     ("where", "fatal", "verdict"),
     [("broker 1", True, "missing"), ("broker 1", False, "limited"), ("laminar.old.settled", True, "limited")],

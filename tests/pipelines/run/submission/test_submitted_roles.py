@@ -133,7 +133,7 @@ def test_submission_is_unsupervised_while_only_its_process_works(folder: Path, s
     assert (found.status, found.state["phase"]) == ("died", "died")
 
 
-def test_respawner_stops_the_process_of_a_killed_one_and_names_the_error(folder: Path, start: Start) -> None:
+def test_respawner_stops_the_process_of_a_killed_respawner(folder: Path, start: Start) -> None:
     pid, created = start()
     respawner = start_respawner(submitted(folder, "trainer", worker=pid, worker_created=created))
     deadline = time.monotonic() + 120

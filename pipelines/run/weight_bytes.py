@@ -13,6 +13,7 @@ import numpy as np
 from blake3 import blake3
 
 from infra.kafka.producer import BoundedProducer
+from infra.kafka.properties import ClientProperties
 from infra.store.announce import ManifestLog
 from infra.store.chunks import chunk_checksums
 from infra.store.errors import StoreError, VersionGone
@@ -25,27 +26,26 @@ from infra.transport.fetch import download
 from infra.transport.frames import TransportError
 from infra.transport.handshake import token_problem
 from operators.relay.config import RelayConfig
-from pipelines.cli.options import Address, Connection
-from pipelines.cli.weight_copies import COPIED, new_folder
 from pipelines.config import Config
 from pipelines.present.output import Row
+from pipelines.run.weight_copies import COPIED, new_folder
 from schemas.records import PolicyVersion, RelayChain, WeightVersion
 
 
-def store_root(connection: Connection, config: Config | None, given: Path | None) -> Path:
+def store_root(run: str, config: Config | None, given: Path | None) -> Path:
     """Return the folder of this machine's weight store: `given`, else relay.store of `config`, else the default."""
     if given is not None:
         return given
     configured = "" if config is None else config.relay.store
-    return Path(configured) if configured not in ("", "auto") else default_root(connection.run)
+    return Path(configured) if configured not in ("", "auto") else default_root(run)
 
 
-def existing_store(root: Path, address: Address) -> WeightStore:
-    """Open the weight store in `root`, and create none. Raises VersionGone if there is none."""
+def existing_store(root: Path, list_command: str) -> WeightStore:
+    """Open the weight store in `root`, and create none. Raises VersionGone, with `list_command`, if there is none."""
     if not root.is_dir():
         raise VersionGone(
             f"there is no weight store {root}: a run removes its store when it ends; "
-            f"`{address.command('weights list')}` shows where its versions are, `weights pull` writes one to a folder"
+            f"`{list_command}` shows where its versions are, `weights pull` writes one to a folder"
         )
     return WeightStore(root)
 
@@ -114,7 +114,7 @@ def pull_from_store(root: Path, manifest: WeightVersion, model: Path, folder: Pa
 
 
 def pull_from_relays(
-    connection: Connection,
+    run: str,
     manifest: WeightVersion,
     chain: RelayChain | None,
     relay: RelayConfig,
@@ -128,7 +128,7 @@ def pull_from_relays(
     """
     if chain is None or not chain.links:
         raise StoreError(
-            f"version {manifest.version} is gone, and run {connection.run} has no relays: {elsewhere}. "
+            f"version {manifest.version} is gone, and run {run} has no relays: {elsewhere}. "
             "trainer.checkpoint_every and trainer.checkpoints_kept keep more versions"
         )
     token = relay.token()
@@ -138,7 +138,7 @@ def pull_from_relays(
         out.truncate(manifest.bytes)
         with mmap.mmap(out.fileno(), manifest.bytes) as memory, memoryview(memory) as view:
             try:
-                download(manifest, chain, connection.run, token, view, relay.tls())
+                download(manifest, chain, run, token, view, relay.tls())
             except TransportError as error:
                 raise TransportError(f"{error}: {elsewhere}") from error
     return f"{len(chain.links)} relays"
@@ -157,7 +157,13 @@ def _beside(model: Path, folder: Path) -> Iterator[Path]:
 
 
 def publish(
-    connection: Connection, root: Path, keep: int, newest: WeightVersion | None, folder: Path, chunk_bytes: int
+    run: str,
+    client: ClientProperties,
+    root: Path,
+    keep: int,
+    newest: WeightVersion | None,
+    folder: Path,
+    chunk_bytes: int,
 ) -> PolicyVersion:
     """Publish the weights in the Hugging Face folder `folder` as the version after `newest`; return that version.
 
@@ -173,12 +179,12 @@ def publish(
         )
     before = PolicyVersion(0, 0) if newest is None else newest.version
     version = PolicyVersion(before.epoch, before.number + 1)
-    producer = BoundedProducer(connection.client)
+    producer = BoundedProducer(client)
     try:
         with WeightStore(root, keep) as store:
             publisher = Publisher(
                 store,
-                ManifestLog(producer, connection.run),
+                ManifestLog(producer, run),
                 specs,
                 None if newest is None else newest.version,
                 chunk_bytes=chunk_bytes,
