@@ -41,21 +41,6 @@ def _choose(name: str, value: object, choices: Iterable[object]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, not {value!r}")
 
 
-def learning_rate(update: int, config: LearnerConfig) -> float:
-    """The learning rate of update `update`, counted from 0: linear warm-up over `warmup_steps`, then the schedule.
-
-    The first update has learning_rate / warmup_steps; a linear or cosine schedule reaches `final_learning_rate` at
-    `total_steps`.
-    """
-    if update < config.warmup_steps:
-        return config.learning_rate * (update + 1) / config.warmup_steps
-    if config.schedule == "constant" or config.total_steps is None:
-        return config.learning_rate
-    progress = min(1.0, (update - config.warmup_steps) / (config.total_steps - config.warmup_steps))
-    left = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    return config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * left
-
-
 def _within(name: str, value: float | None, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
     """Raise ValueError unless `value` is None or finite and in [low, high], or (low, high] with `open_low`."""
     if value is None:

@@ -21,7 +21,7 @@ from infra.runners.step_metrics import phase
 from operators.trainer.advantages import Rewards, value_targets
 from operators.trainer.algorithms import AGGREGATIONS, resolve
 from operators.trainer.batch import TrainingBatch, concatenate, join_parts, reject_unknown_tokens
-from operators.trainer.config import LearnerConfig, learning_rate
+from operators.trainer.config import LearnerConfig
 from operators.trainer.context_parallel import check_heads, open_context
 from operators.trainer.critic import Critic
 from operators.trainer.device_sharing import DeviceTurns, MoveToDevice
@@ -33,7 +33,7 @@ from operators.trainer.mismatch import Mismatch, MismatchAlarm, current_versions
 from operators.trainer.packing import TrainingMicroBatch, micro_batches, mini_batches
 from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, score_tokens
 from operators.trainer.policy import PolicyModule, load_policy
-from operators.trainer.presets import clip_can_bind, optimizer_steps, unused_clip_warning
+from operators.trainer.presets import clip_can_bind, learning_rate, optimizer_steps, unused_clip_warning
 from operators.trainer.published_weights import PublishedWeights
 from operators.trainer.ranks import ALONE, Ranks
 from operators.trainer.trained_model import TrainedModel

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infra.models.sizes import parameter_count
-from operators.trainer.config import WITHOUT_GROUPS, learning_rate
-from operators.trainer.presets import optimizer_steps, unused_clip_warning
+from operators.trainer.config import WITHOUT_GROUPS
+from operators.trainer.presets import learning_rate, optimizer_steps, unused_clip_warning
 from pipelines.config import Config
 from pipelines.run.warm_start import CACHE
 

@@ -153,7 +153,8 @@ class World:
         return SimulatedClients(self.cluster, SimulatedConnection(self.network, process), self._signals, self._release)
 
     def _digest_message(self, place: Place, offset: int, message: SimulatedRecord) -> None:
-        line = f"{self.scheduler.now:.6f} {place} {offset} {message}\n"
+        fields = ", ".join(f"{name}={value!r}" for name, value in message._asdict().items())
+        line = f"{self.scheduler.now:.6f} {place} {offset} Message({fields})\n"  # whatever the class is called
         if self.hosts is not None:  # what depends on this process: its number, and where the stores are
             line = line.replace(str(self.hosts.folder), "").replace(f'"pid":{os.getpid()},', "")
         self._digest.update(line.encode())

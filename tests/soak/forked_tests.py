@@ -40,7 +40,7 @@ class Cover:
     @property
     def limit_s(self) -> float:
         """Seconds after which the test of a mutant has failed."""
-        return max(15.0, 8 * self.wall_s)
+        return max(60.0, 8 * self.wall_s)
 
 
 class ForkedTests:

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from operators.trainer.config import LearnerConfig, ParameterGroup, learning_rate
+from operators.trainer.config import LearnerConfig, ParameterGroup
 from operators.trainer.optimizer import build_optimizer
+from operators.trainer.presets import learning_rate
 
 CONSTANT = LearnerConfig(learning_rate=1.0, warmup_steps=4)
 COSINE = LearnerConfig(learning_rate=1.0, warmup_steps=2, schedule="cosine", total_steps=10, final_learning_rate=0.2)
