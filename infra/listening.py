@@ -40,6 +40,18 @@ def listening_socket(host: str) -> socket.socket:
     return socket.create_server((host, 0), family=family)
 
 
+def port_problem(host: str, port: int) -> str | None:
+    """Why no process can listen at `host` and `port` now; None if one can."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 def own_address_towards(host: str) -> str:
     """This machine's address on the way to `host`. Raises OSError if `host` is unknown or there is no route."""
     family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]

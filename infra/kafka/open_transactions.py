@@ -169,18 +169,18 @@ def describe_blocking_transactions(client: ClientProperties, places: list[Partit
         f"{each.topic}, partition {each.partition}: a transaction of {each.transactional_id or 'an unknown producer'} "
         f"(producer {each.producer_id}) is open from offset {each.first} on; its last record is "
         f"{max(0, now_ms - each.wrote_at) / 1000:.0f} s old; if its producer does not end it: "
-        f"`{_abort_command(each, client.entries)}`"
+        f"`{_abort_command(each.producer_id, each.topic, client)}`"
         for each in found
         if (each.topic, each.partition) in places
     ]
 
 
-def _abort_command(each: OpenTransaction, entries: Mapping[str, str]) -> str:
-    run = run_of(each.topic)
+def _abort_command(producer_id: int, topic: str, client: ClientProperties) -> str:
+    run, entries = run_of(topic), client.entries
     options = [f"--run {run}"] if run else []
     options += [f"-b {shlex.quote(entries['bootstrap.servers'])}"] if "bootstrap.servers" in entries else []
     options += ["-F FILE"] if len(entries) > 1 else []  # it has a login
-    return " ".join(["laminar topics transactions abort", str(each.producer_id), *options, "--execute"])
+    return " ".join(["laminar topics transactions abort", str(producer_id), *options, "--execute"])
 
 
 log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def check_own_transactions(
     Nothing is checked on a cluster that denies the request (it needs READ on the topics) or does not know it.
     """
     if open_places := _open_places(client, group, producer_id, places):
-        raise _unended(group, producer_id, open_places)
+        raise _unended(client, group, producer_id, open_places)
 
 
 def end_own_transactions(
@@ -223,7 +223,7 @@ def end_own_transactions(
                     "committed" if each.committed else "aborted",
                 )
     except (AuthorizationError, DamagedTransactionLog) as error:
-        raise _unended(group, producer_id, open_places) from error
+        raise _unended(client, group, producer_id, open_places) from error
     check_own_transactions(client, group, producer_id, open_places)
 
 
@@ -244,9 +244,12 @@ def _open_places(
     )
 
 
-def _unended(group: str, producer_id: int, places: Collection[TopicPartition]) -> KafkaTimeoutError:
+def _unended(
+    client: ClientProperties, group: str, producer_id: int, places: Collection[TopicPartition]
+) -> KafkaTimeoutError:
+    command = _abort_command(producer_id, next(iter(places)).topic, client)
     where = ", ".join(f"{place.topic}-{place.partition}" for place in places)
     return KafkaTimeoutError(
         f"an earlier transaction of {group} is still open in {where}, although its coordinator has ended it; "
-        f"`laminar topics transactions abort {producer_id} --execute` writes the missing markers"
+        f"`{command}` writes the missing markers"
     )

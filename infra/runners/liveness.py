@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 VARIABLE = "LAMINAR_ALIVE_FILE"
 """The environment variable with the path of the file, if it is not in the run's folder."""
 EVERY_S = 5.0
+SILENT_S = 3 * EVERY_S
+"""A process that has not reported for so long has ended, or has lost its machine."""
 EXIT_CODE = 70
 """Exit code of a process that ends for these reasons: EX_SOFTWARE of sysexits.h."""
 
@@ -236,3 +238,11 @@ def read_liveness(file: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return {**content, "age_s": round(max(0.0, age), 1)} if isinstance(content, dict) else None
+
+
+def working_pid(report: Mapping[str, Any] | None) -> int | None:
+    """The process that wrote `report` of `read_liveness`; None if it has ended, or is silent."""
+    if report is None or report["age_s"] >= SILENT_S:
+        return None
+    pid = int(report.get("pid") or 0)
+    return pid if pid > 0 and Path(f"/proc/{pid}").exists() else None

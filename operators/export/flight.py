@@ -22,7 +22,7 @@ from infra.kafka.offset_span import parse_span
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange, UnknownTopic, partition_ranges, resolve_span
 from infra.kafka.topic_reader import StoredRecord, follow_topic, read_partition
-from infra.listening import is_loopback
+from infra.listening import is_loopback, port_problem
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents
 from operators.export.tickets import Ticket, parse_ticket
@@ -62,6 +62,8 @@ class TopicServer(flight.FlightServerBase):
         self._client, self._run, self._tokenizer = client, run, tokenizer
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
         self._closing = threading.Event()
+        if reason := port_problem(host, port):  # gRPC would print lines of its own
+            raise OSError(f"cannot listen at {host}:{port}: {reason}; choose another port")
         self.host, self._scheme = host, "grpc+tls" if certificate else "grpc"
         try:
             super().__init__(
@@ -69,8 +71,8 @@ class TopicServer(flight.FlightServerBase):
                 middleware={"token": _TokenFactory(token)} if token else None,
                 tls_certificates=[certificate] if certificate else None,
             )
-        except pa.ArrowException as error:  # it does not say why
-            raise OSError(f"cannot listen at {host}:{port}, perhaps the port is in use") from error
+        except pa.ArrowException as error:
+            raise OSError(f"cannot listen at {host}:{port}: {error}") from error
 
     @property
     def location(self) -> str:

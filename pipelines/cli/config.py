@@ -11,8 +11,7 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
-from pipelines.inspect.run_files import CONFIG_FILE
-from pipelines.inspect.run_folders import RUNS, laminar_command
+from pipelines.inspect.run_folders import RUNS, config_file, laminar_command
 from pipelines.present.output import Report
 
 if TYPE_CHECKING:
@@ -127,9 +126,8 @@ def _schema(_names: Sequence[str], json: bool) -> Report:
 
 def _config_file(name: str) -> Path:
     """Return the configuration file of `name`: a file, a run's folder or a run's name."""
-
-    candidates = (Path(name), Path(name) / CONFIG_FILE, RUNS / name / CONFIG_FILE)
-    return next((path for path in candidates if path.is_file()), Path(name))
+    path = Path(name)
+    return path if path.is_file() else config_file(path) or config_file(RUNS / name) or path
 
 
 def _value_text(value: Any) -> str:

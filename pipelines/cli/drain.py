@@ -30,7 +30,7 @@ def drain_command(
     """
     from pipelines.config import load_config
     from pipelines.inspect.log.pauses import is_paused
-    from pipelines.inspect.run_folders import find_run
+    from pipelines.inspect.run_folders import find_run, run_command
     from pipelines.inspect.submissions import submissions
     from pipelines.roles import DATA_PLANE
     from pipelines.run.drain import drain
@@ -43,7 +43,8 @@ def drain_command(
     deadline, config = time.monotonic() + timeout, load_config(running[0].config)
     if any(each.pipeline == DATA_PLANE for each in running) and not is_paused(config.kafka.client(), found.run):
         raise typer.BadParameter(
-            f"the data plane of run {found.run} is one job, whose prompts cannot stop alone: `laminar runs pause` first"
+            f"the data plane of run {found.run} is one job, whose prompts cannot stop alone: "
+            f"`{run_command(found.folder, 'runs pause')}` first"
         )
     left = drain(running, config, deadline, lambda line: print_escaped(line, err=True))
     data = {"run": found.run, "drained": not left, "running": left}

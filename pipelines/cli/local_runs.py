@@ -15,6 +15,8 @@ from pipelines.present.output import Report, Row, RowOutput
 from pipelines.roles import described
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipelines.inspect.run_folders import RunFolder
     from pipelines.inspect.run_state.events import RoleState, RoleStatus
     from pipelines.inspect.run_state.state import RunState
@@ -47,7 +49,7 @@ def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonO
     A role of `submit --detach` has two processes: the respawner, and the process that works. `unsupervised`: the
     respawner has ended, so the role works, but would not be started again. `died`: both have ended. `failed`: the role
     is not started again, for the reason shown. Below a role that was started again is its last error.
-    `removed`: `laminar runs stop --role` has ended it for good.
+    `removed`: `laminar runs stop --role` has ended it for good. A role in the foreground is `up` or `ended`.
 
     \b
     Examples:
@@ -213,10 +215,11 @@ def _audit_so_far(run: RunFolder) -> dict[str, Any] | None:
     return None
 
 
-def _audit_line(audit: Mapping[str, Any]) -> str:
+def _audit_line(folder: Path, audit: Mapping[str, Any]) -> str:
     from pipelines.inspect.audit.result import findings_text
 
-    passed = "passed" if audit["passed"] else f"FAILED: {findings_text(audit)}; `laminar runs audit` lists them"
+    failed = f"FAILED: {findings_text(audit)}; `{run_command(folder, 'runs audit')}` lists them"
+    passed = "passed" if audit["passed"] else failed
     return f"  {'audit':<12}{passed} ({max(0.0, time.time() - audit['at']):.0f} s ago)"
 
 
@@ -243,7 +246,7 @@ def _status_lines(
         yield f"  resume      {run_command(run.folder, 'runs resume')}"
     yield from [f"  {'kafka':<12}{problem}"] if problem else ()
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
-    yield from [_audit_line(audit)] if audit is not None else ()
+    yield from [_audit_line(run.folder, audit)] if audit is not None else ()
     yield from (f"  {name:<12}{_role_text(name, role)}" for name, role in roles.items() if _is_listed(run))
     if run.status == "running" and run.supervised:
         yield f"  {'supervisor':<12}pid {run.state.get('pid')}"

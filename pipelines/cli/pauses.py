@@ -101,7 +101,7 @@ def _request(address: Address, paused: bool, reason: str, wait: float, json: boo
         "waiting": values.get("waiting"),
     }
     late = wait > 0 and running != 0
-    return Report(data, lambda: "\n".join(_lines(data, late, runs_here)), json, exit_code=1 if late else 0)
+    return Report(data, lambda: "\n".join(_lines(data, late, runs_here, address)), json, exit_code=1 if late else 0)
 
 
 def _runs_here(address: Address) -> bool | None:
@@ -159,7 +159,7 @@ def _confirmation(observer: Any, request: Pause, patience: float, wait: float) -
             return found
 
 
-def _lines(data: dict[str, Any], late: bool, runs_here: bool | None) -> Iterator[str]:
+def _lines(data: dict[str, Any], late: bool, runs_here: bool | None, address: Address) -> Iterator[str]:
     from pipelines.present.output import utc
 
     run, asked = data["run"], data["requested_by"]
@@ -176,6 +176,6 @@ def _lines(data: dict[str, Any], late: bool, runs_here: bool | None) -> Iterator
         if data["waiting"]:
             yield f"  {data['waiting']} more of a prompt that has begun wait for the end of the pause"
     elif data["changed"] and runs_here is False:
-        yield "  its processes are stopped: this takes effect at `laminar runs resume`"
+        yield f"  its processes are stopped: this takes effect at `{address.command('runs resume')}`"
     elif data["changed"] and not data["confirmed"]:
         yield f"  placement has not confirmed it within {CONFIRM_S:g} s: it takes effect once placement has read it"

@@ -35,7 +35,7 @@ def stop_command(
       laminar runs stop --run first --timeout 120
       laminar runs stop --run first --role rollout-1
     """
-    from pipelines.inspect.run_folders import find_run, read_run, stop_run
+    from pipelines.inspect.run_folders import find_run, has_ended, process_of, read_run, stop_run
     from pipelines.inspect.submissions import submissions
     from pipelines.run.submission.detached import remove_unused_store
     from pipelines.run.submission.detached import stop as stop_submitted
@@ -49,6 +49,10 @@ def stop_command(
     stopped = stop_run(found, timeout)
     for each in submitted:
         stopped = stop_submitted(each, deadline) and stopped
+    foreground = [] if found.supervised else [role for role in found.state["roles"].values() if "respawner" not in role]
+    for process in filter(None, map(process_of, foreground)):
+        process.terminate()
+        stopped = has_ended(process, deadline) and stopped
     if not active:
         text = f"run {found.run} is not running: its status is {found.status}"
     elif stopped:

@@ -131,7 +131,7 @@ def submit(
             return _detached(loaded, pipeline, index, runner, context.args, json)
         if dry_run:
             return _outlined(loaded, config, pipeline, index, runner, context.args, svg, json)
-        from pipelines.run.submission.detached import in_foreground, refuse_submitted
+        from pipelines.run.submission.detached import in_foreground, record_foreground, refuse_submitted
 
         if loaded.run.name:
             refuse_submitted(loaded, pipeline, index)
@@ -146,6 +146,7 @@ def submit(
     try:
         with in_foreground(loaded, process.roles):
             prepare(loaded, process, lambda line: print_escaped(line, err=True))
+            record_foreground(loaded, process.name)
             with ProgressPrinter(f"{pipeline}: loads the pipeline", only_slow=True):
                 for role in process.roles:
                     import_pipeline(role)

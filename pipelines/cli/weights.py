@@ -104,7 +104,9 @@ def verify(
     from pipelines.run.weight_bytes import verify as verify_bytes
 
     connection, (manifest,) = _find([version], address)
-    with existing_store(store_root(connection.run, _config(address.folder), store)) as opened:
+    with existing_store(
+        store_root(connection.run, _config(address.folder), store), address.command("weights list")
+    ) as opened:
         rows = verify_bytes(opened, manifest)
     differs = any(not row["matches"] for row in rows)
     columns = ("check", "manifest", "store", "matches")
@@ -135,7 +137,7 @@ def diff(
     config = _config(address.folder)
     root = store_root(connection.run, config, store)
     try:
-        with existing_store(root) as opened:
+        with existing_store(root, address.command("weights list")) as opened:
             rows = diff_bytes(opened, before, after)
     except VersionGone:
         if config is None:

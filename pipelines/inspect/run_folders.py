@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -153,7 +153,7 @@ def folder_of(runs: Path, run: str | None) -> Path:
 
 
 def config_file(folder: Path) -> Path | None:
-    """The configuration of the run in `folder`: of `laminar run`, or of a pipeline submitted with --detach.
+    """The configuration of the run in `folder`: of `laminar run`, or of a submitted pipeline.
 
     Of the submitted ones the trainer's comes first, since it says where the checkpoints are.
     """
@@ -260,7 +260,9 @@ def _read_submitted(folder: Path) -> RunFolder:
     found = submissions(folder)
     active = [each for each in found if each.status != "removed"]
     roles = {each.role.name: _submitted_role(each) for each in found}
-    statuses = {each.status for each in active}
+    foreground = _foreground_roles(folder)
+    roles |= foreground
+    statuses = {each.status for each in active} | {role["status"] for role in foreground.values()}
     worst: tuple[tuple[str, Status], ...] = (
         ("failed", "failed"),
         ("died", "died"),
@@ -270,7 +272,8 @@ def _read_submitted(folder: Path) -> RunFolder:
     status: Status = next((result for role_status, result in worst if role_status in statuses), "ended")
     working = [name for name, role in roles.items() if role["alive"]]
     phase = "training" if working and all(_is_ready(folder, name) for name in working) else "starting"
-    started_at = min((each.pid_created for each in found), default=0.0)
+    files = [folder / SUBMITTED / f"{name}.toml" for name in foreground]
+    started_at = min([each.pid_created for each in found] or [file.stat().st_mtime for file in files], default=0.0)
     errors = "; ".join(f"{each.role.name}: {each.error}" for each in found if each.error) or None
     state = {
         "run": folder.name,
@@ -279,7 +282,21 @@ def _read_submitted(folder: Path) -> RunFolder:
         "started_at": started_at,
         "error": errors,
     }
-    return RunFolder(folder, {**state, **_configured(found)}, status)
+    newest = max(found, key=lambda each: each.pid_created, default=None)
+    return RunFolder(folder, {**state, **_configured(newest.config if newest else config_file(folder))}, status)
+
+
+def _foreground_roles(folder: Path) -> dict[str, dict[str, Any]]:
+    """The roles that `laminar submit` without --detach has run: they have a configuration, and no respawner."""
+    from infra.runners.liveness import read_liveness, working_pid
+    from pipelines.roles import liveness_file
+
+    roles = {}
+    for file in sorted((folder / SUBMITTED).glob("*.toml")):
+        if not file.with_suffix(".json").exists():
+            pid = working_pid(read_liveness(liveness_file(folder, file.stem)))
+            roles[file.stem] = {"pid": pid, "alive": pid is not None, "status": "ended" if pid is None else "up"}
+    return roles
 
 
 def _submitted_role(submission: Submission) -> dict[str, Any]:
@@ -305,14 +322,13 @@ def _is_ready(folder: Path, role: str) -> bool:
     return bool((read_liveness(liveness_file(folder, role)) or {}).get("ready"))
 
 
-def _configured(found: Sequence[Submission]) -> dict[str, Any]:
-    """What the configuration of the newest submission says of the run: name, Kafka and goal; nothing without a file."""
-    newest = max(found, key=lambda each: each.pid_created, default=None)
-    if newest is None or not newest.config.is_file():
+def _configured(file: Path | None) -> dict[str, Any]:
+    """What the configuration `file` says of a submitted run: name, Kafka and goal; nothing without a file."""
+    if file is None or not file.is_file():
         return {}
     from pipelines.roles import ADMIN, ROLE
 
-    table = tomllib.loads(newest.config.read_text("utf-8"))
+    table = tomllib.loads(file.read_text("utf-8"))
     kafka = table.get("kafka", {})
     return {
         "run": table.get("run", {}).get("name"),

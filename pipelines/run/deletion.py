@@ -18,16 +18,13 @@ import psutil
 
 from infra.files import sync_path
 from infra.kafka.broker import running_broker
-from infra.runners.liveness import EVERY_S, read_liveness
+from infra.runners.liveness import read_liveness, working_pid
 from infra.store.errors import StoreBusy
 from infra.store.names import SHARED_MEMORY
 from infra.store.ownership import is_used, remove_store, stores_of
 from pipelines.inspect.run_files import LATEST
 from pipelines.inspect.run_folders import RunFolder, being_deleted, read_any, run_command
 from pipelines.inspect.submissions import submissions
-
-SILENT_S = 3 * EVERY_S
-"""A process that has not reported for so long has ended, or has lost its machine."""
 
 
 class DeletionRefused(RuntimeError):
@@ -89,9 +86,8 @@ def _live_processes(folder: Path) -> Iterator[str]:
         if each.status in ("up", "unsupervised"):
             yield f"{each.role.name} of `laminar submit`"
     for file in sorted((folder / "alive").glob("*.json")):
-        report = read_liveness(file)
-        if report is not None and report["age_s"] < SILENT_S and psutil.pid_exists(int(report.get("pid") or 0)):
-            yield f"{file.stem} (process {report['pid']})"
+        if (pid := working_pid(read_liveness(file))) is not None:
+            yield f"{file.stem} (process {pid})"
 
 
 def delete_run(planned: Deletion, delete_topics: Callable[[], None] = lambda: None) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import socket
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from infra.listening import port_problem
 from infra.models.demo_config import PHRASES
 from infra.models.sizes import parameter_count, unsupported_attention
 from infra.sizes import size_text
@@ -153,7 +153,7 @@ def port_problems(config: Config, sections: Iterable[str] = ("relay", "gateway")
         ("relay", config.relay.listen, config.relay.port),
         ("gateway", gateway.host, gateway.port),
     ):
-        if key in sections and port and (reason := _port_problem(host, port)):
+        if key in sections and port and (reason := port_problem(host, port)):
             yield f"{key}.port: {host}:{port} cannot be used: {reason}"
 
 
@@ -198,17 +198,6 @@ def _room(key: str, folder: Path, needed: int, what: str, advice: str, held: int
     free = shutil.disk_usage(place).free + held
     if free < needed:
         yield f"{key}: {place} has {size_text(free)} free, but {what} need {size_text(needed)}: {advice}"
-
-
-def _port_problem(host: str, port: int) -> str | None:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def gpu_problems(config: Config, visible: Sequence[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -51,12 +51,20 @@ def run_trial(config: Config, file: Path) -> None:
     write_atomically(file, json.dumps(asdict(found)))
 
 
-def all_problems(config: Config, known: Sequence[str] = (), started: Started = _quiet) -> TrialResult:
+TRIED_ROLES = ("prompts", "score", "rollout", "experience", "autoscaler", "agents")
+
+
+def all_problems(
+    config: Config,
+    known: Sequence[str] = (),
+    started: Started = _quiet,
+    roles: Collection[str] = TRIED_ROLES,
+) -> TrialResult:
     """The problems `known` from the checks without user code, those that a trial in this process finds, and warnings.
 
-    What the trial says of a missing file or model is known already. `started` as for `try_config`.
+    What the trial says of a missing file or model is known already. `started` and `roles` as for `try_config`.
     """
-    found = try_config(config, started)
+    found = try_config(config, started, roles)
     missing = [str(path) for _, path in files_read(config) if not path.exists()]
     keys = {problem.partition(":")[0] for problem in known} & {"model.path"}
     new = [
@@ -67,20 +75,28 @@ def all_problems(config: Config, known: Sequence[str] = (), started: Started = _
     return TrialResult([*known, *new], found.warnings, found.tried)
 
 
-def try_config(config: Config, started: Started = _quiet) -> TrialResult:
-    """Use the prompts, rewards and environments of `config` once. Calls `started` with what is checked next."""
+def try_config(config: Config, started: Started = _quiet, roles: Collection[str] = TRIED_ROLES) -> TrialResult:
+    """Use the prompts, rewards and environments of `config` once. Calls `started` with what is checked next.
+
+    Only what the pipelines `roles` use. Without prompts among them, the prompts may be on another machine.
+    """
     found = TrialResult(warnings=list(doubtful_settings(config)))
-    prompts = _check_prompts(config, found, started)
+    prompts: list[TaskPrompts] = []
+    if {"prompts", "score", "rollout"} & {*roles}:
+        prompts = _check_prompts(config, found if "prompts" in roles else TrialResult(), started)
     if config.run.check_timeout_s:
-        check_rewards(config, prompts, found, started)
-        check_environments(config, prompts, found, started)
-        started("the buffer's sampler, writers and evictions")
+        if "score" in roles:
+            check_rewards(config, prompts, found, started)
+        if "rollout" in roles:
+            check_environments(config, prompts, found, started)
         buffer, limit = config.experience, config.run.check_timeout_s
-        _load(found, "experience", limit, buffer.make_sampler, buffer.make_writers, buffer.make_evictions)
-        if config.autoscaling is not None:
+        if "experience" in roles:
+            started("the buffer's sampler, writers and evictions")
+            _load(found, "experience", limit, buffer.make_sampler, buffer.make_writers, buffer.make_evictions)
+        if config.autoscaling is not None and "autoscaler" in roles:
             started(f"the autoscaler's policy {config.autoscaling.policy}")
             _load(found, "autoscaling", limit, partial(make_policy, config.autoscaling))
-        if config.agents is not None and config.agents.function:
+        if config.agents is not None and config.agents.function and "agents" in roles:
             started(f"the import of agents.function {config.agents.function}")
             _load(found, "agents.function", limit, partial(load_function, config.agents.function))
     return found
@@ -105,6 +121,8 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
             found.add_problem(f"prompts: {second}")
             return []
     try:
+        if not (config.emulated or config.model.path or config.warm_start):
+            return []  # the missing model is known
         if config.model.path and (missing := list(model_problems(config))):
             raise ConfigError("; ".join(missing))  # at once: the import of the tokenizer's library takes seconds
         shared, context, vocabulary = _model(config, started)

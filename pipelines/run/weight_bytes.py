@@ -42,12 +42,12 @@ def store_root(run: str, config: Config | None, given: Path | None) -> Path:
     return Path(configured) if configured not in ("", "auto") else default_root(run)
 
 
-def existing_store(root: Path) -> WeightStore:
-    """Open the weight store in `root`, and create none. Raises VersionGone if there is none."""
+def existing_store(root: Path, list_command: str) -> WeightStore:
+    """Open the weight store in `root`, and create none. Raises VersionGone, with `list_command`, if there is none."""
     if not root.is_dir():
         raise VersionGone(
-            f"there is no weight store {root}: a run removes its store when it ends; `laminar weights list` shows "
-            "where its versions are, `laminar weights pull` writes one to a folder"
+            f"there is no weight store {root}: a run removes its store when it ends; "
+            f"`{list_command}` shows where its versions are, `weights pull` writes one to a folder"
         )
     return WeightStore(root)
 
@@ -104,9 +104,11 @@ def pull_from_store(root: Path, manifest: WeightVersion, model: Path, folder: Pa
     Returns the source; None if the store does not have the version. Raises FileExistsError, FileNotFoundError for a
     model folder without configuration.
     """
+    if not root.is_dir():
+        return None
     try:
         with (
-            existing_store(root) as store,
+            WeightStore(root) as store,
             store.read(manifest.version, manifest.blake3) as data,
             _beside(model, folder) as file,
         ):

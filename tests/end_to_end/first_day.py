@@ -16,6 +16,12 @@ from laminar_runs import Command, CommandServer
 QUESTIONS = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "unit": "apples"} for n in range(39)]
 UNUSABLE = [{"question": "And now?", "answer": None, "unit": "apples"}]
 """One of forty rows: refused, but few enough."""
+NOISE = re.compile(
+    r"apitools|absl|^E0000|Loading weights|Writing model|SyntaxWarning|Traceback|\[Errno|: : |^:|"
+    r"\b(?:INFO|WARNING|DEBUG)\b",
+    re.M,
+)
+"""What no command prints."""
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
 REWARD = """
 from my_letters import letters

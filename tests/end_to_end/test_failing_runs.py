@@ -29,8 +29,8 @@ def fails_often(text, reference, prompt):
     return len(text) + (1 if sum(map(ord, prompt)) % 2 else {}["answr"])
 
 
-def gives_text(text):
-    return "1.0"
+def gives_text(text, prompt):
+    return "1.0" if sum(map(ord, prompt)) % 2 else float("nan")
 """
 
 
@@ -103,9 +103,23 @@ def test_run_is_stopped_when_every_reward_fails(
     assert "starting Apache Kafka" not in run.output().partition("laminar: ")[2]  # the log was read from its files
 
 
-def test_short_run_of_errors_exits_with_1(start_run: StartRun, rewards: Path, broker: Broker, run_id: str) -> None:
+@pytest.mark.parametrize(
+    ("on_error", "equal", "warning"),
+    [
+        (
+            "0",
+            "(0.00), so nothing could be learned: give partial credit",
+            "every reward is 0 in up to 2 optimizer steps",
+        ),
+        ("0.5", "(0.50), so nothing could be learned", "rewards do not differ within any group in up to 2 optimizer"),
+    ],
+)
+def test_short_run_of_errors_exits_with_1(
+    on_error: str, equal: str, warning: str, start_run: StartRun, rewards: Path, broker: Broker, run_id: str
+) -> None:
+    """Half of the rewards are text, half NaN."""
     unlimited = ("run.stop_error_window=0", "run.warn_steps=2")
-    changes = (UNCHECKED, *unlimited, "trainer.optimizer_steps=2", "prompts.heldout=0", "score.on_error=0")
+    changes = (UNCHECKED, *unlimited, "trainer.optimizer_steps=2", "prompts.heldout=0", f"score.on_error={on_error}")
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
     run = start_run(run_id, servers, COMPACT, reward(rewards, "gives_text"), *changes)
     assert run.wait() == 1
@@ -113,10 +127,15 @@ def test_short_run_of_errors_exits_with_1(start_run: StartRun, rewards: Path, br
     assert f"Run {run_id} FAILED: its trajectories have errors" in output
     assert "Errors in 100 % of" in output
     assert "were trained with score.on_error" in output
-    assert "All rewards were equal (0.00), so nothing could be learned: give partial credit" in output
-    assert "Warning: every reward is 0 in up to 2 optimizer steps" in output
+    assert f"All rewards were equal {equal}" in output
+    assert f"Warning: {warning}" in output
     assert "reached its goal" not in output
-    assert json.loads((run.folder / "summary.json").read_text())["error_share"] == 1.0
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert (summary["reached"], summary["error_share"]) == (False, 1.0)
+    page = (run.folder / "report.html").read_text()
+    assert "FAILED: its trajectories have errors" in page
+    assert "<td>goal reached</td><td>no</td>" in page
+    assert "reached its goal" not in page
 
 
 def test_share_of_errors_and_steps_before_a_warning_are_settings(
@@ -196,7 +215,7 @@ def test_environment_that_fails_later_stops_the_run(
     output = run.output()
     assert re.search(r"^\[.*\] (starting|training) .*waits for (?!Kafka|the check)", output, re.M)
     assert "the run was stopped, because it cannot learn: errors in 100 % of " in output
-    assert "(episodes " in output
+    assert re.search(r"^\[.* errors .*\(episodes ", output, re.M)
     assert f'File "{tmp_path}/broken.py", line 4, in reset' in output
     ask = partial(asked, command_server, run)
     status = json.loads(ask("runs", "status", "--run", run_id, "--json"))

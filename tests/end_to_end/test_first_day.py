@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import struct
 import termios
 import urllib.request
@@ -17,9 +18,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from first_day import QUESTIONS, Answer, Shell, printed_commands, progress_lines, write_folder
+from first_day import NOISE, QUESTIONS, Answer, Shell, printed_commands, progress_lines, write_folder
 from laminar_runs import CommandServer, kill_processes_in
 from pyarrow import flight
+
+from pipelines.present.report.html import LABELS
 
 GETTING_STARTED = (Path(__file__).parents[2] / "docs" / "getting-started.md").read_text("utf-8")
 READ_ONLY = (
@@ -52,12 +55,10 @@ READ_ONLY = (
     "relays",
     "replicas",
     "plans",
+    "autoscale",
 )
 FAILS_HERE = {"topics get trajectories 0:0", "topics dlq replay"}
 """They may exit with 1: a transaction marker at the offset; a row of a file, which no topic has."""
-NOISE = re.compile(
-    r"apitools|Loading weights|Writing model|SyntaxWarning|Traceback|\[Errno|: : |^:|\b(?:INFO|WARNING|DEBUG)\b", re.M
-)
 UNROUNDED = re.compile(r"\d\.\d{8,}")
 
 
@@ -80,9 +81,10 @@ def ended(shell: Shell) -> Answer:
 
 
 @pytest.fixture(scope="module")
-def second(ended: Answer, shell: Shell) -> str:
-    """The name of another run, with the user's environment, which got its name from its file."""
+def other(ended: Answer, shell: Shell) -> Answer:
+    """What another run has printed: in this directory, with the user's environment and the name of its file."""
     changes = (
+        "run.folder=.",
         'prompts.environment="my_environment.py:Echo"',
         'score.rewards=[{name="environment"}]',
         "prompts.chat_template=false",
@@ -96,7 +98,13 @@ def second(ended: Answer, shell: Shell) -> str:
     answer = shell("run", "train.toml", *(word for change in changes for word in ("--set", change)))
     assert answer.code == 0, answer.text
     assert re.search(r"the clip never acted in \d optimizer steps", answer.text)
-    return re.findall(r"^Run (\S+) reached its goal", answer.text, re.M)[0]
+    return answer
+
+
+@pytest.fixture(scope="module")
+def second(other: Answer) -> str:
+    """The path of that run."""
+    return "./" + re.findall(r"^Run (\S+) reached its goal", other.text, re.M)[0]
 
 
 def summary_of(shell: Shell, run: str) -> dict[str, Any]:
@@ -107,6 +115,9 @@ def test_every_line_before_the_first_step_names_its_wait(ended: Answer, shell: S
     waiting = [line for line in progress_lines(ended.text) if " steps" not in line]
     assert len(waiting) >= 3  # broker, checks, starting
     assert [line for line in waiting if "waits for " not in line] == []
+    later = [line for line in progress_lines(ended.text) if re.match(r"\[\d+:\d\d\] (?!training)", line)]
+    assert {re.split(r"\] |  ", line)[1] for line in later} >= {"draining", "audit"}
+    assert [line for line in later if "waits for " not in line] == []
     assert any("waits for the check of reward " in line for line in waiting), "as `--check` names each check"
     state = json.loads((shell.here / "runs" / "first" / "state.json").read_text())
     assert state["started_at"] == state["pid_created"], "its clock counts its imports"
@@ -130,9 +141,14 @@ def test_refused_rows_are_counted_from_the_start_to_the_summary(ended: Answer, s
     assert "no value in column" in letter["reason"]
 
 
-def test_printed_commands_work_in_the_directory_of_the_command(ended: Answer, shell: Shell) -> None:
-    shown = printed_commands(ended.text)
-    assert {"samples", "runs", "weights", "topics"} <= {words[0] for words in shown}
+def test_printed_commands_work_in_the_directory_of_the_command(
+    ended: Answer, other: Answer, second: str, shell: Shell
+) -> None:
+    gone = shell("weights", "verify", "--run", second)
+    assert (gone.code, "there is no weight store" in gone.text) == (1, True)
+    shown = printed_commands(ended.text + other.text + gone.text)
+    assert {"run", "samples", "runs", "weights", "topics"} <= {words[0] for words in shown}
+    assert ["weights", "list", "--run", second] in printed_commands(gone.text)
     elsewhere = shell.here / "elsewhere"
     elsewhere.mkdir()
     page = elsewhere / "page.html"
@@ -141,17 +157,18 @@ def test_printed_commands_work_in_the_directory_of_the_command(ended: Answer, sh
     assert {"samples", "runs", "weights"} <= {words[0] for words in written}
     for here, commands in ((shell.here, shown), (elsewhere, written)):
         for words in commands:
-            if words[0] != "run":
-                answer = shell(*words, here=here)
-                assert answer.code == 0, f"{words}: {answer.text}"
+            checked = ("--check",) if words[0] == "run" else ()
+            answer = shell(*words, *checked, here=here)
+            assert answer.code == 0, f"{words}: {answer.text}"
 
 
 def test_samples_are_selected_and_compared(ended: Answer, shell: Shell) -> None:
     best, worst = (shell("samples", "--run", "first", f"--{which}", "--json").json for which in ("best", "worst"))
     assert best[0]["reward"] > worst[0]["reward"]
-    assert all(group["task"] == "rows" for group in shell("samples", "--task", "rows", "--json").json)
+    (group,) = shell("samples", "--run", "first", "-n", "1", "--json").json
+    answer = max(re.findall(r"\w+", group["samples"][0]["text"]), key=len)
     text = shell("samples", "--run", "first", "-n", "1").text
-    order = [text.index(part) for part in ("  question   ", "  reference  ", "  reward ")]
+    order = [text.index(part) for part in ("  question   ", "  reference  ", "  reward ", answer)]
     assert order == sorted(order)
     assert "What is " in text
     assert "+ 1?" in text
@@ -252,6 +269,15 @@ def test_servers_of_a_stopped_run_start_no_broker(words: str, ended: Answer, she
         command.clean_up()
 
 
+@pytest.mark.parametrize("words", ["metrics serve", "export serve", "broker start"])
+def test_servers_name_a_port_in_use_and_print_no_noise(words: str, ended: Answer, shell: Shell, tmp_path: Path) -> None:
+    place = ("--folder", str(tmp_path / "broker")) if words == "broker start" else ("--run", "first")
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        answer = shell(*words.split(), *place, "--port", str(used.getsockname()[1]))
+    assert (answer.code, NOISE.search(answer.text)) == (1, None), answer.text
+    assert re.search(r"\bin use|is used", answer.text), answer.text
+
+
 def test_lineage_defines_staleness_and_agrees_with_the_histogram(ended: Answer, shell: Shell) -> None:
     assert "behind the newest when the batch was decided (staleness)" in shell("lineage", "1.1", "--run", "first").text
     found: dict[str, int] = {}
@@ -272,6 +298,18 @@ def test_accuracy_is_the_share_of_full_rewards_beside_the_mean(ended: Answer, sh
     assert summary["heldout_sampled_after"] == sum(reward >= 1 for reward in sampled) / 8
     assert summary["heldout_reward_after"] == pytest.approx(sum(greedy) / 8)  # partial credit is no accuracy
     assert summary["heldout_after"] == sum(reward >= 1 for reward in greedy) / 8
+    page = (shell.here / "runs" / "first" / "report.html").read_text()
+    compared = shell("runs", "compare", "first", "first").text
+    for key, label in LABELS.items():
+        if key in ("heldout_after", "heldout_sampled_after", "heldout_reward_after"):
+            assert f"<td>{label}</td><td>{summary[key]:.3f}</td>" in page
+            shown = re.search(rf"^{label} +{summary[key]:.3f} ", compared, re.M)
+            assert shown or not summary[key], label  # rows of zeros are left out
+    status = shell("runs", "status", "--run", "first", "--json").json
+    assert (status["heldout"], status["heldout_sampled"]) == (
+        summary["heldout_after"],
+        summary["heldout_sampled_after"],
+    )
     for label in ("mean reward", "accuracy, greedy", "accuracy, sampled", "held-out reward"):
         assert re.search(rf"^  {label} +[\d.]+ → [\d.]+$", ended.text, re.M), label
 
@@ -292,9 +330,14 @@ def test_views_have_a_purpose_and_no_held_out_rows(view: str, ended: Answer, she
     answer = shell("export", "experiences", str(folder), "--view", view, "--run", "first")
     assert answer.code == 0, answer.text
     assert "starting Apache Kafka" not in answer.text
-    rows = pq.read_table(folder / "data").to_pylist()
+    table = pq.read_table(folder / "data")
+    rows = table.to_pylist()
+    assert not rows or "purpose" in table.column_names
     assert {row["purpose"] for row in rows} <= ({"train", "evaluation"} if view == "full" else {"train"})
     assert rows or view in ("sft", "conversations")  # no answer has the full reward; no agent has played
+    verified = shell("export", "verify", str(folder), "--log")
+    assert (verified.code, "starting Apache Kafka" in verified.text) == (0, False), verified.text
+    assert NOISE.search(verified.text) is None
 
 
 def test_verl_view_has_messages_plain_answers_and_a_test_file(ended: Answer, shell: Shell, tmp_path: Path) -> None:
@@ -315,7 +358,7 @@ def test_verl_view_has_messages_plain_answers_and_a_test_file(ended: Answer, she
 
 
 def test_run_has_the_name_of_its_file_and_a_short_environment(second: str, shell: Shell) -> None:
-    assert re.fullmatch(r"train-\d{8}-\d{6}", second)
+    assert re.fullmatch(r"\./train-\d{8}-\d{6}", second)
     found = shell("samples", "--run", second, "-n", "1", "--json").json
     assert any("Once more." in turn["text"] for turn in found[0]["samples"][0]["turns"])
 

@@ -107,6 +107,19 @@ def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
         assert any(expected in line for line in found), f"{expected!r} is missing in\n" + "\n".join(found)
 
 
+def test_refused_rows_are_counted_by_kind_and_can_be_accepted(shell: Shell) -> None:
+    rows = [{**QUESTIONS[0], "question": "x" * 600}, {"answer": "2"}, *QUESTIONS[:27]]
+    (shell.here / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "no json\n")
+    answer = run(shell, "--check")
+    assert answer.code == 1
+    assert "10.0 % of 30 rows (no question 1, malformed 1, too long 1) are refused (" in answer.text
+    (share,) = re.findall(r"accept them with prompts\.max_refused_share = (0\.1\d)$", answer.text, re.M)
+    answer = run(shell, "--check", prompts={"max_refused_share": float(share)})
+    assert (answer.code, "(no question 1, malformed 1, too long 1) are refused" in answer.text) == (0, True), (
+        answer.text
+    )
+
+
 def test_start_names_each_reward_that_fails(shell: Shell) -> None:
     reasons = {
         "raises": "KeyError: 'answr' (mine.py:5)",
@@ -151,6 +164,12 @@ def test_tokenizer_that_is_damaged_is_named(shell: Shell) -> None:
     assert answer.code == 1
     assert "laminar: model.path: the tokenizer cannot be used: " in answer.text
     assert "Traceback" not in answer.text
+
+
+def test_missing_model_is_named_with_other_problems(shell: Shell) -> None:
+    answer = run(shell, model={}, score={"rewards": [{"name": "mine.py:gone"}]})
+    assert "model.path is not set: " in "\n".join(problems(answer))
+    assert "has no function 'gone'" in answer.text
 
 
 def test_chat_template_that_fails_is_named(shell: Shell) -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from laminar_runs import StartRun
+from laminar_runs import Command, StartRun
 from small_runs import COMPACT
 from stops import GONE_WITHIN_S, stop, stop_cleanly
 
@@ -26,14 +26,22 @@ STEPS = 14
 
 
 @pytest.mark.parametrize("phase", ["starting", "training", "draining"])
-def test_ctrl_c_stops_a_run_in_every_phase(phase: str, start_run: StartRun, broker: Broker, run_id: str) -> None:
+def test_ctrl_c_stops_a_run_in_every_phase(
+    phase: str, start_run: StartRun, broker: Broker, run_id: str, tmp_path: Path
+) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
     changes = ("trainer.optimizer_steps=2000",) if phase == "training" else (COMPACT, "trainer.optimizer_steps=2")
     run = start_run(run_id, servers, *changes)
     run.until_phase(phase)
+    if phase == "training":
+        run.until(run.checkpoints, 90, "a checkpoint")
     stop_cleanly(run, signal.SIGINT)
     if phase == "training":  # the newest version is kept: it can be pulled, and its batches are not trained again
         assert list_checkpoints(run.folder / "checkpoints")
+        steps = json.loads((run.folder / "summary.json").read_text())["optimizer_steps"]
+        replay = Command(run.server, run.here, "train", "replay", run_id, output=tmp_path / "replay.txt")
+        assert replay.wait() == 0, replay.output()
+        assert f"{steps} step{'s' * (steps != 1)} in " in replay.output()  # of a goal of 2,000
 
 
 @pytest.mark.parametrize(

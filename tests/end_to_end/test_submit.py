@@ -5,6 +5,7 @@ Their Kafka has authentication: each connects over TLS as its own user, with onl
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import tomli_w
+from first_day import Shell
 from laminar_runs import Command, CommandServer, kill_processes_in
 from small_runs import SMALL
 
@@ -29,6 +31,7 @@ from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from pipelines.config import Config, load_config
 from pipelines.inspect.audit.audit_run import audit
+from pipelines.inspect.run_folders import read_run
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.roles import PIPELINES
 from pipelines.run.supervisor import is_reached
@@ -163,16 +166,42 @@ def test_pipelines_listen_on_loopback_only(submitted: Submitted, runner: RunnerN
     assert not exposed_addresses(others)
 
 
+def test_commands_find_pipelines_in_the_foreground(
+    submitted: Submitted, command_server: CommandServer, tmp_path: Path
+) -> None:
+    """The run, its Kafka and its processes, by its folder."""
+    shell, place = Shell(command_server, tmp_path / "here", tmp_path), ("--run", str(submitted.config.run_folder))
+    status = shell("runs", "status", *place, "--json").json
+    assert (status["status"], status["optimizer_steps"], status["kafka"]) == ("running", STEPS, None)
+    pids = {name: role["pid"] for name, role in status["roles"].items() if role["status"] == "up"}
+    commands = submitted.commands.items()
+    assert {name.removesuffix("-0"): pid for name, pid in pids.items()} == {name: each.pid for name, each in commands}
+    assert re.search(r"^  score +up, pid \d+", shell("runs", "status", *place).text, re.M)
+    assert "experience" in shell("topics", "lag", *place).text
+    assert "no role of run" in shell("runs", "resume", *place).text
+
+
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_submitted_pipeline_runs_until_it_is_stopped(pipeline: str, submitted: Submitted) -> None:
+def test_submitted_pipeline_runs_until_it_is_stopped(
+    pipeline: str, submitted: Submitted, command_server: CommandServer, tmp_path: Path
+) -> None:
     assert submitted.rows(*WRITES[pipeline])
     command = submitted.commands[pipeline]
-    command.signal(signal.SIGTERM)
+    if pipeline == PIPELINES[-1]:  # all that are left
+        stop = Command(command_server, tmp_path, "runs", "stop", "--run", str(submitted.config.run_folder))
+        assert (stop.wait(), "stopped" in stop.output()) == (0, True)
+    else:
+        command.signal(signal.SIGTERM)
     assert command.wait(15) == 0, command.output()
     assert f"start 1 of {group_name(submitted.config.run.name, pipeline)}" in command.output()
     assert "start 2 of" not in command.output()
     assert "Traceback" not in command.output()
     assert not command.processes()
+
+
+def test_submitted_pipelines_have_ended(submitted: Submitted) -> None:
+    found = read_run(submitted.config.run_folder)
+    assert (found.status, {role["status"] for role in found.state["roles"].values()}) == ("ended", {"ended"})
 
 
 def test_submitted_pipelines_pass_the_audit(submitted: Submitted) -> None:

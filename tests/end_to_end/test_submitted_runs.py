@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from first_day import Shell
+from first_day import Shell, printed_commands
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 from laminar_runs import CommandServer
@@ -27,6 +27,7 @@ from pipelines.inspect.audit.result import Audit, ReachedStage
 from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE
 from pipelines.inspect.run_state.events import GOAL_REACHED
 from pipelines.inspect.submissions import Submission, submissions
+from pipelines.roles import DATA_PLANE
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
 from schemas.records import Experience, Metric
@@ -98,13 +99,31 @@ def test_commands_find_the_kafka_of_a_submitted_run(submitted: Path, run_id: str
             answer = shell(*words, *place, here=here)
             assert (answer.code, text in answer.text) == (code, True), (words, answer.text)
             assert "bootstrap" not in answer.text, words
+        assert "The settings are equal." in shell("config", "--diff", place[1], str(submitted), here=here).text
 
 
-def test_status_shows_a_failed_background_audit(submitted: Path, shell: Shell) -> None:
+def test_printed_commands_name_the_submitted_run(submitted: Path, shell: Shell) -> None:
+    """A failed audit, a drain that needs a pause, and a pause of stopped processes."""
     audit = Audit(dispatched=3, lost=(ReachedStage("p1.0", "score"),)).to_json()
     (submitted / AUDIT_SO_FAR_FILE).write_text(json.dumps(audit))
-    text = shell("runs", "status", "--run", str(submitted)).text
-    assert re.search(r"^  audit +FAILED: 1 lost; `laminar runs audit` lists them \(\d+ s ago\)$", text, re.M), text
+    place = ["--run", str(submitted)]
+    text = shell("runs", "status", *place).text
+    assert re.search(r"^  audit +FAILED: 1 lost; `\S*laminar [^`]*` lists them \(\d+ s ago\)$", text, re.M), text
+    assert printed_commands(text) == [["runs", "audit", *place]]
+    assert "the audit passed" in shell(*printed_commands(text)[0]).text
+
+    (score,) = submissions(submitted)
+    plane = replace(score, pipeline=DATA_PLANE)
+    plane.write()
+    save_config(load_config(score.config), plane.config)
+    answer = shell("runs", "drain", *place)
+    assert (answer.code, "is one job, whose prompts cannot stop alone" in answer.text) == (2, True), answer.text
+    assert printed_commands(answer.text) == [["runs", "pause", *place]]
+    plane.file.unlink()
+    replace(score, state="ended", pid=None).write()
+    answer = shell(*printed_commands(answer.text)[0])
+    assert (answer.code, "its processes are stopped" in answer.text) == (0, True), answer.text
+    assert printed_commands(answer.text) == [["runs", "resume", *place]]
 
 
 def test_status_of_an_ended_run_lists_its_roles_at_once(submitted: Path, shell: Shell) -> None:
@@ -163,7 +182,9 @@ def test_status_of_a_submitted_run_names_unreachable_kafka(submitted: Path, shel
     assert "Kafka does not respond" in shell("runs", "status", "--run", str(submitted)).text
 
 
-def test_detach_refuses_at_once_what_its_process_would_refuse(submitted: Path, shell: Shell, tmp_path: Path) -> None:
+def test_detach_refuses_at_once_what_its_process_would_refuse(
+    submitted: Path, shell: Shell, tmp_path: Path, model_folder: Path
+) -> None:
     model, file, address = tmp_path / "model", str(submitted / "submitted" / "score.toml"), f"127.0.0.1:{free_port()}"
     model.mkdir()
     with (model / "model.safetensors").open("wb") as weights:
@@ -185,6 +206,23 @@ def test_detach_refuses_at_once_what_its_process_would_refuse(submitted: Path, s
         answer = shell("submit", "gateway", file, "--detach", "--set", f"gateway.port={port}")
     assert answer.code == 2
     assert f"gateway.port: 127.0.0.1:{port} cannot be used: Address already in use" in answer.text
+    (tmp_path / "mine.py").write_text('def fails(text):\n    return {}["answr"]\n')
+    own = f"score.rewards=[{{name='{tmp_path}/mine.py:fails'}}]"
+    lost = f"score.rewards=[{{name='{tmp_path}/mine.py:lost'}}]"
+    rows = f"prompts.path={tmp_path}/rows.jsonl"
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n{"answer": "2"}\n')
+    prompts = (f"model.path={model_folder}", "prompts.source=jsonl", rows, "prompts.heldout=0")
+    for role, settings, problem in (
+        ("score", (own, *prompts), "mine.py:fails fails on "),
+        ("score", (lost,), "has no function 'lost'"),  # the prompts are on another machine
+        ("prompts", prompts, "'chain_sum': 50.0 % of 2 rows (no question 1) are refused "),
+        ("trainer", (*prompts, "trainer.learner.learning_rate=0.0"), "the model would not change"),
+        ("experience", ("prompts.samples_per_prompt=1",), "prompts.samples_per_prompt = 1, task "),
+    ):
+        changes = ("run.name=other", "run.allow_no_learning=false", *settings)
+        answer = shell("submit", role, file, "--detach", *(word for each in changes for word in ("--set", each)))
+        assert (answer.code, problem in answer.text) == (2, True), (role, answer.text)
+    assert not (submitted.parent / "other").exists()
     assert [each.role.name for each in submissions(submitted)] == ["score"]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from first_day import NOISE
 from laminar_runs import REPOSITORY, LaminarRun, StartRun
 from small_runs import COMPACT
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -157,13 +158,35 @@ def test_next_run_finds_the_warm_start(ended: LaminarRun, start_run: StartRun, b
     assert (run.folder.parent / "latest").resolve() == run.folder
 
 
-def test_warm_start_is_refused_without_worked_answers(start_run: StartRun, run_id: str) -> None:
-    warm_start = "warm_start={examples = 8, model = {task = 'leg_counting'}}"
+@pytest.mark.parametrize(
+    ("task", "cause"),
+    [
+        (
+            "leg_counting",
+            "warm_start: there are no worked answers for task 'leg_counting', only for chain_sum, gcd, spell_backward; "
+            "set model.path to a model of your own",
+        ),
+        ("gcd", "warm_start.model.task is 'gcd', but no task of [prompts] is"),
+    ],
+)
+def test_warm_start_that_cannot_help_is_refused(task: str, cause: str, start_run: StartRun, run_id: str) -> None:
+    warm_start = f"warm_start={{examples = 8, model = {{task = '{task}'}}}}"
     run = start_run(run_id, "model.path=''", warm_start, "prompts.task=leg_counting", "prompts.task_args={}")
     assert run.wait() == 1
-    cause = "warm_start: there are no worked answers for task 'leg_counting', only for chain_sum, gcd, spell_backward"
-    assert run.output().splitlines()[-1].startswith(f"laminar: {cause}; set model.path to a model of your own")
+    assert run.output().splitlines()[-1].startswith(f"laminar: {cause}")
     assert not run.folder.exists()
+
+
+def test_processes_of_a_shell_print_no_noise(ended: LaminarRun) -> None:
+    """The command server of other tests hides what imports print."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    printed = {"run": ended.output()}
+    for words in ("samples -n 1", "topics tail experiences -n 1", "lineage latest", "weights list"):
+        command = [sys.executable, "-c", "from pipelines.cli.main import main; main()", *words.split(), "--run", NAME]
+        done = subprocess.run(command, cwd=ended.here, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        printed[words] = done.stderr
+    assert {words: found for words, text in printed.items() if (found := NOISE.search(text))} == {}
 
 
 def test_run_folder_is_complete(ended: LaminarRun) -> None:

@@ -12,7 +12,7 @@ from pipelines.inspect.run_folders import laminar_command, run_command
 from pipelines.inspect.run_state.buffers import levels_text
 from pipelines.inspect.run_state.busy import busy_text
 from pipelines.inspect.run_state.episodes import endings_text
-from pipelines.present.report.verdict import is_failing, verdicts
+from pipelines.present.report.verdict import outcome, verdicts
 from pipelines.present.view.text import UNKNOWN, count, figure, with_downtime
 from pipelines.roles import described
 
@@ -26,16 +26,13 @@ def closing_lines(
     """
     run = summary["run"]
     steps, goal = summary.get("optimizer_steps"), summary.get("optimizer_steps_goal")
-    reached = "reached its goal" if summary.get("reached") else "ended before its goal"
-    if is_failing(summary):
-        reached = "FAILED: its trajectories have errors"
     totals = [
         f"{steps or 0}{f' of {goal}' if goal else ''} optimizer steps",
         f"{count(summary.get('trajectories_trained') or 0)} trajectories",
         f"{count(summary.get('tokens_generated'))} tokens generated",
         with_downtime(summary.get("wall_seconds"), summary.get("downtime_seconds")),
     ]
-    lines = ["", f"Run {run} {reached}: {', '.join(totals)}."]
+    lines = ["", f"Run {run} {outcome(summary)}: {', '.join(totals)}."]
     if summary.get("error"):
         lines.append(f"  Error: {summary['error']}")
     lines += ["", *(f"  {label:<22}{before:>7} → {after}" for label, before, after in _changes(summary))]

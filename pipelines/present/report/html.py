@@ -19,7 +19,7 @@ from pipelines.present.report.closing import next_commands
 from pipelines.present.report.page_style import head
 from pipelines.present.report.samples import samples_section
 from pipelines.present.report.summary import read_summary
-from pipelines.present.report.verdict import RunSummary, verdicts
+from pipelines.present.report.verdict import RunSummary, outcome, verdicts
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
 from schemas.records import Metric
 
@@ -132,7 +132,7 @@ def _subtitle(summary: RunSummary) -> str:
     machine = summary.get("machine") or {}
     started = summary.get("started_at")
     parts = [
-        _yes_no(summary.get("reached"), "reached its goal", "ended before its goal", ""),
+        outcome(summary),
         time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)) if started else "",
         f"{machine.get('cpu') or 'unknown processor'}, {machine['cores']} cores" if "cores" in machine else "",
         f"seed {summary['seed']}" if summary.get("seed") is not None else "",

@@ -38,6 +38,7 @@ from pipelines.present.report.series import (
     weight_versions,
     weighted_mean,
 )
+from pipelines.present.report.verdict import is_failing
 from pipelines.run_config import RunConfig
 from schemas.metric_labels import COMPONENT_MEAN
 from schemas.records import Metric
@@ -51,8 +52,8 @@ class RunFacts:
 
     `phases`: seconds by name, in order. `audit`: the result of `Audit.to_json()`. `restarts`: by role. `warm_start`:
     values of the series of that name that are not in the metrics; `teaching`: its section of the configuration.
-    `reached`: whether the run reached its goal. `wall_seconds` are those in which it ran, without `downtime_seconds`,
-    those between its ends and its resumptions.
+    `reached`: whether the run ended without an error. `wall_seconds` are those in which it ran, without
+    `downtime_seconds`, those between its ends and its resumptions.
     """
 
     run: str
@@ -145,7 +146,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     errors = error_counts(score) if score else None
     scored = errors_by_task(score)
     signs = learning_signs((metric.values for metric in steps), facts.warn_steps)
-    return {
+    summary = {
         "run": facts.run,
         "reached": facts.reached,
         "error": facts.error,
@@ -209,6 +210,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "machine": dict(facts.machine),
         "packages": dict(facts.packages),
     }
+    return {**summary, "reached": facts.reached and not is_failing(summary)}
 
 
 def constant_reward(steps: Sequence[Metric]) -> float | None:

@@ -73,6 +73,14 @@ def is_failing(summary: RunSummary) -> bool:
     return share is not None and share >= (summary.get("stop_error_share") or 1.0)
 
 
+def outcome(summary: RunSummary) -> str:
+    """Return how the run has ended; empty while it runs."""
+    if is_failing(summary):
+        return "FAILED: its trajectories have errors"
+    reached = summary.get("reached")
+    return "" if reached is None else "reached its goal" if reached else "ended before its goal"
+
+
 def error_verdict(summary: RunSummary, folder: Path) -> str | None:
     """Return the share of trajectories with an error, by kind, and the first error; None without errors."""
     counts = ErrorCounts(

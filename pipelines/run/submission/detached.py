@@ -13,7 +13,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from infra.store.ownership import remove_store
 from operators.relay.config import AUTO
 from pipelines.config import Config, ConfigProblems, load_config, save_config
 from pipelines.distribution import PYTHON
+from pipelines.inspect.run_files import CONFIG_FILE, SUBMITTED
 from pipelines.inspect.run_folders import has_ended, run_command
 from pipelines.inspect.submissions import Submission, read_submission, submissions
 from pipelines.roles import ALL_SHARDS, WITH_STORE, Role, submitted_process
@@ -49,9 +50,10 @@ def detach(config: Config, pipeline: str, index: int, runner: str, options: Sequ
             submission = replace(submission, worker=before.worker, worker_created=before.worker_created)
     _refuse_in_foreground(config, submission)
     from pipelines.run.inputs import record_inputs  # larger imports
-    from pipelines.run.submission.role_checks import place_problems, sections_of, submission_problems
+    from pipelines.run.submission.role_checks import place_problems, sections_of, submission_problems, trial_problems
 
-    if problems := [*submission_problems(config, submission), *place_problems(config, submission)]:
+    problems = [*submission_problems(config, submission), *place_problems(config, submission)]
+    if problems := trial_problems(config, submission, problems):
         raise ConfigProblems(problems)
     is_new_run = not config.run_folder.exists()
     submission.file.parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +119,23 @@ def in_foreground(config: Config, roles: Sequence[Role]) -> Iterator[None]:
             held = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
             held.bind(f"\0{prefix}{role.pipeline}/{role.index}/{os.getpid()}")
         yield
+
+
+def record_foreground(config: Config, name: str) -> None:
+    """Keep the configuration of the process `name`, by which commands on this machine find the run and its Kafka.
+
+    That of `laminar run` or of a detached role has them already. The folder may be read-only.
+    """
+    config = with_absolute_paths(config)
+    file = config.run_folder / SUBMITTED / f"{name}.toml"
+    if (config.run_folder / CONFIG_FILE).exists() or file.with_suffix(".json").exists():
+        return
+    with suppress(OSError):
+        is_new_run = not config.run_folder.exists()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if is_new_run:
+            link_latest(config.run_folder)
+        save_config(config, file)
 
 
 def _socket_prefix(config: Config) -> str:

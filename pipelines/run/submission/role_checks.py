@@ -10,6 +10,7 @@ from pipelines.config import Config, ConfigError, ConfigProblems, load_config
 from pipelines.inspect.submissions import Submission
 from pipelines.roles import WITH_STORE, Role, submitted_process
 from pipelines.run.inputs import accept_inputs, changed_inputs, changed_text, record_inputs
+from pipelines.run.learnability import unlearnable
 from pipelines.run.paths import files_read
 from pipelines.run.preflight import port_problems, store_problems, unknown_environments
 from pipelines.run.run_names import UNNAMED
@@ -33,6 +34,8 @@ def role_problems(config: Config, role: Role) -> Iterator[str]:
             config.model_folder()
         except ConfigError as error:
             yield str(error)
+    if role.pipeline in ("experience", "trainer"):
+        yield from unlearnable(config)
     sections = (role.pipeline, *_SECTIONS.get(role.pipeline, ()))
     files = ((key, path) for key, path in files_read(config) if key.partition(".")[0] in sections)
     yield from (f"{key}: {path} does not exist" for key, path in files if not path.exists())
@@ -63,6 +66,32 @@ def place_problems(config: Config, submitted: Submission) -> Iterator[str]:
     if submitted.index == 0 and submitted.working_process() is None:
         yield from port_problems(config, [role.pipeline for role in roles])
     yield from existing_topics(replace(config, kafka=config.kafka.for_role(roles[0].pipeline)))[1]
+
+
+def trial_problems(config: Config, submitted: Submission, known: Sequence[str]) -> list[str]:
+    """`known`, and the problems that a trial of the prompts and users' code finds which the roles of `submitted` use.
+
+    Not for a start after the first: the errors of a running role are counted.
+    """
+    tried = {role.pipeline for role in _roles_of(config, submitted) if _uses_own_code(config, role.pipeline)}
+    if not tried or not config.run.check_timeout_s:
+        return list(known)
+    from pipelines.run.trial import all_problems  # imports torch
+
+    return all_problems(config, known, roles=tried).problems
+
+
+def _uses_own_code(config: Config, pipeline: str) -> bool:
+    """Whether `pipeline` reads prompts, or runs code of the user; the imports of a trial take seconds."""
+    buffer = config.experience
+    names = {
+        "score": [spec.name for rubric in config.score.tasks or (config.score,) for spec in rubric.rewards],
+        "rollout": [spec.name for spec in config.rollout.environments],
+        "experience": [each.name for each in (buffer.sampler, *buffer.writers, *buffer.evictions)],
+        "autoscaler": [] if config.autoscaling is None else [config.autoscaling.policy],
+        "agents": [] if config.agents is None else [config.agents.function],
+    }
+    return pipeline == "prompts" or any(":" in name for name in names.get(pipeline, ()))
 
 
 def _roles_of(config: Config, submitted: Submission) -> Sequence[Role]:
