@@ -16,8 +16,9 @@ def token_texts(folder: Path, token_ids: Sequence[int], turns: Collection[int] =
     """The text of each of `token_ids`, which concatenate to the whole text; "" for a token ending within a character.
 
     Bytes that are no UTF-8, as a model with byte tokens may generate, are shown as the decoder shows each token alone.
-    At each of `turns`, the positions at which another speaks, an unfinished character ends. Raises ValueError naming a
-    tokenizer file that cannot be read.
+    At each of `turns`, the positions at which another speaks, an unfinished character ends; then the next token is
+    decoded as the first of a text, which some tokenizers do without its space. Raises ValueError naming a tokenizer
+    file that cannot be read.
     """
     tokenizer = _tokenizer(folder / "tokenizer.json")
     stream: DecodeStream = DecodeStream(skip_special_tokens=False)

@@ -143,7 +143,9 @@ class ServedVersions:
         except TimeoutError as error:
             raise ApiError(504, f"no response within {self._timeout_s:g} s", "timeout") from error
         if event is _END:
-            raise ApiError(503, f"the serving process has ended: {last_line(self._log_file)}", "server_error")
+            log_file = self._log_file
+            reason = f"last line of its log, {log_file}: {last_line(log_file)}"
+            raise ApiError(503, f"the serving process has ended; repeat the request ({reason})", "server_error")
         return event
 
     def _next_name(self) -> str:

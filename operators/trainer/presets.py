@@ -1,4 +1,5 @@
-"""What each algorithm sets: aggregation, clip, ratio, off-policy weight, optimizer steps per batch, and its source.
+"""What each algorithm sets: aggregation, clip, ratio, off-policy weight, optimizer steps per batch, and its source; the
+schedule of the learning rate.
 
 `docs/training.md` has the same table (a test compares them). The functions of an algorithm are in `algorithms.py`; this
 module does not import torch.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
+from infra.runners.options import RunnerName
 from infra.storage import StorageFolder, open_storage
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
@@ -21,9 +22,7 @@ def import_(
     folder: Annotated[
         Any, typer.Argument(metavar="DIR", help="An export of experiences with --view full.", parser=open_storage)
     ],
-    runner: Annotated[
-        Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
-    ] = "embedded",
+    runner: Annotated[RunnerName, typer.Option("--runner", help="The Beam runner.")] = "embedded",
     json: JsonOption = False,
 ) -> Report:
     """Import an exported dataset into a run's experience buffer: each row once, even if this command is killed.

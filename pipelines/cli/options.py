@@ -38,7 +38,7 @@ RunOption = Annotated[
     typer.Option("--run", metavar="NAME", help="A run under ./runs, or DIR/NAME; by default the latest under ./runs."),
 ]
 RunsFolder = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
-LastOption = Annotated[int, typer.Option("-n", "--count", min=0, help="How many of the last ones.")]
+LastOption = Annotated[int, typer.Option("-n", "--count", min=0, help="How many of the last entries.")]
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Continue with new output until stopped.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 ColourOption = Annotated[

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infra.escaping import print_escaped
 from infra.name_lookup import suggest_name
+from infra.runners.options import RunnerName
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
@@ -65,9 +66,7 @@ def submit(
         int,
         typer.Option("--group-size", min=1, help="Run this many processes; --index then counts such groups, from 0."),
     ] = 1,
-    runner: Annotated[
-        Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
-    ] = "embedded",
+    runner: Annotated[RunnerName, typer.Option("--runner", help="The Beam runner.")] = "embedded",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show graph, topics, options and missing requirements; run nothing.")
     ] = False,

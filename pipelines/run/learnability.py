@@ -22,7 +22,7 @@ def is_warm_start(config: Config) -> bool:
 
 
 def unlearnable(config: Config) -> Iterator[str]:
-    """Reasons why no update of `config` can change the model."""
+    """Reasons why no update of `config`, or not the last ones, can change the model."""
     name = config.trainer.learner.algorithm.name
     if config.emulated or config.run.allow_no_learning:
         return

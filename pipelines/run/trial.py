@@ -126,11 +126,6 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
         if config.model.path and (missing := list(model_problems(config))):
             raise ConfigError("; ".join(missing))  # at once: the import of the tokenizer's library takes seconds
         shared, context, vocabulary = _model(config, started)
-        if (capacity := config.rollout.kv_capacity) is not None and capacity < context:
-            found.add_problem(
-                f"rollout.kv_capacity = {capacity} tokens cannot hold one context of {context} (rollout.context, else "
-                "the model's): leave it out, or set it to the tokens that a replica may hold at once"
-            )
         first = []
         for task, levels in zip(config.prompts.mixture, sources, strict=True):
             started(f"the prompts of task {task.task_name!r}")
@@ -145,6 +140,17 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
         for levels in sources:
             for source in levels:
                 source.close()
+
+
+def _check_capacity(config: Config, context: int, found: TrialResult) -> None:
+    """The KV cache of a replica must hold one context; the emulated engine's consists of blocks."""
+    block = config.rollout.emulation.block if config.emulated else 1
+    capacity, least = config.rollout.kv_capacity, -(-context // block) * block
+    if capacity is not None and capacity < least:
+        found.add_problem(
+            f"rollout.kv_capacity = {capacity} tokens cannot hold one context of {context} (rollout.context, else the "
+            f"model's): leave it out, or set it to {least} or more, the tokens that a replica may hold at once"
+        )
 
 
 def _without_heldout(prompts: PromptsConfig) -> PromptsConfig:

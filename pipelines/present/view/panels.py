@@ -124,7 +124,8 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
         yield "paused", paused
     mean = state.reward.recent_mean(10)
     newest, recent = figures(trainer.get("reward/mean"), mean)
-    yield "reward", f"{newest} now, {recent} over the last {min(10, state.step)} steps"
+    over = f", {recent} over the last {min(10, state.step)} steps" if state.step > 1 else ""
+    yield "reward", f"{newest} now{over}"
     yield "held-out", _held_out(state)
     buffered, dropped = state.experience.get("buffer/trajectories"), state.experience.get("dropped_stale")
     yield "staleness", f"{staleness_text(state)}   buffer {count(buffered)}   dropped {count(dropped)}"
