@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tomli_w
 from first_day import QUESTIONS, Answer, Shell, write_folder
+from hooks_document import with_functions, with_programs, write_files
 from laminar_runs import CommandServer, kill_processes_in
 
 MINE = """
@@ -218,3 +219,21 @@ def test_environments_are_found_by_module_and_class(shell: Shell) -> None:
         answer = run(shell, "--check", prompts={"environment": name}, score={"rewards": [{"name": "environment"}]})
         assert answer.code == 0, answer.text
         assert f"checks environment {name.rpartition(':')[2]}\n" in answer.text
+
+
+def test_configurations_of_the_hooks_document_are_checked(shell: Shell) -> None:
+    """With its own files; the agent's command is run by `tests/pipelines/test_hooks_document.py`."""
+    write_files(shell.here)
+    checks = {
+        "functions": (with_functions(), ["environment Countdown", "sampler", "policy", "agents.function"]),
+        "programs": (with_programs(shell.here), ["sampler"]),
+    }
+    for name, (table, checked) in checks.items():
+        own = {"model": {"path": "model"}, "trainer": {"learner": LEARNER}, "run": {"check_timeout_s": 200.0}}
+        (shell.here / f"{name}.toml").write_text(tomli_w.dumps({**table, **own}))
+        answer = shell("run", f"{name}.toml", "--check", "--set", "prompts.max_refused_share=1")
+        assert answer.code == 0, answer.text
+        assert [part for part in checked if not re.search(f"checks .*{re.escape(part)}", answer.text)] == []
+    (shell.here / "my_curriculum.py").unlink()
+    answer = shell("run", "programs.toml", "--check")
+    assert (answer.code, "my_curriculum.py" in answer.text) == (1, True), answer.text
