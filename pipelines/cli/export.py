@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from infra.runners.options import RunnerName
 from infra.storage import open_storage
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Brokers, FollowOption, JsonOption, ModelOption, RunClient, connect
+from pipelines.cli.options import Address, ExportedRun, FollowOption, JsonOption, ModelOption, RunClient
 from pipelines.cli.trajectory import model_of
 from pipelines.present.output import Report
 from pipelines.present.progress import ProgressPrinter, print_error_line
@@ -219,7 +219,7 @@ def topic(
 
 @app.command("verify")
 def verify_(
-    kafka: Brokers,
+    address: ExportedRun,
     folder: FolderArgument,
     log: Annotated[
         bool, typer.Option("--log", help="Also read the topic, and compare each file's rows with it.")
@@ -230,16 +230,16 @@ def verify_(
 
     \b
     Examples:
-      laminar export verify data/answers
       laminar export verify data/answers --log
+      laminar export verify data/answers --log --run elsewhere/sums
     """
     from operators.export.folder import read_contents
     from operators.export.verify import log_rows_reader, verify
 
     if not log:
         return _report(verify(folder), json)
-    contents = read_contents(folder)
-    client = kafka.client() if kafka.given else connect(contents.run, None, None, read_only=True).client
+    run = address.run or read_contents(folder).run
+    client = address.client() if address.given else replace(address, run=run).open_log().client
     return _report(verify(folder, log_rows_reader(client)), json)
 
 

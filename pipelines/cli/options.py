@@ -180,6 +180,15 @@ class Address(Brokers):
         return connect(self.run, self.brokers, self.command_config, read_only=True)
 
 
+@dataclass(frozen=True)
+class ExportedRun(Address):
+    """The same for the run that an export is of."""
+
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="DIR/NAME", help="Its run; by default that of its name under ./runs.")
+    ] = None
+
+
 class RunStarting(RuntimeError):
     """The run has no topics yet."""
 
