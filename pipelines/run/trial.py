@@ -106,7 +106,10 @@ def try_config(config: Config, started: Started = _quiet, roles: Collection[str]
 
 
 def _check_prompts(config: Config, found: TrialResult, started: Started) -> list[TaskPrompts]:
-    """Render the first questions of each task; returns the first prompts of each task that has one."""
+    """Render the first questions of each task; returns the first prompts of each task that has one.
+
+    The context of the model that is loaded for it is compared with the KV cache, too.
+    """
     started("the prompts' data")
     try:
         sources = open_tasks(config.prompts)
@@ -126,6 +129,7 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
         if config.model.path and (missing := list(model_problems(config))):
             raise ConfigError("; ".join(missing))  # at once: the import of the tokenizer's library takes seconds
         shared, context, vocabulary = _model(config, started)
+        _check_capacity(config, context, found)
         first = []
         for task, levels in zip(config.prompts.mixture, sources, strict=True):
             started(f"the prompts of task {task.task_name!r}")
