@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -243,6 +244,7 @@ def test_closing_a_pool_leaves_no_process_or_descriptor(open_pool: Callable[...,
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
+    gc.collect()
     before = descriptors()
     pool = open_pool("good", "vanishes", workers=2)
     pool.score_all([call(1), call(0)])
@@ -250,7 +252,7 @@ def test_closing_a_pool_leaves_no_process_or_descriptor(open_pool: Callable[...,
     assert descriptors() > before
     pool.close()
     pool.close()
-    assert descriptors() == before
+    assert descriptors() <= before, "fewer if those of earlier tests were collected meanwhile"
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with pytest.raises(VerifierUnavailable, match="closed"):
         pool.score_all([call(0)])
