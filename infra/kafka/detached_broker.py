@@ -13,11 +13,11 @@ from infra.kafka.broker import (
     Broker,
     BrokerConfig,
     BrokerStartError,
-    PrintProgress,
     port_is_free,
     running_broker,
     start_broker,
 )
+from infra.maven import PrintProgress
 from infra.processes import stop_process
 
 

@@ -13,6 +13,7 @@ from kafka.errors import CoordinatorLoadInProgressError, KafkaError
 from infra.kafka.admin import beginning_offsets, committed_offsets, end_offsets, list_topics
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import retry_transient
+from infra.kafka.record_batches import known_partitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Backlog:
         self._consumer = KafkaConsumer(
             **client.consumer(group_id=group, enable_auto_commit=False, isolation_level="read_committed")
         )
-        self._partitions = [TopicPartition(topic, p) for p in sorted(self._consumer.partitions_for_topic(topic) or {0})]
+        self._partitions = [TopicPartition(topic, p) for p in sorted(known_partitions(self._consumer, topic) or {0})]
         self._consumer.assign(self._partitions)
 
     def records(self) -> int | None:

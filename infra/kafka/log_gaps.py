@@ -9,6 +9,7 @@ from kafka import TopicPartition
 from kafka.errors import UnknownTopicOrPartitionError
 
 from infra.kafka.note import name_of
+from infra.kafka.record_batches import known_partitions
 from infra.kafka.session_config import SessionConfig
 
 NEW_RUN = (
@@ -71,21 +72,13 @@ def check_topics(observer: Any, places: Collection[TopicPartition]) -> None:
 
     It is a KafkaError, after which the session is opened again: a broker that has just started may not know all topics.
     """
-    known = {topic: _partitions(observer, topic) for topic in {place.topic for place in places}}
+    known = {topic: known_partitions(observer, topic) for topic in {place.topic for place in places}}
     missing = {place.topic for place in places if place.partition not in known[place.topic]}
     if missing:
         raise UnknownTopicOrPartitionError(
             f"there is no topic {', '.join(sorted(missing))}. If the broker has not just started, the topic was "
             f"deleted: restore it from a backup, or {NEW_RUN}"
         )
-
-
-def _partitions(observer: Any, topic: str) -> Collection[int]:
-    """The partitions of `topic`; none if Kafka has no such topic."""
-    try:
-        return observer.partitions_for_topic(topic) or ()
-    except UnknownTopicOrPartitionError:  # kafka-python's own refresh was under way, and failed with the bare name
-        return ()
 
 
 def check_written(group: str, written: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:

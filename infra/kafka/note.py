@@ -20,9 +20,9 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaTimeoutError, UnknownTopicOrPartitionError
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.record_batches import Headers, Marker, RecordBatch, poll_batches_and_markers
+from infra.kafka.record_batches import Marker, RecordBatch, known_partitions, poll_batches_and_markers
 from infra.kafka.session_config import Partition
-from schemas.codec import decode, reject_old_release
+from schemas.codec import Headers, decode, reject_old_release
 
 MAX_NOTE_BYTES = 4 * 1024 * 1024
 MAX_STARTS_APART = 10_000
@@ -205,7 +205,7 @@ def _accept(last: dict[str, Note], record: _NoteRecord) -> None:
 
 def read_to_end(observer: KafkaConsumer, place: TopicPartition, begin: int | None) -> Iterator[Any]:
     """The batches and markers of a partition, to its present end."""
-    if place.partition not in (observer.partitions_for_topic(place.topic) or ()):
+    if place.partition not in known_partitions(observer, place.topic):
         raise UnknownTopicOrPartitionError(f"there is no topic {place.topic}, which has the commit notes of a run")
     end = observer.end_offsets([place])[place]
     first = observer.beginning_offsets([place])[place]

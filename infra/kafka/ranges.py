@@ -11,6 +11,7 @@ from kafka import KafkaConsumer, TopicPartition
 from infra.kafka.consumers import open_consumer
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
+from infra.kafka.record_batches import known_partitions
 
 
 class UnknownTopic(RuntimeError):
@@ -42,7 +43,7 @@ def resolve_span(
 
 def ranges_of(consumer: KafkaConsumer, topic: str, partitions: Sequence[int] | None) -> dict[int, PartitionRange]:
     """The ranges of partitions of `topic`, by default of all. Raises UnknownTopic."""
-    existing = consumer.partitions_for_topic(topic) or set()
+    existing = known_partitions(consumer, topic)
     if not existing:
         raise UnknownTopic(f"there is no topic {topic}")
     if missing := sorted(set(partitions or ()) - existing):

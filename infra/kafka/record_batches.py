@@ -14,7 +14,7 @@ from typing import Any
 
 from kafka import KafkaConsumer
 from kafka.consumer.fetcher import Fetcher
-from kafka.errors import CorruptRecordError
+from kafka.errors import CorruptRecordError, UnknownTopicOrPartitionError
 from kafka.record.default_records import DefaultRecordBatch
 
 from infra.kafka.client_patches import read_fetched_with, records_in
@@ -285,3 +285,11 @@ class _PolledRecord:
 
     def validate_crc(self) -> bool:
         return True
+
+
+def known_partitions(consumer: Any, topic: str) -> set[int]:
+    """The partitions of `topic`; none if Kafka has no such topic."""
+    try:
+        return consumer.partitions_for_topic(topic) or set()
+    except UnknownTopicOrPartitionError:  # kafka-python's own refresh was under way, and failed with the bare name
+        return set()

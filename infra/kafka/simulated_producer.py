@@ -23,7 +23,6 @@ from kafka.errors import (
 from kafka.partitioner import DefaultPartitioner
 
 from infra.kafka.producer import DeliveryFailed
-from infra.kafka.record_batches import Headers
 from infra.kafka.transactions import TransactionInDoubt
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.errors import (
@@ -37,6 +36,7 @@ from infra.simulation.errors import (
 )
 from infra.simulation.network import SimulatedConnection
 from infra.simulation.partition import ProducerKey
+from schemas.codec import Headers
 
 RETRIES = 6
 """How often a request that may be repeated is sent."""

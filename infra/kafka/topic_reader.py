@@ -12,8 +12,8 @@ from infra.kafka.consumers import open_consumer
 from infra.kafka.offset_span import Edge
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange, partition_ranges, ranges_of
-from infra.kafka.record_batches import Headers, RecordBatch
-from schemas.codec import UndecodableRecord, decode
+from infra.kafka.record_batches import RecordBatch
+from schemas.codec import Headers, UndecodableRecord, decode
 
 T = TypeVar("T")
 BEGINNING = Edge("beginning", 0)

@@ -18,7 +18,7 @@ from kafka.admin import TransactionState
 
 from infra.kafka.note import read_to_end, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
-from infra.kafka.record_batches import RecordBatch
+from infra.kafka.record_batches import RecordBatch, known_partitions
 
 LOG = "__transaction_state"
 MAX_PARTITIONS = 100_000
@@ -85,7 +85,7 @@ def logged_producers(client: ClientProperties, producer_ids: Collection[int]) ->
     found: dict[int, LoggedProducer] = {}
     observer = uncommitted_consumer(client)
     try:
-        places = [TopicPartition(LOG, number) for number in sorted(observer.partitions_for_topic(LOG) or ())]
+        places = [TopicPartition(LOG, number) for number in sorted(known_partitions(observer, LOG))]
         for batch in chain.from_iterable(read_to_end(observer, place, None) for place in places):
             for value in batch.values if isinstance(batch, RecordBatch) else ():
                 if value is not None and (decision := parse_decision(value)).producer_id in producer_ids:

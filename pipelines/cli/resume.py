@@ -72,8 +72,11 @@ def resume_command(
         return resume_locally(found, stops, changes=changes or [], accept_changes=accept_changes, as_json=json)
     data = {"run": found.run, "resumed": {each.role.name: each.pid for each in resumed}}
     names = ", ".join(each.role.name for each in resumed)
-    text = f"resumed run {found.run}: {names}" if resumed else f"nothing to resume: all of run {found.run} is running"
-    if not submitted and not found.supervised:
+    if resumed:
+        text = f"resumed run {found.run}: {names}"
+    elif submitted or found.supervised:
+        text = f"nothing to resume: all of run {found.run} is running"
+    else:
         text = f"nothing to resume: no role of run {found.run} was submitted with --detach"
     if removed := [each.role.name for each in submitted if each.state == "removed"]:
         again = f"{laminar_command()} submit ROLE {found.folder / SUBMITTED}/ROLE.toml --detach"

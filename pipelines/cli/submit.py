@@ -32,7 +32,6 @@ from pipelines.roles import (
 from schemas.release import OldRelease
 
 if TYPE_CHECKING:
-    from infra.runners.options import RunnerName
     from pipelines.config import Config
 
 app = Commands()

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from infra.escaping import escape_to_one_line
-from infra.kafka.record_batches import Headers
 from infra.kafka.topic_reader import schema_of
 from pipelines.inspect.log.chunks import LogChunk
 from pipelines.present.output import Row, compact, rounded, utc
+from schemas.codec import Headers
 from schemas.identity import trajectory_id
 
 DOMAIN: dict[str, pa.DataType] = {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from infra.kafka.record_batches import Headers
 from infra.kafka.topic_reader import schema_of
 from infra.simulation.streams import Streams
-from schemas.codec import as_version, versions_of
+from schemas.codec import Headers, as_version, versions_of
 
 
 class EarlierRelease:

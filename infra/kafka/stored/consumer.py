@@ -11,9 +11,10 @@ from typing import Any
 from kafka import TopicPartition
 from kafka.structs import OffsetAndTimestamp
 
-from infra.kafka.record_batches import Headers, RecordBatch, read_batch
+from infra.kafka.record_batches import RecordBatch, read_batch
 from infra.kafka.stored.log import stored_log
 from infra.kafka.stored.partition import StoredPartition
+from schemas.codec import Headers
 
 MAX_POLL_BATCHES = 16
 

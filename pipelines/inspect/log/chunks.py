@@ -13,11 +13,12 @@ import pyarrow as pa
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange, UnknownTopic, partition_ranges
-from infra.kafka.record_batches import Headers, RecordBatch
+from infra.kafka.record_batches import RecordBatch
 from infra.kafka.topic_reader import StoredRecord, read_batches
 from operators.export.columns import RecordRows, as_table
 from schemas.block import Block
 from schemas.block_codec import Decoded, decode_all
+from schemas.codec import Headers
 from schemas.plain import plain_rows
 from schemas.topics import Topic
 

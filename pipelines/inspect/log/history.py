@@ -13,12 +13,11 @@ from itertools import islice
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic, partition_ranges, resolve_span
-from infra.kafka.record_batches import Headers
 from infra.kafka.topic_reader import first_offset
 from pipelines.inspect.log.chunks import read_chunks
 from pipelines.inspect.log.matching import MatchingRecord, matching, may_match
 from schemas.block_codec import decode_as_block
-from schemas.codec import UndecodableRecord
+from schemas.codec import Headers, UndecodableRecord
 from schemas.identity import TrajectoryKey
 from schemas.records import Prompt
 from schemas.topics import (

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.kafka.record_batches import Headers
 from infra.kafka.topic_reader import class_of
 from pipelines.inspect.log.chunks import LogChunk
 from schemas.arrow import arrow_schema
 from schemas.block import Block
-from schemas.codec import RECORD_TYPES
+from schemas.codec import RECORD_TYPES, Headers
 from schemas.identity import TrajectoryKey, trajectory_id
 
 
