@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -14,10 +15,12 @@ from typing import Any
 import benchmarks.gpu
 from benchmarks.gpu.stand_ins import install_missing
 
+os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+# The last one: a process that has asked CUDA for its GPUs cannot be forked.
 _MISSING = install_missing()  # before anything of the weight store is imported
 
 from benchmarks.gpu.machine import scratch_folder  # noqa: E402
-from benchmarks.gpu.parts import PARTS, Outcome, describe_device, run_part, write_result  # noqa: E402
+from benchmarks.gpu.parts import PARTS, Outcome, Runner, import_parts  # noqa: E402
 from benchmarks.gpu.settings import settings_for  # noqa: E402
 from benchmarks.gpu.table import comparisons, render  # noqa: E402
 
@@ -32,20 +35,15 @@ def main() -> int:
     arguments.add_argument("--minutes", type=float, default=8.0, help="the most time that the check takes")
     arguments.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], help="these parts alone")
     arguments.add_argument("--results", type=Path, default=Path("build/gpu.json"), help="file for all figures")
-    for internal in ("--part", "--settings", "--model", "--out"):
-        arguments.add_argument(internal, help=argparse.SUPPRESS)
-    options = arguments.parse_args()
-    if options.part:
-        given = json.loads(Path(options.settings).read_text("utf-8"))
-        write_result(options.part, given, Path(options.model) if options.model else None, Path(options.out))
-        return 0
-    return _check(options)
+    return _check(arguments.parse_args())
 
 
 def _check(options: argparse.Namespace) -> int:
     deadline = time.monotonic() + 60 * options.minutes
+    import_parts()
+    runner = Runner(options.device)
     try:
-        device = describe_device(options.device, limit=120)
+        device = runner.describe(limit=120)
     except RuntimeError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -62,7 +60,7 @@ def _check(options: argparse.Namespace) -> int:
             if left < 10:
                 outcomes[part.name] = Outcome(error=f"left out: {options.minutes:g} minutes are over")
                 continue
-            outcome = run_part(part, settings, folder / "model", min(part.limit, left))
+            outcome = runner.run(part, settings, folder / "model", min(part.limit, left))
             if options.device == "cpu" and part.name != "equality":  # a tiny model says nothing about speeds
                 outcome.figures = [replace(figure, goal=None) for figure in outcome.figures]
             outcomes[part.name] = outcome

@@ -35,7 +35,7 @@ def eager(settings: Settings, model: Path) -> list[Figure]:
 
 def generate(settings: Settings, model: Path) -> list[Figure]:
     """transformers' own `generate` on one batch of as many sequences as the engine has slots."""
-    plain = load_model(model, _dtype(settings)).to(settings.device)
+    plain = load_model(model, dtype_of(settings)).to(settings.device)
     prompts = torch.randint(1, 500, (settings.slots, PROMPT), device=settings.device)
 
     def run() -> None:
@@ -71,7 +71,7 @@ def refreshes(settings: Settings, model: Path) -> list[Figure]:
 def draws(settings: Settings, model: Path) -> list[Figure]:
     """One draw for every slot, with the plain distribution and with a cut by top-k and top-p."""
     rows, vocabulary = settings.slots, int(settings.shape.config["vocab_size"])
-    logits = torch.randn(rows, vocabulary, device=settings.device).to(_dtype(settings))
+    logits = torch.randn(rows, vocabulary, device=settings.device).to(dtype_of(settings))
     ones, uniform = np.ones(rows), np.random.default_rng(0).random(rows)
     plain = SamplingColumns.of(ones, np.zeros(rows, np.int64), ones)
     cut = SamplingColumns.of(ones, np.full(rows, 50), np.full(rows, 0.95))
@@ -84,7 +84,7 @@ def draws(settings: Settings, model: Path) -> list[Figure]:
 
 def open_engine(settings: Settings, model: Path, *, fixed: bool | None = None) -> TransformersEngine:
     """The engine over the model in folder `model`."""
-    loaded = load_model(model, _dtype(settings)).to(settings.device)
+    loaded = load_model(model, dtype_of(settings)).to(settings.device)
     context = PROMPT + 2 + settings.response
     return TransformersEngine(loaded, slots=settings.slots, context=max(64, context), fixed=fixed)
 
@@ -130,5 +130,6 @@ def _outside(engine: TransformersEngine, settings: Settings, round: int) -> floa
     return 100 * max(0.0, 1 - (engine.status().model_seconds - before) / max(spent, 1e-9))
 
 
-def _dtype(settings: Settings) -> torch.dtype:
+def dtype_of(settings: Settings) -> torch.dtype:
+    """The engine's data type on the device."""
     return torch.float32 if settings.device == "cpu" else torch.bfloat16

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from benchmarks.gpu.batches import batch_of
 from benchmarks.gpu.device import make_model
 from benchmarks.gpu.engine import requests
 from benchmarks.gpu.figures import Figure
-from benchmarks.gpu.learner import batch_of, learner_config
+from benchmarks.gpu.learner import learner_config
 from benchmarks.gpu.settings import TINY, Settings
 from infra.models.checkpoint_folder import load_model
 from operators.rollout.engine import Completion
@@ -30,8 +32,14 @@ def equality(settings: Settings, model: Path) -> list[Figure]:
     make_model(small, folder)
     expected = _generate(folder, "cpu", fixed=False)
     figures = []
-    for name, fixed in (("", False), (", graphs", True)):
-        found = _generate(folder, settings.device, fixed=fixed)
+    ways: dict[str, dict[str, Any]] = {
+        "": {"fixed": False},
+        ", graphs": {"fixed": True},
+        ", 3 slots": {"fixed": True, "slots": 3},
+        ", speculation": {"fixed": True, "speculation": True},
+    }
+    for name, options in ways.items():
+        found = _generate(folder, settings.device, **options)
         same, worst = _compare(expected, found)
         figures += [
             Figure(f"equal tokens{name}", same, "", (">=", 0.99)),
@@ -45,8 +53,8 @@ def equality(settings: Settings, model: Path) -> list[Figure]:
     return figures
 
 
-def _generate(folder: Path, device: str, *, fixed: bool) -> dict[str, Completion]:
-    engine = TransformersEngine(load_model(folder).to(device), slots=8, context=128, fixed=fixed)
+def _generate(folder: Path, device: str, *, slots: int = 8, **options: Any) -> dict[str, Completion]:
+    engine = TransformersEngine(load_model(folder).to(device), slots=slots, context=128, **options)
     for request in requests(REQUESTS, TOKENS, 0):
         engine.submit(request)
     done: dict[str, Completion] = {}

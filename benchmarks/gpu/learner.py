@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from benchmarks.gpu.batches import GROUP, batch_of
 from benchmarks.gpu.figures import Figure, peak_bytes, seconds
 from benchmarks.gpu.settings import GIB, Settings
 from infra.models.checkpoint_folder import load_model
 from operators.trainer.config import LearnerConfig, Precision
 from operators.trainer.learner import Learner
 from operators.trainer.memory_plan import plan_memory, shape_of
-from schemas.identity import trajectory_id
-from schemas.records import MicroBatch
+from operators.trainer.ranks import ALONE, Ranks
 
-GROUP = 4
 FLOAT32_SHARE = 4
 """Float32 trains one sequence of so many: it is many times slower."""
 
@@ -35,7 +35,30 @@ def learner_float32(settings: Settings, model: Path) -> list[Figure]:
 
 def learner_checkpointing(settings: Settings, model: Path) -> list[Figure]:
     """An update with bfloat16 activations that are recomputed in the backward pass."""
-    return _update(settings, model, "bfloat16", checkpointing=True)
+    return _update(settings, model, "bfloat16", gradient_checkpointing=True)
+
+
+def learner_offloaded(settings: Settings, model: Path) -> list[Figure]:
+    """An update with bfloat16 activations and the optimizer's moments in host memory between two updates."""
+    return _update(settings, model, "bfloat16", offload=("moments",))
+
+
+def learner_one_rank(settings: Settings, model: Path) -> list[Figure]:
+    """An update with bfloat16 activations by FSDP2 on a mesh of one rank, over NCCL on a GPU: what sharding costs."""
+    backend = "gloo" if settings.device == "cpu" else f"cpu:gloo,{settings.device}:nccl"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return _update(settings, model, "bfloat16", ranks=OneRank())
+    finally:
+        dist.destroy_process_group()
+
+
+class OneRank(Ranks):
+    """A single rank that shards the model nevertheless, as each of several ranks does."""
+
+    def open_mesh(self, device: torch.device) -> DeviceMesh:
+        """The mesh of this rank."""
+        return init_device_mesh(device.type, (1,))
 
 
 def plain_bfloat16(settings: Settings, model: Path) -> list[Figure]:
@@ -48,60 +71,15 @@ def plain_float32(settings: Settings, model: Path) -> list[Figure]:
     return _plain(settings, model, "float32")
 
 
-def learner_config(settings: Settings, precision: Precision, *, checkpointing: bool = False) -> LearnerConfig:
-    """The learner's configuration."""
+def learner_config(settings: Settings, precision: Precision, **options: Any) -> LearnerConfig:
+    """The learner's configuration with further `options`."""
     return LearnerConfig(
         precision=precision,
-        gradient_checkpointing=checkpointing,
         micro_batch_tokens=settings.micro_batch_tokens,
         logits_chunk_tokens=settings.micro_batch_tokens // 2,
         learning_rate=1e-6,
+        **options,
     )
-
-
-def batch_of(sequences: int, length: int, vocabulary: int) -> MicroBatch:
-    """A batch of sequences of `length` tokens, half of them trained, in groups whose rewards differ.
-
-    Its logprobs are those of a model that finds all tokens of the vocabulary equally likely.
-    """
-    source = np.random.default_rng(0)
-    masks = np.tile(np.arange(length) >= length // 2, sequences)
-    zeros = np.zeros(sequences, np.int64)
-    values: dict[str, Any] = {
-        "token_ids": source.integers(1, 500, sequences * length).astype(np.int32),
-        "logprobs": np.where(masks, -np.log(vocabulary), 0.0).astype(np.float32),
-        "loss_mask": masks,
-        "lengths": np.full(sequences, length),
-        "prompt_lengths": np.full(sequences, length // 2),
-        "rewards": np.tile([0.0, 1.0], sequences // 2),
-        "temperatures": np.ones(sequences, np.float32),
-        "truncated": zeros.astype(bool),
-        **dict.fromkeys(("version_epochs", "version_numbers", "staleness"), zeros),
-        **dict.fromkeys(("lineage_partitions", "lineage_offsets"), zeros),
-        "breaks": np.empty(0, np.int64),
-        "context_rewards": np.empty(0, np.float32),
-    }
-    columns: dict[str, Any] = {name: _Column(each) for name, each in values.items()}
-    names = tuple(trajectory_id("train", i // GROUP, i % GROUP) for i in range(sequences))
-    return MicroBatch(batch=0, index=0, count=1, rank=0, trajectory_ids=names, **columns)
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column of a record, without pyarrow."""
-
-    values: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def to_numpy(self, **_: object) -> np.ndarray:
-        """The values."""
-        return self.values
-
-    def to_pylist(self) -> list[Any]:
-        """The values as a list."""
-        return list(self.values.tolist())
 
 
 def _sequences(settings: Settings, precision: Precision) -> int:
@@ -109,10 +87,12 @@ def _sequences(settings: Settings, precision: Precision) -> int:
     return max(GROUP, settings.sequences // share)
 
 
-def _update(settings: Settings, model: Path, precision: Precision, *, checkpointing: bool = False) -> list[Figure]:
+def _update(
+    settings: Settings, model: Path, precision: Precision, *, ranks: Ranks = ALONE, **options: Any
+) -> list[Figure]:
     """Tokens/s of an update, and the most memory it took beside the formula's."""
-    config = learner_config(settings, precision, checkpointing=checkpointing)
-    learner = Learner(config, model, settings.device)
+    config = learner_config(settings, precision, **options)
+    learner = Learner(config, model, settings.device, ranks)
     part = batch_of(_sequences(settings, precision), settings.length, int(settings.shape.config["vocab_size"]))
     took = seconds(settings.device, lambda: learner.update([part]), settings.repetitions)
     planned, peak = plan_memory(shape_of(model), 1, config).total, peak_bytes(settings.device)

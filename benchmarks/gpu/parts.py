@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,13 +34,16 @@ PARTS = (
     Part("learner, bfloat16", "learner", "learner_bfloat16", 90),
     Part("publication", "weights", "publication", 90),
     Part("load", "weights", "load", 90),
+    Part("cycle", "cycle", "cycle", 90),
+    Part("plain loop, bfloat16", "learner", "plain_bfloat16", 60),
     Part("engine, eager", "engine", "eager", 60),
     Part("engine, generate", "engine", "generate", 90),
-    Part("plain loop, bfloat16", "learner", "plain_bfloat16", 60),
-    Part("refreshes", "engine", "refreshes", 100),
+    Part("learner, one rank of FSDP2", "learner", "learner_one_rank", 60),
     Part("draws", "engine", "draws", 45),
-    Part("attention", "attention", "attention", 60),
+    Part("refreshes", "engine", "refreshes", 100),
+    Part("learner, offloaded moments", "learner", "learner_offloaded", 60),
     Part("learner, checkpointing", "learner", "learner_checkpointing", 60),
+    Part("attention", "attention", "attention", 60),
     Part("learner, float32", "learner", "learner_float32", 90),
     Part("plain loop, float32", "learner", "plain_float32", 60),
 )
@@ -66,20 +67,56 @@ class Outcome:
         }
 
 
-def run_part(part: Part, settings: Settings, model: Path, limit: float) -> Outcome:
-    """Run `part` in a process that is killed after `limit` seconds."""
-    result, seconds = _in_process(["--part", part.name, "--model", str(model)], asdict(settings), limit)
-    if isinstance(result, str):
-        return Outcome(error=result, seconds=seconds)
-    return Outcome([figure_of(entry) for entry in result["figures"]], seconds=seconds)
+class Runner:
+    """Runs each part in a process of its own, forked from this one, which has imported everything.
+
+    Where a GPU refuses forked processes they are started anew.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._start = multiprocessing.get_context("fork")
+
+    def describe(self, limit: float) -> dict[str, Any]:
+        """What `machine.describe` finds. Raises RuntimeError with the reason if that fails."""
+        result, _ = self._in_process("describe", {"device": self._device}, None, limit)
+        if isinstance(result, str) and self._device != "cpu":
+            self._start = multiprocessing.get_context("spawn")
+            result, _ = self._in_process("describe", {"device": self._device}, None, limit)
+        if isinstance(result, str):
+            raise RuntimeError(result)
+        return dict(result)
+
+    def run(self, part: Part, settings: Settings, model: Path, limit: float) -> Outcome:
+        """Run `part` in a process that is killed after `limit` seconds."""
+        result, seconds = self._in_process(part.name, asdict(settings), model, limit)
+        if isinstance(result, str):
+            return Outcome(error=result, seconds=seconds)
+        return Outcome([figure_of(entry) for entry in result["figures"]], seconds=seconds)
+
+    def _in_process(self, name: str, given: dict[str, Any], model: Path | None, limit: float) -> tuple[Any, float]:
+        """The result of a process, or the reason why there is none; and the seconds it took."""
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as scratch:
+            out = Path(scratch) / "result.json"
+            process = self._start.Process(target=_child, args=(name, given, model, out))
+            process.start()
+            process.join(max(1.0, limit))
+            seconds = time.perf_counter() - began
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+                return f"stopped after {limit:.0f} s", seconds
+            if not out.exists():
+                return f"its process ended with exit code {process.exitcode}", seconds
+            result = json.loads(out.read_text("utf-8"))
+            return result.get("error") or result, seconds
 
 
-def describe_device(device: str, limit: float) -> dict[str, Any]:
-    """What `machine.describe` finds, in a process of its own. Raises RuntimeError with the reason if that fails."""
-    result, _ = _in_process(["--part", "describe"], {"device": device}, limit)
-    if isinstance(result, str):
-        raise RuntimeError(result)
-    return dict(result)
+def import_parts() -> None:
+    """Import the modules of all parts, so that forked processes have them."""
+    for part in PARTS:
+        importlib.import_module(f"benchmarks.gpu.{part.module}")
 
 
 def measure(name: str, given: dict[str, Any], model: Path | None) -> dict[str, Any]:
@@ -105,22 +142,6 @@ def write_result(name: str, given: dict[str, Any], model: Path | None, out: Path
     out.write_text(json.dumps(result), "utf-8")
 
 
-def _in_process(arguments: Sequence[str], settings: dict[str, Any], limit: float) -> tuple[Any, float]:
-    """The result of a process, or the reason why there is none; and the seconds it took."""
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as scratch:
-        given, out = Path(scratch) / "settings.json", Path(scratch) / "result.json"
-        given.write_text(json.dumps(settings), "utf-8")
-        command = [sys.executable, "-m", "benchmarks.gpu", *arguments, "--settings", str(given), "--out", str(out)]
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
-        try:
-            done = subprocess.run(command, env=environment, timeout=max(1.0, limit), check=False, stdout=sys.stderr)
-        except subprocess.TimeoutExpired:
-            return f"stopped after {limit:.0f} s", time.perf_counter() - began
-        seconds = time.perf_counter() - began
-        if not out.exists():
-            return f"its process ended with exit code {done.returncode}", seconds
-        result = json.loads(out.read_text("utf-8"))
-        return result.get("error") or result, seconds
+def _child(name: str, given: dict[str, Any], model: Path | None, out: Path) -> None:
+    os.dup2(2, 1)  # standard output has the table alone
+    write_result(name, given, model, out)

@@ -50,6 +50,8 @@ class Settings:
     """Tokens of every response whose tokens/s are compared."""
     refresh_s: float
     repetitions: int
+    rounds: int
+    """Rounds of generation and training."""
     sequences: int
     """Sequences of a training batch, of `length` tokens, half of them trained."""
     length: int
@@ -70,6 +72,7 @@ def settings_for(device: str, memory: int) -> Settings:
             response=8,
             refresh_s=0.2,
             repetitions=1,
+            rounds=2,
             sequences=4,
             length=16,
             micro_batch_tokens=32,
@@ -85,10 +88,11 @@ def settings_for(device: str, memory: int) -> Settings:
         response=256,
         refresh_s=10.0,
         repetitions=3,
+        rounds=16,
         sequences=64,
         length=512,
         micro_batch_tokens=8192,
         matrix=8192,
-        copy_bytes=2 * GIB,
+        copy_bytes=GIB,
         attention_lengths=(4096, 2048, 2048, *(512,) * 16),
     )

@@ -23,6 +23,18 @@ def comparisons(outcomes: Outcomes) -> list[Figure]:
             ("plain loop, float32", "trained"),
             (">=", 0.95),
         ),
+        (
+            "offloaded moments over the learner",
+            ("learner, offloaded moments", "trained"),
+            (learner, "trained"),
+            (">=", 0.5),
+        ),
+        (
+            "one rank of FSDP2 over the learner",
+            ("learner, one rank of FSDP2", "trained"),
+            (learner, "trained"),
+            (">=", 0.9),
+        ),
         ("a draw over a step", ("draws", "a draw for every slot"), (engine, "a step"), ("<=", 0.2)),
     )
     figures = []
@@ -58,6 +70,7 @@ def _utilisation(outcomes: Outcomes) -> Iterator[Figure]:
         ("learner, bfloat16", "bfloat16"),
         ("plain loop, bfloat16", "bfloat16"),
         ("learner, checkpointing", "bfloat16"),
+        ("learner, one rank of FSDP2", "bfloat16"),
         ("learner, float32", "float32"),
         ("plain loop, float32", "float32"),
     ):

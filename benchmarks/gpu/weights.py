@@ -17,6 +17,7 @@ from benchmarks.gpu.figures import Figure, seconds, synchronize
 from benchmarks.gpu.learner import learner_config
 from benchmarks.gpu.settings import Settings
 from infra.models.dtypes import tensor_specs
+from infra.models.weights import mapped_tensors, weight_tensors
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
 from operators.trainer.learner import Learner
@@ -52,6 +53,7 @@ def publication(settings: Settings, model: Path) -> list[Figure]:
             newest = store.newest()
             assert newest is not None
             size = store.path(newest).stat().st_size
+            differing = _differing(store.path(newest), dict(weights.items()))
         finally:
             store.destroy()
     stall, copy = statistics.median(stalls[2:]), _copy_to_pinned(settings, size)
@@ -61,6 +63,7 @@ def publication(settings: Settings, model: Path) -> list[Figure]:
         Figure("version complete after", 1e3 * statistics.median(completions[2:]), "ms"),
         Figure("one copy to pinned memory", 1e3 * copy, "ms", note=f"{size / copy / 1e9:.1f} GB/s"),
         Figure("stall over that copy", stall / copy, "", ("<=", 3.0)),
+        Figure("tensors that are not the learner's", differing, "", ("<=", 0)),
     ]
 
 
@@ -75,6 +78,9 @@ def load(settings: Settings, model: Path) -> list[Figure]:
             lambda: load_version(engine, store, VERSIONS[next(numbers) % 2]),
             settings.repetitions,
         )
+        newest = VERSIONS[settings.repetitions % 2]
+        assert engine.version == newest
+        differing = _differing(store.path(newest), weight_tensors(engine.model))
     source = torch.zeros(size, dtype=torch.uint8, pin_memory=settings.device != "cpu")
     target = torch.zeros(size, dtype=torch.uint8, device=settings.device)
     copy = seconds(settings.device, lambda: target.copy_(source), settings.repetitions)
@@ -82,6 +88,7 @@ def load(settings: Settings, model: Path) -> list[Figure]:
         Figure("load of a version", 1e3 * took, "ms", note=f"{size / took / 1e9:.1f} GB/s"),
         Figure("one copy from pinned memory", 1e3 * copy, "ms", note=f"{size / copy / 1e9:.1f} GB/s"),
         Figure("load over that copy", took / copy, "", ("<=", 5.0)),
+        Figure("tensors that are not the version's", differing, "", ("<=", 0)),
     ]
 
 
@@ -98,6 +105,12 @@ class Written:
     def write_to(self, file: Path, views: Mapping[str, np.ndarray]) -> None:
         """Write the tensors, rounded, into `views`."""
         write_parts(self._weights, ALONE, lambda part: part.write(views))
+
+
+def _differing(version: Path, tensors: Mapping[str, torch.Tensor]) -> int:
+    """How many tensors of the file `version` differ from `tensors`, to whose dtypes they are rounded."""
+    stored = mapped_tensors(version)
+    return sum(not torch.equal(tensor.to(tensors[name].dtype), tensors[name].cpu()) for name, tensor in stored)
 
 
 def _copy_to_pinned(settings: Settings, size: int) -> float:

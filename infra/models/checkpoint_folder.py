@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from infra.models.device_copies import host_parts
 from infra.models.dtypes import tensor_specs
 from infra.store.layout import Layout
 from infra.store.weight_files import SINGLE
@@ -166,7 +167,8 @@ def _write_tensors(file: Path, specs: Mapping[str, Tensor], tensors: Iterable[tu
         sink.write(layout.header)
         for name, tensor in tensors:
             sink.seek(places.pop(name))
-            sink.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            for part in host_parts(tensor):
+                sink.write(part.view(torch.uint8).numpy().data)
         sink.flush()
         os.fsync(sink.fileno())
     if places:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,12 +20,13 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from infra.models.checkpoint_names import checkpoint_tensors
+from infra.models.device_copies import PART_BYTES, host_parts, read_part
 from infra.models.dtypes import DTYPES, TORCH_DTYPES
 from infra.store.weight_files import TensorPlace, tensor_places, tensors_in
 from infra.store.weight_store import mapped, open_mapped
 
 _PART_BYTES = 32 << 20
-"""Bytes that one thread reads at a time."""
+"""Bytes that one thread reads at a time into host memory."""
 _READER_THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -51,7 +53,8 @@ class WeightsDigest:
         """Yield `tensors`, adding each before it is yielded."""
         for name, tensor in tensors:
             self._digest.update(f"{name} {DTYPES[tensor.dtype]} {list(tensor.shape)}\0".encode())
-            self._digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            for part in host_parts(tensor):
+                self._digest.update(part.view(torch.uint8).numpy().data)
             yield name, tensor
 
     def hexdigest(self) -> str:
@@ -76,11 +79,9 @@ def load_weights(model: PreTrainedModel, path: Path, *, rounds: bool = False) ->
     """
     places = _places(path)
     tensors = _match(model, places, path, rounds)
-    direct = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if tensor.is_cpu and tensor.is_contiguous() and places[name].spec.dtype == DTYPES[tensor.dtype]
-    }
+    whole = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_contiguous()}
+    same = {name for name, tensor in whole.items() if places[name].spec.dtype == DTYPES[tensor.dtype]}
+    direct = {name: tensor for name, tensor in whole.items() if tensor.is_cuda or (tensor.is_cpu and name in same)}
     _read_all(path, places, direct)
     for name in tensors.keys() - direct.keys():
         with torch.no_grad():
@@ -120,19 +121,32 @@ def _read_new(path: Path, name: str, placed: TensorPlace) -> torch.Tensor:
 
 
 def _read_all(path: Path, places: Mapping[str, TensorPlace], tensors: Mapping[str, torch.Tensor]) -> None:
-    parts = []
+    """Read into `tensors`, which are contiguous; those on a GPU may have another dtype than the file."""
+    reads: list[Callable[[int], None]] = []
     for name, tensor in tensors.items():
-        memory = tensor.detach().flatten().view(torch.uint8).numpy().data
-        begin = places[name].start
-        parts += [(begin + at, memory[at : at + _PART_BYTES]) for at in range(0, len(memory), _PART_BYTES)]
+        dtype = TORCH_DTYPES[places[name].spec.dtype]
+        begin, flat = places[name].start, tensor.detach().flatten()
+        for part in flat.split((PART_BYTES if flat.is_cuda else _PART_BYTES) // dtype.itemsize):
+            reads.append(partial(_read_tensor, offset=begin, target=part, dtype=dtype))
+            begin += len(part) * dtype.itemsize
     with path.open("rb", buffering=0) as file:
-        if len(parts) < 2:
-            for part in parts:
-                _read(file.fileno(), *part)
+        if len(reads) < 2:
+            for read in reads:
+                read(file.fileno())
             return
         with ThreadPoolExecutor(_READER_THREADS) as readers:
-            for _ in readers.map(lambda part: _read(file.fileno(), *part), parts):
+            for _ in readers.map(lambda read: read(file.fileno()), reads):
                 pass
+    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
+
+
+def _read_tensor(file: int, offset: int, target: torch.Tensor, dtype: torch.dtype) -> None:
+    read = partial(_read, file, offset)
+    if target.is_cuda:
+        read_part(read, target, dtype)
+    else:
+        read(target.view(torch.uint8).numpy().data)
 
 
 def _read(file: int, offset: int, memory: memoryview) -> None:

@@ -82,8 +82,8 @@ class FixedShapeSteps:
         count = len(step.token_ids)
         rows = round_up(count, LEAST_ROWS, self._most_rows)
         width = round_up(int(step.positions.max()) + 1, LEAST_WIDTH, self._context)
-        self._token_ids[:count] = torch.from_numpy(step.token_ids)
-        self._positions[:count] = torch.from_numpy(step.positions)
+        self._token_ids[:count].copy_(torch.from_numpy(step.token_ids), non_blocking=True)
+        self._positions[:count].copy_(torch.from_numpy(step.positions), non_blocking=True)
         self._positions[count:rows] = 0
         if (rows, width) not in self._recorded:
             self._recorded[rows, width] = self._record(partial(self._run, rows, width))

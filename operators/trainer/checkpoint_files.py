@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from infra.models.checkpoint_list import MANIFEST
+from infra.models.device_copies import host_parts
 from infra.models.dtypes import DTYPES
 from infra.models.local_part import local_part
 from infra.models.stored_tensors import StoredTensors
@@ -183,8 +184,8 @@ def _output(file: StorageFolder) -> Iterator[BinaryIO]:
 def _pieces(layout: Layout, own: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     yield layout.header
     for spec in layout.specs:
-        for piece in own[spec.name].split(_HASH_BYTES):
-            yield piece.cpu().view(torch.uint8).numpy().data
+        for piece in host_parts(own[spec.name], part_bytes=_HASH_BYTES):
+            yield piece.view(torch.uint8).numpy().data
 
 
 def _digest(file: StorageFolder) -> tuple[int, str]:

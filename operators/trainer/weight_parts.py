@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from infra.models.device_copies import host_parts
+
 
 class NamedRange(NamedTuple):
     """The elements of a flattened tensor that are the tensor `name` of a checkpoint, such as one expert's."""
@@ -43,19 +45,26 @@ class WeightPart:
                     f"tensor {name!r} has {count} elements of {self.dtype}, which are not {views[name].nbytes} bytes"
                 )
         for name, begin, elements in self._slices():
-            torch.from_numpy(views[name]).view(self.dtype)[begin : begin + len(elements)].copy_(elements)
+            target = torch.from_numpy(views[name]).view(self.dtype)
+            if not elements.is_cuda:
+                target[begin : begin + len(elements)].copy_(elements)  # rounded without a copy in between
+                continue
+            for part in host_parts(elements, self.dtype):
+                target[begin : begin + len(part)].copy_(part)
+                begin += len(part)
 
     def write_to_file(self, file: int, places: Mapping[str, int]) -> None:
         """Write the elements to the open `file`, in which each tensor has its first byte at `places`. Raises OSError.
 
-        At most these elements are in memory twice, and no page of the file is mapped.
+        Few of these elements are in memory twice, and no page of the file is mapped.
         """
         for name, begin, elements in self._slices():
-            data = elements.to("cpu", self.dtype).contiguous().view(torch.uint8).numpy().data
             offset = places[name] + begin * self.dtype.itemsize
-            while data:
-                count = os.pwrite(file, data, offset)
-                data, offset = data[count:], offset + count
+            for part in host_parts(elements, self.dtype):
+                data = part.view(torch.uint8).numpy().data
+                while data:
+                    count = os.pwrite(file, data, offset)
+                    data, offset = data[count:], offset + count
 
     def _slices(self) -> Iterator[tuple[str, int, Tensor]]:
         """The elements by tensor: its name, the first of them within it, and the elements."""

@@ -7,8 +7,10 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -18,7 +20,7 @@ import pytest
 
 from benchmarks.gpu import parts, stand_ins, table
 from benchmarks.gpu.figures import Figure, figure_of
-from benchmarks.gpu.parts import PARTS, Outcome, run_part, write_result
+from benchmarks.gpu.parts import PARTS, Outcome, write_result
 from benchmarks.gpu.settings import GIB, SHAPES, settings_for
 
 SETTINGS = settings_for("cpu", 0)
@@ -30,7 +32,7 @@ HERE = Path(__file__).parent
 
 def test_gpu_check_needs_only_torch_and_transformers(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    command = [sys.executable, str(HERE / "gpu_check_in_one_process.py"), "--device", "cpu", "--results", str(results)]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--results", str(results)]
     paths = os.pathsep.join(map(str, (HERE / "torch_alone", HERE.parents[1])))
     environment = os.environ | {"PYTHONPATH": paths, "BLOCKED_PACKAGES": ",".join(other_packages())}
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
@@ -55,12 +57,18 @@ def test_gpu_check_reports_a_part_that_fails(tmp_path: Path) -> None:
 
 
 def test_gpu_check_describes_the_device_in_a_process_of_its_own() -> None:
-    assert parts.describe_device("cpu", limit=120)["name"] == "cpu"
+    assert parts.Runner("cpu").describe(limit=120)["name"] == "cpu"
 
 
 def test_gpu_check_stops_a_part_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts.subprocess, "run", _never_ends)
-    assert run_part(PARTS[0], SETTINGS, tmp_path, limit=7).error == "stopped after 7 s"
+    monkeypatch.setattr(parts, "measure", _never_ends)
+    assert parts.Runner("cpu").run(PARTS[0], SETTINGS, tmp_path, limit=1).error == "stopped after 1 s"
+
+
+def test_gpu_check_reports_a_part_whose_process_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "measure", _kills_itself)
+    outcome = parts.Runner("cpu").run(PARTS[0], SETTINGS, tmp_path, limit=60)
+    assert outcome.error == "its process ended with exit code -9"
 
 
 def test_stand_ins_replace_only_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +116,12 @@ def test_table_compares_parts_and_names_missed_goals() -> None:
     assert "NaN" not in written
 
 
-def _never_ends(command: list[str], **arguments: float) -> None:
-    raise parts.subprocess.TimeoutExpired(command, arguments["timeout"])
+def _never_ends(*_: object) -> None:
+    time.sleep(600)
+
+
+def _kills_itself(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def other_packages() -> list[str]:

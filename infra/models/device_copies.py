@@ -1,0 +1,51 @@
+"""Copies between a GPU and files, through pinned memory.
+
+Between a GPU and ordinary memory the driver copies page by page (on an H200 0.7 to 7 GB/s), between it and pinned
+memory at the speed of the bus (55 GB/s), and while the host does something else. torch keeps pinned memory for reuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+PART_BYTES = 4 << 20
+"""Bytes of a part: few enough that the first one arrives early, enough that a part's own cost does not count."""
+
+
+def host_parts(tensor: Tensor, dtype: torch.dtype | None = None, part_bytes: int = PART_BYTES) -> Iterator[Tensor]:
+    """The elements of `tensor` in order, rounded to `dtype` if given, in parts [any] in host memory.
+
+    Each part is valid until the next one is taken; while it is used, the next one arrives.
+    """
+    flat, dtype = tensor.detach().flatten(), dtype or tensor.dtype
+    parts = flat.split(max(1, part_bytes // dtype.itemsize))
+    if not flat.is_cuda:
+        yield from (part.to(dtype) for part in parts)
+        return
+    buffers = [torch.empty(len(parts[0]), dtype=dtype, pin_memory=True) for _ in parts[:2]]
+    arriving: tuple[Tensor, torch.cuda.Event] | None = None
+    for number, part in enumerate(parts):
+        target = buffers[number % 2][: len(part)]
+        target.copy_(part.to(dtype), non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        if arriving is not None:
+            arriving[1].synchronize()
+            yield arriving[0]
+        arriving = target, arrived
+    if arriving is not None:
+        arriving[1].synchronize()
+        yield arriving[0]
+
+
+def read_part(read: Callable[[memoryview], None], target: Tensor, dtype: torch.dtype) -> None:
+    """Fill `target` [any] on a GPU with the elements, of `dtype`, whose bytes `read` writes into host memory.
+
+    The copy is under way when this returns.
+    """
+    source = torch.empty(len(target), dtype=dtype, pin_memory=True)
+    read(source.view(torch.uint8).numpy().data)
+    target.copy_(source.to(target.device, non_blocking=True), non_blocking=True)
