@@ -41,6 +41,15 @@ def host_parts(tensor: Tensor, dtype: torch.dtype | None = None, part_bytes: int
         yield arriving[0]
 
 
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`, in pinned memory if it comes from a GPU to the host. The copy is under way when this
+    returns: `torch.cuda.synchronize` waits for it.
+    """
+    if device.type != "cpu" or not tensor.is_cuda or type(tensor) is not Tensor:  # such as a sharded one
+        return tensor.to(device, non_blocking=device.type != "cpu")
+    return torch.empty_like(tensor, device=device, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
 def read_part(read: Callable[[memoryview], None], target: Tensor, dtype: torch.dtype) -> None:
     """Fill `target` [any] on a GPU with the elements, of `dtype`, whose bytes `read` writes into host memory.
 

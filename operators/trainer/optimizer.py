@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from infra.models.device_copies import moved
 from operators.trainer.config import LearnerConfig
 
 
@@ -34,7 +35,9 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, Tensor):
-                state[name] = value.to(device)
+                state[name] = moved(value, device)
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def moments(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
