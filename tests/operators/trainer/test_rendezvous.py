@@ -26,7 +26,15 @@ from operators.trainer.config import CriticConfig, LearnerConfig
 from operators.trainer.rank_addresses import AddressFile, AddressTopic
 from operators.trainer.rank_training import _common_settings, start_rank_training
 from operators.trainer.ranks import Ranks
-from operators.trainer.rendezvous import RankLost, Rendezvous, _bind_collectives, _find, lost_ranks, wait_for_ranks
+from operators.trainer.rendezvous import (
+    RankLost,
+    Rendezvous,
+    _bind_collectives,
+    _find,
+    join_process_group,
+    lost_ranks,
+    wait_for_ranks,
+)
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import RankAddress
 from schemas.topics import RANKS
@@ -229,6 +237,16 @@ def check_forever(rendezvous: Rendezvous) -> NoReturn:
 
 def test_single_rank_needs_no_store(tmp_path: Path) -> None:
     Rendezvous().check()
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", 0), ("cuda:3", 3)])
+def test_rank_selects_its_gpu_also_without_a_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, expected: int
+) -> None:
+    selected: list[int] = []
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", selected.append, raising=False)
+    join_process_group(AddressFile(tmp_path), Ranks(), device=device)
+    assert selected == [expected]
 
 
 def test_rank_0_listens_on_its_host_only(ranks: RankThreads) -> None:
