@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 PART_BYTES = 4 << 20
 """Bytes of a part: few enough that the first one arrives early, enough that a part's own cost does not count."""
+
+
+def on_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """`values` on `device`. On a GPU the copy is under way when this returns: nothing waits for earlier work there."""
+    tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    return tensor.to(device) if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def host_parts(tensor: Tensor, dtype: torch.dtype | None = None, part_bytes: int = PART_BYTES) -> Iterator[Tensor]:

@@ -55,7 +55,7 @@ def segment_sums(values: Tensor, segments: Tensor, count: int) -> Tensor:
 
 def segment_means(values: Tensor, segments: Tensor, count: int) -> Tensor:
     """The mean of `values` of each segment, [count]; 0 for an empty segment."""
-    return segment_sums(values, segments, count) / torch.bincount(segments, minlength=count).clamp(min=1)
+    return segment_sums(values, segments, count) / segment_sums(torch.ones_like(values), segments, count).clamp(min=1)
 
 
 def clipped_surrogate(policy: PolicyLogprobs, advantages: Tensor, clip: Clip) -> TokenLosses:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from infra.models.device_copies import on_device
 from operators.trainer.ranks import ALONE, Ranks
 from schemas.records import PolicyVersion
 
@@ -36,26 +37,29 @@ class Mismatch:
     """Sums over tokens of `fresh` sequences, bool[n] over the batch: those sampled under the current weights."""
 
     fresh: Tensor
-    sums: Tensor = field(default_factory=lambda: torch.zeros(3 + len(SHARES), dtype=torch.float64))
-    """Token count, sum of |Δ|, sum of k3 of Δ, and token counts with |Δ| above each of `SHARES`."""
-    largest: float = 0.0
+    sums: Tensor | None = None
+    """Token count, sum of |Δ|, sum of k3 of Δ, and token counts with |Δ| above each of `SHARES`; on the device."""
+    largest: Tensor | None = None
 
     @torch.no_grad()
     def add(self, current: Tensor, behaviour: Tensor, rows: Tensor) -> None:
         """Add logprobs float[m] of tokens that belong to the sequences `rows` int64[m]."""
-        delta = (current - behaviour).double().cpu()[self.fresh[rows]]
-        if not len(delta):
+        fresh = self.fresh[rows]
+        if not fresh.any():
             return
+        fresh = on_device(fresh, current.device)
+        delta = torch.where(fresh, (current - behaviour).double(), 0.0)
         absolute = delta.abs()
-        counts = [(absolute > share).sum().double() for share in SHARES]
-        k3 = (delta.exp() - delta - 1).sum()
-        self.sums = self.sums + torch.stack([torch.tensor(len(delta)).double(), absolute.sum(), k3, *counts])
-        self.largest = max(self.largest, float(absolute.max()))
+        values = (fresh, absolute, delta.exp() - delta - 1, *(absolute > share for share in SHARES))
+        sums, largest = torch.stack([value.sum(dtype=torch.float64) for value in values]), absolute.max()
+        self.sums = sums if self.sums is None else self.sums + sums
+        self.largest = largest if self.largest is None else torch.maximum(self.largest, largest)
 
     def means(self, ranks: Ranks = ALONE) -> dict[str, float]:
         """`mismatch/...` over the tokens of all ranks; empty without fresh tokens. A collective."""
-        tokens, absolute, k3, *counts = ranks.total(self.sums.tolist())
-        largest = ranks.maximum(self.largest)
+        own = [0.0] * (3 + len(SHARES)) if self.sums is None else self.sums.tolist()
+        tokens, absolute, k3, *counts = ranks.total(own)
+        largest = ranks.maximum(0.0 if self.largest is None else float(self.largest))
         if not tokens:
             return {}
         shares = {f"mismatch/share_above_{nats:g}": n / tokens for nats, n in zip(SHARES, counts, strict=True)}

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from infra.models.device_copies import on_device
 from operators.trainer.context_parallel import ContextSlice
 
 Kernel = Callable[..., Tensor]
@@ -111,11 +112,9 @@ def lay_out(lengths: np.ndarray, device: torch.device) -> PackedLayout:
     first[order] = begins
     from_blocks = np.repeat(first, lengths) + positions
     moved = len(to_blocks) > total or (to_blocks != np.arange(total)).any()
-    inwards, outwards = (torch.from_numpy(each).to(device) if moved else None for each in (to_blocks, from_blocks))
-    ends = torch.from_numpy(np.append(starts, total).astype(np.int32)).to(device)
-    return PackedLayout(
-        torch.from_numpy(positions)[None].to(device), blocks, inwards, outwards, ends, int(lengths.max())
-    )
+    inwards, outwards = (on_device(each, device) if moved else None for each in (to_blocks, from_blocks))
+    ends = on_device(np.append(starts, total).astype(np.int32), device)
+    return PackedLayout(on_device(positions[None], device), blocks, inwards, outwards, ends, int(lengths.max()))
 
 
 def _split(lengths: np.ndarray, block_cost: int) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from infra.models.device_copies import on_device
 from operators.trainer.batch import TrainingBatch
 from operators.trainer.context_parallel import WHOLE, ContextGroup, ContextSlice, PredictorCounts, counts_in_slices
 from operators.trainer.packed_attention import PackedLayout, lay_out
@@ -70,11 +71,11 @@ class TrainingMicroBatch:
 
     def select_tokens(self, values: Tensor) -> Tensor:
         """Select from `values`, one per trained token of the batch: float32[m] on this device."""
-        return values[self.places].float().to(self.behaviour.device)
+        return on_device(values[self.places].float(), self.behaviour.device)
 
     def select_sequences(self, values: Tensor) -> Tensor:
         """Select from `values`, one per sequence of the batch, for each token: float32[m] on this device."""
-        return values[self.rows].float().to(self.behaviour.device)
+        return on_device(values[self.rows].float(), self.behaviour.device)
 
 
 def pack_tokens(
@@ -92,12 +93,12 @@ def pack_tokens(
     kept = np.ones(len(token_ids), bool)
     kept[np.cumsum(lengths) - 1] = lengths == 1  # a blank micro-batch keeps its token: a model needs an input
     trained = np.flatnonzero(loss_mask)
-    predictors = torch.from_numpy((np.cumsum(kept) - 1)[trained - 1]).to(device)
-    ids = torch.from_numpy(token_ids[kept])[None].to(device)
-    targets = torch.from_numpy(token_ids[trained]).to(device)
+    predictors = on_device((np.cumsum(kept) - 1)[trained - 1], device)
+    ids = on_device(token_ids[kept][None], device)
+    targets = on_device(token_ids[trained], device)
     of_targets = None
     if temperatures is not None and (temperatures != 1).any():
-        of_targets = torch.from_numpy(np.repeat(temperatures, lengths)[loss_mask]).to(device)
+        of_targets = on_device(np.repeat(temperatures, lengths)[loss_mask], device)
     return PackedTokens(ids, lay_out(np.maximum(lengths - 1, 1), device), predictors, targets, of_targets)
 
 
@@ -130,8 +131,8 @@ def pack(
     places = torch.from_numpy(_ranges((np.cumsum(batch.trained) - batch.trained)[rows], trained))
     return TrainingMicroBatch(
         packed=pack_tokens(batch.token_ids[taken], loss_mask, lengths, device, temperatures).slice_for(context),
-        behaviour=torch.from_numpy(batch.behaviour[taken][loss_mask]).to(device),
-        segments=torch.from_numpy(np.repeat(np.arange(len(rows)), trained)).to(device),
+        behaviour=on_device(batch.behaviour[taken][loss_mask], device),
+        segments=on_device(np.repeat(np.arange(len(rows)), trained), device),
         places=places,
         rows=torch.from_numpy(np.repeat(rows, trained)),
         sequences=len(rows),

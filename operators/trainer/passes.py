@@ -36,9 +36,10 @@ class PolicyTargets:
 @torch.no_grad()
 def score_tokens(score: Callable[[TrainingMicroBatch], Tensor], parts: Parts, tokens: int) -> Tensor:
     """`score` of each of a batch's `tokens` trained tokens, float32[tokens]; 0 for tokens in no part."""
+    scored = [(part.places, score(part).float()) for part in parts]  # all are queued before the first is awaited
     scores = torch.zeros(tokens)
-    for part in parts:
-        scores[part.places] = score(part).float().cpu()
+    for places, values in scored:
+        scores[places] = values.cpu()
     return scores
 
 

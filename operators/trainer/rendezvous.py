@@ -114,7 +114,8 @@ def join_process_group(
     it waits; ValueError if rank 0 has other ranks, another model or other settings.
     """
     if device.startswith("cuda"):
-        torch.cuda.set_device(torch.device(device).index or 0)  # NCCL, and all that names no device, uses the current one
+        # NCCL, and all that names no device, uses the current one.
+        torch.cuda.set_device(torch.device(device).index or 0)
     if ranks.count == 1:
         return Rendezvous()
     if dist.is_initialized():
