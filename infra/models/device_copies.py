@@ -38,7 +38,7 @@ def host_parts(tensor: Tensor, dtype: torch.dtype | None = None, part_bytes: int
         target = buffers[number % 2][: len(part)]
         target.copy_(part.to(dtype), non_blocking=True)
         arrived = torch.cuda.Event()
-        arrived.record()
+        arrived.record(torch.cuda.current_stream(flat.device))  # the thread's current device may be another one
         if arriving is not None:
             arriving[1].synchronize()
             yield arriving[0]
