@@ -6,14 +6,40 @@ memory at the speed of the bus (55 GB/s), and while the host does something else
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 PART_BYTES = 4 << 20
 """Bytes of a part: few enough that the first one arrives early, enough that a part's own cost does not count."""
+
+
+def use_device(device: torch.device | str) -> None:
+    """Make `device`, if it is a GPU, the current one of this thread: FSDP, NCCL and all that names no device use it.
+
+    Each thread has its own, GPU 0 at first.
+    """
+    chosen = torch.device(device)
+    if chosen.type == "cuda":
+        # cuBLAS reads it when CUDA starts; without it torch's deterministic mode refuses matrix products.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.cuda.set_device(chosen.index or 0)
+
+
+def use_own_stream(device: torch.device) -> None:
+    """`use_device`, with a stream of this thread's own: its copies do not wait for other threads' kernels."""
+    use_device(device)
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())
+
+
+def synchronize(*devices: torch.device) -> None:
+    """Wait for all that was begun on those of `devices` that are GPUs."""
+    for device in {each for each in devices if each.type == "cuda"}:
+        torch.cuda.synchronize(device)
 
 
 def on_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
@@ -49,12 +75,23 @@ def host_parts(tensor: Tensor, dtype: torch.dtype | None = None, part_bytes: int
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`, in pinned memory if it comes from a GPU to the host. The copy is under way when this
-    returns: `torch.cuda.synchronize` waits for it.
+    """`tensor` on `device`, in pinned memory if it comes from a GPU to the host; of a sharded one this rank's part. The
+    copy is under way when this returns: `synchronize` waits for it.
     """
-    if device.type != "cpu" or not tensor.is_cuda or type(tensor) is not Tensor:  # such as a sharded one
+    if device.type != "cpu" or not tensor.is_cuda:
         return tensor.to(device, non_blocking=device.type != "cpu")
     return torch.empty_like(tensor, device=device, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def move_module(module: nn.Module, device: torch.device) -> None:
+    """`module.to(device)`, through pinned memory."""
+
+    def move(tensor: Tensor) -> Tensor:
+        there = moved(tensor, device)
+        synchronize(tensor.device, there.device)  # FSDP may copy it on the host next
+        return there
+
+    module._apply(move)
 
 
 def read_part(read: Callable[[memoryview], None], target: Tensor, dtype: torch.dtype) -> None:
@@ -62,6 +99,6 @@ def read_part(read: Callable[[memoryview], None], target: Tensor, dtype: torch.d
 
     The copy is under way when this returns.
     """
-    source = torch.empty(len(target), dtype=dtype, pin_memory=True)
+    source = torch.empty(target.numel(), dtype=dtype, pin_memory=True)
     read(source.view(torch.uint8).numpy().data)
-    target.copy_(source.to(target.device, non_blocking=True), non_blocking=True)
+    target.copy_(source.view(target.shape).to(target.device, non_blocking=True), non_blocking=True)

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 
 from infra.models.checkpoint_list import list_checkpoints
+from infra.models.device_copies import synchronize, use_own_stream
 from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
 from operators.trainer.checkpoint import complete_checkpoint, write_checkpoint, write_part
@@ -37,7 +38,7 @@ class CheckpointWriter:
 
     def __init__(self, config: TrainingConfig, training: RankTraining, checkpoints: StorageFolder) -> None:
         self._config, self._training, self._checkpoints = config, training, checkpoints
-        self._thread = ThreadPoolExecutor(1, "write checkpoint")
+        self._thread = ThreadPoolExecutor(1, "write checkpoint", use_own_stream, (training.device,))
         self._closed = threading.Event()
         self._part: Future[RankFile] | None = None
         self._whole: Future[None] | None = None
@@ -61,6 +62,7 @@ class CheckpointWriter:
         self.finish()
         state, position = self._training.state(), self._training.position
         self._begun = position.version
+        synchronize(self._training.device)  # the thread's stream does not wait for the last step
         if self._training.ranks.count == 1:
             self._part = None
             self._whole = self._thread.submit(self._write_alone, state, position)

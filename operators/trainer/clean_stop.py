@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from infra.models.device_copies import use_device
 from infra.runners.stopping import STOPPING
 from infra.store.publisher import PublishFailed
 from operators.io.elements import Output
@@ -33,6 +34,7 @@ def fold_with_ranks(training: RankTraining, fold: Callable[[], list[Output]]) ->
     """
     if training.stopped:
         return []
+    use_device(training.device)  # runners fold on any of their threads
     try:
         with lost_ranks():
             return fold()
@@ -77,7 +79,8 @@ def keep_with_rank_0(training: RankTraining, checkpoints: CheckpointWriter) -> N
 
 
 def _stopped_after_training(training: RankTraining, checkpoints: CheckpointWriter) -> bool:
-    """Stop training. Return whether batches were trained; the last checkpoint that was begun is complete then."""
+    """Stop training, on any thread. Return whether batches were trained; the last checkpoint that was begun is complete then."""
+    use_device(training.device)
     training.stop()
     if training.trained == 0:
         return False

@@ -235,7 +235,7 @@ class LearnerConfig:
     weights outside of its turn. Costs the transfer of 16 bytes a parameter in each optimizer step, and of the reference
     in each batch."""
     share_device: bool = False
-    """Load actor, critic and reference on the device one at a time instead of all at once."""
+    """Load actor, critic and reference on the device one at a time instead of all at once. With a single rank only."""
     micro_batch_tokens: int = 1024
     """Tokens (prompts included) of one forward and backward pass; a longer sequence is alone in its pass."""
     logits_chunk_tokens: int = 4096

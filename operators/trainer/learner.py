@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from infra.models.device_copies import move_module
 from infra.runners.step_metrics import phase
 from operators.trainer.advantages import Rewards, value_targets
 from operators.trainer.algorithms import AGGREGATIONS, resolve
@@ -96,7 +98,7 @@ class Learner:
                 trained=False,
                 dtype=getattr(torch, config.reference_dtype),
             )
-            models["reference"] = self._reference.to
+            models["reference"] = partial(move_module, self._reference)
         shared = models if config.share_device and len(models) > 1 else ()
         offloaded = {*shared, *(name for name in models if name in config.offload)}
         self._device_turns = DeviceTurns(self._device, models, offloaded=offloaded)

@@ -29,6 +29,8 @@ _MLP_ACTIVATIONS = 4
 _LOGIT_COPIES = 3
 """Float32 tensors of the size of the logits that exist at once: logits, log-softmax, gradient. With bfloat16 the
 model's own logits and their gradient are in addition; measured on an H200, the plan is 2 % above the peak."""
+_PINNED = 2
+"""The most by which a block of pinned memory exceeds the tensor in it."""
 _STATE = ("weights", "gradients", "moments", "critic", "reference")
 """The parts that `share_device` moves."""
 
@@ -104,10 +106,12 @@ def plan_rank(shape: ModelShape, config: TrainingConfig) -> MemoryPlan:
 
 
 def offloaded_bytes(shape: ModelShape, config: TrainingConfig) -> int:
-    """Bytes that a rank of `config` on a GPU has in host memory, at most."""
+    """Bytes that a rank of `config` on a GPU has in host memory, at most: torch rounds each block of pinned memory up
+    to a power of two.
+    """
     parts = plan_memory(shape, config.ranks_of_a_copy, replace(config.learner, offload=())).parts
     names = _STATE if config.learner.share_device else config.learner.offload
-    return sum(parts[name] for name in names)
+    return _PINNED * sum(parts[name] for name in names)
 
 
 def _adapters(shape: ModelShape, rank: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from infra.models.device_copies import moved
+from infra.models.device_copies import moved, synchronize
 from operators.trainer.config import LearnerConfig
 
 
@@ -31,13 +31,16 @@ def build_optimizer(parameters: Mapping[str, nn.Parameter], config: LearnerConfi
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Move the moments of `optimizer` to `device`; parameters stay where they are."""
+    """Move the moments of `optimizer` to `device`; parameters stay where they are, and so do AdamW's step counts: they
+    are single numbers, which it reads on the parameters' device.
+    """
+    devices = {device}
     for state in optimizer.state.values():
         for name, value in state.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and (value.ndim or device.type != "cpu"):
+                devices.add(value.device)
                 state[name] = moved(value, device)
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    synchronize(*devices)
 
 
 def moments(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

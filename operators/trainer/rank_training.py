@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from infra.models.checkpoint_list import list_checkpoints
+from infra.models.device_copies import use_device
 from infra.storage import StorageFolder
 from infra.store.weight_files import model_fingerprint
 from operators.io.elements import PartitionKey
@@ -48,6 +49,8 @@ class RankTraining:
     are published (`joint_actions.py`).
     """
 
+    device: torch.device
+    """The device of this rank's part of the model."""
     weights: RankWeights
     """The policy's weights, rounded to the rollouts' data type, which all ranks write."""
     full_weights: GatheredWeights
@@ -68,6 +71,8 @@ class RankTraining:
         ranks = self.ranks = self.rendezvous.ranks
         epoch = self._epoch = int(ranks.gather(torch.tensor([epoch]))[0])  # a version is the same on all ranks
         device = config.device_of(ranks.rank)
+        self.device = torch.device(device)
+        use_device(device)
         check_device_memory(model, config, device)
         self._learner = open_learner(config.learner, model, device, ranks)
         rounded, full = self._learner.weights(getattr(torch, dtype)), self._learner.weights()

@@ -17,10 +17,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from infra.listening import interface_towards, listening_socket
+from infra.models.device_copies import use_device
 from infra.runners.stopping import STOPPING
 from operators.trainer.rank_addresses import Addresses
 from operators.trainer.ranks import ALONE, Ranks
@@ -113,9 +113,7 @@ def join_process_group(
     seconds (see `lost_ranks`). Raises RankLost if this process has joined a process group before, or is stopped while
     it waits; ValueError if rank 0 has other ranks, another model or other settings.
     """
-    if device.startswith("cuda"):
-        # NCCL, and all that names no device, uses the current one.
-        torch.cuda.set_device(torch.device(device).index or 0)
+    use_device(device)
     if ranks.count == 1:
         return Rendezvous()
     if dist.is_initialized():

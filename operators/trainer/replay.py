@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from infra.models.checkpoint_folder import load_model, load_tokenizer, write_model
+from infra.models.device_copies import use_device
 from infra.models.weights import WeightsDigest, weight_tensors, weights_digest
 from operators.trainer.assembly import BatchAssembly, WholeBatch, empty_reason
 from operators.trainer.checkpoint_files import StoredState
@@ -58,7 +59,9 @@ class Replay:
         torch.set_num_threads(config.threads)
         self._model, self._ranks, self._config, self._shards = model, ranks, config, shards
         self._partitions = range(recorded * shards) if ranks.count == 1 else batch_partitions(ranks.rank, shards)
-        self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
+        device = config.device_of(ranks.rank)
+        use_device(device)
+        self._learner = Learner(config.learner, model, device, ranks)
         self._batches_taken, self._starts = 0, dict.fromkeys(self._partitions, 0)
         if checkpoint is not None:
             with StoredState(checkpoint) as stored:

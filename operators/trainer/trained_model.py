@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from infra.models.device_copies import move_module
 from operators.trainer.config import LearnerConfig
 from operators.trainer.device_sharing import HOST
 from operators.trainer.optimizer import allocate_moments, build_optimizer, moments, move_state
@@ -57,7 +58,7 @@ class TrainedModel:
 
     def move(self, device: torch.device) -> None:
         """Move weights, gradients and moments to `device`; parameters stay the same objects."""
-        self._module.to(device)
+        move_module(self._module, device)
         if not self._offloads_moments:
             move_state(self._optimizer, device)
 

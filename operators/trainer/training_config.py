@@ -68,6 +68,8 @@ class TrainingConfig:
             raise ValueError(
                 f"context_ranks must be at least 1 and divide ranks ({self.ranks}), not {self.context_ranks}"
             )
+        if self.learner.share_device and self.ranks > 1:
+            raise ValueError(f"learner.share_device needs ranks = 1, not {self.ranks}: set learner.offload instead")
         check_gpu_list("gpus", self.gpus)
         if self.gpus and self.device != "cuda":
             raise ValueError(f"gpus needs device = 'cuda', not {self.device!r}")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from infra.models.device_copies import host_parts, moved, on_device, read_part
+from infra.models import device_copies
+from infra.models.device_copies import host_parts, move_module, moved, on_device, read_part, use_device
 
 GPU = torch.device("cuda:3")
 
@@ -45,7 +50,7 @@ class Driver:
     def empty_like(self, like: Tensor, *, pin_memory: bool = False, **options: Any) -> Tensor:
         if pin_memory:
             self.pinned.append(tuple(like.shape))
-        return self._empty_like(like.as_subclass(Tensor), **options)
+        return self._empty_like(like, **options)
 
     def _record(self, stream: str = "stream of the current device") -> None:
         self.recorded.append(stream)
@@ -94,10 +99,47 @@ def test_moved_arrives_in_pinned_memory_from_a_gpu(driver: Driver) -> None:
     values = torch.arange(6.0).view(2, 3)
     there = moved(values.as_subclass(OnGpu), torch.device("cpu"))
     assert driver.pinned == [(2, 3)]
-    assert type(there) is Tensor and torch.equal(there, values)
+    assert torch.equal(there.as_subclass(Tensor), values)
+
+
+def test_moved_part_of_a_sharded_tensor_is_pinned(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sharded = distribute_tensor(torch.arange(6.0).view(3, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
+        monkeypatch.setattr(DTensor, "is_cuda", True)
+        there = moved(sharded, torch.device("cpu"))
+        assert driver.pinned == [(3, 2)]
+        assert isinstance(there, DTensor) and there.placements == sharded.placements
+        assert torch.equal(there.to_local(), sharded.to_local())
+    finally:
+        dist.destroy_process_group()
+
+
+def test_move_module_waits_for_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    monkeypatch.setattr(device_copies, "moved", lambda tensor, _: tensor.clone().as_subclass(OnGpu))
+    module = nn.Module()
+    module.register_buffer("one", torch.ones(2))
+    module.register_buffer("two", torch.ones(3))
+    move_module(module, GPU)
+    assert waits == [GPU] * 2
+    assert all(isinstance(buffer, OnGpu) for buffer in module.buffers())
+
+
+def test_use_device_is_for_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    selected: list[int] = []
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+    use_device("cpu")
+    assert not selected and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    for device in ("cuda", GPU):
+        use_device(device)
+    assert selected == [0, 3]
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 def test_on_device_copies_values_to_the_device() -> None:
     assert on_device(torch.arange(3).numpy(), torch.device("cpu")).tolist() == [0, 1, 2]
-    with FakeTensorMode():
+    with FakeTensorMode():  # to a GPU nothing has to be pinned first
         assert moved(torch.zeros(2), torch.device("cuda:0")).device == torch.device("cuda:0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +14,12 @@ from stored_states import read_checkpoint
 from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_list import list_checkpoints
-from operators.io.elements import Polled
+from operators.io.elements import Output, Polled
 from operators.trainer import checkpoint_writer, clean_stop
 from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.checkpoint_writer import CheckpointWriter
-from operators.trainer.clean_stop import keep_newest, keep_with_rank_0
+from operators.trainer.clean_stop import fold_with_ranks, keep_newest, keep_with_rank_0
 from operators.trainer.config import LearnerConfig
 from operators.trainer.persist import CheckpointError
 from operators.trainer.rank_training import RankTraining
@@ -70,6 +71,48 @@ def test_optimizer_step_waits_until_the_checkpoint_is_written(
     assert all(torch.equal(saved.weights[name], before[name]) for name in before)
     assert not all(torch.equal(tensor, before[name]) for name, tensor in training.state().weights.items())
     writer.close()
+
+
+def test_checkpoint_is_copied_on_a_stream_of_its_own(
+    tmp_path: Path, training: RankTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, once the last step is done: otherwise its pieces wait for the kernels of the next batch."""
+    calls: list[tuple[str, object, bool]] = []
+    main = threading.get_ident()
+
+    def record(name: str) -> Callable[[object], None]:
+        return lambda what: calls.append((name, what, threading.get_ident() == main))
+
+    for name in ("set_device", "set_stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, record(name))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: "own")
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", lambda *_, **__: record("write")("part"))
+    training.device = torch.device("cuda:3")
+    writer = CheckpointWriter(CONFIG, training, tmp_path / "checkpoints")
+    writer.begin()
+    writer.finish()
+    writer.close()
+    of_thread = [("set_device", 3, False), ("set_stream", "own", False)]
+    assert [call for call in calls if not call[2]] == [*of_thread, ("write", "part", False)]
+    assert [call for call in calls if call[2]] == [("synchronize", torch.device("cuda:3"), True)]
+
+
+def test_ranks_fold_on_their_device_on_every_thread(training: RankTraining, monkeypatch: pytest.MonkeyPatch) -> None:
+    selected: list[tuple[int, int]] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: selected.append((threading.get_ident(), number)))
+    training.device = torch.device("cuda:2")
+    folds = list[int]()
+
+    def fold() -> list[Output]:
+        folds.append(threading.get_ident())
+        return []
+
+    other = threading.Thread(target=lambda: fold_with_ranks(training, fold))
+    other.start()
+    other.join()
+    fold_with_ranks(training, fold)
+    assert selected == [(thread, 2) for thread in folds]
+    assert len(set(folds)) == 2
 
 
 def test_failed_checkpoint_fails_the_next_optimizer_step(tmp_path: Path, training: RankTraining) -> None:

@@ -108,9 +108,10 @@ def test_offloaded_state_is_in_host_memory_only_with_gpus() -> None:
     kept = plan_memory(SHAPE, 4, LearnerConfig(algorithm=algorithm))
     assert plan_rank(SHAPE, on_cpu) == kept
     assert plan_rank(SHAPE, on_gpu).total < kept.total
-    assert offloaded_bytes(SHAPE, on_gpu) == kept.parts["moments"] + kept.parts["reference"]
-    turns = TrainingConfig(learner=LearnerConfig(algorithm=algorithm, share_device=True), ranks=4, device="cuda")
-    assert offloaded_bytes(SHAPE, turns) == (16 + 4) * SHAPE.parameters // 4
+    pinned = 2  # a block of pinned memory may be so many times as large as its tensor
+    assert offloaded_bytes(SHAPE, on_gpu) == pinned * (kept.parts["moments"] + kept.parts["reference"])
+    turns = TrainingConfig(learner=LearnerConfig(algorithm=algorithm, share_device=True), device="cuda")
+    assert offloaded_bytes(SHAPE, turns) == pinned * (16 + 4) * SHAPE.parameters
 
 
 def test_gradient_checkpointing_lowers_the_plan() -> None:

@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from operators.trainer.config import LearnerConfig, ParameterGroup
-from operators.trainer.optimizer import build_optimizer
+from operators.trainer import optimizer as optimizers
+from operators.trainer.optimizer import build_optimizer, move_state
 from operators.trainer.presets import learning_rate
 
 CONSTANT = LearnerConfig(learning_rate=1.0, warmup_steps=4)
@@ -80,3 +82,19 @@ def test_first_matching_parameter_group_applies() -> None:
         if any(parameter is member for member in group["params"])
     }
     assert found == {"embed.weight": (0.0, 1.0), "layer.weight": (0.1, 1.0), "head.weight": (0.1, 0.5)}
+
+
+def test_move_state_waits_for_the_tensors_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step counts stay: AdamW reads them on the device of the parameters."""
+    waits: list[set[torch.device]] = []
+    monkeypatch.setattr(optimizers, "synchronize", lambda *devices: waits.append(set(devices)))
+    gpu, host = torch.device("cuda:3"), torch.device("cpu")
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = build_optimizer({"matrix": weight}, LearnerConfig())
+    with FakeTensorMode():
+        state = {"step": torch.zeros((), device=gpu), "exp_avg": torch.zeros(2, 2, device=gpu)}
+        optimizer.state[weight] = state
+        for device, expected in ((host, [gpu, host]), (gpu, [gpu, gpu])):
+            move_state(optimizer, device)
+            assert [value.device for value in state.values()] == expected
+    assert waits == [{gpu, host}, {gpu, host}]

@@ -56,6 +56,13 @@ def test_config_names_an_invalid_field(kind: type, field: str, value: object) ->
         kind(**({"match": ""} if kind is ParameterGroup else {}) | {field: value})
 
 
+def test_config_rejects_share_device_of_several_ranks() -> None:
+    with pytest.raises(
+        ValueError, match=r"^learner\.share_device needs ranks = 1, not 2: set learner\.offload instead"
+    ):
+        TrainingConfig(learner=LearnerConfig(share_device=True), ranks=2)
+
+
 @pytest.mark.parametrize("field", ["learning_rate", "value_clip"])
 def test_config_rejects_an_invalid_critic(field: str) -> None:
     with pytest.raises(ValueError, match=rf"^critic\.{field} must"):
