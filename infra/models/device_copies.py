@@ -6,7 +6,6 @@ memory at the speed of the bus (55 GB/s), and while the host does something else
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -24,8 +23,6 @@ def use_device(device: torch.device | str) -> None:
     """
     chosen = torch.device(device)
     if chosen.type == "cuda":
-        # cuBLAS reads it when CUDA starts; without it torch's deterministic mode refuses matrix products.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.cuda.set_device(chosen.index or 0)
 
 

@@ -223,6 +223,9 @@ class LearnerConfig:
     """Passes over the batch. Unset: those of the algorithm."""
     precision: Precision = "float32"
     """Precision of activations; weights and optimizer are always float32."""
+    deterministic: bool = True
+    """Train on a GPU with deterministic kernels: the same batches give the same weights bit by bit on GPUs of one kind,
+    as they do on a CPU. The backward pass of attention takes longer."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     reference_dtype: Precision = "float32"

@@ -1,8 +1,9 @@
 """The learner: takes optimizer steps on a global batch and returns metrics.
 
-The same batches from the same state give bit-identical weights on a CPU at a fixed number of threads (invariant 6): the
-micro-batches are a function of the batch, gradients are accumulated in their order, and nothing is random. With several
-ranks, each trains its own part of the batch, and all take the same optimizer steps.
+The same batches from the same state give bit-identical weights at a fixed number of ranks (invariant 6): on a CPU at a
+fixed number of threads, on GPUs of one kind with `deterministic`. The micro-batches are a function of the batch,
+gradients are accumulated in their order, and nothing is random. With several ranks, each trains its own part of the
+batch, and all take the same optimizer steps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infra.models.device_copies import move_module
+from infra.models.device_copies import move_module, synchronize
 from infra.runners.step_metrics import phase
 from operators.trainer.advantages import Rewards, value_targets
 from operators.trainer.algorithms import AGGREGATIONS, resolve
@@ -26,6 +27,7 @@ from operators.trainer.batch import TrainingBatch, concatenate, join_parts, reje
 from operators.trainer.config import LearnerConfig
 from operators.trainer.context_parallel import check_heads, open_context
 from operators.trainer.critic import Critic
+from operators.trainer.determinism import kernels
 from operators.trainer.device_sharing import DeviceTurns, MoveToDevice
 from operators.trainer.global_batch_metadata import GlobalBatchMetadata, gather_metadata, gather_rows
 from operators.trainer.learner_state import RANDOM_STATE, LearnerState, StateSource, check_shapes, read_into
@@ -133,8 +135,9 @@ class Learner:
         Raises ValueError (see `batch.join`) for data that cannot be trained on; the learner is then as it was. A
         loss or gradient that is not finite leaves the weights as they were and is counted (`skipped_updates`).
         """
-        with phase("update") as timed:
+        with phase("update") as timed, kernels(self._device, deterministic=self.config.deterministic):
             metrics = self._update(rows)
+            synchronize(self._device)  # the step's kernels are part of its time
         metrics["time/update"] = timed.seconds
         for name, counted in (("tokens", "batch/tokens"), ("samples", "batch/trajectories")):
             metrics[f"throughput/{name}_per_s"] = metrics[counted] / metrics["time/update"]
@@ -164,7 +167,7 @@ class Learner:
         return LearnerState(
             weights=self._actor.weights(),
             moments=self._actor.moments(),
-            random_state=torch.get_rng_state(),
+            random_state=torch.get_rng_state(),  # the CPU's: on a GPU nothing is drawn
             updates=self._updates,
             skipped_updates=self._skipped_updates,
             critic_weights={} if critic is None else critic.weights(),

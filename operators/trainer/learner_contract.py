@@ -40,7 +40,9 @@ class FullWeights(Protocol):
 class LearnerContract(Protocol):
     """A model that is trained on global batches.
 
-    The same batches from the same state give bit-identical weights on the same device, ranks and threads.
+    The same batches from the same state give bit-identical weights with the same ranks: on a CPU with the same number of
+    threads; on GPUs of one kind with the same versions of torch and its libraries, unless `LearnerConfig.deterministic`
+    is off.
     """
 
     before_change: Callable[[], None]

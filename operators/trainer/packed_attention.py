@@ -48,7 +48,9 @@ def varlen_attention(
     """
     dtype = _dtype_of(query)
     tokens = [each[0].transpose(0, 1).to(dtype) for each in (query, key, value)]
-    return kernel(*tokens, starts, starts, longest, longest, softmax_scale=scaling, causal=True)
+    repeatable = torch.are_deterministic_algorithms_enabled()
+    lengths = (starts, starts, longest, longest)
+    return kernel(*tokens, *lengths, softmax_scale=scaling, causal=True, deterministic=repeatable)
 
 
 def _dtype_of(query: Tensor) -> torch.dtype:

@@ -83,6 +83,7 @@ def test_layout_groups_sequences_of_similar_length(lengths: list[int], blocks: t
 
 def test_varlen_kernel_matches_attention_and_gradient_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """flash-attn's kernel needs a GPU: its definition takes its place, with its arguments."""
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     torch.manual_seed(0)
     lengths = np.array([4, 9, 1, 6])
     inputs = [torch.randn(1, heads, 20, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
@@ -107,9 +108,11 @@ def varlen_by_definition(
     *,
     softmax_scale: float | None,
     causal: bool,
+    deterministic: bool,
 ) -> torch.Tensor:
     """What `flash_attn_varlen_func` computes, one sequence after the other."""
     assert causal
+    assert deterministic
     assert cu_seqlens_q.dtype == torch.int32
     assert cu_seqlens_q.tolist() == cu_seqlens_k.tolist() == [0, 4, 13, 14, 20]
     assert max_seqlen_q == max_seqlen_k == 9
