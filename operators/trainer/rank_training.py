@@ -31,7 +31,7 @@ from operators.trainer.memory_plan import check_memory, plan_rank, shape_of
 from operators.trainer.persist import CheckpointError
 from operators.trainer.rank_addresses import Addresses
 from operators.trainer.ranks import Ranks
-from operators.trainer.rendezvous import Rendezvous, join_process_group
+from operators.trainer.rendezvous import Rendezvous, join_process_group, watch_ranks
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch, PolicyVersion
 from schemas.topics import BATCHES, batch_partitions
@@ -164,7 +164,8 @@ class RankTraining:
         if not (total_rows := int(gathered[:, -1].sum())):
             raise ValueError(empty_reason(batch.parts))
         skipped = self._learner.skipped_updates
-        values = self._learner.update(batch.parts)
+        with watch_ranks(self.rendezvous, self.device):
+            values = self._learner.update(batch.parts)
         self._check_gradient(batch, finite=self._learner.skipped_updates == skipped)
         trained = self.position.trajectories_trained + total_rows
         self.position = replace(self.position, trajectories_trained=trained)

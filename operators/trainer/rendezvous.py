@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from infra.listening import interface_towards, listening_socket
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 STORE_TIMEOUT = timedelta(seconds=10)
 """Timeout of a request to the store."""
 _POLL_S = 0.02
+_WATCH_S = 1.0
 _COLLECTIVE_FAILURES = ("gloo/", "Gloo", "NCCL")
 """What the messages of failed collectives contain, which have no class of their own."""
 
@@ -74,11 +77,38 @@ class Rendezvous:
 
 
 @contextmanager
+def watch_ranks(rendezvous: Rendezvous, device: torch.device) -> Iterator[None]:
+    """In this context, for work on a GPU: end this process once another one of `rendezvous` has ended.
+
+    Gloo fails then. NCCL waits, until `collective_timeout_s` at most, in a call that nothing can interrupt.
+    """
+    if rendezvous.store is None or device.type != "cuda":
+        yield
+        return
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_WATCH_S):
+            try:
+                rendezvous.check()
+            except RankLost as lost:
+                if not done.is_set():
+                    log.error("%s. This process ends: its successor starts again from the newest checkpoint", lost)
+                    os._exit(1)
+
+    threading.Thread(target=watch, name="watch ranks", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+@contextmanager
 def lost_ranks() -> Iterator[None]:
     """Raise RankLost for a collective that fails in this context: another rank has ended, or hangs.
 
-    Failures of NCCL that no call reports end the process instead (TORCH_NCCL_ASYNC_ERROR_HANDLING), with the same
-    effect: its successor registers again.
+    Failures of NCCL that no call reports end the process instead (TORCH_NCCL_ASYNC_ERROR_HANDLING; `watch_ranks`), with
+    the same effect: its successor registers again.
     """
     try:
         yield

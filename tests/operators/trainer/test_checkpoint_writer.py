@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_list import list_checkpoints
 from operators.io.elements import Output, Polled
-from operators.trainer import checkpoint_writer, clean_stop
+from operators.trainer import checkpoint_writer, clean_stop, rank_training
 from operators.trainer.checkpoint import write_checkpoint
 from operators.trainer.checkpoint_files import TrainerPosition
 from operators.trainer.checkpoint_writer import CheckpointWriter
@@ -95,6 +97,21 @@ def test_checkpoint_is_copied_on_a_stream_of_its_own(
     of_thread = [("set_device", 3, False), ("set_stream", "own", False)]
     assert [call for call in calls if not call[2]] == [*of_thread, ("write", "part", False)]
     assert [call for call in calls if call[2]] == [("synchronize", torch.device("cuda:3"), True)]
+
+
+def test_other_ranks_are_watched_during_an_update(training: RankTraining, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[tuple[Rendezvous, torch.device]] = []
+
+    @contextmanager
+    def record(*what: Any) -> Iterator[None]:
+        before = training.model.lm_head.weight.clone()
+        yield
+        assert not torch.equal(training.model.lm_head.weight, before)
+        watched.append(what)
+
+    monkeypatch.setattr(rank_training, "watch_ranks", record)
+    training.train()
+    assert watched == [(training.rendezvous, torch.device("cpu"))]
 
 
 def test_ranks_fold_on_their_device_on_every_thread(training: RankTraining, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -22,6 +23,7 @@ from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.listening import listening_socket, listening_sockets
 from infra.runners.stopping import STOPPING
+from operators.trainer import rendezvous as rendezvous_module
 from operators.trainer.config import CriticConfig, LearnerConfig
 from operators.trainer.rank_addresses import AddressFile, AddressTopic
 from operators.trainer.rank_training import _common_settings, start_rank_training
@@ -34,6 +36,7 @@ from operators.trainer.rendezvous import (
     join_process_group,
     lost_ranks,
     wait_for_ranks,
+    watch_ranks,
 )
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import RankAddress
@@ -247,6 +250,37 @@ def test_rank_selects_its_gpu_also_without_a_number(
     monkeypatch.setattr(torch._C, "_cuda_setDevice", selected.append, raising=False)
     join_process_group(AddressFile(tmp_path), Ranks(), device=device)
     assert selected == [expected]
+
+
+@pytest.mark.parametrize(("lost", "code"), [(True, {1}), (False, set())])
+def test_rank_lost_during_work_on_a_gpu_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, lost: bool, code: set[int]
+) -> None:
+    """NCCL would wait for the lost rank until `collective_timeout_s`."""
+    codes, checked = set[int](), threading.Event()
+
+    class Store(dist.HashStore):
+        def add(self, key: str, amount: int) -> int:
+            checked.set()
+            return int(lost)
+
+    def end(code: int) -> None:
+        codes.add(code)
+        ended.set()
+
+    ended = threading.Event()
+    monkeypatch.setattr(rendezvous_module, "_WATCH_S", 0.001)
+    monkeypatch.setattr(os, "_exit", end)
+    with watch_ranks(Rendezvous(TWO[1], Store()), torch.device("cuda:1")):
+        assert (ended if lost else checked).wait(30)
+    assert codes == code
+
+
+def test_gloo_ranks_and_single_ranks_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Thread", None)
+    for rendezvous, device in ((Rendezvous(TWO[1], dist.HashStore()), "cpu"), (Rendezvous(), "cuda")):
+        with watch_ranks(rendezvous, torch.device(device)):
+            pass
 
 
 def test_rank_0_listens_on_its_host_only(ranks: RankThreads) -> None:
