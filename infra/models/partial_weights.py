@@ -6,12 +6,14 @@ arrived, or is damaged, is never computed with. (The BLAKE3 of the whole version
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 from crc32c import crc32c
 from transformers import PreTrainedModel
 
+from infra.models.device_copies import read_part, synchronize
 from infra.models.dtypes import TORCH_DTYPES
 from infra.models.weights import named_tensors
 from infra.store import names
@@ -67,6 +69,13 @@ def load_parts(model: PreTrainedModel, manifest: WeightVersion, data: memoryview
             copies.append((tensor, name))
     with torch.no_grad():
         for tensor, name in copies:
-            start, end = ranges[name]
-            stored = torch.frombuffer(bytearray(data[start:end]), dtype=TORCH_DTYPES[specs[name].dtype])
-            tensor.copy_(stored.view(tensor.shape))
+            stored, dtype = data[slice(*ranges[name])], TORCH_DTYPES[specs[name].dtype]
+            if tensor.is_cuda:
+                read_part(partial(_copy, stored), tensor, dtype)
+            else:
+                tensor.copy_(torch.frombuffer(bytearray(stored), dtype=dtype).view(tensor.shape))
+    synchronize(*(tensor.device for tensor, _ in copies))
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    target[:] = source

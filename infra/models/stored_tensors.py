@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from infra.models.device_copies import read_part
 from infra.models.dtypes import TORCH_DTYPES
 from infra.storage import RangeReader, StorageFolder
 from infra.store.weight_files import TensorPlace, header_length, places_in_header, weight_paths
@@ -62,7 +64,7 @@ class StoredTensors:
     def read(self, name: str, begin: int, into: Tensor) -> None:
         """Fill `into`, [n] contiguous, with the n elements of the flattened tensor `name` from `begin` on.
 
-        Values are converted to the dtype of `into`.
+        Values are converted to the dtype of `into`. On a GPU the copy is under way when this returns.
         """
         end = begin + len(into)
         for each in self._ranges[name]:
@@ -82,9 +84,12 @@ class StoredTensors:
             reader.read_into(start, _bytes(into))
             return
         for piece in into.split(_PIECE_BYTES // dtype.itemsize):
-            buffer = torch.empty(len(piece), dtype=dtype)
-            reader.read_into(start, _bytes(buffer))
-            piece.copy_(buffer)
+            if into.is_cuda:
+                read_part(partial(reader.read_into, start), piece, dtype)
+            else:
+                buffer = torch.empty(len(piece), dtype=dtype)
+                reader.read_into(start, _bytes(buffer))
+                piece.copy_(buffer)
             start += len(piece) * dtype.itemsize
 
     def _add(self, number: int, name: str, place: TensorPlace, file: StorageFolder) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from infra.models import stored_tensors
 from infra.models.stored_tensors import StoredTensors
 
 TENSOR = torch.arange(30, dtype=torch.float32).view(10, 3)
@@ -31,6 +33,27 @@ def test_stored_tensors_read_a_range_across_files(tmp_path: Path, begin: int, en
         stored.read("a", begin, into)
         assert torch.equal(into, TENSOR.flatten()[begin:end].to(dtype))
         assert torch.equal(stored.tensor("a"), TENSOR)
+
+
+def test_stored_tensors_of_a_gpu_arrive_through_pinned_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[tuple[int, torch.dtype]] = []
+
+    class OnGpu(torch.Tensor):
+        is_cuda, is_cpu = True, False  # type: ignore[assignment]
+
+    def copy(read: Callable[[memoryview], None], target: torch.Tensor, dtype: torch.dtype) -> None:
+        pieces.append((len(target), dtype))
+        source = torch.empty(len(target), dtype=dtype)
+        read(source.view(torch.uint8).numpy().data)
+        target.copy_(source)
+
+    monkeypatch.setattr(stored_tensors, "read_part", copy)
+    monkeypatch.setattr(stored_tensors, "_PIECE_BYTES", 32)
+    with StoredTensors(save_parts(tmp_path, 12, 30)) as stored:
+        into = torch.empty(20).as_subclass(OnGpu)
+        stored.read("a", 5, into)
+    assert torch.equal(into.as_subclass(torch.Tensor), TENSOR.flatten()[5:25])
+    assert pieces == [(7, torch.float32), (8, torch.float32), (5, torch.float32)]
 
 
 def test_stored_tensors_have_the_shapes_of_whole_tensors(tmp_path: Path) -> None:
