@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
@@ -25,6 +27,27 @@ def save_tiny_model(folder: Path, seed: int = 0, scale: float = 3.0) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def save_experts(folder: Path) -> None:
+    """Save a mixture of four experts with the tiny model's vocabulary."""
+    vocabulary = json.loads((folder.with_name("model") / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        tie_word_embeddings=False,
+        max_position_embeddings=128,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
 
 
 def make_batch(

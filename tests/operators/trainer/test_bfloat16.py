@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
+import torch
 from bfloat16_errors import bfloat16_errors
-from trainer_batches import make_batch, save_tiny_model
+from trainer_batches import make_batch, save_experts, save_tiny_model
+
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from operators.trainer.config import AlgorithmConfig, LearnerConfig, Precision
 from operators.trainer.learner import Learner
@@ -47,6 +50,22 @@ def test_bfloat16_gradients_of_two_ranks_approximate_float32(folder: Path) -> No
 @pytest.mark.soak
 def test_bfloat16_gradients_of_two_ranks_in_every_case(folder: Path) -> None:
     check_two_ranks(folder, COUNTS)
+
+
+def test_experts_of_one_rank_compute_in_bfloat16(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model")
+    save_experts(tmp_path / "experts")
+    learner, used = Learner(LearnerConfig(precision="bfloat16"), tmp_path / "experts"), set[tuple[str, torch.dtype]]()
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if (name := str(function)).endswith(("_grouped_mm.default", "aten.mm.default")):
+                used.add((name, args[0].dtype))
+            return function(*args, **(kwargs or {}))
+
+    with Products():
+        learner.update(make_batch())
+    assert used == {("aten.mm.default", torch.bfloat16)}
 
 
 def test_reference_in_bfloat16_has_half_the_bytes_and_a_close_kl(folder: Path) -> None:

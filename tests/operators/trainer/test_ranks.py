@@ -12,8 +12,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 from safetensors import safe_open
-from trainer_batches import save_tiny_model
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from trainer_batches import save_experts, save_tiny_model
 from two_ranks import BATCHES, TIMEOUT_S, parts, read, train, train_ranks
 
 from operators.trainer.config import AlgorithmName, LearnerConfig
@@ -162,27 +161,6 @@ def test_ranks_publish_experts_under_the_names_of_a_checkpoint(folder: Path) -> 
     names = {name.removeprefix("published.") for name in published if name.startswith("published.")}
     with safe_open(folder / "experts" / "model.safetensors", framework="pt") as saved:
         assert names == set(saved.keys())
-
-
-def save_experts(folder: Path) -> None:
-    """Save a mixture of four experts with the tiny model's vocabulary."""
-    vocabulary = json.loads((folder.with_name("model") / "config.json").read_text())["vocab_size"]
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=64,
-        moe_intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        tie_word_embeddings=False,
-        max_position_embeddings=128,
-    )
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
 
 
 def flat(tensors: dict[str, torch.Tensor], prefix: str) -> torch.Tensor:
