@@ -7,10 +7,10 @@ has all tokens of its share of the heads, and attention is the usual one; afterw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -123,11 +123,10 @@ class PredictorCounts(NamedTuple):
         return gathered
 
 
-def counts_in_slices(predictors: Tensor, part: ContextSlice) -> PredictorCounts:
+def counts_in_slices(predictors: np.ndarray, part: ContextSlice) -> PredictorCounts:
     """The number of `predictors` int64[m], ascending positions of packed tokens, in each rank's slice."""
-    owners = torch.div(predictors, part.length, rounding_mode="floor").cpu()
-    counts: Sequence[int] = torch.bincount(owners, minlength=part.context.count).tolist()
-    return PredictorCounts(part.context, tuple(counts))
+    counts = np.bincount(predictors // part.length, minlength=part.context.count)
+    return PredictorCounts(part.context, tuple(counts.tolist()))
 
 
 class _Exchange(torch.autograd.Function):

@@ -23,6 +23,7 @@ class PackedTokens:
     token_ids int64[1, t]; predictors int64[m], the positions whose hidden states predict `targets` int64[m];
     temperatures float32[m], by which the logits there are divided, None if all are 1. In a context group all are of
     this rank's slice of the tokens, and `counts` has the m of each rank.
+    `host_predictors` int64[m] are the predictors of a whole on the host, which so need not wait for a GPU.
     """
 
     token_ids: Tensor
@@ -31,6 +32,7 @@ class PackedTokens:
     targets: Tensor
     temperatures: Tensor | None = None
     counts: PredictorCounts | None = None
+    host_predictors: np.ndarray | None = None
 
     def gather(self, own: Tensor) -> Tensor:
         """The values of all predictors, of which `own` float[m] are this rank's."""
@@ -41,7 +43,8 @@ class PackedTokens:
         if context.count == 1:
             return self
         part = ContextSlice(context, self.token_ids.shape[1])
-        counts = counts_in_slices(self.predictors, part)
+        assert self.host_predictors is not None, "a slice has no slices"
+        counts = counts_in_slices(self.host_predictors, part)
         first = sum(counts.counts[: context.rank])
         own = slice(first, first + counts.counts[context.rank])
         return PackedTokens(
@@ -93,13 +96,15 @@ def pack_tokens(
     kept = np.ones(len(token_ids), bool)
     kept[np.cumsum(lengths) - 1] = lengths == 1  # a blank micro-batch keeps its token: a model needs an input
     trained = np.flatnonzero(loss_mask)
-    predictors = on_device((np.cumsum(kept) - 1)[trained - 1], device)
+    places = (np.cumsum(kept) - 1)[trained - 1]
+    predictors = on_device(places, device)
     ids = on_device(token_ids[kept][None], device)
     targets = on_device(token_ids[trained], device)
     of_targets = None
     if temperatures is not None and (temperatures != 1).any():
         of_targets = on_device(np.repeat(temperatures, lengths)[loss_mask], device)
-    return PackedTokens(ids, lay_out(np.maximum(lengths - 1, 1), device), predictors, targets, of_targets)
+    layout = lay_out(np.maximum(lengths - 1, 1), device)
+    return PackedTokens(ids, layout, predictors, targets, of_targets, host_predictors=places)
 
 
 def plan_micro_batches(lengths: np.ndarray, rows: np.ndarray, token_budget: int) -> list[np.ndarray]:
