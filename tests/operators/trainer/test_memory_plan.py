@@ -144,3 +144,17 @@ def test_training_rejects_a_model_before_it_is_loaded(tmp_path: Path, monkeypatc
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     with pytest.raises(ValueError, match=r"a rank needs .* but cpu has 1\.0 KiB free"):
         RankTraining(TrainingConfig(), model, tmp_path / "checkpoints", 1)
+
+
+def test_training_rejects_a_model_for_a_gpu_without_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = save_tiny_model(tmp_path / "model"), list[str]()
+
+    def mem_get_info(device: str) -> tuple[int, int]:
+        asked.append(device)
+        return 2000, 80 << 30
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
+    with pytest.raises(ValueError, match=r"a rank needs .* but cuda:3 has 2\.0 KiB free: raise trainer\.ranks \(now 1\)"):
+        RankTraining(TrainingConfig(device="cuda", gpus=(3,)), model, tmp_path / "checkpoints", 1)
+    assert asked == ["cuda:3"]
