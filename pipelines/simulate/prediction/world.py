@@ -203,7 +203,8 @@ class PredictedWorld:
 
     def _draw_prompts(self) -> None:
         """Keep `prompt_lead` prompts ahead of dispatch, as the prompts pipeline does."""
-        lead = self._cluster.config.placement.prompt_lead
+        config = self._cluster.config
+        lead = config.placement.lead(config.experience.global_batch, self._task.samples_per_prompt, levels=False)
         missing = lead - (self._prompts - self._begun)
         if missing > 0:
             self._send(PROMPTS, [self._prompt(self._prompts + n) for n in range(missing)])
