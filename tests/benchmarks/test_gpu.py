@@ -44,10 +44,12 @@ def test_gpu_check_needs_only_torch_and_transformers(tmp_path: Path) -> None:
         figures = [figure_of(entry) for entry in outcome["figures"]]
         assert figures, name
         known = [figure for figure in figures if not math.isnan(figure.value)]
-        assert len(known) == len(figures) or name == "attention"
+        assert len(known) == len(figures) or name in ("attention", "paths")
         assert all(figure.value >= 0 for figure in known)
-        if name == "equality":
-            assert all(figure.passed for figure in figures), figures
+        if name == "learner, bfloat16":
+            assert figures[0].note == "flash_attention"
+        if name in ("equality", "paths"):
+            assert all(figure.passed is not False for figure in figures), figures
 
 
 def test_gpu_check_reports_a_part_that_fails(tmp_path: Path) -> None:
