@@ -126,9 +126,9 @@ def check(folder: Path, number: int, case: Case, ranks: int = 2) -> None:
         found, metadata = read(folder / f"{rank}-{number}.safetensors")
         assert set(found) == set(expected), values
         for name, tensor in expected.items():
-            # 1e-5 is 1 % of a step: AdamW takes full steps for gradients near rounding error, such as those of the
-            # key biases.
-            assert (found[name] - tensor).norm() <= 1e-4 * tensor.norm() + 1e-5, (values, name)
+            # 1e-4 is a tenth of a step: AdamW takes full steps for gradients near rounding error, such as those of
+            # the key biases, and processors round differently. Gradients have narrower bounds below.
+            assert (found[name] - tensor).norm() <= 1e-4 * tensor.norm() + 1e-4, (values, name)
         for batch in range(BATCHES):
             one, other = (flat(tensors, f"gradient.{batch}.") for tensors in (found, expected))
             bound = 1e-4 if batch else 1e-5  # after a step the weights differ by its rounding
