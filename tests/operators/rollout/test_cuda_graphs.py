@@ -18,13 +18,14 @@ from tiny_models import VOCABULARY, tiny_model
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from operators.rollout.cuda_graphs import CudaGraphs
+from operators.rollout.direct_layers import LayerStack
 from operators.rollout.direct_runner import DirectRunner
 from operators.rollout.forward_runner import ForwardRunner, kv_geometry
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.runner import Runner
 from operators.rollout.sampling import draw
 from operators.rollout.sampling_columns import SamplingColumns
-from operators.rollout.step_plan import Decode, plan_prefill
+from operators.rollout.step_plan import Decode, Prefill, plan_extension, plan_prefill
 
 STEP = Decode(np.array([1, 2, 3]), np.array([5, 9, 2]))
 
@@ -193,3 +194,21 @@ def test_rows_keep_their_order_on_a_gpu(driver: Driver) -> None:
         for _ in range(40):
             runner.decode(Decode(np.array([1, 2, 3]), np.array([1, 1, 30])))
             assert runner.preferred_order is None
+
+
+def test_mask_of_a_resumed_block_is_made_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in each layer: a pass over several layers takes it from the plan."""
+    made: list[torch.Tensor | None] = []
+    mask_of = LayerStack._mask_of
+
+    def counted(stack: LayerStack, block: Prefill) -> torch.Tensor | None:
+        made.append(mask_of(stack, block))
+        return made[-1]
+
+    monkeypatch.setattr(LayerStack, "_mask_of", counted)
+    model = tiny_model("qwen2")
+    runner = DirectRunner(model, kv_slots(model))
+    with torch.inference_mode():
+        runner.prefill([plan_extension(np.array([8, 9]), 2, 4)])
+    assert [None if mask is None else tuple(mask.shape) for mask in made] == [(2, 6)]
+    assert len(runner.modules.layers) > 1
