@@ -6,9 +6,12 @@ one of the same size in the weights.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,7 @@ from operators.trainer.learner import Learner
 from operators.trainer.ranks import ALONE, Ranks
 from schemas.records import MicroBatch, PolicyVersion
 
+Goal = tuple[str, float]
 TOKENS = 32
 _PENALTY = AlgorithmConfig(kl_coefficient=0.1)
 _PPO = AlgorithmConfig(name="ppo")
@@ -49,28 +53,39 @@ def paths(settings: Settings, model: Path) -> list[Figure]:
     tiny, mixture = model.with_name("paths"), model.with_name("paths-mixture")
     make_model(replace(settings, shape=TINY, device="cpu"), tiny)
     _make_mixture(mixture)
-    device = settings.device
-    dist.init_process_group(
-        "gloo" if device == "cpu" else f"cpu:gloo,{device}:nccl", store=dist.HashStore(), rank=0, world_size=1
-    )
+    backend = "gloo" if settings.device == "cpu" else f"cpu:gloo,{settings.device}:nccl"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    ways: dict[str, tuple[Path, Ranks, dict[str, Any]]] = {
+        "sharded, offloaded moments": (tiny, OneRank(), {"offload": ("moments",)}),
+        "sharded, kept gathered": (tiny, OneRank(), {"keep_gathered": True}),
+        "offloaded reference": (tiny, ALONE, {"algorithm": _PENALTY, "offload": ("reference",)}),
+        "PPO": (tiny, ALONE, {"algorithm": _PPO}),
+        "PPO by turns": (tiny, ALONE, {"algorithm": _PPO, "share_device": True}),
+        "mixture of experts": (mixture, ALONE, {}),
+        "sharded, mixture of experts": (mixture, OneRank(), {}),
+    }
+    figures = []
+    if find_spec("peft") is None:
+        figures.append(Figure("weights, LoRA", math.nan, "", note="peft is not installed"))
+    else:
+        ways["LoRA"] = tiny, ALONE, {"lora": LoraConfig(rank=4)}
     try:
-        sharded = OneRank()
-        figures = [
-            _difference(settings, "sharded, offloaded moments", tiny, sharded, offload=("moments",)),
-            _difference(settings, "sharded, kept gathered", tiny, sharded, keep_gathered=True),
-            _difference(settings, "offloaded reference", tiny, algorithm=_PENALTY, offload=("reference",)),
-            _difference(settings, "PPO", tiny, algorithm=_PPO),
-            _difference(settings, "PPO by turns", tiny, algorithm=_PPO, share_device=True),
-            _difference(settings, "mixture of experts", mixture),
-            _difference(settings, "sharded, mixture of experts", mixture, sharded),
-        ]
-        if find_spec("peft") is None:
-            figures.append(Figure("weights, LoRA", float("nan"), "", note="peft is not installed"))
-        else:
-            figures.append(_difference(settings, "LoRA", tiny, lora=LoraConfig(rank=4)))
+        for name, (folder, ranks, options) in ways.items():
+            figures += _attempt(f"weights, {name}", partial(_difference, settings, folder, ranks, **options))
     finally:
         dist.destroy_process_group()
-    return [*figures, *_repeated(settings, tiny), *_moved_kv(settings, tiny)]
+    for name, measure in (("learners", _repeated), ("moved KV", _moved_kv)):
+        figures += _attempt(name, partial(measure, settings, tiny))
+    return figures
+
+
+def _attempt(name: str, measure: Callable[[], dict[str, tuple[float, Goal]]]) -> list[Figure]:
+    """The figures of `measure`; one without a value, whose goal is not reached, if it fails: the others go on."""
+    try:
+        return [Figure(each or name, value, "", goal) for each, (value, goal) in measure().items()]
+    except Exception as error:  # noqa: BLE001 - whatever fails is this figure's result
+        traceback.print_exc()
+        return [Figure(name, math.nan, "", ("<=", 0), f"{type(error).__name__}: {error}"[:100])]
 
 
 def _make_mixture(folder: Path) -> None:
@@ -104,8 +119,9 @@ def _weights(learner: Learner) -> Tensor:
     return torch.cat([each for name, each in _state(learner).items() if "moments." not in name])
 
 
-def _difference(settings: Settings, name: str, folder: Path, ranks: Ranks = ALONE, **options: Any) -> Figure:
-    """How far two updates on the device differ from those on the CPU, unsharded and without offloading."""
+def _difference(settings: Settings, folder: Path, ranks: Ranks, **options: Any) -> dict[str, tuple[float, Goal]]:
+    """How far, as a share of their change, the weights after two updates on the device differ from
+    those on the CPU, unsharded and without offloading."""
     plain = {key: value for key, value in options.items() if key not in ("offload", "share_device", "keep_gathered")}
     changes = []
     for learner in (
@@ -117,11 +133,10 @@ def _difference(settings: Settings, name: str, folder: Path, ranks: Ranks = ALON
             learner.update([_batch(number)])
         changes.append(_weights(learner) - before)
     expected, found = (change.double() for change in changes)
-    relative = float((found - expected).norm() / expected.norm())
-    return Figure(f"weights, {name}", relative, "", ("<=", 1e-3), "difference, of their change in two updates")
+    return {"": (float((found - expected).norm() / expected.norm()), ("<=", 1e-3))}
 
 
-def _repeated(settings: Settings, folder: Path) -> list[Figure]:
+def _repeated(settings: Settings, folder: Path) -> dict[str, tuple[float, Goal]]:
     """How many tensors of the state differ: of two learners, and of one that went on from the other's state."""
     one, other, restored = (_learner(settings, folder, settings.device) for _ in range(3))
     for learner in (one, other):
@@ -130,17 +145,17 @@ def _repeated(settings: Settings, folder: Path) -> list[Figure]:
     for learner in (one, other, restored):
         learner.update([_batch(1)])
     expected = _state(one)
-    return [
-        Figure("differing tensors, same twice", _differing(expected, _state(other)), "", ("<=", 0)),
-        Figure("differing tensors, restored state", _differing(expected, _state(restored)), "", ("<=", 0)),
-    ]
+    return {
+        "differing tensors, same twice": (_differing(expected, _state(other)), ("<=", 0)),
+        "differing tensors, restored state": (_differing(expected, _state(restored)), ("<=", 0)),
+    }
 
 
 def _differing(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> int:
     return sum(not torch.equal(expected[name], found[name]) for name in expected.keys() | found.keys())
 
 
-def _moved_kv(settings: Settings, folder: Path) -> list[Figure]:
+def _moved_kv(settings: Settings, folder: Path) -> dict[str, tuple[float, Goal]]:
     """KV that leaves a row and enters another, as bytes; tokens of requests that move with their KV."""
     slots = KVSlots(
         layers=2, rows=4, heads=2, context=64, head_size=16, dtype=torch.bfloat16, device=torch.device(settings.device)
@@ -163,10 +178,7 @@ def _moved_kv(settings: Settings, folder: Path) -> list[Figure]:
     for request in batch:
         second.submit(replace(request, partial=moving[request.trajectory_id]))
     same, _ = compare(_finish(whole, len(batch)), _finish(second, len(batch)))
-    return [
-        Figure("differing rows, moved KV", wrong, "", ("<=", 0)),
-        Figure("equal tokens, moved KV", same, "", (">=", 0.99)),
-    ]
+    return {"differing rows, moved KV": (wrong, ("<=", 0)), "equal tokens, moved KV": (same, (">=", 0.99))}
 
 
 def _open(settings: Settings, folder: Path) -> TransformersEngine:
