@@ -25,7 +25,10 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         tokenizer = load_tokenizer(model)
         for task in config.prompts.mixture:
             check_template(task, tokenizer)
-    draw = DrawPrompts(config.prompts, source, model, config.context, config.placement.prompt_lead)
+    prompts, batch = config.prompts, config.experience.global_batch
+    samples = min(task.samples_per_prompt for task in prompts.mixture)
+    lead = config.placement.lead(batch, samples, levels=bool(prompts.curricula))
+    draw = DrawPrompts(prompts, source, model, config.context, lead)
     (
         pipeline
         | "poll" >> ReadTopics(source)

@@ -40,7 +40,7 @@ def equality(settings: Settings, model: Path) -> list[Figure]:
     }
     for name, options in ways.items():
         found = _generate(folder, settings.device, **options)
-        same, worst = _compare(expected, found)
+        same, worst = compare(expected, found)
         figures += [
             Figure(f"equal tokens{name}", same, "", (">=", 0.99)),
             Figure(f"largest difference of logprobs{name}", worst, "nats", ("<=", 1e-3)),
@@ -63,7 +63,7 @@ def _generate(folder: Path, device: str, *, slots: int = 8, **options: Any) -> d
     return done
 
 
-def _compare(expected: Mapping[str, Completion], found: Mapping[str, Completion]) -> tuple[float, float]:
+def compare(expected: Mapping[str, Completion], found: Mapping[str, Completion]) -> tuple[float, float]:
     """The share of tokens before the first difference of each response, and their largest difference in logprob."""
     same, worst = 0, 0.0
     for name, completion in expected.items():

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.batches import GROUP, batch_of
 from benchmarks.gpu.figures import Figure, peak_bytes, seconds
@@ -24,8 +25,8 @@ FLOAT32_SHARE = 4
 
 
 def learner_bfloat16(settings: Settings, model: Path) -> list[Figure]:
-    """An update with bfloat16 activations."""
-    return _update(settings, model, "bfloat16")
+    """An update with bfloat16 activations, and which kernel computes its attention."""
+    return _update(settings, model, "bfloat16", names_attention=True)
 
 
 def learner_float32(settings: Settings, model: Path) -> list[Figure]:
@@ -88,7 +89,13 @@ def _sequences(settings: Settings, precision: Precision) -> int:
 
 
 def _update(
-    settings: Settings, model: Path, precision: Precision, *, ranks: Ranks = ALONE, **options: Any
+    settings: Settings,
+    model: Path,
+    precision: Precision,
+    *,
+    ranks: Ranks = ALONE,
+    names_attention: bool = False,
+    **options: Any,
 ) -> list[Figure]:
     """Tokens/s of an update, and the most memory it took beside the formula's."""
     config = learner_config(settings, precision, **options)
@@ -96,13 +103,33 @@ def _update(
     part = batch_of(_sequences(settings, precision), settings.length, int(settings.shape.config["vocab_size"]))
     took = seconds(settings.device, lambda: learner.update([part]), settings.repetitions)
     planned, peak = plan_memory(shape_of(model), 1, config).total, peak_bytes(settings.device)
-    figures = [Figure("trained", len(part.trajectory_ids) * settings.length / took, "tokens/s")]
+    note = ""
+    if names_attention:
+        with _AttentionKernels() as kernels:
+            learner.update([part])
+        note = ", ".join(sorted(kernels.names)) or "attention without a fused kernel"
+    figures = [Figure("trained", len(part.trajectory_ids) * settings.length / took, "tokens/s", note=note)]
     if peak:
         figures += [
             Figure("peak memory", peak / GIB, "GiB"),
             Figure("peak memory over the formula", peak / planned, "", ("<=", 1.0), f"{planned / GIB:.1f} GiB planned"),
         ]
     return figures
+
+
+class _AttentionKernels(TorchDispatchMode):
+    """Records which kernels compute attention in the forward passes of its context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, after its name is noted if it is an attention."""
+        name = str(func.name()).partition("::")[2].partition(".")[0].strip("_")
+        if ("attention" in name or "flash_attn" in name) and "backward" not in name:
+            self.names.add(name.removeprefix("scaled_dot_product_").removesuffix("_for_cpu"))
+        return func(*args, **(kwargs or {}))
 
 
 def _plain(settings: Settings, model: Path, precision: Precision) -> list[Figure]:

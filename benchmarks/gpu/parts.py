@@ -30,6 +30,7 @@ PARTS = (
     Part("roofs", "device", "roofs", 60),
     Part("model", "device", "make_model", 90),
     Part("equality", "equality", "equality", 90),
+    Part("paths", "paths", "paths", 90),
     Part("engine, CUDA graphs", "engine", "graphs", 90),
     Part("learner, bfloat16", "learner", "learner_bfloat16", 90),
     Part("publication", "weights", "publication", 90),

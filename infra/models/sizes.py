@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ from infra.json_text import decode_json
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _VOCABULARY = ("vocab_size",)
-_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of a number of each data type of weights and computation."""
 
 
 def context_length(folder: Path) -> int:
@@ -29,9 +30,21 @@ def vocabulary_size(folder: Path) -> int:
 def parameter_count(folder: Path) -> int:
     """The number of parameters of the model in `folder`, about: from the size of its weight files and its dtype."""
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    config = _readable_config(folder)
+    config = readable_config(folder)
     dtype = config.get("dtype") or config.get("torch_dtype")
-    return size // _ELEMENT_BYTES.get(str(dtype), 4)
+    return size // ELEMENT_BYTES.get(str(dtype), 4)
+
+
+def kv_values(config: Mapping[str, Any]) -> int:
+    """How many numbers the keys and values of one token are, in all layers, by a model's config.json.
+
+    Raises ValueError if it has no such size.
+    """
+    names = ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head"), ("hidden_size", "n_embd")
+    layers, heads, width = (next((int(config[name]) for name in of if config.get(name)), 0) for of in names)
+    if not (layers and heads and width):
+        raise ValueError("config.json has no numbers of layers and attention heads, or no hidden size")
+    return 2 * layers * int(config.get("num_key_value_heads") or heads) * int(config.get("head_dim") or width // heads)
 
 
 def unsupported_attention(folder: Path) -> str | None:
@@ -39,14 +52,14 @@ def unsupported_attention(folder: Path) -> str | None:
 
     A model may have others, or have these without naming them: the trainer compares logprobs at its start.
     """
-    config = _readable_config(folder)
+    config = readable_config(folder)
     layers = config.get("layer_types")
     others = sorted({str(each) for each in layers} - {"full_attention"}) if isinstance(layers, list) else []
     caps = [name for name in ("attn_logit_softcapping", "final_logit_softcapping") if config.get(name)]
     return ", ".join([*(f"layers of {each}" for each in others), *caps]) or None
 
 
-def _readable_config(folder: Path) -> dict[str, Any]:
+def readable_config(folder: Path) -> dict[str, Any]:
     """The config.json in `folder`; empty if it is not a readable JSON object."""
     try:
         config = decode_json((folder / "config.json").read_bytes())

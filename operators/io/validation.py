@@ -41,7 +41,7 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "epoch": (0, MAX_STARTS),
     "replica": (-1, 10**6),  # -1: no replica; placement itself finished the trajectory
     "destination": (0, 10**6),
-    "relay": (0, 10**6),
+    "relay": (0, 2**31 - 1),
     "process": (0, 10**6),
     "shard": (0, 10**6),
     "samples": (1, MAX_MEMBERS),

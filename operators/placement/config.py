@@ -6,6 +6,10 @@ from dataclasses import dataclass, replace
 
 from operators.placement.schedules import SCHEDULES, Refresh, Rules, Schedule
 
+_LEAST_LEAD = 64
+LEAD_BATCHES = 16
+"""Global batches whose prompts are drawn ahead."""
+
 
 @dataclass(frozen=True)
 class PlacementConfig:
@@ -39,8 +43,10 @@ class PlacementConfig:
     """Whether replicas whose machines have parts of the newest version run it in stages until one has all of it."""
     stage_min_s: float = 2.0
     """Seconds that the version must still take to arrive for a stage group to be formed."""
-    prompt_lead: int = 64
-    """How many prompts the prompts pipeline is ahead of dispatch."""
+    prompt_lead: int | None = None
+    """How many prompts the prompts pipeline is ahead of dispatch. Unset: 64, or those of 16 global batches if these
+    are more and the level of difficulty never changes, since a new level begins behind them. It reads twice a second
+    how many are left, a number that is up to a second old: a smaller lead limits how fast batches follow each other."""
     heartbeat_timeout_s: float = 10.0
     """Seconds without a heartbeat after which a replica is fenced and its work is assigned to others."""
     max_attempts: int = 4
@@ -74,6 +80,12 @@ class PlacementConfig:
         return replace(
             SCHEDULES[self.schedule], **{name: value for name, value in overrides.items() if value is not None}
         )
+
+    def lead(self, global_batch: int, samples_per_prompt: int, *, levels: bool) -> int:
+        """How many prompts the prompts pipeline is ahead of dispatch; `levels`: the level of difficulty may change."""
+        if self.prompt_lead is not None:
+            return self.prompt_lead
+        return _LEAST_LEAD if levels else max(_LEAST_LEAD, LEAD_BATCHES * -(-global_batch // samples_per_prompt))
 
     def admitted(self, global_batch: int, max_staleness: int) -> int:
         """Maximum outstanding training trajectories: dispatched, and neither dropped nor in a published version."""

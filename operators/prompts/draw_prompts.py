@@ -56,12 +56,11 @@ class DrawPrompts:
         restored: Restored,
         backlog: Backlog | None = None,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], int] = wall_ms,
     ) -> PromptFold:
         if backlog is None:
             backlog = Backlog(self.shard.client, group_name(self.shard.run, "placement"), PROMPTS.name(self.shard.run))
-        return PromptFold(self, self._tasks(), backlog, restored.state, clock, sleep, now)
+        return PromptFold(self, self._tasks(), backlog, restored.state, clock, now)
 
     def _tasks(self) -> list[_Task]:
         tasks, sources = self.config.mixture, open_tasks(self.config)
@@ -127,7 +126,6 @@ class PromptFold(ShardFold):
         backlog: Backlog,
         state: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], int] = wall_ms,
     ) -> None:
         self._now = now
@@ -135,7 +133,7 @@ class PromptFold(ShardFold):
         self._number = state.get("number", 0)
         for task, (cursors, level, *refused) in zip(tasks, state.get("tasks", ()), strict=False):
             task.cursors, task.level, task.refused = list(cursors), level, sum(refused)  # 0.2.0 counted by kind only
-        self._clock, self._sleep = clock, sleep
+        self._clock = clock
         fresh = not any(task.questions_drawn for task in tasks)
         # All levels of a table have the same bad rows.
         self._bad_rows = [(task, row) for task in tasks for row in task.source.bad_rows] if fresh else []
@@ -161,8 +159,7 @@ class PromptFold(ShardFold):
 
     def _draw_ahead(self) -> list[Output]:
         now = self._clock()
-        if self._exhausted or now < self._next_poll_at:  # nothing else limits the rate of empty polls
-            self._sleep(POLL_EVERY_S if self._exhausted else self._next_poll_at - now)
+        if self._exhausted or now < self._next_poll_at:
             return []
         self._next_poll_at = now + POLL_EVERY_S
         bad_rows, self._bad_rows = self._bad_rows, []

@@ -11,6 +11,8 @@ from infra.name_lookup import suggest_name
 from operators.rollout.emulation_config import EngineEmulation
 from operators.rollout.environments.config import ENVIRONMENTS, EnvironmentSpec
 
+_DEFAULT_SLOTS = 128
+
 
 @dataclass(frozen=True)
 class RolloutConfig:
@@ -23,10 +25,13 @@ class RolloutConfig:
     """Rollout processes. Each hosts `replicas` replicas and steps their engines in turn."""
     replicas: int = 1
     """Replicas in each rollout process."""
-    slots: int = 128
-    """Trajectories that a replica generates at once."""
+    slots: int | None = None
+    """Trajectories that a replica generates at once. Unset: 128, or as many as the free memory of its GPU has room for
+    with KV of `context` tokens each, if these are fewer; vLLM takes 128."""
     context: int | None = None
-    """Maximum tokens of prompt and response together; unset: the model's maximum position."""
+    """Maximum tokens of prompt and response together; unset: the model's maximum position. On a GPU the KV of slots ×
+    context tokens is allocated at the start, except by vLLM: a context as short as the longest trajectory makes room
+    for more slots."""
     kv_capacity: int | None = None
     """KV capacity of a replica in tokens; unset: slots × context, or with vLLM on a GPU what fits its memory."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -76,8 +81,9 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         for name in ("processes", "replicas", "slots", "threads", "progress_tokens", "tensor_parallel"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
         check_gpu_list("gpus", self.gpus)
         if self.gpus and len(self.gpus) % self.tensor_parallel:
             raise ValueError(
@@ -122,6 +128,11 @@ class RolloutConfig:
     def weights_dtype(self) -> str:
         """`dtype`, or float32 where no configuration of a run has decided it."""
         return self.dtype or "float32"
+
+    @property
+    def most_slots(self) -> int:
+        """`slots`, or the number that a replica has at most if they are unset."""
+        return self.slots or _DEFAULT_SLOTS
 
     @property
     def total_replicas(self) -> int:

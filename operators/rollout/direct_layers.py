@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from infra.models.device_copies import on_device
 from operators.rollout.attention_chunks import AttentionChunk, split_rows
 from operators.rollout.kv_slots import CONTEXT_UNIT, KVSlots
 from operators.rollout.llama_layout import LlamaLayer, fuse_projections
@@ -109,7 +110,8 @@ class Pass:
     positions: torch.Tensor
     writes: Writes
     chunks: list[tuple[int, AttentionChunk, torch.Tensor | None]]
-    blocks: Sequence[Prefill]
+    blocks: Sequence[tuple[Prefill, torch.Tensor | None]]
+    """Each with its mask [tokens, context]; None for causal attention over its own tokens alone."""
     decoding: int
     first_row: int = 0
     alone: torch.Tensor | None = None
@@ -130,21 +132,22 @@ class LayerStack:
     def plan(self, step: Decode | None, blocks: Sequence[Prefill]) -> Pass:
         """The pass that computes `step` and `blocks`."""
         positions = all_positions(step, blocks)
-        at = torch.from_numpy(positions).to(self._m.device)
+        at = on_device(positions, self._m.device)
+        masked = [(block, self._mask_of(block)) for block in blocks]
         if step is None:
-            return Pass(at, self._writes(positions[:0], 0, blocks), [], blocks, 0)
+            return Pass(at, self._writes(positions[:0], 0, blocks), [], masked, 0)
         rows, first = len(step.positions), step.first_row
         chunks = split_rows(step.positions + 1, self._m.heads * self._m.head_size)
         if blocks:
             writes = self._writes(step.positions, first, blocks)
         else:
             writes = (None, self.columns_up_to(first + rows)[first:], at)
-        return Pass(at, writes, [(c.start, c, self.mask(c, at)) for c in chunks], blocks, rows, first)
+        return Pass(at, writes, [(c.start, c, self.mask(c, at)) for c in chunks], masked, rows, first)
 
     def plan_verify(self, steps: Verify) -> Pass:
         """The pass that computes all of `steps`: the queries of each attend as if it were alone."""
         count, rows = steps.positions.shape
-        at = torch.from_numpy(steps.positions).to(self._m.device)
+        at = on_device(steps.positions, self._m.device)
         writes = None, self.columns_up_to(rows).repeat(count), at.flatten()
         if rows * self._m.kv_heads < count:
             chunk = AttentionChunk(0, rows, int(steps.positions.max()) + 1, uniform=False)
@@ -193,8 +196,8 @@ class LayerStack:
             if what.alone is not None:
                 attended = [self._attend_alone(i, qkv[:tokens], what.alone)]
             first = decoding
-            for block in blocks:
-                attended.append(self._attend_causally(i, qkv[first : first + block.token_ids.size], block))
+            for block, mask in blocks:
+                attended.append(self._attend_causally(i, qkv[first : first + block.token_ids.size], block, mask))
                 first += block.token_ids.size
             out = _padded(attended[0] if len(attended) == 1 else torch.cat(attended))
             x = torch.addmm(x, out, layer.output)
@@ -247,7 +250,17 @@ class LayerStack:
             torch.bmm(weights[head], self._values[layer][head, :width].expand(steps, -1, -1), out=out[head])
         return out.transpose(0, 1).reshape(steps * rows, -1)
 
-    def _attend_causally(self, layer: int, qkv: torch.Tensor, block: Prefill) -> torch.Tensor:
+    def _mask_of(self, block: Prefill) -> torch.Tensor | None:
+        """The additive mask of a block that attends over its row's earlier KV, too; None for another."""
+        if not block.start:
+            return None
+        end = block.start + block.token_ids.shape[1]
+        seen = self._columns[:end] <= self._columns[block.start : end, None]
+        return torch.where(seen, self._m.zero, -torch.inf)
+
+    def _attend_causally(
+        self, layer: int, qkv: torch.Tensor, block: Prefill, mask: torch.Tensor | None
+    ) -> torch.Tensor:
         """Causal attention of each context of `block`, also over its row's earlier KV, [tokens, heads × size].
 
         Padding is behind the tokens, so they do not attend to it.
@@ -257,12 +270,8 @@ class LayerStack:
         if not block.start:
             heads = functional.pad(heads, (0, 0, 0, -width % WIDTH_UNIT))
         queries, keys, values = torch.split(heads, [self._m.heads, self._m.kv_heads, self._m.kv_heads], 1)
-        mask = None
         if block.start:
-            end = block.start + width
-            keys, values = self.slots.layers[layer][:, int(block.row[0]), None, :, :end]
-            seen = self._columns[:end] <= self._columns[block.start : end, None]
-            mask = torch.where(seen, self._m.zero, -torch.inf)
+            keys, values = self.slots.layers[layer][:, int(block.row[0]), None, :, : block.start + width]
         out = functional.scaled_dot_product_attention(
             queries,
             keys,
@@ -296,7 +305,7 @@ class LayerStack:
             position.append(block.position)
             first += block.token_ids.size
         at_source, at_row, at_position = (
-            torch.from_numpy(np.concatenate(part)).to(self._m.device) for part in (source, row, position)
+            on_device(np.concatenate(part), self._m.device) for part in (source, row, position)
         )
         return at_source, at_row, at_position
 

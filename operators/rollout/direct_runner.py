@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from infra.models.device_copies import on_device
 from operators.rollout.attention_chunks import AttentionChunk, RowOrder
 from operators.rollout.cuda_graphs import CudaGraphs, FixedShapeSteps, without_recording
 from operators.rollout.direct_layers import LayerStack, LlamaModules, Pass, all_token_ids
@@ -30,12 +31,12 @@ class DirectRunner:
     def __init__(self, model: PreTrainedModel, slots: KVSlots, *, fixed: bool | None = None) -> None:
         self.modules = LlamaModules.of(model, slots.heads, slots.head_size, slots.context)
         self._stack = LayerStack(self.modules, slots, range(len(self.modules.layers)))
-        self._order = RowOrder()
         self.preferred_order: np.ndarray | None = None
         """The row order (int64[rows]) in which the last step would attend over less padding, or None."""
         self._fixed: FixedShapeSteps | None = None
         device = self.modules.device
         on_gpu = device.type == "cuda"
+        self._order = None if on_gpu else RowOrder()  # on a GPU masking padding is faster than moving rows
         if fixed or (fixed is None and on_gpu):
             rows, record = slots.tensor.shape[2], CudaGraphs().record if on_gpu else without_recording
             self._fixed = FixedShapeSteps(self._decode_fixed, rows, slots.context, device, record)
@@ -48,21 +49,22 @@ class DirectRunner:
     def decode(self, step: Decode, blocks: Sequence[Prefill] = ()) -> torch.Tensor:
         """Compute `blocks` and the step in one pass; returns logits [rows, vocabulary]."""
         if self._fixed is not None and not blocks:
-            self.preferred_order = None  # on a GPU masking padding is faster than moving rows
+            self.preferred_order = None
             return self._fixed.decode(step)
         what = self._stack.plan(step, blocks)
-        self.preferred_order = self._order.order_if_due(step.positions + 1, [chunk for _, chunk, _ in what.chunks])
+        if self._order is not None:
+            self.preferred_order = self._order.order_if_due(step.positions + 1, [chunk for _, chunk, _ in what.chunks])
         return self.modules.logits(self._stack.run(self._embed(step, blocks), what))
 
     def verify(self, steps: Verify) -> torch.Tensor:
         """Compute `steps` in one pass; returns logits [steps × rows, vocabulary], step by step."""
         self.preferred_order = None
-        token_ids = torch.from_numpy(steps.token_ids.flatten()).to(self.modules.device)
+        token_ids = on_device(steps.token_ids.flatten(), self.modules.device)
         x = self.modules.embedding.index_select(0, token_ids)
         return self.modules.logits(self._stack.run(x, self._stack.plan_verify(steps)))
 
     def _embed(self, step: Decode | None, blocks: Sequence[Prefill]) -> torch.Tensor:
-        token_ids = torch.from_numpy(all_token_ids(step, blocks)).to(self.modules.device)
+        token_ids = on_device(all_token_ids(step, blocks), self.modules.device)
         return self.modules.embedding.index_select(0, token_ids)
 
     def _decode_fixed(self, token_ids: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:

@@ -56,7 +56,7 @@ class EmulatedBackend:
     ) -> None:
         emulation = config.emulation
         self._scheduling = emulated_scheduling(
-            config.slots,
+            config.most_slots,
             config.context or DEFAULT_CONTEXT // emulation.stride,
             config.kv_capacity,
             emulation,

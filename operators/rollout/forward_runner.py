@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from infra.models.device_copies import on_device
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.step_plan import Decode, Prefill, Verify
 
@@ -80,13 +81,13 @@ class ForwardRunner:
         if layers is not None:
             raise ValueError(f"a model's own forward computes all layers, not only {sorted(layers)}")
         for block in blocks:
-            token_ids = torch.from_numpy(block.token_ids).to(self._device)
+            token_ids = on_device(block.token_ids, self._device)
             end = block.start + token_ids.shape[1]
-            rows, positions = (torch.from_numpy(each).to(self._device) for each in (block.row, block.position))
+            rows, positions = (on_device(each, self._device) for each in (block.row, block.position))
             if block.start:
                 cache = SlotsCache(self._slots, rows, positions, width=end, extended=int(block.row[0]))
             else:
-                source = torch.from_numpy(block.source).to(self._device)
+                source = on_device(block.source, self._device)
                 cache = SlotsCache(self._slots, rows, positions, source=source)
             columns = self._columns[block.start : end]
             # Padding is behind every real token, so the causal mask hides it.
@@ -96,18 +97,16 @@ class ForwardRunner:
     def decode(self, step: Decode, blocks: Sequence[Prefill] = ()) -> torch.Tensor:
         """Compute `blocks`, then the step; returns logits [rows, vocabulary]."""
         self.prefill(blocks)
-        positions = torch.from_numpy(step.positions).to(self._device)
+        positions = on_device(step.positions, self._device)
         width = int(step.positions.max()) + 1
         cache = SlotsCache(self._slots, self._rows[: len(positions)], positions, width=width)
         mask = self._mask(self._columns[None, :width] > positions[:, None])[:, None, None, :]
-        token_ids = torch.from_numpy(step.token_ids).to(self._device)
+        token_ids = on_device(step.token_ids, self._device)
         return self._forward(token_ids[:, None], positions[:, None], mask, cache)[:, -1]
 
     def verify(self, steps: Verify) -> torch.Tensor:
         """Compute `steps` in one pass; returns logits [steps × rows, vocabulary], step by step."""
-        token_ids, positions = (
-            torch.from_numpy(each.T.copy()).to(self._device) for each in (steps.token_ids, steps.positions)
-        )
+        token_ids, positions = (on_device(each.T.copy(), self._device) for each in (steps.token_ids, steps.positions))
         rows, count = positions.shape
         width = int(steps.positions.max()) + 1
         stored = self._rows[:rows].repeat_interleave(count)

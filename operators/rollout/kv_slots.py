@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from infra.models.device_copies import moved, on_device
 from operators.rollout.engine import KV
 from operators.rollout.kv_rows import RowCopy
 
@@ -17,8 +18,9 @@ class KVSlots:
     """Preallocated KV: `tensor[layer, 0|1 (keys, values), row, head, position, :]`, contiguous per row and head.
 
     Position p of a row is its p-th token from the start of the prompt; `context` is rounded up to a multiple of
-    `CONTEXT_UNIT`, so that attention may read on behind a row. The memory starts as zeros, which the system
-    commits page by page on the first write. Values behind a row's length are stale but finite; readers mask them.
+    `CONTEXT_UNIT`, so that attention may read on behind a row. The memory starts as zeros, which on a CPU
+    the system commits page by page on the first write. Values behind a row's length are stale but finite; readers mask
+    them.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class KVSlots:
 
     def export_row(self, row: int, tokens: int) -> KV:
         """A copy of the KV of the first `tokens` tokens of `row`: `[layer, 0|1, head, position, :]`."""
-        copied = self.tensor[:, :, row, :, :tokens].contiguous().cpu()
+        copied = moved(self.tensor[:, :, row, :, :tokens].contiguous(), torch.device("cpu"))
+        if self.tensor.is_cuda:
+            torch.cuda.current_stream(self.tensor.device).synchronize()
         return KV(tokens, memoryview(copied.view(torch.uint8).flatten().numpy().data))
 
     def import_row(self, row: int, kv: KV, tokens: int) -> bool:
@@ -66,7 +70,7 @@ class KVSlots:
             return False
         values = torch.frombuffer(kv.data, dtype=self.tensor.dtype).view(layers, 2, heads, layout_tokens, size)
         held = min(tokens, kv.tokens)
-        self.tensor[:, :, row, :, :held] = values[..., :held, :].to(self.tensor.device)
+        self.tensor[:, :, row, :, :held] = on_device(values[..., :held, :], self.tensor.device)
         return True
 
     def read_row(self, row: int, tokens: int) -> dict[int, memoryview]:
@@ -85,12 +89,12 @@ class KVSlots:
         stored = {layer for layer, data in layers.items() if layer < len(self.layers) and len(data) == expected}
         for layer in stored if expected else ():
             values = torch.frombuffer(layers[layer], dtype=self.tensor.dtype).view(2, heads, layout_tokens, size)
-            self.tensor[layer, :, row, :, :tokens] = values[..., :tokens, :].to(self.tensor.device)
+            self.tensor[layer, :, row, :, :tokens] = on_device(values[..., :tokens, :], self.tensor.device)
         return stored
 
     def permute(self, order: np.ndarray, width: int) -> None:
         """Reorder the first `width` positions: row i becomes the former row `order[i]` (int64[rows], a permutation)."""
-        index = torch.from_numpy(order).to(self.tensor.device)
+        index = on_device(order, self.tensor.device)
         for layer in self.layers:  # layer by layer, which bounds the temporary copy
             layer[:, : len(order), :, :width] = layer[:, index, :, :width]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from infra.models.checkpoint_folder import load_model
+from infra.models.empty_model import allocate, empty_model, read_weights
 from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.engine import Engine
 from operators.rollout.model_backend import ModelBackend
+from operators.rollout.replica_memory import choose_slots
 from operators.rollout.staged.member import StageMember
 from operators.rollout.staged.replica_staging import ReplicaStaging
 from operators.rollout.staged.service import StageService
@@ -21,9 +22,13 @@ class TransformersBackend(ModelBackend):
 
     def engine(self) -> Engine:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        slots = choose_slots(self.config, self.model, device)
+        model = empty_model(self.model)
+        allocate(model, device, getattr(torch, self.config.weights_dtype))
+        read_weights(model, self.model)
         return TransformersEngine(
-            load_model(self.model, getattr(torch, self.config.weights_dtype)).to(device),
-            slots=self.config.slots,
+            model,
+            slots=slots,
             context=self.config.context,
             kv_capacity=self.config.kv_capacity,
             speculation=self.config.speculation,

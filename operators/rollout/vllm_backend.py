@@ -18,7 +18,7 @@ class VllmBackend(ModelBackend):
         options: dict[str, Any] = dict(config.vllm)
         vllm = open_vllm(
             self.model,
-            slots=config.slots,
+            slots=config.most_slots,
             context=config.context or context_length(self.model),
             kv_capacity=config.kv_capacity,
             dtype=config.weights_dtype,

@@ -2,8 +2,8 @@
 
 A learner trains one model, of which this rank has a part; all ranks call its methods in the same order, since each may
 be a collective. `learner.py` is the implementation, by FSDP2. Another one (torchtitan's or Megatron's parallelism, say)
-takes its place as the `open_learner` of `RankTraining`: assembly of batches, rendezvous, publication and checkpoints
-know this interface alone. No setting names it, and `replay.py` opens FSDP2's.
+takes its place as the `open_learner` of the steps `TrainBatches` and `TrainFollower` and of `Replay`: assembly of
+batches, rendezvous, publication and checkpoints know this interface alone. No setting names it.
 `tests/operators/trainer/test_learner_contract.py` runs against any of them.
 """
 
@@ -40,9 +40,8 @@ class FullWeights(Protocol):
 class LearnerContract(Protocol):
     """A model that is trained on global batches.
 
-    The same batches from the same state give bit-identical weights with the same ranks: on a CPU with the same number of
-    threads; on GPUs of one kind with the same versions of torch and its libraries, unless `LearnerConfig.deterministic`
-    is off.
+    The same batches from the same state give bit-identical weights with the same ranks: on CPUs with as many threads,
+    on GPUs of one kind with the same versions of torch and its libraries, unless `LearnerConfig.deterministic` is off.
     """
 
     before_change: Callable[[], None]

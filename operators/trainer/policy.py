@@ -101,7 +101,7 @@ def place(
     `model` is in `module`, or has its transformer there.
     """
     if mesh is None and precision == "bfloat16":
-        # The grouped kernel for experts computes in the weights' dtype, not autocast's: float32, as nothing rounds them.
+        # The grouped kernel for experts computes in the weights' dtype, which is float32, not in autocast's.
         model.set_experts_implementation("eager")
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     separate = [] if output is None or output.weight is embedding.weight else [embedding]

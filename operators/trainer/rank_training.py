@@ -296,6 +296,7 @@ def start_rank_training(
     shards: int,
     addresses: Addresses,
     dtype: str = "float32",
+    open_learner: OpenLearner = Learner,
 ) -> RankTraining:
     """Wait for all ranks, which find rank 0 by `addresses`, then return the training of `rank`; every rank begins with
     the newest checkpoint.
@@ -311,7 +312,7 @@ def start_rank_training(
         _fingerprint(model, rank) if ranks.count > 1 else "",
         _common_settings(config, shards, dtype),
     )
-    return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype)
+    return RankTraining(config, model, checkpoints, epoch, rendezvous, shards, dtype, open_learner)
 
 
 def _common_settings(config: TrainingConfig, shards: int, dtype: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from infra.models.weights import WeightsDigest, weight_tensors, weights_digest
 from operators.trainer.assembly import BatchAssembly, WholeBatch, empty_reason
 from operators.trainer.checkpoint_files import StoredState
 from operators.trainer.learner import Learner
+from operators.trainer.learner_contract import OpenLearner
 from operators.trainer.rank_addresses import AddressFile
 from operators.trainer.ranks import ALONE, Ranks
 from operators.trainer.rendezvous import Rendezvous, join_process_group
@@ -44,7 +45,8 @@ class Replay:
 
     `recorded` is the number of ranks that the batches were made for: this process is one of as many `ranks`, or trains
     all parts alone. `shards` is the number of buffer shards that wrote them. Training begins with `checkpoint`, which a
-    trimmed log needs, or with the model. Raises CheckpointError if the checkpoint cannot be read.
+    trimmed log needs, or with the model. `open_learner` opens the learner. Raises CheckpointError if the checkpoint
+    cannot be read.
     """
 
     def __init__(
@@ -55,13 +57,14 @@ class Replay:
         ranks: Ranks = ALONE,
         shards: int = 1,
         checkpoint: Path | None = None,
+        open_learner: OpenLearner = Learner,
     ) -> None:
         torch.set_num_threads(config.threads)
         self._model, self._ranks, self._config, self._shards = model, ranks, config, shards
         self._partitions = range(recorded * shards) if ranks.count == 1 else batch_partitions(ranks.rank, shards)
         device = config.device_of(ranks.rank)
         use_device(device)
-        self._learner = Learner(config.learner, model, device, ranks)
+        self._learner = open_learner(config.learner, model, device, ranks)
         self._batches_taken, self._starts = 0, dict.fromkeys(self._partitions, 0)
         if checkpoint is not None:
             with StoredState(checkpoint) as stored:

@@ -29,6 +29,8 @@ from operators.trainer.checkpoint import CheckpointPositions, check_writable
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.clean_stop import fold_with_ranks, keep_newest
 from operators.trainer.final_model import FinalModel
+from operators.trainer.learner import Learner
+from operators.trainer.learner_contract import OpenLearner
 from operators.trainer.manifest_history import ManifestOffsets, PublishedBatches
 from operators.trainer.publishing import Publishing, PublishSettings
 from operators.trainer.rank_addresses import AddressTopic
@@ -51,7 +53,8 @@ class TrainBatches:
     """Trains `model` and publishes every version to the store in folder `store`; the epoch is this start's number.
 
     The final model is also written as a Hugging Face folder to `result`. `shards` is the number of buffer shards that
-    write the batches. Weights are published in `dtype`, that of the rollouts.
+    write the batches. Weights are published in `dtype`, that of the rollouts. `open_learner`, a class or a function of
+    a module, opens the learner.
     """
 
     config: TrainingConfig
@@ -64,6 +67,7 @@ class TrainBatches:
     publish: PublishSettings = PublishSettings()  # noqa: RUF009 - frozen
     shards: int = 1
     dtype: str = "float32"
+    open_learner: OpenLearner = Learner
 
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
@@ -84,7 +88,7 @@ class _Training:
         self._step = step
         addresses = AddressTopic(step.shard.client, step.shard.run)
         self._training = start_rank_training(
-            step.config, step.model, step.checkpoints, 0, epoch, step.shards, addresses, step.dtype
+            step.config, step.model, step.checkpoints, 0, epoch, step.shards, addresses, step.dtype, step.open_learner
         )
         self._checkpoints = CheckpointWriter(step.config, self._training, step.checkpoints)
         self._result = FinalModel(self._training, step.model, step.result, step.config.checkpoint_tries)

@@ -12,6 +12,7 @@ from infra.deploy.compose import compose_file
 from infra.deploy.kubernetes import kubernetes_files
 from infra.deploy.plan import AGENTS, CONFIG, GATEWAY, DeploymentPlan, Placement, Unit, resource_prefix
 from infra.deploy.role_acls import role_acls
+from infra.models.sizes import ELEMENT_BYTES, kv_values, readable_config
 from infra.sizes import GIB
 from operators.agents.agent_process import AUTHORITY
 from operators.gateway.config import GatewayConfig
@@ -148,7 +149,6 @@ def files_of(plan: DeploymentPlan) -> dict[str, str]:
 
 PROCESS_GIB = 2
 """A process with its libraries."""
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WITHOUT_MODEL: Mapping[str, int] = {"rollout": 16, "trainer": 32, "relay": 8}
 
 
@@ -181,7 +181,7 @@ def host_memory(config: Config) -> HostMemory:
     if folder is None:
         return HostMemory(_WITHOUT_MODEL)
     shape = shape_of(folder)
-    weights = shape.parameters * _BYTES[config.rollout.weights_dtype]
+    weights = shape.parameters * ELEMENT_BYTES[config.rollout.weights_dtype]
     stored = weights * (config.relay.keep_versions + 1)
     on_gpu = config.trainer.device.startswith("cuda")
     rank = (
@@ -189,9 +189,9 @@ def host_memory(config: Config) -> HostMemory:
         if on_gpu
         else plan_rank(shape, config.trainer).total
     )
-    capacity = config.rollout.kv_capacity or config.rollout.slots * (config.rollout.context or 4096)
-    # Keys and values are at most as wide as the model.
-    kv = 0 if on_gpu else 2 * shape.layers * shape.width * capacity * _BYTES[config.rollout.weights_dtype]
+    rollout = config.rollout
+    capacity = rollout.kv_capacity or rollout.most_slots * (rollout.context or 4096)
+    kv = 0 if on_gpu else kv_values(readable_config(folder)) * capacity * ELEMENT_BYTES[rollout.weights_dtype]
     sizes = {
         "relay": stored,
         "trainer": stored + rank,

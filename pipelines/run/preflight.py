@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from infra.listening import port_problem
@@ -16,6 +17,7 @@ from operators.gateway.config import GatewayConfig
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
 from pipelines.inspect.run_folders import laminar_command
+from pipelines.roles import Role
 from pipelines.run.learnability import unlearnable
 from pipelines.run.paths import files_read
 from pipelines.shards import store_folder
@@ -231,3 +233,29 @@ def gpu_problems(config: Config, visible: Sequence[str]) -> Iterator[str]:
             f"trainer and rollouts share GPU {', '.join(sorted(shared))}: give each its own with trainer.gpus and "
             "rollout.gpus, such as trainer.gpus = [0, 1, 2, 3] and rollout.gpus = [4, 5, 6, 7]"
         )
+
+
+def shared_gpus(config: Config, role: Role, others: Iterable[Role], visible: Sequence[str]) -> Iterator[str]:
+    """That `role`, a trainer's rank or a rollout, would share GPUs with one of the other kind among `others`, which
+    run on this machine with the GPUs `visible`."""
+    if config.emulated or len(visible) < 2:  # a machine with one GPU has no other way
+        return
+    other_kind = {"trainer": "rollout", "rollout": "trainer"}.get(role.pipeline)
+    for other in others:
+        shared = _gpus_of(config, role, visible) & _gpus_of(config, other, visible)
+        if other.pipeline == other_kind and shared:
+            yield (
+                f"{role.name} and {other.name}, which runs on this machine, share GPU {', '.join(sorted(shared))}: "
+                "give trainer and rollouts their own with trainer.gpus and rollout.gpus"
+            )
+
+
+def _gpus_of(config: Config, role: Role, visible: Sequence[str]) -> frozenset[str]:
+    """The GPUs of `visible` that `role` takes; none if it cannot, which it reports itself."""
+    if role.pipeline == "rollout":
+        with suppress(ValueError):
+            return frozenset(config.rollout.gpus_of(role.index, visible))
+    elif role.pipeline == "trainer" and config.trainer.device.startswith("cuda"):
+        number = int(config.trainer.device_of(role.index, visible).partition(":")[2] or 0)
+        return frozenset(visible[number : number + 1])
+    return frozenset()

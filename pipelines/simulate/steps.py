@@ -41,7 +41,7 @@ class SimulatedStep:
         match step:
             case DrawPrompts():
                 backlog: Any = _Backlog(clients, group_name(step.shard.run, "placement"), PROMPTS.name(step.shard.run))
-                return step.restore(restored, backlog, clock, process.sleep, now)
+                return step.restore(restored, backlog, clock, now)
             case PlaceTrajectories():
                 return step.restore(restored, clients.fence, clients.topic_ends, clock, now)
             case GenerateTrajectories():

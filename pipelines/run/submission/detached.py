@@ -90,16 +90,23 @@ def _refuse_in_foreground(config: Config, submission: Submission) -> None:
 
     The process that a killed respawner has left is taken over.
     """
-    names = (line.rpartition("@")[2] for line in Path("/proc/net/unix").read_text("utf-8", "replace").splitlines())
-    prefix, wanted = _socket_prefix(config), submitted_process(config, submission.pipeline, submission.index).roles
-    rests = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
-    for found in filter(None, (re.fullmatch(r"([a-z-]+)/(-?\d+)/(\d+)", rest) for rest in rests)):
-        role, pid = Role(found[1], int(found[2])), int(found[3])
-        if pid != submission.worker and _share_a_role([role], wanted) and _is_own(pid):
+    wanted = submitted_process(config, submission.pipeline, submission.index).roles
+    for role, pid in roles_here(config):
+        if pid != submission.worker and _share_a_role([role], wanted):
             raise AlreadySubmitted(
                 f"{role.name} of run {config.run.name} runs in the foreground, as process {pid}: `kill {pid}` drains "
                 "and ends it; then submit again"
             )
+
+
+def roles_here(config: Config) -> Iterator[tuple[Role, int]]:
+    """The roles of the run that processes of `in_foreground` have on this machine, each with its process."""
+    names = (line.rpartition("@")[2] for line in Path("/proc/net/unix").read_text("utf-8", "replace").splitlines())
+    prefix = _socket_prefix(config)
+    rests = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+    for found in filter(None, (re.fullmatch(r"([a-z-]+)/(-?\d+)/(\d+)", rest) for rest in rests)):
+        if _is_own(pid := int(found[3])):
+            yield Role(found[1], int(found[2])), pid
 
 
 def _is_own(pid: int) -> bool:

@@ -6,6 +6,7 @@ No supervisor watches the run, so the role that counts the failures stops itself
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from infra.kafka.admin import admin_client, cluster_id
 from infra.kafka.ranges import partition_ranges
 from infra.kafka.readiness import ClientError, retry_transient, wait_for_brokers
 from infra.kafka.topic_reader import StoredRecord, follow_topic, last_records
+from infra.machine import visible_gpus
 from infra.runners.stopping import STOPPING
 from infra.store.errors import StoreError
 from infra.store.ownership import claim_store
@@ -26,9 +28,11 @@ from pipelines.inspect.run_state.buffers import SHARD
 from pipelines.inspect.run_state.refused import refused
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.roles import ALL_SHARDS, WITH_STORE, Role, RoleProcess
+from pipelines.run.preflight import shared_gpus
 from pipelines.run.resharding import reshard_score
 from pipelines.run.run_guard import COLUMNS, RunFailing, RunGuard
 from pipelines.run.run_kafka import WAIT_S
+from pipelines.run.submission.detached import roles_here
 from pipelines.run.submission.role_checks import role_problems
 from pipelines.run.topics import check_kafka, make_topics
 from pipelines.shards import store_folder
@@ -39,9 +43,14 @@ from schemas.topics import EXPERIENCES, METRICS
 def prepare(config: Config, process: RoleProcess, note: Callable[[str], None]) -> None:
     """Wait for Kafka and create the run's missing topics; `note` receives one-line messages.
 
-    Raises ConfigError if `config` is incomplete for a role, BrokerUnreachable, TopicError, UnsuitableKafka.
+    Raises ConfigError if `config` is incomplete for a role or trainer and rollouts would share a GPU,
+    BrokerUnreachable, TopicError, UnsuitableKafka.
     """
-    if problems := [problem for role in process.roles for problem in role_problems(config, role)]:
+    problems = [problem for role in process.roles for problem in role_problems(config, role)]
+    if not config.emulated and process.roles[0].pipeline in ("trainer", "rollout"):
+        others = [role for role, pid in roles_here(config) if pid != os.getpid()]
+        problems += shared_gpus(config, process.roles[0], others, visible_gpus())
+    if problems:
         raise ConfigProblems(list(dict.fromkeys(problems)))
     own = replace(config, kafka=config.kafka.for_role(process.roles[0].pipeline))
     wait_for_brokers(own.kafka.client(), WAIT_S, lambda _, line: note(line), setting=own.kafka.address_setting)

@@ -33,7 +33,7 @@ class Memory:
                 f"which do not fit on {gpus} x {self.machine} with {memory:.0f} GB: give the trainer more GPUs"
             )
         rollout = cluster.config.rollout
-        tokens = rollout.kv_capacity or rollout.slots * cluster.config.context
+        tokens = rollout.kv_capacity or rollout.most_slots * cluster.config.context
         if (wanted := tokens * self.kv_kb / 1e6) > kv_gb:
             raise ValueError(
                 f"KV of {tokens:,} tokens takes {wanted:.0f} GB, but {kv_gb:.0f} GB are left beside the weights on "

@@ -145,7 +145,7 @@ def tensor_parallel(cluster: Cluster, memory: Memory) -> Iterator[Cluster]:
     rollout = cluster.config.rollout
     emulation = rollout.emulation
     present_gb = kv_gigabytes(memory.machine, now, memory.weights_gb)
-    capacity = rollout.kv_capacity or rollout.slots * cluster.config.context
+    capacity = rollout.kv_capacity or rollout.most_slots * cluster.config.context
     for gpus in (now // 2, now * 2):
         replicas = cluster.replicas * now // gpus if gpus else 0
         left = cluster.replicas * now - replicas * gpus

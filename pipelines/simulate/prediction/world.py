@@ -61,7 +61,7 @@ class PredictedWorld:
         speculation = emulation.speculation if config.rollout.speculation else None
         self._roofline = Roofline(emulation.roofline, emulation.stride, speculation)
         self._scheduling = emulated_scheduling(
-            config.rollout.slots, config.context, config.rollout.kv_capacity, emulation
+            config.rollout.most_slots, config.context, config.rollout.kv_capacity, emulation
         )
         self._placement = self._placement_fold()
         self._inbox: list[ReceivedRecord] = []
@@ -203,7 +203,8 @@ class PredictedWorld:
 
     def _draw_prompts(self) -> None:
         """Keep `prompt_lead` prompts ahead of dispatch, as the prompts pipeline does."""
-        lead = self._cluster.config.placement.prompt_lead
+        config = self._cluster.config
+        lead = config.placement.lead(config.experience.global_batch, self._task.samples_per_prompt, levels=False)
         missing = lead - (self._prompts - self._begun)
         if missing > 0:
             self._send(PROMPTS, [self._prompt(self._prompts + n) for n in range(missing)])
@@ -266,7 +267,7 @@ class PredictedWorld:
     def _limit_s(self) -> float:
         """The longest time without a step that is not a defect: twenty of the longest responses and of the steps."""
         task, rollout = self._task, self._cluster.config.rollout
-        pace = self._roofline.pace(rollout.slots, self._scheduling.kv_capacity, 0)
+        pace = self._roofline.pace(rollout.most_slots, self._scheduling.kv_capacity, 0)
         config = self._cluster.config
         tokens = config.experience.global_batch * config.context * config.rollout.emulation.stride
         return 20 * (task.max_new_tokens * pace.first_s + config.trainer.emulation.seconds(tokens)) / self._scale

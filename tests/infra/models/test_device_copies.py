@@ -80,7 +80,8 @@ def test_host_parts_wait_on_the_device_of_the_tensor(driver: Driver) -> None:
 def test_host_parts_of_the_host_are_not_pinned(driver: Driver) -> None:
     values = torch.arange(5.0)
     assert torch.equal(torch.cat(list(host_parts(values, part_bytes=8))), values)
-    assert not driver.pinned and not driver.recorded
+    assert not driver.pinned
+    assert not driver.recorded
 
 
 def test_read_part_fills_a_tensor_of_another_dtype(driver: Driver) -> None:
@@ -108,7 +109,8 @@ def test_moved_part_of_a_sharded_tensor_is_pinned(driver: Driver, monkeypatch: p
         monkeypatch.setattr(DTensor, "is_cuda", True)
         there = moved(sharded, torch.device("cpu"))
         assert driver.pinned == [(3, 2)]
-        assert isinstance(there, DTensor) and there.placements == sharded.placements
+        assert isinstance(there, DTensor)
+        assert there.placements == sharded.placements
         assert torch.equal(there.to_local(), sharded.to_local())
     finally:
         dist.destroy_process_group()

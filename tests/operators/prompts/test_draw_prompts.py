@@ -73,7 +73,6 @@ class Prompts:
     log: Log = field(default_factory=Log)
     backlog: Backlog = field(default_factory=Backlog)
     now: float = 0.0
-    slept: float = 0.0
     harder: tuple[Questions, ...] = ()
 
     def __post_init__(self) -> None:
@@ -85,11 +84,7 @@ class Prompts:
     def _restore(self, restored: Restored) -> ShardFold:
         backlog: Any = self.backlog
         task = _Task(self._step.config, [self.questions, *self.harder], CharacterTokenizer())
-        return PromptFold(self._step, [task], backlog, restored.state, lambda: self.now, self._sleep)
-
-    def _sleep(self, seconds: float) -> None:
-        self.now += seconds
-        self.slept += seconds
+        return PromptFold(self._step, [task], backlog, restored.state, lambda: self.now)
 
     def look(self) -> list[str]:
         """The ids of the prompts drawn at the next poll of the backlog."""
@@ -118,7 +113,7 @@ def test_draw_prompts_polls_the_backlog_periodically() -> None:
     prompts = Prompts(Questions([6]))
     assert len(prompts.look()) == 3
     assert prompts.shard.run() == []
-    assert prompts.slept == pytest.approx(POLL_EVERY_S)
+    prompts.now += POLL_EVERY_S
     assert len([output for output in prompts.shard.run() if output.topic is PROMPTS]) == 3
 
 
@@ -174,9 +169,7 @@ def test_finite_dataset_ends_with_one_log_line(caplog: pytest.LogCaptureFixture)
     assert [prompts.look(), prompts.look(), prompts.look()] == [["p0", "p1", "p2"], ["p3", "p4"], []]
     (log_record,) = caplog.records
     assert log_record.message == "all 5 questions are drawn; 5 of them became prompts"
-    slept = prompts.slept
-    prompts.shard.run()
-    assert prompts.slept == slept + POLL_EVERY_S
+    assert prompts.look() == []
 
 
 @pytest.mark.parametrize("committed", [True, False])

@@ -57,7 +57,7 @@ class Mixed:
         tasks = [
             _Task(task, own, CharacterTokenizer()) for task, own in zip(config.mixture, open_tasks(config), strict=True)
         ]
-        return PromptFold(self._step, tasks, self._backlog, restored.state, lambda: self.now, lambda _: None)  # type: ignore[arg-type]
+        return PromptFold(self._step, tasks, self._backlog, restored.state, lambda: self.now)  # type: ignore[arg-type]
 
     def draw(self, count: int) -> None:
         """Draw `count` more prompts, or as many as are left."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from record_factories import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
-from infra.models.checkpoint_folder import save_folder
+from infra.models.checkpoint_folder import load_model, save_folder
 from infra.models.demo import build_demo_model, build_demo_tokenizer
 from infra.models.demo_config import PHRASES, DemoModelConfig
+from infra.models.weights import weight_tensors
 from operators.rollout.config import RolloutConfig
 from operators.rollout.model_backend import ModelBackend
 from operators.rollout.replica import Replica
@@ -58,3 +60,13 @@ def test_transformers_backend_opens_engines_with_speculation(speculation: bool, 
     save_folder(*build_demo_model(small), tmp_path)
     backend = TransformersBackend(RolloutConfig(speculation=speculation, slots=2), tmp_path, tmp_path / "store")
     assert (backend.engine()._speculator is not None) is speculation
+
+
+def test_transformers_backend_loads_the_model_in_its_dtype(tmp_path: Path) -> None:
+    small = DemoModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=48)
+    save_folder(*build_demo_model(small), tmp_path)
+    config = RolloutConfig(slots=2, dtype="bfloat16")
+    engine = TransformersBackend(config, tmp_path, tmp_path / "store").engine()
+    found, expected = (weight_tensors(model) for model in (engine.model, load_model(tmp_path, torch.bfloat16)))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

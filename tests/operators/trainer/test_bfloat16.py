@@ -11,9 +11,8 @@ from typing import Any, get_args
 import pytest
 import torch
 from bfloat16_errors import bfloat16_errors
-from trainer_batches import make_batch, save_experts, save_tiny_model
-
 from torch.utils._python_dispatch import TorchDispatchMode
+from trainer_batches import make_batch, save_experts, save_tiny_model
 
 from operators.trainer.config import AlgorithmConfig, LearnerConfig, Precision
 from operators.trainer.learner import Learner

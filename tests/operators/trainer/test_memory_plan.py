@@ -155,6 +155,8 @@ def test_training_rejects_a_model_for_a_gpu_without_memory(tmp_path: Path, monke
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
     monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
-    with pytest.raises(ValueError, match=r"a rank needs .* but cuda:3 has 2\.0 KiB free: raise trainer\.ranks \(now 1\)"):
+    with pytest.raises(
+        ValueError, match=r"a rank needs .* but cuda:3 has 2\.0 KiB free: raise trainer\.ranks \(now 1\)"
+    ):
         RankTraining(TrainingConfig(device="cuda", gpus=(3,)), model, tmp_path / "checkpoints", 1)
     assert asked == ["cuda:3"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from operators.trainer.config import LearnerConfig, ParameterGroup
 from operators.trainer import optimizer as optimizers
+from operators.trainer.config import LearnerConfig, ParameterGroup
 from operators.trainer.optimizer import build_optimizer, move_state
 from operators.trainer.presets import learning_rate
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
+from in_memory_log import Shard
 from trainer_batches import make_batch, with_floats
 from trainer_on_a_log import Producer, Trainer
 
@@ -17,6 +20,9 @@ from infra.models.weights import weights_digest
 from infra.store import incoming_version as arriving
 from infra.store.weight_store import WeightStore
 from operators.trainer import version_publisher
+from operators.trainer.config import LearnerConfig
+from operators.trainer.learner import Learner
+from operators.trainer.ranks import ALONE, Ranks
 from operators.trainer.replay import Replay, folder_digest
 from schemas.topics import BATCHES, METRICS, RELAY
 
@@ -273,3 +279,27 @@ def test_close_frees_resources_after_a_failed_publish(trainer: Trainer) -> None:
     assert Producer.made[-1].closed
     with WeightStore(trainer.folder / "store") as store:
         store.reserve(8)  # the store has no other writer
+
+
+class CountedLearner(Learner):
+    """Another learner in the place of the product's."""
+
+    opened: ClassVar[list[CountedLearner]] = []
+
+    def __init__(self, config: LearnerConfig, model_folder: Path, device: str = "cpu", ranks: Ranks = ALONE) -> None:
+        super().__init__(config, model_folder, device, ranks)
+        self.opened.append(self)
+
+
+def test_another_learner_trains_the_log_and_its_replay(trainer: Trainer) -> None:
+    trainer.step = replace(trainer.step, open_learner=CountedLearner)
+    trainer.shard = Shard(trainer.log, trainer.step.resumed(), pickle.loads(pickle.dumps(trainer.step)).restore)
+    trainer.start()
+    trainer.feed(0, 1)
+    trainer.run(3)
+    parts = [(part, 0, offset) for offset, part in enumerate(trainer.log.rows(BATCHES))]
+    replay = Replay(trainer.step.config, trainer.step.model, open_learner=CountedLearner)
+    assert len(list(replay.train(parts))) == 2
+    assert [learner.updates for learner in CountedLearner.opened] == [2, 2]
+    published = trainer.weights("1.2")
+    assert all((tensor.numpy() == published[name]).all() for name, tensor in replay.weights().items())

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pipelines.config import parse_config
-from pipelines.run.preflight import gpu_problems
+from pipelines.roles import Role
+from pipelines.run.preflight import gpu_problems, shared_gpus
 
 
 @pytest.mark.parametrize(
@@ -36,5 +37,25 @@ from pipelines.run.preflight import gpu_problems
 )
 def test_gpu_problems_of_a_machine(trainer: dict[str, Any], rollout: dict[str, Any], visible: str, says: str) -> None:
     problems = list(gpu_problems(parse_config({"trainer": trainer, "rollout": rollout}, "my.toml"), tuple(visible)))
+    assert len(problems) == bool(says)
+    assert says in "".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("role", "others", "visible", "says"),
+    [
+        ("trainer-1", "rollout-0 rollout-1", "0123", "share GPU 1"),
+        ("rollout-1", "trainer-1 score-0 rollout-5", "0123", "share GPU 1"),
+        ("rollout-2", "trainer-0 trainer-1", "0123", ""),
+        ("rollout-1", "rollout-5", "0123", ""),  # rollouts of other machines wrap around
+        ("trainer-0", "rollout-0", "0", ""),
+        ("trainer-0", "rollout-0", "", ""),
+    ],
+)
+def test_shared_gpus_of_submitted_roles(role: str, others: str, visible: str, says: str) -> None:
+    config = parse_config({"trainer": {"device": "cuda", "gpus": [0, 1], "ranks": 2}}, "my.toml")
+    here = [Role(name, int(index)) for name, _, index in (each.rpartition("-") for each in others.split())]
+    name, _, index = role.rpartition("-")
+    problems = list(shared_gpus(config, Role(name, int(index)), here, tuple(visible)))
     assert len(problems) == bool(says)
     assert says in "".join(problems)

@@ -18,11 +18,13 @@ import pytest
 from infra.store.names import default_root
 from infra.store.ownership import open_folder
 from pipelines.cli.main import main
-from pipelines.config import load_config, parse_config, save_config
+from pipelines.config import ConfigError, load_config, parse_config, save_config
 from pipelines.inspect.run_folders import read_run
 from pipelines.inspect.submissions import Submission, read_submission, submissions
+from pipelines.roles import submitted_process
 from pipelines.run.inputs import record_inputs
 from pipelines.run.paths import with_absolute_paths
+from pipelines.run.submission import guard
 from pipelines.run.submission.detached import (
     AlreadySubmitted,
     _refuse_in_foreground,
@@ -220,3 +222,16 @@ def test_stop_removes_the_store_of_a_run_unless_it_is_in_use(folder: Path, lamin
         lock.release()
     assert f"its weight store {store} is removed" in " ".join(laminar("stop")[1].split())
     assert not store.exists()
+
+
+def test_submitted_trainer_refuses_the_gpus_of_a_rollout(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start
+) -> None:
+    table = {"run": {"name": folder.name}, "trainer": {"device": "cuda"}, "model": {"path": str(tmp_path)}}
+    config = parse_config({**table, "kafka": {"bootstrap_servers": "127.0.0.1:9"}}, "a test")
+    monkeypatch.setattr(guard, "visible_gpus", lambda: ("0", "1"))
+    name = f"{_socket_prefix(config)}rollout/0/{start()[0]}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as held:
+        held.bind(f"\0{name}")
+        with pytest.raises(ConfigError, match="trainer and rollout-0, which runs on this machine, share GPU 0"):
+            guard.prepare(config, submitted_process(config, "trainer", 0), lambda line: None)

@@ -1,0 +1,83 @@
+"""The memory of a replica is computed, and compared with the free memory, before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from trainer_batches import save_tiny_model
+
+import operators.rollout.transformers_backend as backends
+from infra.models.checkpoint_folder import load_model
+from infra.models.sizes import kv_values, readable_config
+from infra.sizes import GIB
+from operators.rollout.config import RolloutConfig
+from operators.rollout.forward_runner import kv_geometry
+from operators.rollout.replica_memory import ReplicaMemory, choose_slots, fitting_slots
+
+QWEN_1_5B = ReplicaMemory(1_544_000_000, 2 * 28 * 2 * 128, "bfloat16")
+QWEN_7B = ReplicaMemory(7_616_000_000, 2 * 28 * 4 * 128, "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def free_on_gpu(patch: pytest.MonkeyPatch, size: int) -> None:
+    patch.setattr(torch.cuda, "mem_get_info", lambda device: (size, size))
+
+
+def test_kv_values_are_those_of_the_model(model: Path) -> None:
+    layers, heads, size = kv_geometry(load_model(model))
+    assert kv_values(readable_config(model)) == 2 * layers * heads * size
+    assert kv_values({"n_layer": 3, "n_head": 4, "n_embd": 32}) == 2 * 3 * 32
+    with pytest.raises(ValueError, match=r"config\.json has no numbers of layers"):
+        kv_values({"hidden_size": 8})
+
+
+@pytest.mark.parametrize(("memory", "slots"), [(QWEN_1_5B, 77), (QWEN_7B, 32)])
+def test_defaults_fit_a_gpu_of_80_gb(memory: ReplicaMemory, slots: int) -> None:
+    assert fitting_slots(memory, 32_768, int(0.9 * 79 * GIB), 1, "the GPU") == slots
+    assert fitting_slots(memory, 4096, int(0.9 * 79 * GIB), 128, "the GPU") > 128
+
+
+def test_slots_follow_the_free_memory_of_a_gpu_if_unset(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = ReplicaMemory.of(model, "float32")
+    assert memory is not None
+    room_for_five = int((memory.weights + memory.kv(5 * 64)) / 0.9) + 100
+    for free, slots in ((room_for_five, 5), (1 << 40, 128)):
+        free_on_gpu(monkeypatch, free)
+        assert choose_slots(RolloutConfig(context=64), model, torch.device("cuda")) == slots
+    assert choose_slots(RolloutConfig(slots=7, context=64), model, torch.device("cuda")) == 7
+
+
+@pytest.mark.parametrize(
+    ("slots", "context", "says"),
+    [
+        (200, 64, r"200 of rollout\.context = 64 .* lower rollout\.slots to at most 5 or remove it, or .* most 1$"),
+        (None, 2048, r"1 of rollout\.context = 2048 .* free: lower rollout\.context to at most 320$"),
+    ],
+)
+def test_slots_beyond_the_memory_are_an_error_with_numbers(
+    slots: int | None, context: int, says: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = ReplicaMemory.of(model, "float32")
+    assert memory is not None
+    free_on_gpu(monkeypatch, int((memory.weights + memory.kv(5 * 64)) / 0.9) + 100)
+    with pytest.raises(ValueError, match=rf"a replica needs .* KV .* for rollout\.slots = {says}"):
+        choose_slots(RolloutConfig(slots=slots, context=context), model, torch.device("cuda"))
+
+
+def test_backend_rejects_a_model_before_it_is_loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Path] = []
+    monkeypatch.setattr(backends, "empty_model", loaded.append)
+    monkeypatch.setattr("operators.rollout.model_backend.load_tokenizer", lambda folder: None)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    backend = backends.TransformersBackend(RolloutConfig(), model, model / "store")
+    with pytest.raises(ValueError, match=r"a replica needs .* but this machine has 1\.0 KiB free"):
+        backend.engine()
+    assert not loaded
