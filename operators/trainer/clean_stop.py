@@ -79,8 +79,8 @@ def keep_with_rank_0(training: RankTraining, checkpoints: CheckpointWriter) -> N
 
 
 def _stopped_after_training(training: RankTraining, checkpoints: CheckpointWriter) -> bool:
-    """Stop training, on any thread. Return whether batches were trained; the last checkpoint that was begun is complete then."""
-    use_device(training.device)
+    """Stop training. Return whether batches were trained; the last checkpoint that was begun is complete then."""
+    use_device(training.device)  # as in `fold_with_ranks`
     training.stop()
     if training.trained == 0:
         return False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
-from torch.utils import deterministic as uninitialized
 
 # torch reads it once, at the process's first matrix product on a GPU, and refuses deterministic ones without it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -24,6 +24,7 @@ def _deterministic_kernels() -> Iterator[None]:
 
     With torch's `warn_only` attention would keep the kernels that are not: all three warn that they do.
     """
+    uninitialized: Any = torch.utils.deterministic
     before = torch.get_deterministic_debug_mode(), uninitialized.fill_uninitialized_memory
     torch.set_deterministic_debug_mode("error")
     uninitialized.fill_uninitialized_memory = False  # nothing reads it before it is written

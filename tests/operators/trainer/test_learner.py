@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils import deterministic as uninitialized
 from trainer_batches import make_batch, save_tiny_model, with_floats
 
 from infra.models.checkpoint_folder import load_model
 from infra.models.weights import weight_tensors
-from operators.trainer import learner as learner_module
 from operators.trainer import trained_model
 from operators.trainer.batch import join_parts
 from operators.trainer.config import AlgorithmConfig, AlgorithmName, CriticConfig, LearnerConfig
-from operators.trainer.determinism import kernels
 from operators.trainer.learner import Learner
 from operators.trainer.packing import mini_batches
 from operators.trainer.presets import PRESETS
@@ -42,38 +37,6 @@ def digest(learner: Learner) -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return save_tiny_model(tmp_path / "model")
-
-
-@pytest.mark.parametrize(
-    ("device", "wanted", "expected"), [("cuda:1", True, 2), ("cuda:1", False, 0), ("cpu", True, 0)]
-)
-def test_kernels_are_deterministic_on_a_gpu(device: str, wanted: bool, expected: int) -> None:
-    filled = uninitialized.fill_uninitialized_memory
-    with kernels(torch.device(device), deterministic=wanted):
-        assert torch.get_deterministic_debug_mode() == expected  # 1 would leave attention as it is
-        assert uninitialized.fill_uninitialized_memory == (filled and not expected)
-    assert (torch.get_deterministic_debug_mode(), uninitialized.fill_uninitialized_memory) == (0, filled)
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"]
-
-
-def test_operation_without_a_deterministic_kernel_names_the_setting() -> None:
-    refused = r"^put_ does not have a deterministic implementation.* Set trainer\.learner\.deterministic = false"
-    with pytest.raises(RuntimeError, match=f"(?s){refused}"), kernels(torch.device("cuda"), deterministic=True):
-        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
-    assert torch.get_deterministic_debug_mode() == 0
-
-
-def test_update_asks_for_the_kernels_of_its_setting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[torch.device, bool]] = []
-
-    def record(device: torch.device, *, deterministic: bool) -> AbstractContextManager[None]:
-        asked.append((device, deterministic))
-        return nullcontext()
-
-    monkeypatch.setattr(learner_module, "kernels", record)
-    for deterministic in (True, False):
-        Learner(replace(CONFIG, deterministic=deterministic), folder).update(make_batch())
-    assert asked == [(torch.device("cpu"), True), (torch.device("cpu"), False)]
 
 
 def test_gradient_matches_the_formula(folder: Path) -> None:
