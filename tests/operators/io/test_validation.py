@@ -12,6 +12,7 @@ from record_samples import SAMPLES, TRAJECTORY
 from operators.io.elements import Polled, ReceivedRecord
 from operators.io.fold_records import reject_invalid
 from operators.io.validation import ManifestOrder, invalid_reason
+from pipelines.roles import relay_of
 from schemas import records as r
 from schemas.block import Block
 
@@ -48,6 +49,13 @@ def test_validation_names_the_invalid_field(kind: type, changes: dict[str, Any],
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLES if kind not in (r.WeightVersion, r.MicroBatch)])
 def test_validation_accepts_the_sample_of_every_class(kind: type) -> None:
     assert invalid_reason(SAMPLES[kind]) is None
+
+
+@pytest.mark.parametrize("machine", ["n1", "gpu-0.example.com", "127.0.0.1"])
+def test_validation_accepts_the_relay_of_any_machine(machine: str) -> None:
+    status, link = replace(SAMPLES[r.RelayStatus], relay=relay_of(machine)), SAMPLES[r.RelayChain].links[0]  # type: ignore[type-var, attr-defined]
+    chain = replace(SAMPLES[r.RelayChain], links=(replace(link, relay=relay_of(machine)),), joining=())  # type: ignore[type-var]
+    assert (invalid_reason(status), invalid_reason(chain)) == (None, None)
 
 
 @pytest.mark.parametrize(
