@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import logging
 import os
 import re
+import stat
 import subprocess
 import threading
 import time
@@ -60,10 +62,12 @@ def play_episode(
     work: Path,
     stop: threading.Event,
     functions: FunctionServer | None = None,
+    start: int = 1,
 ) -> None:
     """Run the agent of `task`, again after a failure, and report its result. Returns early once `stop` is set.
 
-    `functions` starts the processes if the agent is a function.
+    `functions` starts the processes if the agent is a function. `start` is that of this role's process: the gateway
+    counts the equal requests of each attempt of each start, and answers the first ones from the log.
     """
     create_secret(secret_file)
     keys = EpisodeKeys(run, read_secret(secret_file))
@@ -76,7 +80,7 @@ def play_episode(
             if stop.is_set():
                 return
             file = work / f"{task.episode}.{attempt}.json"
-            error = _run_attempt(config, task, f"{key}{ATTEMPT}{attempt}", folder, file, transcript, stop, functions)
+            error = _run_attempt(config, task, f"{key}{ATTEMPT}{start}.{attempt}", folder, file, transcript, stop, functions)
             if not error:
                 try:
                     body = read_report(file)
@@ -200,18 +204,30 @@ def _raised(text: str) -> str:
 
 
 def read_report(file: Path) -> dict[str, Any]:
-    """The agent's report; empty without one. Raises ValueError."""
-    if not file.exists():
+    """The agent's report; empty without one. Raises ValueError, also if it is not a plain file."""
+    try:
+        written = _read_plain_file(file)
+    except FileNotFoundError:
         return {}
-    if file.stat().st_size > MAX_REPORT_BYTES:
+    except OSError as error:
+        raise ValueError(f"its report cannot be read: {error.strerror}") from error
+    if len(written) > MAX_REPORT_BYTES:
         raise ValueError(f"its report has more than {MAX_REPORT_BYTES} bytes")
     try:
-        report = decode_json(file.read_bytes())
+        report = decode_json(written)
     except ValueError as error:
         raise ValueError(f"its report is not valid JSON: {error}") from error
     if not isinstance(report, dict) or not report.keys() <= REPORT_FIELDS:
         raise ValueError(f"its report must have reward, rewards and answer only, not {str(report)[:80]}")
     return report
+
+
+def _read_plain_file(file: Path) -> bytes:
+    """One byte more than MAX_REPORT_BYTES of `file`, at most; a pipe or a device would block, or never end."""
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file")
+        return opened.read(MAX_REPORT_BYTES + 1)
 
 
 def note(transcript: Path, text: str) -> None:

@@ -42,14 +42,14 @@ class RunAgents:
     index: int
 
     def restore(self, restored: Restored) -> AgentsFold:
-        return AgentsFold(self, restored.state)
+        return AgentsFold(self, restored.state, restored.start)
 
 
 class AgentsFold(ShardFold):
     """`_live` are the episodes that have not finished, with the place of their first assignment."""
 
-    def __init__(self, step: RunAgents, state: Mapping[str, Any]) -> None:
-        self._step, self._config = step, step.config
+    def __init__(self, step: RunAgents, state: Mapping[str, Any], start: int) -> None:
+        self._step, self._config, self._start = step, step.config, start
         self._finished = FinishedTrajectories(step.partitions, state.get("finished"))
         self._live: dict[str, tuple[PartitionKey, int]] = {}
         self._waiting: deque[AgentTask] = deque()
@@ -142,6 +142,7 @@ class AgentsFold(ShardFold):
                     play_episode(
                         *(self._config, task, step.shard.run, step.folder, step.secret_file, self._work, stop),
                         functions=self._functions,
+                        start=self._start,
                     )
             except Exception:
                 log.exception("the agent of episode %s could not be run", task.episode)

@@ -81,7 +81,10 @@ class ScalingFold:
         self._execution = Execution(step.actuator, config.actuator_timeout_s, config.retry_s, now)
         self._prices = Prices(config.price_file, float(state.get("elapsed", 0.0)), clock)
         self._number: int = state.get("number", 0)
-        self._target: int = state.get("target", step.processes)
+        target: int = state.get("target", step.processes)
+        self._asked: int = state.get("asked", target)
+        """The target that was decided last without dry run; the one of a dry run begins with it."""
+        self._target = target if config.dry_run else self._asked
         self._changeable_at = clock() + float(state.get("cooldown", 0.0))
         self._observations: deque[Observation] = deque()
         self._observe_at = clock()
@@ -101,14 +104,15 @@ class ScalingFold:
                 self._observe_at = clock + self._step.config.observe_s
                 outputs += self._decide(self._observe(clock))
         with phase("carry out decisions"):
-            if polled.caught_up and not polled.last:
+            if polled.caught_up and not polled.last and not self._step.config.dry_run:
                 running = self._observations[-1].running if self._observations else 0
                 outputs += self._execution.advance(running, clock)
         return outputs
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         left = max(0, math.ceil(self._changeable_at - self._clock()))
-        state = {"number": self._number, "target": self._target, "cooldown": left, "elapsed": self._prices.elapsed}
+        state = {"number": self._number, "target": self._target, "asked": self._asked}
+        state |= {"cooldown": left, "elapsed": self._prices.elapsed}
         needed = self._execution.needed_offset
         low_water = positions if needed is None else {**positions, _PLACE: needed}
         return Checkpoint(low_water, state=state)
@@ -147,6 +151,8 @@ class ScalingFold:
             "decision %d: %d -> %d rollout processes: %s", self._number, self._target, record.target, record.reason
         )
         self._target, self._changeable_at = decision.target, seen.at + self._step.config.cooldown_s
+        if not self._step.config.dry_run:
+            self._asked = decision.target
         return [record, self._metric(seen)]
 
     def _decision(self, history: History) -> Decision:

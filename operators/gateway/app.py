@@ -55,6 +55,8 @@ MAX_EPISODE_REQUESTS = 64
 MAX_CLAIM_WAIT_S = 60.0
 _CLAIM_CHECK_S = 0.1
 _NOT_IN_TIME = "no agent finished it in time"
+_CLOSE = {"connection": "close"}
+"""Each process hands out other episodes: the next claim must be able to reach another one."""
 RETRY_HEADER = "x-stainless-retry-count"
 """The number of the retry, which OpenAI's clients send."""
 
@@ -288,9 +290,9 @@ class Gateway:
             claims.give_back(found.episode, found.attempt, failed=False)
             found = None
         if found is None:
-            return HttpResponse(status_code=204)
+            return HttpResponse(status_code=204, headers=_CLOSE)
         key = f"{self.keys.key_of(found.episode)}{ATTEMPT}{found.attempt}"
-        return JSONResponse({**found._asdict(), "key": key, "timeout_s": claims.timeout_s})
+        return JSONResponse({**found._asdict(), "key": key, "timeout_s": claims.timeout_s}, headers=_CLOSE)
 
     async def _next(self, claims: Claims, wait: float) -> HandedOut | None:
         """The next episode for an agent; None if there is none within `wait` seconds."""

@@ -262,7 +262,11 @@ class EpisodeTable:
         episode = self._episodes[name]
         if record.lease < episode.lease and record.stop > self.length(name):
             return  # the present owner does not have its tokens
-        if episode.pending is not None and episode.pending.start <= record.start:
+        pending = episode.pending
+        # An order of another turn from within this one came from a gateway that had not read this one's request yet.
+        if pending is not None and (
+            pending.start <= record.start or (pending.turn_id != record.turn_id and pending.start < record.stop)
+        ):
             episode.pending = None
         turn = episode.turns.get(record.turn_id)
         if turn is None:

@@ -27,6 +27,9 @@ from schemas.topics import INBOX, inbox_partition
 _RECHECK_S = 5.0
 """A waiting request looks at its episode after so many seconds at the latest."""
 
+SEND_AGAIN_S = 15.0
+"""An order that has changed nothing for so long may be lost: it is sent again, and its owner ignores a second one."""
+
 KNOWN_S = 5.0
 """A turn of which another gateway has answered the request is known here after so many seconds at the latest."""
 
@@ -118,7 +121,7 @@ class Player:
         """
         deadline = self._clock() + self._timeout_s
         sent: tuple[Any, ...] | None = None
-        shown = 0
+        again_at = shown = 0.0
         async with self._changes.watching(name) as changed:
             while True:
                 changed.clear()
@@ -129,9 +132,11 @@ class Player:
                 if response is not None and response.finish_reason:
                     yield response
                     return
-                if order is not None and (key := (order.turn_id, order.lease, order.start)) != sent:
+                if order is not None and (
+                    (key := (order.turn_id, order.lease, order.start)) != sent or self._clock() >= again_at
+                ):
                     await asyncio.to_thread(self._send, order)
-                    sent = key
+                    sent, again_at = key, self._clock() + SEND_AGAIN_S
                 elif response is not None and len(response.token_ids) > shown:
                     shown = len(response.token_ids)
                     yield response
@@ -141,7 +146,7 @@ class Player:
         """End the episode, and wait until its trajectory has finished. Raises ApiError."""
         deadline = self._clock() + self._timeout_s
         known_by = self._clock() + KNOWN_S
-        sent: int | None = None
+        sent, again_at = -1, 0.0
         async with self._changes.watching(name) as changed:
             while True:
                 changed.clear()
@@ -151,19 +156,19 @@ class Player:
                 unknown = [] if episode is None else [each for each in report.rewards if each not in episode.requested]
                 if unknown and self._clock() >= known_by:  # until then another gateway may have answered them
                     raise unknown_ids(unknown)
-                if episode is not None and not unknown and episode.lease != sent:
+                if episode is not None and not unknown and (episode.lease != sent or self._clock() >= again_at):
                     order = await asyncio.to_thread(self._end_order, name, episode, report)
                     await asyncio.to_thread(self._send, order)
-                    sent = order.lease
-                await self._wait(changed, deadline, most_s=KNOWN_S if unknown else _RECHECK_S)
+                    sent, again_at = order.lease, self._clock() + SEND_AGAIN_S
+                await self._wait(changed, deadline, most_s=KNOWN_S if unknown else None)
 
-    async def _wait(self, changed: asyncio.Event, deadline: float, most_s: float = _RECHECK_S) -> None:
+    async def _wait(self, changed: asyncio.Event, deadline: float, most_s: float | None = None) -> None:
         left = deadline - self._clock()
         if left <= 0:
             waited = f"no response within {self._timeout_s:g} s; repeat the request to wait longer"
             raise ApiError(504, waited, "timeout")
         try:
-            await asyncio.wait_for(changed.wait(), min(left, most_s))
+            await asyncio.wait_for(changed.wait(), min(left, _RECHECK_S if most_s is None else most_s))
         except TimeoutError:
             return
 

@@ -15,7 +15,7 @@ SERVING_LOG = "serving.log"
 """In the run's folder: the log of the process that answers people."""
 PREFIX = "lm"
 ATTEMPT = "~"
-"""What follows it in a key is the number of the agent's attempt, which begins to count its requests again."""
+"""What follows it in a key names the agent's attempt, which begins to count its requests again."""
 PEOPLE, WORKERS = "people", "workers"
 """What stands for the episode in the keys of people, and of the programs elsewhere that play episodes."""
 

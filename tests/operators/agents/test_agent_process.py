@@ -85,7 +85,7 @@ def test_agent_gets_task_and_key_and_reports(tmp_path: Path, reports: Reports) -
     )
     play(tmp_path, program, env={"MORE": "!"})
     key = EpisodeKeys("run", read_secret(tmp_path / "secret")).key_of("p0.3")
-    assert reports.received == [{"reward": 0.5, "answer": f"2 + 2{key}~0!"}]
+    assert reports.received == [{"reward": 0.5, "answer": f"2 + 2{key}~1.0!"}]
     assert reports.keys == [f"Bearer {key}"]
     assert (tmp_path / "agents" / "p0.3.log").read_text() == "working\n"
 
@@ -110,6 +110,9 @@ def test_error_of_a_traceback_begins_with_its_exception(tmp_path: Path, reports:
         ("report(points=1)", "its report must have reward, rewards and answer only, not {'points': 1}"),
         ("open(os.environ['LAMINAR_REPORT'], 'w').write('{')", "its report is not valid JSON"),
         ("open(os.environ['LAMINAR_REPORT'], 'w').write('[' * 100000)", "nested more than 64 deep"),
+        ("os.mkdir(os.environ['LAMINAR_REPORT'])", "its report cannot be read: it is not a plain file"),
+        ("os.mkfifo(os.environ['LAMINAR_REPORT'])", "its report cannot be read: it is not a plain file"),
+        ("os.symlink('/dev/zero', os.environ['LAMINAR_REPORT'])", "its report cannot be read: it is not a plain file"),
         ("import time; time.sleep(60)", "it ran for longer than agents.timeout_s, 1 s"),
     ],
 )

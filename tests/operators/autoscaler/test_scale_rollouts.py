@@ -180,6 +180,26 @@ def test_dry_run_decides_and_scales_nothing() -> None:
     assert (scaler.actuator.asked, scaler.outcomes) == ([], [])
 
 
+def test_target_of_a_dry_run_is_not_that_of_the_run() -> None:
+    scaler = Autoscaler(dry_run=True, cooldown_s=10.0)
+    scaler.run(60)
+    scaler.step = replace(scaler.step, config=replace(scaler.step.config, dry_run=False))
+    scaler.restart()
+    scaler.run(60)
+    assert [(each.before, each.dry_run) for each in scaler.decisions if not each.dry_run][0] == (2, False)
+    assert scaler.actuator.asked
+
+
+def test_dry_run_does_not_carry_out_an_earlier_decision() -> None:
+    scaler = Autoscaler(errors=["forbidden"] * 9)
+    scaler.run(40)
+    asked = len(scaler.actuator.asked)
+    scaler.step = replace(scaler.step, config=replace(scaler.step.config, dry_run=True))
+    scaler.restart()
+    scaler.run(60)
+    assert len(scaler.actuator.asked) == asked > 0
+
+
 def test_autoscaler_does_nothing_in_a_paused_run() -> None:
     scaler = Autoscaler()
     scaler.log.append(METRICS, Metric(PAUSE, 1, {"paused": 1.0}, 0), PAUSE)

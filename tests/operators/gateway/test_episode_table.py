@@ -159,3 +159,26 @@ def test_record_without_an_assignment_is_not_read_for_ever(monkeypatch: pytest.M
     assert it.low_water(log.ends())[PLACES[1]] == 0
     it.fold(records[4:])
     assert it.low_water(log.ends()) == log.ends()
+
+
+def test_order_from_within_another_turn_is_forgotten_at_its_end() -> None:
+    """A gateway that reads tokens of a turn before its request takes their end for the end of the episode so far."""
+
+    def request(turn: str, start: int) -> TurnRequest:
+        return TurnRequest("p0.0", 1, 0, 1, turn, turn, start, (), token_ids([7]), 8, (), "[]", "[]", False, 0)
+
+    gained = Response(token_ids([7, 8]), floats([0, -1]), flags([False, True]))
+    records = (
+        (0, Assignment(prompt(0, 1, environment="agent"), 0, 1, 1, 0, 1, None, None, 0)),
+        (1, Progress("p0.0", 1, 1, 0, 1, 0, gained, (VersionSpan(PolicyVersion(1, 0), 2),), None, 0, 0)),
+        (0, request("second", 2)),
+        (0, request("first", 0)),
+        (1, TurnEnded("p0.0", 1, 0, 1, "first", 0, 3, "stop", None, 0)),
+    )
+    it, offsets = table(), [0, 0]
+    for place, record in records:
+        it.fold([ReceivedRecord(*PLACES[place], offsets[place], record)])
+        offsets[place] += 1
+    episode = it.get("p0.0")
+    assert episode is not None
+    assert episode.pending is None

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from gateway_harness import NAME, ForgettingTokenizer, ScriptedRun, chat, play, user
 
+from operators.gateway import play as turn_player
 from schemas.records import EpisodeEnd, TokenRange, TurnRequest
 
 HELLO, AGAIN = user("hello"), user("again")
@@ -261,6 +262,22 @@ def test_request_without_response_times_out_and_is_repeatable() -> None:
         assert len(run.orders) == 1
 
     play(ScriptedRun("hi$", turn_timeout_s=0.05), scenario)
+
+
+def test_order_that_changes_nothing_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_player, "SEND_AGAIN_S", 0.05)
+    monkeypatch.setattr(turn_player, "_RECHECK_S", 0.01)
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        run.paused = True  # the owner gets nothing
+        request = asyncio.create_task(chat(client, HELLO))
+        while len(run.orders) < 2:
+            await asyncio.sleep(0.01)
+        run.respond(run.orders[1])
+        assert (await request)["choices"][0]["message"]["content"] == "hi"
+        assert len({each.turn_id for each in turns(run)}) == 1
+
+    play(ScriptedRun("hi$"), scenario)
 
 
 def test_report_gives_conversations_rewards_by_ids_of_responses() -> None:
