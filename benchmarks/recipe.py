@@ -50,7 +50,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.tokenizer = load_tokenizer(self.folder)
         self.learner = Learner(self.config.trainer.learner, self.folder)
-        self.engine = TransformersEngine(load_model(self.folder), slots=self.config.rollout.slots)
+        self.engine = TransformersEngine(load_model(self.folder), slots=self.config.rollout.most_slots)
         self.heldout_questions = heldout_questions(self.config.prompts)
         self.heldout = [question.reference for question in self.heldout_questions]
 

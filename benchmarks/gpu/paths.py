@@ -7,7 +7,6 @@ one of the same size in the weights.
 from __future__ import annotations
 
 import math
-import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -48,7 +47,6 @@ _PPO = AlgorithmConfig(name="ppo")
 def paths(settings: Settings, model: Path) -> list[Figure]:
     """Weights after two updates on the device beside those on the CPU; equality of repeated updates, of a restored
     state and of moved KV."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it products may differ from run to run
     torch.set_num_threads(1)  # several only wait for each other with so small a model
     tiny, mixture = model.with_name("paths"), model.with_name("paths-mixture")
     make_model(replace(settings, shape=TINY, device="cpu"), tiny)

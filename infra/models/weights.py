@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from infra.models.checkpoint_names import checkpoint_tensors
-from infra.models.device_copies import PART_BYTES, host_parts, read_part
+from infra.models.device_copies import PART_BYTES, host_parts, read_part, synchronize
 from infra.models.dtypes import DTYPES, TORCH_DTYPES
 from infra.store.weight_files import TensorPlace, tensor_places, tensors_in
 from infra.store.weight_store import mapped, open_mapped
@@ -137,8 +137,7 @@ def _read_all(path: Path, places: Mapping[str, TensorPlace], tensors: Mapping[st
         with ThreadPoolExecutor(_READER_THREADS) as readers:
             for _ in readers.map(lambda read: read(file.fileno()), reads):
                 pass
-    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
-        torch.cuda.synchronize(device)
+    synchronize(*(tensor.device for tensor in tensors.values()))
 
 
 def _read_tensor(file: int, offset: int, target: torch.Tensor, dtype: torch.dtype) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operators.placement.schedules import SCHEDULES, Refresh, Rules, Schedule
 
 _LEAST_LEAD = 64
-LEAD_BATCHES = 16
+_LEAD_BATCHES = 16
 """Global batches whose prompts are drawn ahead."""
 
 
@@ -85,7 +85,7 @@ class PlacementConfig:
         """How many prompts the prompts pipeline is ahead of dispatch; `levels`: the level of difficulty may change."""
         if self.prompt_lead is not None:
             return self.prompt_lead
-        return _LEAST_LEAD if levels else max(_LEAST_LEAD, LEAD_BATCHES * -(-global_batch // samples_per_prompt))
+        return _LEAST_LEAD if levels else max(_LEAST_LEAD, _LEAD_BATCHES * -(-global_batch // samples_per_prompt))
 
     def admitted(self, global_batch: int, max_staleness: int) -> int:
         """Maximum outstanding training trajectories: dispatched, and neither dropped nor in a published version."""

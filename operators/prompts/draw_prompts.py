@@ -30,6 +30,8 @@ from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, METRICS, PROMP
 
 POLL_EVERY_S = 0.5
 """Period of reading how far placement has read the prompts."""
+MOST_AT_ONCE = 1024
+"""Prompts of one transaction, at most."""
 
 _REFUSED = "refused/"
 """The counter of refused rows of a kind."""
@@ -166,7 +168,7 @@ class PromptFold(ShardFold):
         outputs = [self._dead_letter(task, row.reason, row.line, b"") for task, row in bad_rows]
         if (backlog := self._backlog.records()) is None:
             return outputs
-        for _ in range(self._step.lead - backlog):
+        for _ in range(min(self._step.lead - backlog, MOST_AT_ONCE)):
             outputs += self._draw()
         return outputs + self._new_metric()
 

@@ -70,7 +70,7 @@ class KVSlots:
             return False
         values = torch.frombuffer(kv.data, dtype=self.tensor.dtype).view(layers, 2, heads, layout_tokens, size)
         held = min(tokens, kv.tokens)
-        self.tensor[:, :, row, :, :held] = on_device(values[..., :held, :], self.tensor.device)
+        self.tensor[:, :, row, :, :held] = on_device(values[..., :held, :].contiguous(), self.tensor.device)
         return True
 
     def read_row(self, row: int, tokens: int) -> dict[int, memoryview]:
@@ -89,7 +89,7 @@ class KVSlots:
         stored = {layer for layer, data in layers.items() if layer < len(self.layers) and len(data) == expected}
         for layer in stored if expected else ():
             values = torch.frombuffer(layers[layer], dtype=self.tensor.dtype).view(2, heads, layout_tokens, size)
-            self.tensor[layer, :, row, :, :tokens] = on_device(values[..., :tokens, :], self.tensor.device)
+            self.tensor[layer, :, row, :, :tokens] = on_device(values[..., :tokens, :].contiguous(), self.tensor.device)
         return stored
 
     def permute(self, order: np.ndarray, width: int) -> None:

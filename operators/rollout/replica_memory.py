@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import psutil
 import torch
 
-from infra.models.sizes import ELEMENT_BYTES, context_length, kv_values, parameter_count, readable_config
+from infra.models.sizes import ELEMENT_BYTES, context_length, kv_values, readable_config
 from infra.sizes import size_text
+from infra.store.weight_files import folder_tensors
 from operators.rollout.config import RolloutConfig
 
 log = logging.getLogger(__name__)
 
 USABLE = 0.9
-"""The share of a GPU's free memory for weights and KV; activations, logits and CUDA graphs take of the rest."""
+"""The share of a GPU's free memory for weights and KV; activations, logits and CUDA graphs use the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,11 @@ class ReplicaMemory:
 
     @classmethod
     def of(cls, folder: Path, dtype: str) -> ReplicaMemory | None:
-        """That of the model in `folder`, computed in `dtype`; None if its config.json does not have the sizes."""
+        """The memory of a replica of the model in `folder` in `dtype`; None if its files do not have the sizes."""
         try:
-            return cls(parameter_count(folder), kv_values(readable_config(folder)), dtype)
-        except ValueError:  # a model of another kind
+            parameters = sum(prod(spec.shape) for spec, _ in folder_tensors(folder).values())
+            return cls(parameters, kv_values(readable_config(folder)), dtype)
+        except (ValueError, FileNotFoundError):  # a model of another kind; loading it reports what is missing
             return None
 
     @property
@@ -49,14 +52,19 @@ def choose_slots(config: RolloutConfig, model: Path, device: torch.device) -> in
     """The slots of a replica of the transformers engine on `device`: those of `config`, or as many as fit there.
 
     Raises ValueError with the sizes if its free memory is too small. On a CPU KV takes memory only once it is written,
-    so there one slot must fit.
+    so there the weights alone must fit. On a GPU what fits is rounded down to a multiple of 8: replicas whose GPUs
+    have a little more or less free then have equally many slots, as a stage group requires.
     """
     memory = ReplicaMemory.of(model, config.weights_dtype)
     if memory is None:
         return config.most_slots
     context = config.context or context_length(model)
     if device.type == "cpu":
-        fitting_slots(memory, context, psutil.virtual_memory().available, 1, "this machine")
+        if memory.weights > (free := psutil.virtual_memory().available):
+            raise ValueError(
+                f"a replica's weights need {size_text(memory.weights)}, but this machine has {size_text(free)} free: "
+                "take a smaller rollout.dtype or a smaller model"
+            )
         return config.most_slots
     free = int(USABLE * torch.cuda.mem_get_info(device)[0])
     fitting = fitting_slots(memory, context, free, config.slots or 1, "the GPU (less a tenth for activations)")
@@ -66,7 +74,7 @@ def choose_slots(config: RolloutConfig, model: Path, device: torch.device) -> in
             "longest prompt and response together to have more",
             *(fitting, config.most_slots, context),
         )
-    return min(config.most_slots, fitting)
+    return min(config.most_slots, fitting - fitting % 8 if fitting > 8 else fitting)
 
 
 def fitting_slots(memory: ReplicaMemory, context: int, free: int, least: int, where: str) -> int:
@@ -78,14 +86,14 @@ def fitting_slots(memory: ReplicaMemory, context: int, free: int, least: int, wh
     fitting = left // memory.kv(context)
     if fitting >= least:
         return fitting
-    needed, kv = memory.weights + memory.kv(least * context), memory.kv(least * context)
+    kv = memory.kv(least * context)
     longest = left // memory.kv(least)
     advice = "take a smaller rollout.dtype, a smaller model, or engine 'vllm' with rollout.tensor_parallel"
     if longest:
         fewer = f"lower rollout.slots to at most {fitting} or remove it, or " if fitting else ""
         advice = f"{fewer}lower rollout.context to at most {longest}"
     raise ValueError(
-        f"a replica needs {size_text(needed)} (weights {size_text(memory.weights)}, KV {size_text(kv)} for "
+        f"a replica needs {size_text(memory.weights + kv)} (weights {size_text(memory.weights)}, KV {size_text(kv)} for "
         f"rollout.slots = {least} of rollout.context = {context} tokens), but {where} has {size_text(free)} free: "
         f"{advice}"
     )

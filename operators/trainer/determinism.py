@@ -22,7 +22,7 @@ def kernels(device: torch.device, *, deterministic: bool) -> AbstractContextMana
 def _deterministic_kernels() -> Iterator[None]:
     """Raise RuntimeError for an operation that has no deterministic kernel.
 
-    With torch's `warn_only` attention would keep the kernels that are not: all three warn that they do.
+    With its `warn_only` torch would keep attention's non-deterministic kernels, and only warn.
     """
     uninitialized: Any = torch.utils.deterministic
     before = torch.get_deterministic_debug_mode(), uninitialized.fill_uninitialized_memory

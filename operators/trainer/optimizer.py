@@ -31,8 +31,8 @@ def build_optimizer(parameters: Mapping[str, nn.Parameter], config: LearnerConfi
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Move the moments of `optimizer` to `device`; parameters stay where they are, and so do AdamW's step counts: they
-    are single numbers, which it reads on the parameters' device.
+    """Move the moments of `optimizer` to `device`; parameters stay where they are. AdamW reads its step counts, single
+    numbers, on the parameters' device: they stay there when the moments move to the host.
     """
     devices = {device}
     for state in optimizer.state.values():

@@ -23,7 +23,7 @@ class PackedTokens:
     token_ids int64[1, t]; predictors int64[m], the positions whose hidden states predict `targets` int64[m];
     temperatures float32[m], by which the logits there are divided, None if all are 1. In a context group all are of
     this rank's slice of the tokens, and `counts` has the m of each rank.
-    `host_predictors` int64[m] are the predictors of a whole on the host, which so need not wait for a GPU.
+    `host_predictors` int64[m] are a copy on the host, so that slicing does not wait for the GPU; None for a slice.
     """
 
     token_ids: Tensor

@@ -236,8 +236,8 @@ def gpu_problems(config: Config, visible: Sequence[str]) -> Iterator[str]:
 
 
 def shared_gpus(config: Config, role: Role, others: Iterable[Role], visible: Sequence[str]) -> Iterator[str]:
-    """That `role`, a trainer's rank or a rollout, would share GPUs with one of the other kind among `others`, which
-    run on this machine with the GPUs `visible`."""
+    """Reasons why `role`, a trainer's rank or a rollout, would share a GPU with one of the other kind among `others`,
+    which run on this machine with the GPUs `visible`."""
     if config.emulated or len(visible) < 2:  # a machine with one GPU has no other way
         return
     other_kind = {"trainer": "rollout", "rollout": "trainer"}.get(role.pipeline)

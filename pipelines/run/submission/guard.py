@@ -47,7 +47,8 @@ def prepare(config: Config, process: RoleProcess, note: Callable[[str], None]) -
     BrokerUnreachable, TopicError, UnsuitableKafka.
     """
     problems = [problem for role in process.roles for problem in role_problems(config, role)]
-    if not config.emulated and process.roles[0].pipeline in ("trainer", "rollout"):
+    separated = "CUDA_VISIBLE_DEVICES" in os.environ  # the other role may have other GPUs by it
+    if not (config.emulated or separated) and process.roles[0].pipeline in ("trainer", "rollout"):
         others = [role for role, pid in roles_here(config) if pid != os.getpid()]
         problems += shared_gpus(config, process.roles[0], others, visible_gpus())
     if problems:

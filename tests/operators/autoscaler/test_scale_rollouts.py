@@ -186,7 +186,7 @@ def test_target_of_a_dry_run_is_not_that_of_the_run() -> None:
     scaler.step = replace(scaler.step, config=replace(scaler.step.config, dry_run=False))
     scaler.restart()
     scaler.run(60)
-    assert [(each.before, each.dry_run) for each in scaler.decisions if not each.dry_run][0] == (2, False)
+    assert next(each.before for each in scaler.decisions if not each.dry_run) == 2
     assert scaler.actuator.asked
 
 

@@ -78,6 +78,6 @@ def test_backend_rejects_a_model_before_it_is_loaded(model: Path, monkeypatch: p
     monkeypatch.setattr("operators.rollout.model_backend.load_tokenizer", lambda folder: None)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     backend = backends.TransformersBackend(RolloutConfig(), model, model / "store")
-    with pytest.raises(ValueError, match=r"a replica needs .* but this machine has 1\.0 KiB free"):
+    with pytest.raises(ValueError, match=r"a replica's weights need .* but this machine has 1\.0 KiB free"):
         backend.engine()
     assert not loaded
