@@ -80,9 +80,8 @@ def play_episode(
             if stop.is_set():
                 return
             file = work / f"{task.episode}.{attempt}.json"
-            error = _run_attempt(
-                config, task, f"{key}{ATTEMPT}{start}.{attempt}", folder, file, transcript, stop, functions
-            )
+            own_key = f"{key}{ATTEMPT}{start}.{attempt}"
+            error = _run_attempt(config, task, own_key, folder, file, transcript, stop, functions)
             if not error:
                 try:
                     body = read_report(file)

@@ -92,8 +92,9 @@ def fitting_slots(memory: ReplicaMemory, context: int, free: int, least: int, wh
     if longest:
         fewer = f"lower rollout.slots to at most {fitting} or remove it, or " if fitting else ""
         advice = f"{fewer}lower rollout.context to at most {longest}"
+    weights, needed = size_text(memory.weights), size_text(memory.weights + kv)
     raise ValueError(
-        f"a replica needs {size_text(memory.weights + kv)} (weights {size_text(memory.weights)}, KV {size_text(kv)} for "
+        f"a replica needs {needed} (weights {weights}, KV {size_text(kv)} for "
         f"rollout.slots = {least} of rollout.context = {context} tokens), but {where} has {size_text(free)} free: "
         f"{advice}"
     )
