@@ -247,7 +247,8 @@ def _text(data: dict[str, Any], updates: list[Update], folder: Path) -> Any:
         {"step": update.step, **{name: _short(update.values.get(name)) for name in COLUMNS[1:]}} for update in sample
     ]
     lines = [] if few else [f"(shown: {MOST_ROWS} of {len(trained)} steps)"]
-    lines += [f"{data['steps']} steps in {data['seconds']:.1f} s; the model is in {data['model']}"]
+    steps = f"{data['steps']} step{'s' * (data['steps'] != 1)}"
+    lines += [f"{steps} in {data['seconds']:.1f} s; the model is in {data['model']}"]
     lines += [f"skipped batch {batch}: {reason}" for batch, reason in data["skipped_batches"].items()]
     if data["skipped_records"]:
         see = run_command(folder, "topics dlq list")

@@ -55,7 +55,7 @@ MODULES = (
 LEFT_OUT = {
     "interfaces and configurations, without arithmetic": (
         *("config", "training_config", "warm_start_config", "warm_start_record", "learner_contract", "learner_state"),
-        *("emulation",),
+        *("emulation", "determinism"),
     ),
     "files, records and versions: kills (`campaign.py`) and faults (`fault_campaign.py`) test them": (
         *("adapter_folder", "assembly", "checkpoint", "checkpoint_files", "checkpoint_writer", "clean_stop", "persist"),
