@@ -225,9 +225,11 @@ def read_report(file: Path) -> dict[str, Any]:
 
 def _read_plain_file(file: Path) -> bytes:
     """One byte more than MAX_REPORT_BYTES of `file`, at most; a pipe or a device would block, or never end."""
-    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a plain file")
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a plain file")
+    with open(descriptor, "rb") as opened:
         return opened.read(MAX_REPORT_BYTES + 1)
 
 

@@ -181,7 +181,7 @@ def test_dry_run_decides_and_scales_nothing() -> None:
 
 
 def test_target_of_a_dry_run_is_not_that_of_the_run() -> None:
-    scaler = Autoscaler(dry_run=True, cooldown_s=10.0)
+    scaler = Autoscaler(dry_run=True, cooldown_s=20.0)
     scaler.run(60)
     scaler.step = replace(scaler.step, config=replace(scaler.step.config, dry_run=False))
     scaler.restart()
