@@ -15,6 +15,7 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from infra.deploy.config import DeployConfig
+from infra.files import write_atomically
 from infra.kafka.properties import ClientProperties
 from infra.models.sizes import context_length, vocabulary_size
 from infra.name_lookup import suggest_name
@@ -333,13 +334,12 @@ def parse_config(table: dict[str, Any], origin: str, changes: Sequence[str] = ()
 
 def save_config(config: Config, file: Path) -> None:
     """Write `config` as TOML; `load_config` reads it back equal."""
-    file.write_bytes(tomli_w.dumps(plain_table(config)).encode())
+    write_atomically(file, tomli_w.dumps(plain_table(config)))  # a kill must not leave a run that cannot resume
 
 
 def plain_table(config: Config) -> dict[str, Any]:
     """`config` as the table of a TOML file."""
-    table: dict[str, Any] = _without_none(TypeAdapter(Config).dump_python(config, mode="json"))
-    return table
+    return dict[str, Any](_without_none(TypeAdapter(Config).dump_python(config, mode="json")))
 
 
 def flattened(config: Config) -> dict[str, Any]:

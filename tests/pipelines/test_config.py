@@ -23,6 +23,16 @@ def error_of(table: dict[str, Any]) -> str:
     return "\n".join(lines) or str(caught.value)
 
 
+def test_save_config_leaves_the_old_file_if_it_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = tmp_path / "config.toml"
+    save_config(load_config(EXAMPLES[0]), saved)
+    before = saved.read_text()
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        save_config(load_config(EXAMPLES[1]), saved)
+    assert saved.read_text() == before
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_save_config_round_trips_every_example(file: Path, tmp_path: Path) -> None:
     config = load_config(file)
