@@ -55,6 +55,7 @@ class BufferMetrics:
         dropped = {name: count for name, count in self._counters.totals.items() if name.startswith("dropped/")}
         values = {
             **others,
+            "batches": float(batch + 1),
             "buffer/trajectories": float(groups.held),
             "buffer/groups": float(len(groups)),
             "dropped_stale": float(dropped.get("dropped/staleness", 0)),

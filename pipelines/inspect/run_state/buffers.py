@@ -14,7 +14,7 @@ _WEIGHTS = {
     COMPONENT_MEAN: COMPONENT_TRAJECTORIES,
 }
 """Means by task or reward component: the value with the same labels that counts the trajectories of each."""
-_EQUAL = ("curriculum/", "dropped_share/")
+_EQUAL = ("batches", "curriculum/", "dropped_share/")
 """Values that are about equal in all shards, which have every n-th prompt: averaged."""
 
 LEVEL = "curriculum/level"

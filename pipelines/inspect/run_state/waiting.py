@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipelines.inspect.run_folders import run_command
-from pipelines.inspect.run_state.errors import error_counts
+from pipelines.inspect.run_state.errors import error_counts, questions_drawn
 from pipelines.inspect.run_state.events import GOAL_REACHED
 from pipelines.inspect.run_state.state import AT_END, RunState
 from pipelines.roles import described
+from schemas.metric_labels import EXHAUSTED
 from schemas.records import ReplicaStatus
-from schemas.topics import TRAJECTORIES
+from schemas.topics import INBOX, TRAJECTORIES
 
 QUIET_S = (5.0, 30.0)
 """Without an optimizer step for twice its mean time, but at least and at most these times, a training run names what it
@@ -44,6 +45,24 @@ def waiting_for(state: RunState) -> str | None:
     return _before_a_step(state)
 
 
+def is_over(state: RunState) -> bool:
+    """Whether all questions are drawn, and no trajectory is left that may enter a batch.
+
+    Agents between two requests and groups in the buffer cannot be seen: wait before you rely on it.
+    """
+    live = [each for each in state.replicas.values() if each.state in ("running", "draining")]
+    return (
+        bool(state.prompts.get(EXHAUSTED) and live)
+        and state.last_metric_at["prompts"] >= state.resumed_at  # a resumed run may have more questions
+        and error_counts(state.score).trajectories > 0  # else they wait for placement
+        and state.paused_since is None
+        and state.step >= state.experience.get("batches", 0)
+        and not any(each.running or each.waiting for each in live)
+        and not any(role.status in ("starting", "down") for role in state.roles.values())
+        and not any(state.lag.get(topic.short_name) for topic in (INBOX, TRAJECTORIES))
+    )
+
+
 def _quiet_ms(state: RunState) -> float:
     least, most = (1000 * seconds for seconds in QUIET_S)
     first, last = state.pace[0], state.pace[-1]
@@ -74,6 +93,8 @@ def _before_a_step(state: RunState) -> str:
         return "the first heartbeat of a replica"
     if not any(each.state in ("running", "draining") for each in live):
         return "a replica that has loaded weights"
+    if is_over(state):
+        return f"nothing: all {questions_drawn(state.prompts)} questions are drawn (prompts.epochs)"
     work = [text.format(count) for count, text in _work(state, live) if count]
     if not work:
         return (

@@ -49,6 +49,7 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
     },
     "experience": {
         "accuracy/mean": "Mean accuracy of the last batch by task, 0 to 1.",
+        "batches": f"Batches formed, {_SINCE}.",
         "buffer/groups": "Groups in the buffer.",
         "buffer/trajectories": "Trajectories in the buffer.",
         "component/mean": "Mean of a reward component in the last batch, before weighting.",
@@ -82,6 +83,7 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
     },
     "prompts": {
         "drawn": f"Questions drawn by task, {_SINCE}.",
+        "exhausted": "1 when all questions are drawn (prompts.epochs).",
         "prompts": f"Prompts written, {_SINCE}.",
         "refused/": f"Rows refused for this reason, {_SINCE}.",
         "refused_share": "Share of a task's rows that are refused, 0 to 1.",
