@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from pipelines.cli.options import JsonOption, RunsFolder
+from pipelines.cli.report import read_compared
 from pipelines.inspect.run_files import CONFIG_FILE
-from pipelines.inspect.run_folders import RUNS
+from pipelines.inspect.run_folders import RUNS, config_file
 from pipelines.present.output import Report, table
 
 MOST_SETTINGS = 10
@@ -33,12 +34,12 @@ def compare_command(
     from rich.text import Text
 
     from pipelines.inspect.run_folders import find_run
-    from pipelines.present.report.comparison import ComparedRun, text_rows
+    from pipelines.present.report.comparison import text_rows
     from pipelines.present.report.html import LABELS
-    from pipelines.present.report.summary import read_summary
 
-    folders = [find_run(folder, name).folder for name in runs]
-    compared = [ComparedRun(name, read_summary(each), ()) for name, each in zip(runs, folders, strict=True)]
+    found = [find_run(folder, name) for name in runs]
+    folders = [each.folder for each in found]
+    compared = [read_compared(each, name, folder) for each, name in zip(found, runs, strict=True)]
     data = [{key: each.summary.get(key) for key in ("run", *LABELS, "tasks", "components")} for each in compared]
 
     def text() -> Any:
@@ -58,7 +59,8 @@ def _settings(first: Path, second: Path) -> Iterator[str]:
 
     command = f"`{laminar_command()} config --diff {first} {second}`"
     try:
-        lines = difference_lines(difference_of_files(first / CONFIG_FILE, second / CONFIG_FILE))
+        files = [config_file(each) or each / CONFIG_FILE for each in (first, second)]
+        lines = difference_lines(difference_of_files(*files))
     except ConfigError as error:  # of an earlier release, or a run that wrote none
         yield f"The settings cannot be compared: {error}"
         return

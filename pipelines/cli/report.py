@@ -16,7 +16,9 @@ from pipelines.inspect.run_folders import RUNS
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
+    from pipelines.inspect.run_folders import RunFolder
     from pipelines.present.report.comparison import ComparedRun
+    from schemas.records import Metric
 
 app = Commands()
 
@@ -52,7 +54,8 @@ def report(
     names = [*(runs or ()), *([run] if run else ())] or [None]
     found = [find_run(folder, name) for name in names]
     if len(found) > 1:
-        return _compared([_read_run(each.folder, each.run) for each in found], out or folder / "comparison.html", json)
+        compared = [read_compared(each, name, folder) for each, name in zip(found, names, strict=True)]
+        return _compared(compared, out or folder / "comparison.html", json)
     from infra.files import write_atomically
     from pipelines.present.report.html import render_report
 
@@ -61,7 +64,8 @@ def report(
         for name, data in _from_log(place, names[0], folder).items():
             write_atomically(place / name, jsons.dumps(data, indent=1))
     file = out or place / REPORT_FILE
-    write_atomically(file, render_report(place))
+    metrics = metrics_of(found[0], names[0], folder) if log else None
+    write_atomically(file, render_report(place, metrics))
     return Report({"run": found[0].run, "file": str(file)}, lambda: f"wrote {file}", as_json=json)
 
 
@@ -77,12 +81,35 @@ def _from_log(place: Path, run: str | None, folder: Path) -> dict[str, Any]:
     }
 
 
-def _read_run(folder: Path, run: str) -> ComparedRun:
-    from pipelines.inspect.metrics_file import read_metrics
+def read_compared(found: RunFolder, name: str | None, folder: Path) -> ComparedRun:
+    """Return the run `found` to compare, which was named `name` (None: the latest) under `folder`."""
     from pipelines.present.report.comparison import ComparedRun
     from pipelines.present.report.summary import read_summary
 
-    return ComparedRun(run, read_summary(folder), read_metrics(folder / METRICS_FILE))
+    metrics = metrics_of(found, name, folder)
+    return ComparedRun(name or found.run, read_summary(found.folder, metrics), metrics)
+
+
+def metrics_of(found: RunFolder, name: str | None, folder: Path) -> list[Metric]:
+    """Return the metrics of `found`, as `read_compared`: of its file, or of a submitted run's log."""
+    from pipelines.inspect.metrics_file import read_metrics, version_metric
+
+    if found.supervised:
+        return read_metrics(found.folder / METRICS_FILE)
+    from infra.kafka.topic_reader import read_topic
+    from pipelines.inspect.log.manifests import Manifests
+    from pipelines.inspect.run_state.refused import refused
+    from schemas.records import Metric
+    from schemas.topics import METRICS
+
+    connection = connect(name, None, None, folder, read_only=True)
+    written = (
+        (row, record.transactional)
+        for record in read_topic(connection.client, METRICS.name(connection.run))
+        for row in record.rows
+    )
+    metrics = [row for row, by_role in written if isinstance(row, Metric) and refused(row, by_role) is None]
+    return metrics + [version_metric(each) for each in Manifests(connection.client, connection.run).readable()]
 
 
 def _compared(runs: list[ComparedRun], file: Path, json: bool) -> Report:

@@ -14,8 +14,8 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Brokers, JsonOption, RunsFolder, connect
-from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
-from pipelines.inspect.run_folders import RUNS, folder_of, run_command
+from pipelines.inspect.run_files import METRICS_FILE
+from pipelines.inspect.run_folders import RUNS, config_file, folder_of, run_command
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
@@ -168,12 +168,12 @@ def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task
     from pipelines.config import load_config
 
     place = folder_of(folder, None if run == "latest" else run).resolve()
-    if not (place / CONFIG_FILE).is_file():
+    if (file := config_file(place)) is None:
         raise typer.BadParameter(f"there is no run {run!r} under {folder}/", param_hint="RUN")
     for change in changes:
         if not change.startswith(SECTION):
             raise typer.BadParameter(f"{change!r}: a replay can change only {SECTION}* settings", param_hint="--set")
-    config = load_config(place / CONFIG_FILE, changes)
+    config = load_config(file, changes)
     steps = config.trainer.optimizer_steps
     if not any(change.startswith("trainer.optimizer_steps") for change in changes):
         steps = min(steps, _last_step(place) or steps)
@@ -181,7 +181,7 @@ def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task
         out = next(name for name in (place / f"replay-{number}" for number in count(1)) if not name.exists())
     if out.exists():
         raise typer.BadParameter(f"{out} exists already", param_hint="--out")
-    recorded = load_config(place / CONFIG_FILE).trainer.ranks
+    recorded = load_config(file).trainer.ranks
     if config.trainer.ranks not in (1, recorded):
         raise typer.BadParameter(
             f"the run's batches are for {recorded} ranks: trainer.ranks must be {recorded} or 1", param_hint="--set"

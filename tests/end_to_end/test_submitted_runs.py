@@ -99,6 +99,16 @@ def test_commands_find_the_kafka_of_a_submitted_run(submitted: Path, run_id: str
             answer = shell(*words, *place, here=here)
             assert (answer.code, text in answer.text) == (code, True), (words, answer.text)
             assert "bootstrap" not in answer.text, words
+        compared = shell("runs", "compare", place[1], str(submitted), here=here).text
+        assert re.search(r"^optimizer steps +3 +3", compared, re.M), compared
+        assert "none differ" in compared
+        assert "there is no run" not in shell("train", "replay", place[1], here=here).text
+        written = shell("report", *place, here=here)
+        assert written.code == 0, written.text
+        page = (submitted / "report.html").read_text()
+        assert "<td>optimizer steps</td><td>3</td>" in page
+        assert "No trajectory was trained" not in page
+        assert "optimizer_steps = 7" in page
         assert "The settings are equal." in shell("config", "--diff", place[1], str(submitted), here=here).text
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from pipelines.inspect.audit.result import NUMBERS
 from pipelines.inspect.metrics_file import read_metrics
-from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, INSIGHT_FILE, METRICS_FILE, SAMPLES_FILE
+from pipelines.inspect.run_files import AUDIT_FILE, INSIGHT_FILE, METRICS_FILE, SAMPLES_FILE
+from pipelines.inspect.run_folders import config_file
 from pipelines.inspect.run_state.agents import agent_rows
 from pipelines.inspect.run_state.busy import busy_text
 from pipelines.present.report.charts import Chart, charts, phases
@@ -60,18 +61,20 @@ LABELS: Mapping[str, str] = {
 }
 
 
-def render_report(folder: Path) -> str:
+def render_report(folder: Path, metrics: Sequence[Metric] | None = None) -> str:
     """Return the page of the run in `folder`, from its summary, metrics, audit, insight, samples and configuration.
 
-    The summary of a run that has not ended is made from its metrics. Raises ValueError if a file is invalid.
+    The summary of a run that has not ended is made from its metrics; `metrics`: those of a run without a file of them.
+    Raises ValueError if a file is invalid.
     """
-    audit, config = folder / AUDIT_FILE, folder / CONFIG_FILE
+    audit, config = folder / AUDIT_FILE, config_file(folder)
+    metrics = read_metrics(folder / METRICS_FILE) if metrics is None else metrics
     insight, samples = folder / INSIGHT_FILE, folder / SAMPLES_FILE
     return page(
-        read_summary(folder),
-        read_metrics(folder / METRICS_FILE),
+        read_summary(folder, metrics),
+        metrics,
         json.loads(audit.read_text("utf-8")) if audit.exists() else None,
-        config.read_text("utf-8") if config.exists() else "",
+        "" if config is None else config.read_text("utf-8"),
         folder,
         json.loads(insight.read_text("utf-8")) if insight.exists() else None,
         json.loads(samples.read_text("utf-8")) if samples.exists() else [],

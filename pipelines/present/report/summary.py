@@ -12,7 +12,8 @@ from typing import Any
 
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
-from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE, STATE_FILE, SUMMARY_FILE
+from pipelines.inspect.run_files import METRICS_FILE, STATE_FILE, SUBMITTED, SUMMARY_FILE
+from pipelines.inspect.run_folders import config_file, read_run
 from pipelines.inspect.run_state.agents import agents_of
 from pipelines.inspect.run_state.buffers import SHARD, curriculum_levels, merge_shards
 from pipelines.inspect.run_state.busy import busy_shares_of
@@ -87,16 +88,20 @@ def summarise(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str
     return summary_of(metrics, facts_of(folder, audit, phases))
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the summary.json of the run in `folder`; of a run that has not ended, made now. Raises as `summarise`."""
+def read_summary(folder: Path, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Return the summary.json of the run in `folder`; of a run that has not ended, made now of its `metrics`.
+
+    Raises as `summarise`.
+    """
     file = folder / SUMMARY_FILE
-    return _json(file) if file.exists() else summarise(folder, None, {})
+    return _json(file) if file.exists() else summary_of(metrics, facts_of(folder, None, {}))
 
 
 def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str, float]) -> RunFacts:
     """Read the facts of a run from the files in its folder, without the metrics."""
-    state = _json(folder / STATE_FILE)
-    config = tomllib.loads((folder / CONFIG_FILE).read_text("utf-8")) if (folder / CONFIG_FILE).exists() else {}
+    state = read_run(folder).state if (folder / SUBMITTED).is_dir() else _json(folder / STATE_FILE)
+    file = config_file(folder)
+    config = {} if file is None else tomllib.loads(file.read_text("utf-8"))
     score = config.get("score", {})
     started, ended = state.get("started_at"), state.get("ended_at")
     down = downtime_s(state.get("phases"))
@@ -114,7 +119,7 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
         warm_start=_json(folder / "warm_start.json"),
         teaching=config.get("warm_start"),
         tasks=[str(each.get("name", "")) for each in config.get("prompts", {}).get("tasks", ())],
-        goal=state.get("goal", {}).get("optimizer_steps"),
+        goal=state.get("goal", config.get("trainer", {})).get("optimizer_steps"),
         stop_error_share=config.get("run", {}).get("stop_error_share", RunConfig.stop_error_share),
         failures_rewarded=any("on_error" in each for each in (score, *score.get("tasks", ()))),
         warn_steps=config.get("run", {}).get("warn_steps", WARN_STEPS),

@@ -49,7 +49,8 @@ def training_verdict(summary: RunSummary) -> str:
         sentences.append(f"Greedy accuracy on held-out questions was {before:.2f}; there is no final evaluation.")
     elif after is not None:
         sentences.append(f"Greedy accuracy on held-out questions is {after:.2f}; the first is not measured.")
-    return " ".join(sentences) or "No trajectory was trained."
+    known = any(summary.get(key) is not None for key in ("optimizer_steps", "trajectories_scored", "heldout_questions"))
+    return " ".join(sentences) or ("No trajectory was trained." if known else "No metrics of training are known.")
 
 
 def verdicts(summary: RunSummary, folder: Path) -> list[str]:
