@@ -51,10 +51,14 @@ def accept_inputs(config: Config, file: Path, changes: Sequence[str], sections: 
     _write(config, file, sections, [*_read(file)["accepted"], {"at": time.time(), "changes": list(changes)}])
 
 
+def set_options(settings: Sequence[str]) -> str:
+    """The options of a command with `settings`."""
+    return " ".join(f"--set {shlex.quote(each)}" for each in settings)
+
+
 def changed_text(folder: Path, changed: Sequence[str], settings: Sequence[str] = ()) -> str:
     """Why the run in `folder` is not resumed with `settings` after the changes `changed`, which follow a line each."""
-    options = [f"--set {shlex.quote(each)}" for each in settings]
-    command = run_command(folder, "runs resume", " ".join([*options, "--accept-changes"]))
+    command = run_command(folder, "runs resume", f"{set_options(settings)} --accept-changes".strip())
     return "\n".join(
         [
             f"{len(changed)} of the files that the run reads are not as they were at its start, and its records were "

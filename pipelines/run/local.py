@@ -35,7 +35,14 @@ from pipelines.present.report.summary import summarise
 from pipelines.present.report.verdict import is_failing
 from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
-from pipelines.run.inputs import INPUTS_FILE, accept_inputs, changed_inputs, changed_text, record_inputs
+from pipelines.run.inputs import (
+    INPUTS_FILE,
+    accept_inputs,
+    changed_inputs,
+    changed_text,
+    record_inputs,
+    set_options,
+)
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.preflight import gpu_problems, missing_requirements, port_problems
 from pipelines.run.run_guard import RunFailing
@@ -140,10 +147,17 @@ def resume_locally(
         problems.append(changed_text(run.folder, changed, changes))
     if problems:
         raise ConfigProblems(problems)
-    if changed:
-        accept_inputs(config, run.folder / INPUTS_FILE, changed)
-    if config.trainer.optimizer_steps > before.trainer.optimizer_steps:
-        _keep_model(run.folder, before.trainer.optimizer_steps)
+
+    def begin() -> None:
+        if changed:
+            accept_inputs(config, run.folder / INPUTS_FILE, changed)
+        if config.trainer.optimizer_steps > before.trainer.optimizer_steps:
+            _keep_model(run.folder, before.trainer.optimizer_steps)
+        # Those of the end before would be taken for those of the run as it is.
+        for name in (SUMMARY_FILE, AUDIT_FILE, AUDIT_SO_FAR_FILE):
+            (run.folder / name).unlink(missing_ok=True)
+
+    resumed = _Resumed(run.folder / STATE_FILE, begin, set_options(changes), bool(changed))
     now = time.time()
     state = RunStateFile(
         run.folder,
@@ -155,11 +169,32 @@ def resume_locally(
         started_at=run.started_at or now,
         warn_steps=config.run.warn_steps,
     )
-    # Those of the end before would be taken for those of the run as it is.
-    for name in (SUMMARY_FILE, AUDIT_FILE, AUDIT_SO_FAR_FILE):
-        (run.folder / name).unlink(missing_ok=True)
     state.write()
-    return _supervised(config, state, stops, as_json, resumed=True)
+    return _supervised(config, state, stops, as_json, resumed=resumed)
+
+
+class _Resumed:
+    """What changes in a run that is resumed when its checks have passed; if they fail, its state.json is put back.
+
+    `options` of `runs resume` are printed for another try, with `accepts` also that changed files are accepted.
+    """
+
+    def __init__(self, file: Path, begin: Callable[[], None], options: str, accepts: bool) -> None:
+        self._file, self._state, self._begin = file, file.read_bytes(), begin
+        self._options, self._accepts, self.begun = options, accepts, False
+
+    def __call__(self) -> None:
+        self._begin()
+        self.begun = True
+
+    @property
+    def options(self) -> str:
+        return f"{self._options} {'--accept-changes' * (self._accepts and not self.begun)}".strip()
+
+    def put_back(self) -> None:
+        """Put state.json back if the run has not begun."""
+        if not self.begun:
+            write_atomically(self._file, self._state)
 
 
 def _alive_at(folder: Path) -> float:
@@ -176,25 +211,32 @@ def _supervised(
     *,
     file: Path | None = None,
     changes: Sequence[str] = (),
-    resumed: bool = False,
+    resumed: _Resumed | None = None,
 ) -> Report:
-    folder = state.folder
+    folder, options = state.folder, ""
     try:
         if not (folder / INPUTS_FILE).exists():  # a new run, or one of an earlier release
             record_inputs(config, folder / INPUTS_FILE)
         with LiveView(console(stderr=as_json), config.run.name, config.trainer.optimizer_steps) as view:
-            audit = Supervisor(config, view, state, stops, resumed=resumed).run()
+            audit = Supervisor(config, view, state, stops, resumed).run()
     except Interrupted as stop:
         state.end(f"{stop} before its goal", "stopped")
         answer = {"run": config.run.name, "error": state.error}
         text = f"{state.error}; its files are in {_relative_to_cwd(folder)}"
+        if resumed is not None:
+            options = resumed.options
+            resumed.put_back()
         if (folder / CONFIG_FILE).exists():
-            with suppress(OSError, ValueError):  # a full disk must not hide how to resume
-                _write_report(state, None)
-            text += f"; to resume it: `{run_command(folder, 'runs resume')}`"
+            if resumed is None or resumed.begun:
+                with suppress(OSError, ValueError):  # a full disk must not hide how to resume
+                    _write_report(state, None)
+            text += f"; to resume it: `{run_command(folder, 'runs resume', options)}`"
         return Report(answer, lambda: text, as_json, stop.exit_code)
     except BaseException as error:
-        _end_failed(state, error)
+        _end_failed(state, error, "" if resumed is None else resumed.options)
+        if resumed is not None:
+            with suppress(OSError):
+                resumed.put_back()
         if isinstance(error, RunFailing):
             _write_report(state, None)
             error.add_note(f"its report: {_relative_to_cwd(folder / REPORT_FILE)}")
@@ -214,8 +256,8 @@ def _write_report(state: RunStateFile, audit: Mapping[str, Any] | None) -> dict[
     return summary
 
 
-def _end_failed(state: RunStateFile, error: BaseException) -> None:
-    """Write to state.json why the run failed, and add to `error` how to resume it, if it can be."""
+def _end_failed(state: RunStateFile, error: BaseException, options: str) -> None:
+    """Write to state.json why the run failed, and add to `error` how to resume it, if it can be, with `options`."""
     if (is_out_of_space(error) or is_full(state.folder)) and not isinstance(error, BrokerDiskFull):
         error.add_note(f"the disk is full: {describe_free_space(state.folder)}")
     notes = [*getattr(error, "detail_lines", ())[:MAX_DETAILS], *getattr(error, "__notes__", [])]
@@ -226,7 +268,8 @@ def _end_failed(state: RunStateFile, error: BaseException) -> None:
         if not isinstance(error, RunLost):  # its folder may be what was deleted
             error.add_note(f"{state.folder / STATE_FILE} could not be written: {unwritten}")
     if (state.folder / CONFIG_FILE).exists() and not isinstance(error, RunLost):
-        options = error.resume if isinstance(error, RunFailing) else ""
+        if isinstance(error, RunFailing):
+            options = f"{options} {error.resume}".strip()
         error.add_note(f"once that is fixed, resume the run: `{run_command(state.folder, 'runs resume', options)}`")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -58,6 +58,9 @@ CLEANUP_S = 10.0
 """How long the cleanup after a killed run may take."""
 
 
+Resume = Callable[[], None]
+
+
 class RunFolderDeleted(RunLost):
     """The run's folder was deleted during the run."""
 
@@ -65,14 +68,15 @@ class RunFolderDeleted(RunLost):
 class Supervisor:
     """Runs `config`, which has a run name, to its goal; shows it in `view`, writes all files to the run's folder.
 
-    `stops` must be entered already. A `resumed` run has its topics, and its local broker if it had one.
+    `stops` must be entered already. A run with `resume` has its topics, and its local broker if it had one; `resume` is
+    called when the check of the user's code has passed.
     """
 
     def __init__(
-        self, config: Config, view: LiveView, state: RunStateFile, stops: StopRequests, *, resumed: bool = False
+        self, config: Config, view: LiveView, state: RunStateFile, stops: StopRequests, resume: Resume | None = None
     ) -> None:
         self.config, self.view, self.state = config, view, state
-        self._resumed = resumed
+        self._resumed, self._checked = resume is not None, resume or (lambda: None)
         self.folder = config.run_folder
         self._stops = stops
         self._warm_start_progress: Mapping[str, object] = {}
@@ -231,6 +235,7 @@ class Supervisor:
             self.view.note(f"warning: {warning}")
         if found.problems:
             raise ConfigProblems(found.problems)
+        self._checked()
 
     def _read_check(self) -> None:
         """Report to the watch which check runs, if it changed."""

@@ -124,9 +124,12 @@ class LaminarRun(Command):
 
     def resume(self, *changes: str, options: Sequence[str] = ()) -> None:
         """Resume the run after it has ended: `laminar runs resume`."""
-        self._code = None
         sets = [argument for change in changes for argument in ("--set", change)]
-        words = ("runs", "resume", "--run", self.name, *sets, *options)
+        self.start_again("runs", "resume", "--run", self.name, *sets, *options)
+
+    def start_again(self, *words: str) -> None:
+        """Resume the run with the command `laminar WORDS`."""
+        self._code = None
         self.pid = self.server.start(words, self.here, self.output_file)
         self.until(lambda: self.state().get("pid") == self.pid, 60, "resumed run")
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from first_day import printed_commands
 from laminar_runs import Command, StartRun
 from small_runs import COMPACT
 from stops import GONE_WITHIN_S, stop, stop_cleanly
@@ -154,12 +155,24 @@ def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str, tmp_
     assert not run.leftovers()
 
 
-def test_reached_run_is_extended(start_run: StartRun, broker: Broker, run_id: str) -> None:
-    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
-    run = start_run(run_id, servers, COMPACT, "trainer.optimizer_steps=2")
+def test_reached_run_is_extended(start_run: StartRun, broker: Broker, run_id: str, tmp_path: Path) -> None:
+    """At first with a reward that fails in the checks: the run stays as it was, and the printed command extends it."""
+    servers, reward = f"kafka.bootstrap_servers={broker.bootstrap_servers}", tmp_path / "mine.py"
+    reward.write_text("def mine(text): return len(text) / 100\n")
+    run = start_run(run_id, servers, COMPACT, "trainer.optimizer_steps=2", f"score.rewards=[{{name='{reward}:mine'}}]")
     assert run.wait() == 0, run.output()
+    reward.write_text("def mine(text): return len(txt) / 100\n")
+    run.resume("trainer.optimizer_steps=4", options=["--accept-changes"])
+    assert run.wait() == 1
+    assert "NameError: name 'txt' is not defined" in run.output()
+    assert run.state()["phase"] == "ended"
+    assert (run.audit()["trained"], (run.folder / "summary.json").exists()) == (2 * 16, True)
+    assert (run.folder / "model").is_dir()
+    reward.write_text("def mine(text): return len(text) / 50\n")
+    words = printed_commands(run.output())[-1]
+    assert words[:2] == ["runs", "resume"]
     before = len(run.output())
-    run.resume("trainer.optimizer_steps=4")
+    run.start_again(*words)
     assert run.wait() == 0, run.output()
     starting = [line for line in run.output()[before:].splitlines() if line.startswith("[") and "] starting" in line]
     assert starting  # a resumed run shows its progress while it starts
