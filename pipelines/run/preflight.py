@@ -17,6 +17,7 @@ from operators.gateway.config import GatewayConfig
 from pipelines.config import Config, ConfigError
 from pipelines.distribution import install_extra
 from pipelines.inspect.run_folders import laminar_command
+from pipelines.present.report.trackers import PACKAGES
 from pipelines.roles import Role
 from pipelines.run.learnability import unlearnable
 from pipelines.run.paths import files_read
@@ -51,6 +52,9 @@ def missing_requirements(config: Config, *, warm_start: bool = True, new: bool =
     missing = {key: path for key, path in files_read(config) if not path.exists()}
     yield from (missing_file(key, path) for key, path in missing.items())
     yield from _secrets(config, missing)
+    for tracker in config.run.trackers:
+        if importlib.util.find_spec(PACKAGES[tracker]) is None:
+            yield f"run.trackers: {PACKAGES[tracker]} is not installed: {install_extra(tracker)}"
     if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         yield f"rollout.engine is 'vllm', which is not installed: {install_extra('vllm')}"
     if config.agents is not None and config.agents.function and importlib.util.find_spec("openai") is None:
@@ -151,10 +155,17 @@ def host_problems(config: Config, *, new: bool) -> Iterator[str]:
 def port_problems(config: Config, sections: Iterable[str] = ("relay", "gateway")) -> Iterator[str]:
     """The configured ports of `sections` that no process can listen at, on this machine and while no role runs."""
     gateway = config.gateway or GatewayConfig()
-    for key, host, port in (
-        ("relay", config.relay.listen, config.relay.port),
-        ("gateway", gateway.host, gateway.port),
+    relay = config.relay
+    same_host = relay.listen == gateway.host or not {relay.listen, gateway.host}.isdisjoint(("0.0.0.0", "::"))
+    if (
+        config.gateway
+        and {*sections} >= {"relay", "gateway"}
+        and relay.port
+        and relay.port == gateway.port
+        and same_host
     ):
+        yield f"gateway.port and relay.port are both {relay.port}: the roles of one machine need two ports"
+    for key, host, port in (("relay", relay.listen, relay.port), ("gateway", gateway.host, gateway.port)):
         if key in sections and port and (reason := port_problem(host, port)):
             yield f"{key}.port: {host}:{port} cannot be used: {reason}"
 

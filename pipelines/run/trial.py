@@ -22,9 +22,9 @@ from infra.models.sizes import vocabulary_size
 from operators.agents.function_server import load_function
 from operators.autoscaler.policies import make_policy
 from operators.prompts.config import PromptsConfig, TaskConfig
-from operators.prompts.question import UnusableRow
+from operators.prompts.question import Question, UnusableRow
 from operators.prompts.refused_rows import estimate_refused, refusal_kind
-from operators.prompts.rendering import render
+from operators.prompts.rendering import PromptTooLong, render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
 from pipelines.config import Config, ConfigError
@@ -136,8 +136,13 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
         for task, levels in zip(config.prompts.mixture, sources, strict=True):
             started(f"the prompts of task {task.task_name!r}")
             tokenizer = shared or SyntheticTokenizer(task.prompt_tokens)
-            if prompts := _render_some(task, levels[0], tokenizer, context, vocabulary, found):
-                first.append(TaskPrompts(task, prompts))
+            of_levels = []
+            for level, source in enumerate(levels):
+                name = task.task_name if len(levels) == 1 else f"{task.task_name}, level {level}"
+                of_levels.append(_render_some(task, source, tokenizer, context, vocabulary, found, name))
+            if of_levels[0]:
+                first.append(TaskPrompts(task, of_levels[0]))
+            _check_heldout(task, levels[0].heldout, tokenizer, context, found)
         return first
     except (ValueError, OSError) as error:
         found.problems.append(f"model.path: the tokenizer cannot be used: {error}")
@@ -207,8 +212,12 @@ def _render_some(
     context: int,
     vocabulary: int | None,
     found: TrialResult,
+    label: str,
 ) -> list[Prompt]:
-    """Render questions of `task`, see `SAMPLING_S`; returns the first prompts. Too many refusals are a problem."""
+    """Render questions of `task`, see `SAMPLING_S`; returns the first prompts. Too many refusals are a problem.
+
+    `label` names the task, and the level of its curriculum.
+    """
     first: list[Prompt] = []
     refused: Counter[str] = Counter()
     reasons: dict[str, str] = {}
@@ -230,7 +239,7 @@ def _render_some(
             first.append(prompt)
         if time.monotonic() > deadline:
             break
-    name = f"prompts, task {task.task_name!r}"
+    name = f"prompts, task {label!r}"
     if unknown is not None:
         found.problems.append(
             f"{name}: the tokenizer gives token {unknown}, but the model's vocabulary has {vocabulary} tokens: "
@@ -259,6 +268,27 @@ def _render_some(
     return first
 
 
+def _check_heldout(
+    task: TaskConfig, questions: Sequence[Question], tokenizer: ChatTokenizer, context: int, found: TrialResult
+) -> None:
+    """Evaluation renders all held-out questions at its start, skips those that are too long, and fails for others."""
+    name, too_long = f"prompts, task {task.task_name!r}", ""
+    skipped, deadline = 0, time.monotonic() + SAMPLING_S
+    for number, question in enumerate(questions):
+        try:
+            render(question, number, task, tokenizer, context, purpose="evaluation", samples=1)
+        except PromptTooLong as error:
+            skipped, too_long = skipped + 1, too_long or str(error)
+        except ValueError as error:
+            found.problems.append(f"{name}: a held-out question cannot be rendered: {error}")
+            return
+        if time.monotonic() > deadline:
+            break
+    if skipped:
+        add = found.add_problem if skipped == len(questions) else found.warnings.append
+        add(f"{name}: {skipped} of {len(questions)} held-out questions are too long and are not asked ({too_long})")
+
+
 def _load(found: TrialResult, key: str, limit_s: float, *loads: Callable[[], object]) -> None:
     """Load a user's code of the section `key`, in a thread: an import may hang."""
     problems: list[str] = []
@@ -267,7 +297,7 @@ def _load(found: TrialResult, key: str, limit_s: float, *loads: Callable[[], obj
         for load in loads:
             try:
                 load()
-            except Exception as error:  # noqa: BLE001 - a user's module may raise anything
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
                 kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
                 problems.append(f"{key}: {kind}{error}")
 

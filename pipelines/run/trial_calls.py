@@ -167,10 +167,12 @@ def trial_response(prompt: Prompt, rubric: Rubric) -> str:
 
 
 def _reference_answer(prompt: Prompt) -> str:
-    """The reference's answer, "1" without one."""
+    """The reference's answer, "1" without one; 0 and false are answers."""
     reference = json.loads(prompt.reference)
     answer = reference.get("answer") if isinstance(reference, Mapping) else None
-    return str(answer[0] if isinstance(answer, list) and answer else answer or 1)
+    if isinstance(answer, list) and answer:
+        return str(answer[0])
+    return str(1 if answer in (None, "", []) else answer)
 
 
 def check_environments(config: Config, tasks: Sequence[TaskPrompts], found: TrialResult, started: Started) -> None:

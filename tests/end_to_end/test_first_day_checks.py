@@ -70,6 +70,7 @@ def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
     model, long = shell.here / "model", {**QUESTIONS[0], "question": "x" * 600}
     rows = [long, {"answer": "2"}, *QUESTIONS[:18]]
     (shell.here / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "no json\n")
+    (shell.here / "exits.py").write_text('import argparse\n\nargparse.ArgumentParser().parse_args(["--x"])\n')
     settings = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**settings, "vocab_size": 12}))
     with (model / "model.safetensors").open("wb") as file:
@@ -85,6 +86,8 @@ def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
                 score={"rewards": [{"name": f"mine.py:{name}"} for name in ("raises", "gone", "lost")]},
                 trainer={"learner": {"learning_rate": 0.0}},
                 rollout={"kv_capacity": 5},
+                run={"trackers": ["wandb"]},
+                experience={"sampler": {"name": "exits.py:Mine"}},
             )
         )
     for expected in (
@@ -93,6 +96,9 @@ def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
         "relay.store: ",  # shared memory
         f"relay.port: 127.0.0.1:{used_port} cannot be used: Address already in use",
         f"gateway.port: 127.0.0.1:{used_port} cannot be used: Address already in use",
+        f"gateway.port and relay.port are both {used_port}: the roles of one machine need two ports",
+        "run.trackers: wandb is not installed: ",
+        "experience: SystemExit: 2",
         "trainer.learner.learning_rate = 0: the model would not change",
         "prompts.samples_per_prompt = 1, task 'rows': the advantage of tis",
         "prompts: heldout = 50 leaves none of the ",

@@ -290,6 +290,37 @@ def test_trial_counts_prompts_that_are_too_long(tmp_path: Path) -> None:
     assert "20.0 % of 10 rows (too long 2) are refused (too long: prompt " in warning
 
 
+def test_trial_checks_held_out_questions(tmp_path: Path) -> None:
+    rows(tmp_path)
+    held = tmp_path / "held.jsonl"
+    texts = ["x" * 600, "Short?"]
+    held.write_text("".join(f"{json.dumps({'question': text, 'answer': '1'})}\n" for text in texts))
+    found = trial(config_of(tmp_path, heldout_path=str(held)), tmp_path)
+    assert found.problems == []
+    (warning,) = found.warnings
+    assert "1 of 2 held-out questions are too long and are not asked (prompt 0 has " in warning
+    held.write_text(json.dumps({"question": "x" * 600, "answer": "1"}))
+    (problem,) = trial(config_of(tmp_path, heldout_path=str(held)), tmp_path).problems
+    assert "1 of 1 held-out questions are too long" in problem
+    held.write_text(json.dumps({"question": [{"role": "user", "content": "Sum?"}], "answer": "1"}))
+    (problem,) = trial(config_of(tmp_path, heldout_path=str(held)), tmp_path).problems
+    assert "a held-out question cannot be rendered: " in problem
+
+
+def test_trial_checks_all_levels_of_a_curriculum(tmp_path: Path) -> None:
+    rows(tmp_path, 8, [json.dumps({"question": "x" * 600, "answer": "99"})])
+    levels = ("answer = '1'", "answer = '99'")
+    (problem,) = trial(config_of(tmp_path, levels=levels), tmp_path).problems
+    assert problem.startswith("prompts, task 'rows, level 1': 100.0 % of 1 rows (too long 1) are refused")
+
+
+def test_trial_answers_0_if_the_reference_does(tmp_path: Path) -> None:
+    rows(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"question": "What is 1 - 1?", "answer": 0}\n' * 2)
+    (tried,) = trial(config_of(tmp_path), tmp_path).tried
+    assert tried["response"] == "# 0"
+
+
 def test_trial_warns_of_responses_that_the_context_shortens(tmp_path: Path) -> None:
     rows(tmp_path)
     (warning,) = trial(config_of(tmp_path, max_new_tokens=505, heldout=2), tmp_path).warnings
@@ -366,6 +397,11 @@ def test_trial_loads_the_classes_of_the_buffer(tmp_path: Path) -> None:
     (problem,) = trial(config, tmp_path).problems
     assert problem.startswith("experience: sampler: ")
     assert "must be a class that derives from operators.experience.samplers.Sampler" in problem
+    (tmp_path / "parses.py").write_text("import sys\nsys.exit(2)\n")
+    sampler = replace(sampler, name=f"{tmp_path}/parses.py:Mine")
+    config = replace(config, experience=replace(config.experience, sampler=sampler))
+    (problem,) = trial(config, tmp_path).problems
+    assert problem == "experience: SystemExit: 2"
 
 
 @pytest.mark.parametrize(
