@@ -125,7 +125,12 @@ class StageMember:
                 data = open_arriving(self.store, version)
                 with torch.inference_mode():
                     load_parts(engine.model, manifest, data, layers, ends=ends)
-        return StageModel(modules, layers, rows, context)
+            try:  # within the claim: without its memory there is no stage that keeps the version
+                return StageModel(modules, layers, rows, context)
+            except (RuntimeError, MemoryError) as error:
+                raise StageRefused(
+                    f"no memory for the KV of {len(layers)} layers, {rows} rows of {context} tokens: {error}"
+                ) from error
 
     def end(self, group: str) -> None:
         """The stage of `group` has ended."""

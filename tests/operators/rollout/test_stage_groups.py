@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from record_factories import prompt
 from staged_replicas import LAYERS, Replica, Version, finish, group, lead, model
 from tiny_engines import assert_same, mixed, run
@@ -19,8 +22,10 @@ from infra.transport.relay_node import RelayNode
 from operators.io.repartition import Placed, assignment_of
 from operators.relay.relay import StatusMaker
 from operators.rollout.engine import KV, Completion, Request
+from operators.rollout.kv_slots import KVSlots
 from operators.rollout.replica import Replica as ProductReplica
 from operators.rollout.running_request import request_of
+from operators.rollout.staged import stage
 from operators.rollout.staged.staged_runner import StagedRunner
 from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import Assignment, Release, Sampling, Trajectory
@@ -171,6 +176,34 @@ def test_group_is_refused_if_a_chunk_has_not_arrived(replicas: Replicas, version
     assert "replica 1: chunk" in status.error
     assert "has not arrived" in status.error
     assert member.staging.may_load(version.version)
+
+
+@pytest.mark.parametrize("without_memory", [0, 1])
+def test_stage_without_memory_is_refused_and_keeps_no_version(
+    replicas: Replicas, version: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_memory: int
+) -> None:
+    leader, member = replicas(2)
+    leader.arrive(version, (0, 1), ends=True)
+    member.arrive(version, (2, 3, 4))
+    made: list[int] = []
+
+    def slots(**shape: Any) -> KVSlots:
+        made.append(shape["layers"])
+        if len(made) == without_memory + 1:
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+        return KVSlots(**shape)
+
+    monkeypatch.setattr(stage, "KVSlots", slots)
+    lead(leader, group(version, [leader.stage(0, 2), member.stage(2, 5)]))
+    status = leader.staging.status(0)
+    assert (leader.staging.leading, status.failed) == (False, "g-1")
+    layers = (2, 3)[without_memory]
+    assert f"replica {without_memory}: no memory for the KV of {layers} layers, 16 rows" in status.error
+    newer = Version(tmp_path, number=2, seed=9).version
+    deadline = time.monotonic() + 10
+    while not (leader.staging.may_load(newer) and member.staging.may_load(newer)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_stages_and_relays_name_the_same_machine(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
