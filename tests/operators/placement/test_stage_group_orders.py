@@ -11,7 +11,7 @@ from infra.store.model_parts import model_parts, runs_of, transfer_order
 from operators.placement.config import PlacementConfig
 from operators.placement.repack import KVLoad
 from operators.placement.replicas import ReplicaTable
-from operators.placement.stage_groups import StageGroups
+from operators.placement.stage_groups import KEPT_VERSIONS, StageGroups
 from operators.placement.stage_shares import plan_shares
 from schemas.records import (
     GroupPlan,
@@ -155,6 +155,33 @@ def test_lost_member_is_replaced_under_the_same_leader() -> None:
     assert ranges(order) == [(0, 0, 2), (2, 2, 4)]
     assert (plan.action, plan.replaces) == ("changed", "g3-1")
     cluster.beat(0, V1, group=order.group, leads=True, end=2)
+    assert cluster.advance() == ([], [])
+    assert cluster.groups.leads(0)
+
+
+def test_group_of_a_superseded_version_is_repaired() -> None:
+    cluster = formed()
+    for newer in range(2, 2 + 2 * KEPT_VERSIONS):
+        cluster.groups.announce(manifest(PolicyVersion(1, newer)))
+    cluster.beat(0, V1, group="g3-1", leads=True, end=2, failed="g3-1", error="gone", lost=(1,))
+    ((order,), _) = cluster.advance()
+    assert (order.version, ranges(order)) == (V1, [(0, 0, 2), (2, 2, 4)])
+
+
+def test_member_about_to_end_is_replaced_while_it_has_its_kv() -> None:
+    cluster = formed()
+    cluster.beat(1, group="g3-1", first=2, end=4, refusal="its process is about to end")
+    ((order,), (plan,)) = cluster.advance()
+    assert (ranges(order), plan.action, plan.replaces) == ([(0, 0, 2), (2, 2, 4)], "changed", "g3-1")
+    cluster.beat(0, V1, group=order.group, leads=True, end=2)
+    cluster.beat(1, refusal="its process is about to end")
+    assert cluster.advance() == ([], [])
+
+
+def test_group_stays_while_nobody_can_replace_its_member() -> None:
+    cluster = formed()
+    cluster.beat(2, refusal="its process is about to end")
+    cluster.beat(1, group="g3-1", first=2, end=4, refusal="its process is about to end")
     assert cluster.advance() == ([], [])
     assert cluster.groups.leads(0)
 
