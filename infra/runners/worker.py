@@ -1,6 +1,7 @@
 """A worker of a portable runner as a process: `python -m infra.runners.worker CONTROL_ADDRESS WORKER_ID`.
 
-It runs the steps that the runner sends it until the runner closes the connection or is gone.
+It runs the steps that the runner sends it until the runner closes the connection or is gone. It exits if a step exceeds
+its budget or a vital thread has failed; the runner then starts its shards again in another worker.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from apache_beam.runners.worker.sdk_worker import SdkHarness
 
 from infra.escaping import EscapingFormatter
 from infra.runners.garbage_collection import reduce_gc_frequency
+from infra.runners.liveness import LIVENESS
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,9 @@ def main(control_address: str, worker_id: str) -> None:
     reduce_gc_frequency()
     code = 0
     try:
-        SdkHarness(control_address, worker_id=worker_id, state_cache_size=0, data_buffer_time_limit_ms=0).run()
+        harness = SdkHarness(control_address, worker_id=worker_id, state_cache_size=0, data_buffer_time_limit_ms=0)
+        with LIVENESS.reporting(None):
+            harness.run()
     except grpc.RpcError as error:
         log.warning("the runner is gone: %s", error)
         code = 1
