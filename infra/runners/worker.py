@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+import time
 
 import grpc
 from apache_beam.runners.worker.sdk_worker import SdkHarness
@@ -16,12 +18,18 @@ from apache_beam.runners.worker.sdk_worker import SdkHarness
 from infra.escaping import EscapingFormatter
 from infra.runners.garbage_collection import reduce_gc_frequency
 from infra.runners.liveness import LIVENESS
+from infra.runners.stopping import AT_END, STOPPING
 
 log = logging.getLogger(__name__)
 
+DRAIN_S = 2.0
+"""Seconds in which the sources of a worker end with their last outputs."""
+CLOSE_S = 8.0
+"""Seconds in which these outputs are committed."""
+
 
 def main(control_address: str, worker_id: str) -> None:
-    """Run until the runner ends the connection; then end the process, whatever its other threads do."""
+    """Run until the runner ends the connection; then drain, and end the process, whatever its other threads do."""
     to_stderr = logging.StreamHandler()
     to_stderr.setFormatter(EscapingFormatter(f"%(asctime)s %(levelname).1s {worker_id} %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[to_stderr], force=True)
@@ -37,8 +45,23 @@ def main(control_address: str, worker_id: str) -> None:
         log.warning("the runner is gone: %s", error)
         code = 1
     finally:
+        drain()
         logging.shutdown()
         os._exit(code)  # a source that still polls would keep the process, and its shard, alive
+
+
+def drain() -> None:
+    """Let the sources end, and commit what the steps have emitted: an open transaction would hold its readers up.
+
+    A successor may have begun already: it has fenced this worker, which then commits nothing.
+    """
+    STOPPING.set()
+    if AT_END:
+        time.sleep(DRAIN_S)
+    for close in AT_END:
+        closing = threading.Thread(target=close, name="close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 
 from infra.runners.flink_slots import key_in_subtask, name_of_key
-from infra.runners.stopping import STOPPING
+from infra.runners.stopping import AT_END, STOPPING
 from operators.io.branch_polls import BranchShard
 from operators.io.config import ShardConfig
 from operators.io.elements import Polled, Restored
 from operators.io.fold_records import idle_seconds, is_busy
 from operators.io.poll_range import FOREVER, PollRange, slice_seconds
 from operators.io.read_branches import ReadBranches
+from operators.io.shards import close_shards
 from operators.io.source import open_source
 
 _WATERMARK = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider())
@@ -30,6 +31,10 @@ class _PollTopicsFn(beam.DoFn):
     def __init__(self, shards: Sequence[ShardConfig], slice_s: float) -> None:
         self._shards: Mapping[str, ShardConfig] = {shard.group: shard for shard in shards}
         self._slice_s = slice_s
+
+    def setup(self) -> None:
+        """In a worker's process nobody else closes the shards."""
+        AT_END.add(close_shards)
 
     @beam.DoFn.unbounded_per_element()
     def process(

@@ -111,6 +111,20 @@ def test_worker_process_exits_when_a_step_exceeds_its_budget() -> None:
     assert "raise progress.score_s if such a step may take longer; this process exits" in log
 
 
+def test_worker_process_closes_its_shards_when_the_job_is_cancelled() -> None:
+    closing = (
+        "from infra.runners.stopping import AT_END, STOPPING\n"
+        "AT_END.add(lambda: print('closed after', STOPPING.is_set(), file=__import__('sys').stderr, flush=True))"
+    )
+    with worker(closing) as (runner, process):
+        assert runner.connected.wait(60)
+        assert process.poll() is None
+        runner.ended.set()
+        _, log = process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert "closed after True" in log
+
+
 def test_exposed_addresses_has_sockets_of_all_interfaces() -> None:
     with socket.create_server(("0.0.0.0", 0)) as open_to_all, socket.create_server(("127.0.0.1", 0)) as loopback:
         found = listening_sockets([psutil.Process()])
