@@ -25,8 +25,10 @@ from faults.network import Network, NoNetwork, within
 from pods import ROOT, Cluster, Container, Pod, until_all
 
 from infra.certificates import write_relay_files
+from infra.deploy.kubernetes.pods import USER
 from infra.kafka.topic_reader import read_topic
 from infra.store.names import default_root, version_of
+from infra.store.ownership import open_folder
 from pipelines.run.deployment import EXAMPLE, files_of, plan_of
 from schemas.records import RelayChain, RelayStatus, Trajectory, WeightVersion
 from schemas.topics import DEAD_LETTERS, RELAY, RELAY_CHAIN, REPLICAS, TRAJECTORIES
@@ -59,6 +61,11 @@ class Deployed:
             nodes[node].mkdir()
             nodes[node].chmod(0o1777)
             stack.callback(shutil.rmtree, nodes[node], ignore_errors=True)
+        self.ended = default_root("ended", nodes[NODES[1]])
+        open_folder(self.ended).release()
+        for path in (*self.ended.iterdir(), self.ended):
+            os.chown(path, USER, USER)
+            os.utime(path, (1, 1))
         (folder / "pods").mkdir()
         name = f"laminar-{self.run}"
         self._cluster = Cluster(
@@ -126,9 +133,8 @@ class Deployed:
     def _volume(self) -> Path:
         volume = self._folder / "volume"
         make_model(volume / "model", layers=1)
-        user = self._documents[0]["spec"]["template"]["spec"]["securityContext"]["runAsUser"]
         for path in (volume, *volume.rglob("*")):
-            os.chown(path, user, user)
+            os.chown(path, USER, USER)
         return volume
 
 
@@ -195,6 +201,7 @@ def _check_the_tier(deployed: Deployed) -> None:
     assert {row.address for row in statuses.values()} == addresses
     chain = [row for row in deployed.rows(RELAY_CHAIN) if isinstance(row, RelayChain)][-1]
     assert {link.relay for link in chain.links} == statuses.keys()
+    assert not deployed.ended.exists(), "the weights of an ended run stay in the machine's memory"
     for folder in deployed._cluster.nodes.values():
         files = (folder / default_root(deployed.run).name).iterdir()
         assert [each.name for each in files if version_of(each.name)]
