@@ -28,6 +28,8 @@ from infra.runners.options import RunnerName, option_names, pipeline_options
 from infra.runners.stopping import STOPPING, stopping_on_signals
 from infra.runners.worker_pool import local_worker_pool
 
+log = logging.getLogger(__name__)
+
 DRAIN_S = 4.0
 """Seconds for a job whose steps run elsewhere to drain before it is cancelled."""
 
@@ -125,8 +127,13 @@ def local_job_server(runner: RunnerName, options: Sequence[str]) -> AbstractCont
     if runner == "flink" and not {"job_endpoint", "flink_job_server_jar"} & named:
         from infra.runners.flink import running_flink
 
-        master = read.view_as(FlinkRunnerOptions).flink_master
-        return running_flink(logging.getLogger(__name__).info, master)
+        flink = read.view_as(FlinkRunnerOptions)
+        return running_flink(log.info, flink.flink_master, flink.parallelism)
+    if runner == "flink":
+        log.info(
+            "the job server is yours: the versions of its Beam and of its Flink are not compared with Beam %s here",
+            beam.__version__,
+        )
     return nullcontext()
 
 
