@@ -134,8 +134,10 @@ class Gateway:
 
     @contextmanager
     def _counted(self, name: str) -> Iterator[None]:
-        """Count a request of episode `name` while it is answered. Raises ApiError if there are too many."""
-        if self.active.total() >= self.config.max_requests or self.active[name] >= MAX_EPISODE_REQUESTS:
+        """Count a request of `name` while it is answered. Raises ApiError if there are too many."""
+        most = self.config.max_requests
+        own = (most + 1) // 2 if name in (PEOPLE, WORKERS) else MAX_EPISODE_REQUESTS  # many programs have these two keys
+        if self.active.total() >= most or self.active[name] >= own:
             raise ApiError(429, "too many requests are in progress; repeat it later", "rate_limit_error")
         self.active[name] += 1
         try:

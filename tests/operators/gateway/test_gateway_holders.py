@@ -15,7 +15,7 @@ import pytest
 from gateway_harness import CONTEXT, NAME, ScriptedRun, chat, user
 
 from operators.gateway import served_versions
-from operators.gateway.app import Gateway
+from operators.gateway.app import MAX_EPISODE_REQUESTS, Gateway
 from operators.gateway.claims import Claims
 from operators.gateway.served_versions import ServedVersions
 from operators.io.episode_keys import PEOPLE, WORKERS
@@ -174,6 +174,27 @@ def test_a_claim_waits_for_an_episode(tmp_path: Path) -> None:
         assert (await waiting).json()["attempt"] == 1
 
     play(ScriptedRun(), WORKERS, tmp_path, scenario)
+
+
+def test_workers_may_use_half_of_the_places_of_requests(tmp_path: Path) -> None:
+    """Each waiting agent of all programs elsewhere has a claim; the other half is left to requests of episodes."""
+    places = 4 * MAX_EPISODE_REQUESTS
+
+    async def scenario(gateway: Gateway, client: httpx2.AsyncClient) -> None:
+        await client.post("/episodes/claim", json={})
+        waiting = [
+            asyncio.create_task(client.post("/episodes/claim", json={"wait_s": 60})) for _ in range(places // 2)
+        ]
+        while gateway.active[WORKERS] < places // 2:
+            await asyncio.sleep(0)
+        assert (await client.post("/episodes/claim", json={})).status_code == 429
+        client.headers["authorization"] = f"Bearer {gateway.keys.key_of(NAME)}"
+        assert (await client.get("/models")).status_code == 200
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    play(ScriptedRun(max_requests=places), WORKERS, tmp_path, scenario)
 
 
 def test_a_claim_by_a_client_that_has_gone_is_undone(tmp_path: Path) -> None:
