@@ -33,17 +33,16 @@ from operators.gateway.chat_api import (
     response_message,
     usage_of,
 )
-from operators.gateway.claims import Claims, HandedOut, OtherProcess
+from operators.gateway.claims import ClaimRequests
 from operators.gateway.config import GatewayConfig
 from operators.gateway.conversation import TurnPlan, plan_completion, plan_turn
 from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.play import Player, RecordedResponse, TurnOptions
-from operators.gateway.reports import AgentReport, parse_report, text_in
+from operators.gateway.reports import parse_report
 from operators.gateway.responses_api import parse_responses, response_body, response_events
 from operators.gateway.served_versions import MODEL, ServedSampling, ServedVersions, version_name
-from operators.io.episode_keys import ATTEMPT, PEOPLE, WORKERS, EpisodeKeys
-from schemas.identity import is_trajectory_id
+from operators.io.episode_keys import PEOPLE, WORKERS, EpisodeKeys
 from schemas.records import TokenRange
 
 log = logging.getLogger(__name__)
@@ -52,11 +51,6 @@ MAX_SEEN = 100_000
 """Requests whose repetitions are counted."""
 MAX_EPISODE_REQUESTS = 64
 """Requests of one episode that may be in progress, so that no agent can take the places of all others."""
-MAX_CLAIM_WAIT_S = 60.0
-_CLAIM_CHECK_S = 0.1
-_NOT_IN_TIME = "no agent finished it in time"
-_CLOSE = {"connection": "close"}
-"""Each process hands out other episodes: the next claim must be able to reach another one."""
 RETRY_HEADER = "x-stainless-retry-count"
 """The number of the retry, which OpenAI's clients send."""
 
@@ -88,14 +82,13 @@ class Gateway:
     context: int = 2**31
     served: ServedVersions | None = None
     """Answers people; None: nobody does."""
-    claims: Claims | None = None
+    claims: ClaimRequests | None = None
     """Hands out episodes to agents elsewhere; None: this run starts its agents itself."""
     authenticated: Callable[[tuple[str, int] | None], None] = lambda address: None
     """Called with the client's address of each request with a valid key."""
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
     active: Counter[str] = field(default_factory=Counter)
     """Requests in progress by episode."""
-    claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
     body_s: float = 60.0
     """Seconds in which the body of a request must arrive."""
 
@@ -136,7 +129,7 @@ class Gateway:
     def _counted(self, name: str) -> Iterator[None]:
         """Count a request of `name` while it is answered. Raises ApiError if there are too many."""
         most = self.config.max_requests
-        own = (most + 1) // 2 if name in (PEOPLE, WORKERS) else MAX_EPISODE_REQUESTS  # many programs have these two keys
+        own = (most + 1) // 2 if name in (PEOPLE, WORKERS) else MAX_EPISODE_REQUESTS  # many programs have these keys
         if self.active.total() >= most or self.active[name] >= own:
             raise ApiError(429, "too many requests are in progress; repeat it later", "rate_limit_error")
         self.active[name] += 1
@@ -279,48 +272,12 @@ class Gateway:
         return JSONResponse(body)
 
     async def _claim(self, request: Request, name: str) -> HttpResponse:
-        """An episode for an agent elsewhere, with its key and task; status 204 if there is none within `wait_s`."""
-        claims = self._claims_for(name)
-        body = await self._body(request)
-        wait = body.get("wait_s", 0) if isinstance(body, dict) else None
-        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= MAX_CLAIM_WAIT_S:
-            raise invalid(f"wait_s must be from 0 to {MAX_CLAIM_WAIT_S:g} seconds", "wait_s")
-        for expired in claims.failed():
-            await self.player.end(expired, AgentReport(error=_NOT_IN_TIME))
-        found = await self._next(claims, wait)
-        if found is not None and await request.is_disconnected():
-            claims.give_back(found.episode, found.attempt, failed=False)
-            found = None
-        if found is None:
-            return HttpResponse(status_code=204, headers=_CLOSE)
-        key = f"{self.keys.key_of(found.episode)}{ATTEMPT}{found.attempt}"
-        return JSONResponse({**found._asdict(), "key": key, "timeout_s": claims.timeout_s}, headers=_CLOSE)
-
-    async def _next(self, claims: Claims, wait: float) -> HandedOut | None:
-        """The next episode for an agent; None if there is none within `wait` seconds."""
-        try:
-            async with asyncio.timeout(wait), self.claiming:  # one request at a time looks for an episode
-                while (found := claims.claim()) is None:
-                    await asyncio.sleep(_CLAIM_CHECK_S)
-                return found
-        except TimeoutError:
-            return None
+        return await self._claims_for(name).claim(request, await self._body(request))
 
     async def _release(self, request: Request, name: str) -> HttpResponse:
-        """Give back an episode: another attempt follows, or the episode ends with the error of its agent, if any."""
-        claims = self._claims_for(name)
-        body = await self._body(request)
-        episode, attempt, error = _given_back(body)
-        try:
-            again = claims.give_back(episode, attempt, failed=error is not None)
-        except OtherProcess as other:
-            elsewhere = f"another process of the gateway hands out {episode}; repeat the request"
-            raise ApiError(503, elsewhere, "server_error") from other
-        if not again:
-            await self.player.end(episode, AgentReport(error=error or _NOT_IN_TIME))
-        return JSONResponse({"episode": episode, "again": again})
+        return await self._claims_for(name).release(await self._body(request))
 
-    def _claims_for(self, name: str) -> Claims:
+    def _claims_for(self, name: str) -> ClaimRequests:
         if name != WORKERS:
             raise ApiError(403, "episodes are claimed with the key of `laminar agents serve`", "permission_error")
         if self.claims is None:
@@ -362,14 +319,3 @@ async def _chain(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
     yield first
     async for each in rest:
         yield each
-
-
-def _given_back(body: Any) -> tuple[str, int, str | None]:
-    """Episode, number of the attempt, and error of a request that gives an episode back. Raises ApiError."""
-    given = body if isinstance(body, dict) else {}
-    episode, attempt, error = text_in(given, "episode"), given.get("attempt"), text_in(given, "error")
-    if episode is None or not is_trajectory_id(episode):
-        raise invalid("episode must be the id of one", "episode")
-    if isinstance(attempt, bool) or not isinstance(attempt, int) or attempt < 0:
-        raise invalid("attempt must be the number that the claim returned", "attempt")
-    return episode, attempt, error
