@@ -19,7 +19,7 @@ from operators.gateway.conversation import TurnPlan
 from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.reports import AgentReport, unknown_ids
-from schemas.codec import encode
+from schemas.codec import ValueTooLarge, encode
 from schemas.columns import floats, token_ids
 from schemas.records import Branches, EpisodeEnd, TurnEnded, TurnRequest
 from schemas.topics import INBOX, inbox_partition
@@ -210,7 +210,7 @@ class Player:
             )
         if planned.rewritten:
             self._rewritten.add((name, options.turn_id))
-        return TurnRequest(
+        order = TurnRequest(
             trajectory_id=name,
             lease=episode.lease,
             replica=episode.replica,
@@ -227,6 +227,11 @@ class Player:
             stream=options.stream,
             written_at=self._now(),
         )
+        try:
+            encode(order)  # before it is announced: one that cannot be written would block the episode
+        except ValueTooLarge as error:
+            raise ApiError(413, f"the request cannot be recorded: {error}", param="messages") from error
+        return order
 
     def _response(self, name: str, request: TurnRequest, ended: TurnEnded | None) -> RecordedResponse:
         if ended is not None and ended.finish_reason == "failed":

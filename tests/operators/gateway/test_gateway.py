@@ -280,6 +280,19 @@ def test_order_that_changes_nothing_is_sent_again(monkeypatch: pytest.MonkeyPatc
     play(ScriptedRun("hi$"), scenario)
 
 
+def test_request_that_is_too_large_for_the_log_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schemas.codec.MAX_VALUE_BYTES", 2000)
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        body = json.dumps({"messages": [{**HELLO, "more": [1] * 700}]}, separators=(",", ":"))
+        response = await client.post("/chat/completions", content=body)
+        assert (response.status_code, len(body) < 2000) == (413, True)
+        assert "the request cannot be recorded: TurnRequest/2 of" in response.json()["error"]["message"]
+        assert (await chat(client, HELLO))["choices"][0]["message"]["content"] == "hi"
+
+    play(ScriptedRun("hi$"), scenario)
+
+
 def test_report_gives_conversations_rewards_by_ids_of_responses() -> None:
     async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
         first, aside = await chat(client, HELLO), await chat(client, user("aside"))
