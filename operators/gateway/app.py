@@ -43,6 +43,7 @@ from operators.gateway.reports import parse_report
 from operators.gateway.responses_api import parse_responses, response_body, response_events
 from operators.gateway.served_versions import MODEL, ServedSampling, ServedVersions, version_name
 from operators.io.episode_keys import PEOPLE, WORKERS, EpisodeKeys
+from schemas.codec import ValueTooLarge
 from schemas.records import TokenRange
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,8 @@ class Gateway:
             return
         except ApiError as error:
             response = JSONResponse(error.body(), error.status)
+        except ValueTooLarge as error:
+            response = JSONResponse(ApiError(413, f"the request cannot be recorded: {error}").body(), 413)
         except (DeliveryFailed, TimeoutError) as error:
             log.warning("a request was not written: %s", error)
             unavailable = ApiError(503, "the log is not available; repeat the request", "server_error")

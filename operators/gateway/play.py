@@ -19,7 +19,7 @@ from operators.gateway.conversation import TurnPlan
 from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.reports import AgentReport, unknown_ids
-from schemas.codec import ValueTooLarge, encode
+from schemas.codec import encode
 from schemas.columns import floats, token_ids
 from schemas.records import Branches, EpisodeEnd, TurnEnded, TurnRequest
 from schemas.topics import INBOX, inbox_partition
@@ -117,7 +117,7 @@ class Player:
     async def follow(self, name: str, options: TurnOptions, plan: Plan) -> AsyncGenerator[RecordedResponse]:
         """The response so far, at each change; the last one has a finish reason. Raises ApiError.
 
-        A repeated request gets the recorded response.
+        A repeated request gets the recorded response. Raises ValueTooLarge for one that the log cannot have.
         """
         deadline = self._clock() + self._timeout_s
         sent: tuple[Any, ...] | None = None
@@ -143,7 +143,7 @@ class Player:
                 await self._wait(changed, deadline)
 
     async def end(self, name: str, report: AgentReport) -> None:
-        """End the episode, and wait until its trajectory has finished. Raises ApiError."""
+        """End the episode, and wait until its trajectory has finished. Raises ApiError and ValueTooLarge."""
         deadline = self._clock() + self._timeout_s
         known_by = self._clock() + KNOWN_S
         sent, again_at = -1, 0.0
@@ -227,10 +227,7 @@ class Player:
             stream=options.stream,
             written_at=self._now(),
         )
-        try:
-            encode(order)  # before it is announced: one that cannot be written would block the episode
-        except ValueTooLarge as error:
-            raise ApiError(413, f"the request cannot be recorded: {error}", param="messages") from error
+        encode(order)  # before it is announced: one that is too large would block the episode
         return order
 
     def _response(self, name: str, request: TurnRequest, ended: TurnEnded | None) -> RecordedResponse:

@@ -289,6 +289,8 @@ def test_request_that_is_too_large_for_the_log_blocks_nothing(monkeypatch: pytes
         assert (response.status_code, len(body) < 2000) == (413, True)
         assert "the request cannot be recorded: TurnRequest/2 of" in response.json()["error"]["message"]
         assert (await chat(client, HELLO))["choices"][0]["message"]["content"] == "hi"
+        ended = await client.post("/episode/end", json={"answer": "a" * 2000})
+        assert (ended.status_code, ended.json()["error"]["message"][:23]) == (413, "the request cannot be r")
 
     play(ScriptedRun("hi$"), scenario)
 
