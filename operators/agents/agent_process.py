@@ -45,6 +45,10 @@ Start = Callable[[], "FunctionProcess | CommandProcess"]
 """Starts the process of an agent. Raises OSError."""
 
 
+class WrongKey(RuntimeError):
+    """The gateway does not accept the keys of this process."""
+
+
 @dataclass(frozen=True)
 class AgentTask:
     """The episode that an agent plays, and its task for it."""
@@ -64,7 +68,8 @@ def play_episode(
     functions: FunctionServer | None = None,
     start: int = 1,
 ) -> None:
-    """Run the agent of `task`, again after a failure, and report its result. Returns early once `stop` is set.
+    """Run the agent of `task`, again after a failure, and report its result. Returns early once `stop` is set. Raises
+    WrongKey, and OSError for a full disk.
 
     `functions` starts the processes if the agent is a function. `start` is that of this role's process: the gateway
     counts the equal requests of each attempt of each start, and answers the first ones from the log.
@@ -250,7 +255,7 @@ def rejection(error: int, text: str) -> str:
 def _report(
     folder: Path, key: str, body: Mapping[str, Any], transcript: Path, stop: threading.Event, authority: str | None
 ) -> None:
-    """Report the result of an episode to the gateway, until it is recorded or `stop` is set.
+    """Report the result of an episode to the gateway, until it is recorded or `stop` is set. Raises WrongKey.
 
     `authority`: a file with the authorities of the gateway's certificate, instead of the system's.
     """
@@ -263,6 +268,9 @@ def _report(
             text = error.read(ERROR_CHARACTERS).decode(errors="replace")
             if error.code == 409:
                 return  # it has ended
+            if error.code in (401, 403):
+                reason = "is gateway.secret_file the same file for the roles agents and gateway?"
+                raise WrongKey(f"the gateway rejects the keys that this role makes: {reason} ({text})") from error
             if error.code < 500 and error.code != 429 and "error" not in body:
                 body = {"error": rejection(error.code, text)}
                 note(transcript, body["error"])

@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_factories import prompt, shard
 
 from infra.certificates import write_gateway_files, write_relay_files
 from infra.files import read_secret
-from operators.agents.agent_process import AgentTask, play_episode
+from operators.agents.agent_process import AgentTask, WrongKey, play_episode
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import FunctionServer, report_of
+from operators.agents.run_agents import RunAgents
 from operators.gateway.config import GatewayConfig
 from operators.gateway.serve_agents import server_context
+from operators.io.elements import Polled, ReceivedRecord, Restored
 from operators.io.episode_keys import ADDRESS_FILE, EpisodeKeys
+from schemas.records import Assignment
 
 REPORTS = "import json, os; report = lambda **of: open(os.environ['LAMINAR_REPORT'], 'w').write(json.dumps(of)); "
 
@@ -30,7 +34,7 @@ class Reports:
     def __init__(self, folder: Path) -> None:
         self.received: list[dict[str, Any]] = []
         self.keys: list[str] = []
-        self.refused = 0
+        self.refused, self.refusal = 0, 503
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -39,7 +43,7 @@ class Reports:
                 outer.keys.append(self.headers["authorization"])
                 if outer.refused:
                     outer.refused -= 1
-                    self.send_error(503)
+                    self.send_error(outer.refusal)
                     return
                 if "rewards" in body:
                     self.send_response(400)
@@ -142,6 +146,23 @@ def test_report_is_repeated_until_the_gateway_accepts_it(
     reports.refused = 3
     play(tmp_path, "report(reward=1)")
     assert reports.received == [{"reward": 1}]
+
+
+def test_key_that_the_gateway_rejects_ends_the_role(tmp_path: Path, reports: Reports) -> None:
+    """It would reject the keys of all episodes; before, each report was repeated twice a second for ever."""
+    reports.refused, reports.refusal = 1, 401
+    step = RunAgents(AgentsConfig(command=("true",)), shard("agents"), tmp_path, tmp_path / "secret", 1, 0)
+    fold = step.restore(Restored("agents", 1, (), {}, {}))
+    assignment = Assignment(prompt(0, 1, environment="agent"), 0, 1, 1, 0, 1, None, None, 0)
+    polled = Polled("agents", 1, (ReceivedRecord("inbox", 0, 0, assignment),), (), {}, caught_up=True)
+
+    def fold_on() -> None:
+        while True:
+            fold.fold(polled)
+
+    with pytest.raises(WrongKey, match=r"is gateway.secret_file the same file for the roles agents and gateway\?"):
+        fold_on()
+    fold.close()
 
 
 @pytest.mark.parametrize(
