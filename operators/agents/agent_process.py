@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.error
@@ -32,6 +33,10 @@ from operators.io.episode_keys import ADDRESS_FILE, ATTEMPT, EpisodeKeys
 log = logging.getLogger(__name__)
 
 MAX_REPORT_BYTES = 1_000_000
+MAX_TASK_BYTES = 100_000
+"""A larger task is in the file alone: Linux starts no program with a variable of 131,072 bytes."""
+TASK_FILE, REPORT_FILE = "task.json", "report.json"
+"""In the folder of an attempt."""
 ERROR_CHARACTERS = 500
 AUTHORITY = "SSL_CERT_FILE"
 """The variable by which agents, in `agents.env`, trust the authority of the gateway's certificate."""
@@ -84,18 +89,18 @@ def play_episode(
         for attempt in range(config.retries + 1):
             if stop.is_set():
                 return
-            file = work / f"{task.episode}.{attempt}.json"
             own_key = f"{key}{ATTEMPT}{start}.{attempt}"
-            error = _run_attempt(config, task, own_key, folder, file, transcript, stop, functions)
+            with attempt_folder(work, f"{task.episode}.{attempt}") as own:
+                error = _run_attempt(config, task, own_key, folder, own, transcript, stop, functions)
+                if not error:
+                    try:
+                        body = read_report(own / REPORT_FILE)
+                    except ValueError as invalid:
+                        error = str(invalid)
+                        note(transcript, error)
             if not error:
-                try:
-                    body = read_report(file)
-                except ValueError as invalid:
-                    error = str(invalid)
-                    note(transcript, error)
-                else:
-                    report(body)
-                    return
+                report(body)
+                return
             log.warning("attempt %d of the agent of %s failed: %s", attempt + 1, task.episode, error)
         report({"error": error})
 
@@ -117,13 +122,13 @@ def _run_attempt(
     task: AgentTask,
     key: str,
     folder: Path,
-    report_file: Path,
+    own: Path,
     transcript: Path,
     stop: threading.Event,
     functions: FunctionServer | None,
 ) -> str:
     """Run the agent once; returns why it failed, "" if it did not."""
-    environment = {**config.env, **environment_of(base_url(folder), key, task.task, report_file)}
+    environment = {**config.env, **environment_of(base_url(folder), key, task.task, own)}
     start = (
         start_command(config.command, environment, transcript)
         if functions is None
@@ -132,13 +137,24 @@ def _run_attempt(
     return attempt(start, transcript, config.timeout_s, stop)
 
 
-def environment_of(url: str, key: str, task: Mapping[str, Any], report_file: Path) -> dict[str, str]:
-    """The environment variables of an agent."""
+@contextmanager
+def attempt_folder(work: Path, name: str) -> Iterator[Path]:
+    """A folder in `work` for the task and the report of an attempt, until the context ends."""
+    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=work, ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+def environment_of(url: str, key: str, task: Mapping[str, Any], own: Path) -> dict[str, str]:
+    """The environment variables of an agent, whose task is written to its folder `own`. Raises OSError."""
+    text = json.dumps(task, ensure_ascii=False)
+    (own / TASK_FILE).write_text(text)
+    variable = {"LAMINAR_TASK": text} if len(text.encode()) <= MAX_TASK_BYTES else {}
     return {
         "OPENAI_BASE_URL": url,
         "OPENAI_API_KEY": key,
-        "LAMINAR_TASK": json.dumps(task, ensure_ascii=False),
-        "LAMINAR_REPORT": str(report_file),
+        "LAMINAR_TASK_FILE": str(own / TASK_FILE),
+        "LAMINAR_REPORT": str(own / REPORT_FILE),
+        **variable,
     }
 
 

@@ -197,7 +197,8 @@ def _call(function: Any, client: Any, order: Mapping[str, Any]) -> None:
         environment = order["environment"]
         os.environ.update(environment)
         own = client.with_options(api_key=environment["OPENAI_API_KEY"], base_url=environment["OPENAI_BASE_URL"])
-        report = report_of(function(own, json.loads(environment["LAMINAR_TASK"])))
+        task = json.loads(Path(environment["LAMINAR_TASK_FILE"]).read_text())
+        report = report_of(function(own, task))
         Path(environment["LAMINAR_REPORT"]).write_text(json.dumps(report))
         code = 0
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything

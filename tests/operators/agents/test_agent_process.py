@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,12 @@ def reports(tmp_path: Path) -> Iterator[Reports]:
     made.close()
 
 
-def play(folder: Path, program: str, **settings: Any) -> None:
+TASK = {"text": "2 + 2", "reference": {"answer": "4"}}
+
+
+def play(folder: Path, program: str, task: Mapping[str, Any] = TASK, **settings: Any) -> None:
     config = AgentsConfig(command=(sys.executable, "-c", REPORTS + program), **settings)
-    task = AgentTask("p0.3", {"text": "2 + 2", "reference": {"answer": "4"}})
-    play_episode(config, task, "run", folder, folder / "secret", folder, threading.Event())
+    play_episode(config, AgentTask("p0.3", task), "run", folder, folder / "secret", folder, threading.Event())
 
 
 def test_agent_gets_task_and_key_and_reports(tmp_path: Path, reports: Reports) -> None:
@@ -92,6 +94,26 @@ def test_agent_gets_task_and_key_and_reports(tmp_path: Path, reports: Reports) -
     assert reports.received == [{"reward": 0.5, "answer": f"2 + 2{key}~1.0!"}]
     assert reports.keys == [f"Bearer {key}"]
     assert (tmp_path / "agents" / "p0.3.log").read_text() == "working\n"
+
+
+@pytest.mark.parametrize("length", [10, 200_000])
+def test_task_is_in_a_file_and_a_small_one_in_a_variable(length: int, tmp_path: Path, reports: Reports) -> None:
+    """Linux starts no program with a variable of 131,072 bytes."""
+    program = (
+        "task = json.load(open(os.environ['LAMINAR_TASK_FILE'])); "
+        "report(reward=len(task['text']), answer=str('LAMINAR_TASK' in os.environ))"
+    )
+    task = {"text": "é" * length}
+    play(tmp_path, program, task=task, retries=0)
+    (tmp_path / "my_agent.py").write_text("def solve(client, task):\n    return len(task['text'])\n")
+    config = AgentsConfig(function=f"{tmp_path}/my_agent.py:solve", retries=0)
+    functions = FunctionServer(config.function, tmp_path / "functions.log")
+    secret, work = tmp_path / "secret", tmp_path / "work"
+    work.mkdir()
+    play_episode(config, AgentTask("p0.4", task), "run", tmp_path, secret, work, threading.Event(), functions)
+    functions.close()
+    assert reports.received == [{"reward": length, "answer": str(length == 10)}, {"reward": length}]
+    assert not list(work.iterdir())
 
 
 def test_failed_attempt_is_repeated_and_then_reported(tmp_path: Path, reports: Reports) -> None:
