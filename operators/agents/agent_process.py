@@ -33,6 +33,8 @@ from operators.io.episode_keys import ADDRESS_FILE, ATTEMPT, EpisodeKeys
 log = logging.getLogger(__name__)
 
 MAX_REPORT_BYTES = 1_000_000
+MAX_OUTPUT_BYTES = 16 * 2**20
+"""What an attempt may print: the transcripts are beside the run's other files."""
 MAX_TASK_BYTES = 100_000
 """A larger task is in the file alone: Linux starts no program with a variable of 131,072 bytes."""
 TASK_FILE, REPORT_FILE = "task.json", "report.json"
@@ -165,7 +167,7 @@ def start_command(command: Sequence[str], environment: Mapping[str, str], transc
 
 def attempt(start: Start, transcript: Path, timeout_s: float, stop: threading.Event) -> str:
     """Run an agent once, for `timeout_s` seconds at most; returns why it failed, "" if it did not."""
-    begin = transcript.stat().st_size if transcript.exists() else 0
+    begin = _size_of(transcript)
     try:
         process = start()
     except OSError as error:
@@ -175,11 +177,20 @@ def attempt(start: Start, transcript: Path, timeout_s: float, stop: threading.Ev
         while (code := process.poll()) is None:
             if time.monotonic() > deadline:
                 return f"it ran for longer than agents.timeout_s, {timeout_s:g} s"
+            if _size_of(transcript) - begin > MAX_OUTPUT_BYTES:
+                return f"it has printed more than {MAX_OUTPUT_BYTES} bytes"
             if stop.wait(_POLL_S):
                 return "it was stopped"
     finally:
         process.kill()
     return f"exit status {code}: {_tail(transcript, begin)}".rstrip(": ") if code else ""
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 class CommandProcess:

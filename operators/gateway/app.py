@@ -182,7 +182,7 @@ class Gateway:
             follow = self._follow(name, chat, turn)
             first = await anext(follow)  # errors before it have a status of their own
             chunks = chat_chunks(StreamedTurn(chat, turn, self.form, created), _chain(first, follow))
-            return StreamingResponse(chunks, media_type="text/event-stream")
+            return StreamingResponse(chunks, headers=_headers(first), media_type="text/event-stream")
         responses, choices = [], []
         for index in range(chat.choices):
             turn = chat.turn(index, occurrence)
@@ -192,8 +192,7 @@ class Gateway:
             choices.append(choice_of(chat, index, message, response, self.form))
         turn_id = chat.turn(0, occurrence).turn_id
         body = completion_of(chat, f"chatcmpl-{turn_id}", created, choices, usage_of(responses))
-        headers = {"laminar-template": "rewritten"} if any(each.rewritten for each in responses) else None
-        return JSONResponse(body, headers=headers)
+        return JSONResponse(body, headers=_headers(*responses))
 
     async def _respond(self, request: Request, name: str) -> HttpResponse:
         chat = parse_responses(await self._body(request), 2**31)
@@ -203,9 +202,9 @@ class Gateway:
             follow = self._follow(name, chat, turn)
             first = await anext(follow)
             events = response_events(StreamedTurn(chat, turn, self.form, created), _chain(first, follow))
-            return StreamingResponse(events, media_type="text/event-stream")
+            return StreamingResponse(events, headers=_headers(first), media_type="text/event-stream")
         response = await last_of(self._follow(name, chat, turn))
-        return JSONResponse(response_body(chat, turn, response, self.form, created))
+        return JSONResponse(response_body(chat, turn, response, self.form, created), headers=_headers(response))
 
     def _follow(self, name: str, chat: ChatRequest, turn: TurnOptions) -> AsyncGenerator[RecordedResponse]:
         """The response to a turn of episode `name`, or to a request of PEOPLE, at each change. Raises ApiError."""
@@ -305,6 +304,10 @@ async def last_of(responses: AsyncGenerator[RecordedResponse]) -> RecordedRespon
             if response.finish_reason:
                 return response
     raise AssertionError("a turn ends with a response")
+
+
+def _headers(*responses: RecordedResponse) -> dict[str, str] | None:
+    return {"laminar-template": "rewritten"} if any(each.rewritten for each in responses) else None
 
 
 def _key_of(request: Request) -> str:

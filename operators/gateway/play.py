@@ -112,7 +112,6 @@ class Player:
         self._table, self._changes, self._send, self._context = table, changes, send, context
         self._branches, self._most_tokens = branches, most_tokens
         self._timeout_s, self._clock, self._now = timeout_s, clock, now
-        self._rewritten: set[tuple[str, str]] = set()
 
     async def follow(self, name: str, options: TurnOptions, plan: Plan) -> AsyncGenerator[RecordedResponse]:
         """The response so far, at each change; the last one has a finish reason. Raises ApiError.
@@ -182,13 +181,13 @@ class Player:
             return None, None  # it will be assigned
         turn = episode.turns.get(options.turn_id)
         if turn is not None and turn.ended is not None:
-            return self._response(name, turn.request, turn.ended), None
+            return self._response(name, episode, turn.request, turn.ended), None
         pending = episode.pending
         if pending is None:
             return None, self._order(name, episode, options, plan(episode))
         mine = pending.turn_id == options.turn_id
         order = replace(pending, lease=episode.lease, replica=episode.replica, incarnation=episode.incarnation)
-        return self._response(name, pending, None) if mine else None, order
+        return self._response(name, episode, pending, None) if mine else None, order
 
     def _order(self, name: str, episode: OpenEpisode, options: TurnOptions, planned: TurnPlan) -> TurnRequest:
         start = self._table.length(name)
@@ -209,7 +208,7 @@ class Player:
                 "context_length_exceeded",
             )
         if planned.rewritten:
-            self._rewritten.add((name, options.turn_id))
+            episode.rewritten.add(options.turn_id)
         order = TurnRequest(
             trajectory_id=name,
             lease=episode.lease,
@@ -230,7 +229,9 @@ class Player:
         encode(order)  # before it is announced: one that is too large would block the episode
         return order
 
-    def _response(self, name: str, request: TurnRequest, ended: TurnEnded | None) -> RecordedResponse:
+    def _response(
+        self, name: str, episode: OpenEpisode, request: TurnRequest, ended: TurnEnded | None
+    ) -> RecordedResponse:
         if ended is not None and ended.finish_reason == "failed":
             raise invalid(f"the request cannot run: {ended.error}")
         first = request.start + len(request.token_ids)
@@ -246,7 +247,7 @@ class Player:
             cached + len(request.token_ids),
             cached,
             "" if ended is None else ended.finish_reason,
-            (name, request.turn_id) in self._rewritten,
+            request.turn_id in episode.rewritten,
         )
 
     def _end_order(self, name: str, episode: OpenEpisode, report: AgentReport) -> EpisodeEnd:

@@ -59,8 +59,11 @@ class EpisodeCounts:
     def add(self, episode: OpenEpisode, received: ReceivedRecord) -> None:
         """Count a finished episode; `received` is its trajectory."""
         trajectory = received.record
-        counted = received.offset < self._counted.get(str(received.partition), 0)
-        if counted or trajectory.prompt.number % self._processes != self._index:
+        if received.offset < self._counted.get(str(received.partition), 0):
+            return
+        if episode.rewritten:  # each process knows its own
+            self._totals["rewritten"] += len(episode.rewritten)
+        if trajectory.prompt.number % self._processes != self._index:
             return
         turns = episode.ended_turns()
         times = times_of(

@@ -149,6 +149,12 @@ def test_invalid_report_or_time_out_fails_the_episode(
     assert error in reports.received[0]["error"]
 
 
+def test_agent_that_prints_without_end_fails(tmp_path: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operators.agents.agent_process.MAX_OUTPUT_BYTES", 1000)
+    play(tmp_path, "import time; print('x' * 2000, flush=True); time.sleep(600)", retries=0)
+    assert reports.received == [{"error": "it has printed more than 1000 bytes"}]
+
+
 def test_rejected_report_is_in_the_transcript_and_ends_episode(tmp_path: Path, reports: Reports) -> None:
     play(tmp_path, "print('done'); report(rewards={'x': 1.0})", retries=2)
     assert reports.received == [{"error": "its report was rejected: rewards: no such id"}]

@@ -151,8 +151,17 @@ def test_a_template_that_rewrites_history_is_reported() -> None:
         body = {"messages": [question]}
         first = await client.post("/chat/completions", json=body)
         said = first.json()["choices"][0]["message"]
-        second = await client.post("/chat/completions", json={"messages": [question, said, AGAIN]})
-        assert [each.headers.get("laminar-template") for each in (first, second)] == [None, "rewritten"]
+        turns_of = {"messages": [question, said, AGAIN]}
+        second = await client.post("/chat/completions", json=turns_of)
+        client.headers["x-stainless-retry-count"] = "1"
+        streamed = await client.post("/chat/completions", json={**turns_of, "stream": True})
+        items = {"input": [question, said, AGAIN]}
+        more = [await client.post("/responses", json={**items, "stream": each}) for each in (False, True)]
+        reported = [each.headers.get("laminar-template") for each in (first, second, streamed, *more)]
+        assert reported == [None, *["rewritten"] * 4]
+        episode = run.table.get(NAME)
+        assert episode is not None
+        assert len(episode.rewritten) == 1
         assert run.recorded(turns(run)[1]) == "U:hello (quietly)$\nA:hi (I think)$\nU:again$\nA:"
 
     play(ScriptedRun("hi (I think)$", "ho$", tokenizer=ForgettingTokenizer()), scenario)
