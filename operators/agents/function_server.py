@@ -63,6 +63,7 @@ class FunctionServer:
         self._target, self._log, self._environment = target, log, dict(environment)
         self._lock = threading.Lock()
         self._processes: dict[int, FunctionProcess] = {}
+        """Those of the present server."""
         self._number = 0
         self._server: subprocess.Popen[bytes] | None = None
 
@@ -105,23 +106,24 @@ class FunctionServer:
                     stderr=log,
                     env={**os.environ, **self._environment},
                 )
-            threading.Thread(target=self._read, args=(self._server,), daemon=True).start()
+            self._processes = {}
+            threading.Thread(target=self._read, args=(self._server, self._processes), daemon=True).start()
         return self._server
 
-    def _read(self, server: subprocess.Popen[bytes]) -> None:
+    def _read(self, server: subprocess.Popen[bytes], processes: dict[int, FunctionProcess]) -> None:
         assert server.stdout is not None
         for line in server.stdout:
             event = json.loads(line)
-            process = self._processes[event["number"]]
+            process = processes[event["number"]]
             with process.changed:
                 process.pid, process.code = event.get("pid", process.pid), event.get("code")
                 process.changed.notify_all()
             if event.get("code") is not None:
-                del self._processes[event["number"]]
+                del processes[event["number"]]
         server.stdout.close()
         server.wait()
         with self._lock:
-            lost = [self._processes.pop(number) for number in list(self._processes)]
+            lost = [processes.pop(number) for number in list(processes)]
         for process in lost:
             with process.changed:
                 process.code = process.code if process.code is not None else 1

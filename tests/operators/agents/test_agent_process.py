@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,7 +20,7 @@ from record_factories import prompt, shard
 
 from infra.certificates import write_gateway_files, write_relay_files
 from infra.files import read_secret
-from operators.agents.agent_process import AgentTask, WrongKey, play_episode
+from operators.agents.agent_process import AgentTask, WrongKey, base_url, environment_of, play_episode
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import FunctionServer, report_of
 from operators.agents.run_agents import RunAgents
@@ -262,6 +267,43 @@ def test_functions_run_in_forked_processes_of_one_server(tmp_path: Path, reports
     assert reports.received[0] == {"reward": 1.0, "answer": "2 + 2"}
     assert "RuntimeError: no idea" in reports.received[1]["error"]
     assert (tmp_path / "agents" / "p0.1.log").read_text().startswith("call 1 lm-p0.1- http://127.0.0.1")
+
+
+def test_function_server_that_dies_ends_only_its_own_processes(
+    tmp_path: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader may notice the end only after another thread has started the next server."""
+    (tmp_path / "my_agent.py").write_text(FUNCTION)
+    functions = FunctionServer(f"{tmp_path}/my_agent.py:solve", tmp_path / "functions.log")
+    environment = environment_of(base_url(tmp_path), "key", {"text": "wait"}, tmp_path)
+    late, read = threading.Event(), FunctionServer._read
+
+    def read_late(self: FunctionServer, server: subprocess.Popen[bytes], *of: Any) -> None:
+        if late.is_set():
+            read(self, server, *of)
+        else:
+            first.append(partial(read, self, server, *of))
+
+    def start_first() -> None:
+        with suppress(OSError):
+            functions.start(environment, str(tmp_path / "one.log"))
+
+    first: list[Callable[[], None]] = []
+    monkeypatch.setattr(FunctionServer, "_read", read_late)
+    starting = threading.Thread(target=start_first)
+    starting.start()
+    while not first or functions._server is None:
+        time.sleep(0.01)
+    late.set()
+    functions._server.kill()
+    functions._server.wait()
+    second = functions.start(environment, str(tmp_path / "two.log"))
+    first[0]()
+    starting.join()
+    assert second.poll() is None
+    second.kill()
+    assert second.poll() == -signal.SIGKILL
+    functions.close()
 
 
 def test_functions_and_reports_trust_the_authority_of_agents_env(tmp_path: Path, reports: Reports) -> None:
