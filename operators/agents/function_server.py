@@ -180,8 +180,11 @@ def main(target: str) -> None:
                     _call(function, client, order)
                 running[pid] = order["number"]
                 _write(events, {"number": order["number"], "pid": pid})
-        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            _write(events, {"number": running.pop(ended[0]), "code": os.waitstatus_to_exitcode(ended[1])})
+        while running and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(ended.si_pid, signal.SIGKILL)  # what it has started; not reaped yet, its number is its own
+            _, status = os.waitpid(ended.si_pid, 0)
+            _write(events, {"number": running.pop(ended.si_pid), "code": os.waitstatus_to_exitcode(status)})
 
 
 def _call(function: Any, client: Any, order: Mapping[str, Any]) -> None:

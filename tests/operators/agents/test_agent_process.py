@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from record_factories import prompt, shard
 
@@ -158,6 +159,21 @@ def test_agent_that_prints_without_end_fails(tmp_path: Path, reports: Reports, m
     monkeypatch.setattr("operators.agents.agent_process.MAX_OUTPUT_BYTES", 1000)
     play(tmp_path, "import time; print('x' * 2000, flush=True); time.sleep(600)", retries=0)
     assert reports.received == [{"error": "it has printed more than 1000 bytes"}]
+
+
+def test_processes_that_an_agent_started_end_with_it(tmp_path: Path, reports: Reports) -> None:
+    started = "subprocess.Popen(['sleep', '600']).pid"
+    play(tmp_path, f"import subprocess; report(reward={started})", retries=0)
+    (tmp_path / "my_agent.py").write_text(f"import subprocess\ndef solve(client, task):\n    return float({started})\n")
+    config = AgentsConfig(function=f"{tmp_path}/my_agent.py:solve", retries=0)
+    functions, stop = FunctionServer(config.function, tmp_path / "functions.log"), threading.Event()
+    play_episode(config, AgentTask("p0.4", TASK), "run", tmp_path, tmp_path / "secret", tmp_path, stop, functions)
+    functions.close()
+    pids = [int(report["reward"]) for report in reports.received]
+    assert len(pids) == 2
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(30)
 
 
 def test_rejected_report_is_in_the_transcript_and_ends_episode(tmp_path: Path, reports: Reports) -> None:
