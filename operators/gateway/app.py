@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.responses import Response as HttpResponse
@@ -54,6 +56,8 @@ MAX_EPISODE_REQUESTS = 64
 """Requests of one episode that may be in progress, so that no agent can take the places of all others."""
 RETRY_HEADER = "x-stainless-retry-count"
 """The number of the retry, which OpenAI's clients send."""
+KEY_HEADER = "idempotency-key"
+"""The client's own name of a request: a repetition has the same one, through any process of the gateway."""
 
 RouteHandler = Callable[[Request, str], Awaitable[HttpResponse]]
 
@@ -100,13 +104,15 @@ class Gateway:
             "/v1/completions": ("POST", partial(self._complete, parse=parse_completion)),
             "/v1/responses": ("POST", self._respond),
             "/v1/models": ("GET", self._models),
+            "/v1/models/{model}": ("GET", self._model),
             "/v1/episode": ("GET", self._episode),
             "/v1/episode/end": ("POST", self._end),
             "/v1/episodes/claim": ("POST", self._claim),
             "/v1/episodes/release": ("POST", self._release),
         }
         routes = [Route(path, _Endpoint(self, each), methods=[method]) for path, (method, each) in handlers.items()]
-        return Starlette(routes=[*routes, Mount("/k/{key}", routes=routes)])
+        handlers_of_errors = {HTTPException: _http_error, Exception: _internal_error}
+        return Starlette(routes=[*routes, Mount("/k/{key}", routes=routes)], exception_handlers=handlers_of_errors)
 
     async def respond(self, request: Request, handler: RouteHandler, send: Send) -> None:
         """Authenticate `request`, and send the response of `handler`; until its end it is in progress."""
@@ -180,13 +186,13 @@ class Gateway:
                 raise invalid("a stream has one choice: n must be 1", "n")
             turn = chat.turn(0, occurrence)
             follow = self._follow(name, chat, turn)
-            first = await anext(follow)  # errors before it have a status of their own
+            first = await while_connected(request, anext(follow))  # errors before it have a status of their own
             chunks = chat_chunks(StreamedTurn(chat, turn, self.form, created), _chain(first, follow))
             return StreamingResponse(chunks, headers=_headers(first), media_type="text/event-stream")
         responses, choices = [], []
         for index in range(chat.choices):
             turn = chat.turn(index, occurrence)
-            response = await last_of(self._follow(name, chat, turn))
+            response = await while_connected(request, last_of(self._follow(name, chat, turn)))
             message = response_message(self.form, turn, response.token_ids)
             responses.append(response)
             choices.append(choice_of(chat, index, message, response, self.form))
@@ -200,10 +206,10 @@ class Gateway:
         turn = chat.turn(0, self._occurrence(request, chat))
         if chat.stream:
             follow = self._follow(name, chat, turn)
-            first = await anext(follow)
+            first = await while_connected(request, anext(follow))
             events = response_events(StreamedTurn(chat, turn, self.form, created), _chain(first, follow))
             return StreamingResponse(events, headers=_headers(first), media_type="text/event-stream")
-        response = await last_of(self._follow(name, chat, turn))
+        response = await while_connected(request, last_of(self._follow(name, chat, turn)))
         return JSONResponse(response_body(chat, turn, response, self.form, created), headers=_headers(response))
 
     def _follow(self, name: str, chat: ChatRequest, turn: TurnOptions) -> AsyncGenerator[RecordedResponse]:
@@ -242,20 +248,31 @@ class Gateway:
         except TemplateError as error:
             raise invalid(str(error), "messages") from error
 
-    def _occurrence(self, request: Request, chat: ChatRequest) -> int:
-        """How often the client has sent an equal request before, retries of the same one not counted."""
+    def _occurrence(self, request: Request, chat: ChatRequest) -> str:
+        """Which of equal requests it is: the client's key of it, or how many it has sent before without retries."""
+        if key := request.headers.get(KEY_HEADER):
+            return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
         seen = (_key_of(request), chat.options_digest)
         if request.headers.get(RETRY_HEADER, "0") == "0":
             self.seen[seen] += 1
             if len(self.seen) > MAX_SEEN:
                 del self.seen[next(iter(self.seen))]
-        return max(0, self.seen[seen] - 1)
+        return str(max(0, self.seen[seen] - 1))
 
     async def _models(self, request: Request, name: str) -> HttpResponse:
+        return JSONResponse({"object": "list", "data": await self._known_models(name)})
+
+    async def _model(self, request: Request, name: str) -> HttpResponse:
+        wanted = request.path_params["model"]
+        found = next((each for each in await self._known_models(name) if each["id"] == wanted), None)
+        if found is None:
+            raise ApiError(404, f"there is no model {wanted[:80]!r}: see /v1/models", code="model_not_found")
+        return JSONResponse(found)
+
+    async def _known_models(self, name: str) -> list[dict[str, Any]]:
         versions = await self.served.versions() if name == PEOPLE and self.served is not None else []
         ids = [MODEL, *([f"{MODEL}:latest"] if versions else []), *(f"{MODEL}:{each}" for each in versions)]
-        models = [{"id": each, "object": "model", "created": 0, "owned_by": self.run} for each in ids]
-        return JSONResponse({"object": "list", "data": models})
+        return [{"id": each, "object": "model", "created": 0, "owned_by": self.run} for each in ids]
 
     async def _episode(self, request: Request, name: str) -> HttpResponse:
         """The state of the episode: its tokens, turns and branches."""
@@ -297,6 +314,23 @@ def _check_episode(name: str) -> None:
         raise ApiError(403, "this key is not that of an episode", "permission_error")
 
 
+async def while_connected(request: Request, work: Awaitable[RecordedResponse]) -> RecordedResponse:
+    """The result of `work`, which is cancelled once the client of `request`, whose body has been read, has gone.
+
+    The turn continues at its owner: a repetition of the request gets its response. Raises ClientDisconnect.
+    """
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for each in (working, gone):
+            each.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
 async def last_of(responses: AsyncGenerator[RecordedResponse]) -> RecordedResponse:
     """The last of `responses`, which is complete."""
     async with aclosing(responses):
@@ -304,6 +338,17 @@ async def last_of(responses: AsyncGenerator[RecordedResponse]) -> RecordedRespon
             if response.finish_reason:
                 return response
     raise AssertionError("a turn ends with a response")
+
+
+def _http_error(request: Request, error: Exception) -> HttpResponse:
+    """A path or a method that there is not."""
+    assert isinstance(error, HTTPException)
+    reason = f"{request.method} {request.url.path[:80]}: {error.detail}; see docs/agents.md for what the gateway serves"
+    return JSONResponse(ApiError(error.status_code, reason).body(), error.status_code, error.headers)
+
+
+def _internal_error(request: Request, error: Exception) -> HttpResponse:
+    return JSONResponse(ApiError(500, "the gateway failed: see its log", "server_error").body(), 500)
 
 
 def _headers(*responses: RecordedResponse) -> dict[str, str] | None:

@@ -73,6 +73,23 @@ def test_equal_requests_get_new_responses_retries_recorded_ones() -> None:
     play(ScriptedRun("one$", "two$"), scenario)
 
 
+def test_idempotency_key_is_exact_at_every_gateway() -> None:
+    """Two processes count equal requests each for itself, so without it both give the first response."""
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        async def said(at: httpx2.AsyncClient, key: str) -> Any:
+            at.headers["idempotency-key"] = key
+            return (await chat(at, HELLO))["choices"][0]["message"]["content"]
+
+        assert await said(client, "a") == "one"
+        transport = httpx2.ASGITransport(app=run.open().application())
+        async with httpx2.AsyncClient(transport=transport, base_url=client.base_url, headers=client.headers) as other:
+            assert [await said(other, key) for key in ("b", "a", "b")] == ["two", "one", "two"]
+        assert len(run.orders) == 2
+
+    play(ScriptedRun("one$", "two$"), scenario)
+
+
 def test_choices_share_the_recorded_prompt() -> None:
     async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
         body = await chat(client, HELLO, n=2)
@@ -222,6 +239,8 @@ def test_end_reports_the_last_conversation_and_closes_it() -> None:
         ({"messages": [HELLO], "stop": [""]}, 400, "stop must be"),
         ({"messages": [HELLO], "tools": [{"type": "x"}]}, 400, "tools must be a list of functions"),
         ({"messages": [HELLO], "response_format": {"type": "json_object"}}, 400, "response_format must be text"),
+        ({"messages": [HELLO], "tool_choice": "required"}, 400, 'must be "auto" or "none", not \'required\''),
+        ({"messages": [HELLO], "tool_choice": {"type": "function"}}, 400, "the engine cannot constrain responses"),
         ({"messages": [user("x" * 400)]}, 400, "the model's context is 400"),
         ({"messages": [user("x" * 299)]}, 400, "of the 300 tokens of this episode"),
         ({"messages": [{"role": "function", "content": "x"}]}, 400, "the chat template fails on messages of function"),
