@@ -27,6 +27,9 @@ from schemas.topics import INBOX, inbox_partition
 _RECHECK_S = 5.0
 """A waiting request looks at its episode after so many seconds at the latest."""
 
+_OTHERS_S = 5.0
+"""A request that waits for the turn of another one sends its order after so many seconds."""
+
 SEND_AGAIN_S = 15.0
 """An order that has changed nothing for so long may be lost: it is sent again, and its owner ignores a second one."""
 
@@ -119,8 +122,8 @@ class Player:
         A repeated request gets the recorded response. Raises ValueTooLarge for one that the log cannot have.
         """
         deadline = self._clock() + self._timeout_s
-        sent: tuple[Any, ...] | None = None
-        again_at = shown = 0.0
+        known: tuple[Any, ...] | None = None
+        send_at = shown = 0.0
         async with self._changes.watching(name) as changed:
             while True:
                 changed.clear()
@@ -131,11 +134,12 @@ class Player:
                 if response is not None and response.finish_reason:
                     yield response
                     return
-                if order is not None and (
-                    (key := (order.turn_id, order.lease, order.start)) != sent or self._clock() >= again_at
-                ):
+                if order is not None and (key := (order.turn_id, order.lease, order.start)) != known:
+                    own = order.turn_id == options.turn_id  # that of another request is sent by it, unless it has gone
+                    known, send_at = key, self._clock() + (0.0 if own else _OTHERS_S)
+                if order is not None and self._clock() >= send_at:
                     await asyncio.to_thread(self._send, order)
-                    sent, again_at = key, self._clock() + SEND_AGAIN_S
+                    send_at = self._clock() + SEND_AGAIN_S
                 elif response is not None and len(response.token_ids) > shown:
                     shown = len(response.token_ids)
                     yield response

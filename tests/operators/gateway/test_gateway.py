@@ -222,6 +222,8 @@ def test_end_reports_the_last_conversation_and_closes_it() -> None:
         end = run.orders[-1]
         assert isinstance(end, EpisodeEnd)
         assert (end.reward, end.answer, end.segments[0].prompt_tokens) == (0.5, "hi", 11)
+        again = await client.post("/episode/end", json={"reward": 1.0})  # an agent that answers twice
+        assert (again.status_code, len(run.orders)) == (200, 2), "the first report counts"
         error = (await chat(client, AGAIN))["error"]
         assert error["code"] == "episode_ended"
 
@@ -290,6 +292,23 @@ def test_request_without_response_times_out_and_is_repeatable() -> None:
         assert len(run.orders) == 1
 
     play(ScriptedRun("hi$", turn_timeout_s=0.05), scenario)
+
+
+def test_order_of_a_turn_is_sent_by_its_own_request() -> None:
+    """Others wait: if each sent the pending order at each change, n requests at once would write n² records."""
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        run.paused = True
+        requests = [asyncio.create_task(chat(client, user(text))) for text in "abc"]
+        for at in range(3):
+            while len(run.orders) <= at:
+                await asyncio.sleep(0)
+            run.respond(run.orders[at])
+        bodies = [await each for each in requests]
+        assert {body["choices"][0]["message"]["content"] for body in bodies} == {"one", "two", "six"}
+        assert len(run.orders) == 3
+
+    play(ScriptedRun("one$", "two$", "six$"), scenario)
 
 
 def test_order_that_changes_nothing_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
