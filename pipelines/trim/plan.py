@@ -27,7 +27,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from infra.kafka.topic_reader import read_rows
 from infra.storage import StorageFolder
-from pipelines.inspect.audit.audit_run import READ_ORDER, Snapshot, fold_run, snapshot_of
+from pipelines.inspect.audit.audit_run import READ_ORDER, TRANSACTION_TIMEOUT_S, Snapshot, fold_run, snapshot_of
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import COUNTERS, Audit
 from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point
@@ -79,6 +79,7 @@ def plan_trim(
     version: PolicyVersion | None = None,
     now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     begin: Callable[[str], None] = lambda _: None,
+    transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
 ) -> TrimPlan:
     """Plan a trim to `version`, by default the newest version that has a checkpoint. `begin` reports what begins.
 
@@ -88,7 +89,7 @@ def plan_trim(
     earlier = newest_trim_point(client, run)
     before = None if earlier is None else TrimmedHistory.of(earlier)
     needs = needs_of(client, run)  # first, because the needs of an active run only shrink
-    snapshot = snapshot_of(client, run, earlier)
+    snapshot = snapshot_of(client, run, earlier, transaction_timeout_s)
     whole = fold_run(client, run, snapshot, before)
     audit = whole.audit()
     if not audit.passed:

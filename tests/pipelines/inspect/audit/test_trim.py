@@ -117,6 +117,17 @@ def test_plan_trim_retains_records_of_a_ledger(run: TrimmedRun) -> None:
     assert (cuts[LogPartition("settled", 0)].offset, cuts[LogPartition("settled", 0)].held_by) == (4, f"group {group}")
 
 
+def test_plan_trim_retains_records_of_an_export_that_paused(run: TrimmedRun) -> None:
+    """Kafka has removed its group's offsets."""
+    group = group_name(run.run, "export-settled-abc")
+    with admin_client(run.client) as admin:
+        create_topics(admin, [TopicSpec(RESTORE.name(run.run), 1)])
+    note = Note(1, offsets={f"{SETTLED.name(run.run)}:0": 3}).encode()
+    write_as_role(run.client, run.run, RESTORE, [CommitNote(group, note, 0)], key=group.encode())
+    cut = run.plan("1.3").cuts[LogPartition("settled", 0)]
+    assert (cut.offset, cut.held_by) == (3, f"group {group}")
+
+
 def test_audit_after_a_trim_finds_repeated_training(run: TrimmedRun) -> None:
     run.trim("1.2")
     run.write(BATCHES, micro_batch(4, "p0.0"))
