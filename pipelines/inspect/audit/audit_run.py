@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kafka import KafkaAdminClient
-
 from infra.kafka.admin import admin_client, beginning_offsets, list_topics, stable_ends
-from infra.kafka.lag import group_lags, list_groups
+from infra.kafka.lag import Lag, group_lags, list_groups
 from infra.kafka.note import Note, notes_in, place_of
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
@@ -102,9 +100,13 @@ def snapshot_of(
         if INBOX.name(run) not in existing:
             raise RuntimeError(f"run {run} has no topic {INBOX.name(run)}, so it cannot be audited")
         notes = committed_notes(client, RESTORE.name(run))
+        prefixes = {each: group_name(run, each).removesuffix("0") for each in ("score", "experience", "evaluation")}
         committed = {
-            pipeline: _farthest(admin, group_name(run, pipeline).removesuffix("0"), notes)
-            for pipeline in ("score", "experience", "evaluation")
+            pipeline: _farthest(
+                group_lags(admin, list_groups(admin, prefix)),
+                [note for group, note in notes.items() if group.startswith(prefix)],
+            )
+            for pipeline, prefix in prefixes.items()
         }
         ends: dict[str, dict[int, int]] = {}
         for topic in READ_ORDER:
@@ -120,16 +122,16 @@ def snapshot_of(
     return Snapshot(ends, frozenset(trimmed), committed)
 
 
-def _farthest(admin: KafkaAdminClient, prefix: str, notes: Mapping[str, Note]) -> CommittedOffsets:
-    """The committed offset of each partition, of the groups with `prefix`: the highest in their offsets, which expire,
-    and their `notes`, as a shard that had it before may have left one.
+def _farthest(lags: Iterable[Lag], notes: Iterable[Note]) -> CommittedOffsets:
+    """The committed offset of each partition: the highest in the groups' offsets, which expire, and their `notes`, as a
+    shard that had it before may have left one.
     """
     found: dict[tuple[str, int], int] = defaultdict(int)
-    for lag in group_lags(admin, list_groups(admin, prefix)):
+    for lag in lags:
         place = lag.topic, lag.partition
         found[place] = max(lag.committed, found[place])
-    for group, note in notes.items():
-        for name, offset in note.offsets.items() if group.startswith(prefix) else ():
+    for note in notes:
+        for name, offset in note.offsets.items():
             found[place_of(name)] = max(offset, found[place_of(name)])
     return found
 
