@@ -155,7 +155,6 @@ def test_trainer_goes_on_if_checkpoints_cannot_be_listed(
     monkeypatch.setattr(checkpoint, "list_checkpoints", fail)
     trainer.start()
     trainer.run(3)
-    assert calls[0] % 3 == 0
     assert trainer.ancestry() == [0, 1, 2, 3, 4, 5]
 
 
