@@ -302,7 +302,8 @@ def test_trial_checks_held_out_questions(tmp_path: Path) -> None:
     held.write_text(json.dumps({"question": "x" * 600, "answer": "1"}))
     (problem,) = trial(config_of(tmp_path, heldout_path=str(held)), tmp_path).problems
     assert "1 of 1 held-out questions are too long" in problem
-    held.write_text(json.dumps({"question": [{"role": "user", "content": "Sum?"}], "answer": "1"}))
+    turns = [{"role": role, "content": "Sum?"} for role in ("user", "assistant", "user")]
+    held.write_text(json.dumps({"question": turns, "answer": "1"}))
     (problem,) = trial(config_of(tmp_path, heldout_path=str(held)), tmp_path).problems
     assert "a held-out question cannot be rendered: " in problem
 
