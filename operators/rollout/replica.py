@@ -222,6 +222,8 @@ class Replica:
     def drain(self) -> None:
         """Request no more fresh work; placement moves away what it can."""
         self._draining = True
+        if self.staging is not None:
+            self.staging.draining = True
         self.changes += 1
 
     def announce(self, version: PolicyVersion, manifest: WeightVersion | None = None) -> None:
@@ -275,8 +277,7 @@ class Replica:
 
     def _refresh(self) -> bool:
         """Load other weights into the empty engine, if there are any to load; returns whether it did."""
-        staging = self.staging
-        if staging is None:
+        if (staging := self.staging) is None:
             return self._weights.refresh(self._waiting.next_version)
         version = self._weights.would_load(self._waiting.next_version)
         if version is None:
