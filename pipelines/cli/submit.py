@@ -136,6 +136,7 @@ def submit(
         from pipelines.run.run_guard import RunFailing
         from pipelines.run.submission.guard import claimed_store, guarded, prepare
     process = submitted_process(loaded, pipeline, index)
+    cannot_run: tuple[type[Exception], ...] = (RunFailing, *permanent_errors())
     configure_logging()
     try:
         with in_foreground(loaded, process.roles):
@@ -146,7 +147,7 @@ def submit(
                     import_pipeline(role)
             with claimed_store(loaded, process), guarded(loaded, process):
                 run_process(loaded, process, runner, context.args)
-    except (*permanent_errors(), RunFailing) as error:  # another start would fail again
+    except cannot_run as error:  # another start would fail again
         raise _cannot_run(error) from None
     except KeyboardInterrupt:  # before the pipeline runs; from then on Ctrl-C drains it
         raise typer.Exit(130) from None
