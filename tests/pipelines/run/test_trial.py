@@ -14,7 +14,6 @@ from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
 from operators.score.config import TaskRubric
 from pipelines.config import Config, parse_config
-from pipelines.run import learnability
 from pipelines.run.learnability import doubtful_settings
 from pipelines.run.trial import all_problems, run_trial, try_config
 from pipelines.run.trial_result import CHECK_FILE, TrialResult, read_check, read_trial
@@ -348,33 +347,6 @@ def test_rate_of_a_large_model_for_a_small_one_is_doubtful(
     found = [text for text in doubtful_settings(config) if "learning_rate" in text]
     assert len(found) == doubtful
     assert all("one of 1.0 million hardly changes" in text for text in found)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "megabytes", "device", "doubtful"),
-    [
-        (1, 400, "cpu", 1),
-        (0, 400, "cpu", 0),
-        (1, 4, "cpu", 0),
-        (1, 400, "cuda", 0),
-    ],
-)
-def test_training_on_the_cpu_beside_gpus_is_doubtful(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, megabytes: int, device: str, doubtful: int
-) -> None:
-    monkeypatch.setattr(learnability, "visible_gpus", lambda: ("0",) * gpus)
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(megabytes * 10**6)
-    config = config_of(tmp_path)
-    config = replace(
-        config,
-        model=replace(config.model, path=str(tmp_path)),
-        trainer=replace(config.trainer, device=device),
-        warm_start=None,
-    )
-    found = [text for text in doubtful_settings(config) if "on a machine with GPUs" in text]
-    assert len(found) == doubtful
-    assert all("0.1 billion parameters on the CPU. Set trainer.device = 'cuda'" in text for text in found)
 
 
 def test_warm_start_beside_a_model_is_doubtful(tmp_path: Path) -> None:
