@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,6 +45,22 @@ def test_campaign_keeps_failures_and_forgets_those_of_other_code(
     monkeypatch.setattr(World, "run", lambda self: self.history)
     assert campaign(monkeypatch, tmp_path, 2, "b") == 0
     assert json.loads((tmp_path / "histories.json").read_text())["seeds"] == 2
+
+
+@pytest.mark.parametrize("failing", ["campaign.py", "nothing"])
+def test_make_soak_runs_all_campaigns_after_a_failure(tmp_path: Path, failing: str) -> None:
+    for name in ("python", "pytest"):
+        (tmp_path / name).write_text(f'#!/bin/sh\ncase "$*" in *"/{failing} "*) exit 1;; esac\n')
+        (tmp_path / name).chmod(0o755)
+    ready = tmp_path / "ready"
+    ready.touch()
+    command = ["make", "soak", f"BIN={tmp_path}", f"READY={ready}"]
+    made = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True)
+    assert (made.returncode != 0) == (failing == "campaign.py")
+    assert ("failed: [" in made.stderr) == (failing == "campaign.py")
+    order = [made.stdout.index(each) for each in ("campaign.py", "simulated_histories.py", "simulated_mutations.py")]
+    assert order == sorted(order)
+    assert "pytest -m soak" in made.stdout
 
 
 def test_shrink_keeps_the_kind_of_failure() -> None:
