@@ -294,6 +294,7 @@ class Dispatcher:
         replica.count(work.prompt.purpose)
         interrupts = self._rules.refresh == "interrupt"
         named = work.prompt.policy_version or (None if partial is None or interrupts else partial.version)
+        versions = [each for each in (replica.version, tracking.newest) if each is not None]
         return Placed(
             prompt=work.prompt,
             member=work.member,
@@ -305,7 +306,7 @@ class Dispatcher:
             version_spans=() if partial is None else partial.version_spans,
             placed_at=self._now(),
             # It may have older weights still, or have loaded them for evaluation after its last heartbeat.
-            at_least=max(replica.version, tracking.newest) if named is None and not interrupts else None,
+            at_least=None if interrupts or named is not None else max(versions, default=None),
         )
 
 
