@@ -14,6 +14,11 @@ from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.network import SimulatedConnection
 from infra.simulation.scheduler import EventScheduler, Signal
 
+MAX_FAILING_S = 3.0
+"""How long a partition cannot be fetched, at most."""
+SHORTEST_S = 0.001
+"""The shortest wait, with which time passes whatever is rounded."""
+
 
 class ReceivedMessage(NamedTuple):
     """A record with the attributes of kafka-python's ConsumerRecord."""
@@ -54,6 +59,8 @@ class SimulatedConsumer:
         self._draws = connection.draws("partial polls")
         self._positions: dict[Place, int] = {}
         self._highwater: dict[Place, int] = {}
+        self._failing: dict[Place, float] = {}
+        """Partitions that cannot be fetched, and until when."""
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
         return set(self._cluster.partitions_of(topic)) or None
@@ -90,19 +97,26 @@ class SimulatedConsumer:
         scheduler, process = self._connection.network.scheduler, self._connection.process
         deadline = scheduler.now + timeout_ms / 1000
         while True:
+            self._failing = {place: until for place, until in self._failing.items() if until > scheduler.now}
             if not self._connection.network.is_cut(process.name) and (found := self._fetch()):
                 process.sleep(self._connection.latency("Fetch"))
                 return found
             if (left := deadline - scheduler.now) <= 0:
                 return {}
-            scheduler.wait([self._signals.of(place) for place in self._positions], left)
+            ends = [max(until - scheduler.now, SHORTEST_S) for until in self._failing.values()]
+            scheduler.wait([self._signals.of(place) for place in self._positions], min([left, *ends]))
 
     def close(self, autocommit: bool = True, timeout_ms: int | None = None) -> None:
         """Close it."""
 
     def _fetch(self) -> dict[TopicPartition, list[Any]]:
         found: dict[TopicPartition, list[Any]] = {}
-        places = [place for place in self._positions if self._positions[place] < self._end(place)]
+        self._fail_some()
+        places = [
+            place
+            for place in self._positions
+            if self._positions[place] < self._end(place) and place not in self._failing
+        ]
         partial = len(places) > 0 and self._draws.random() < 0.25
         if partial:
             places = self._draws.sample(places, self._draws.randint(1, len(places)))
@@ -111,6 +125,17 @@ class SimulatedConsumer:
             if records := list(self._records(place, most)):
                 found[TopicPartition(*place)] = records
         return found
+
+    def _fail_some(self) -> None:
+        """With a fault of the request, some partitions give nothing for a while, as those of a broker that fails."""
+        network, name = self._connection.network, self._connection.process.name
+        if (fault := network.fault_of(name, "Fetch")) is not None:
+            draws = self._connection.draws("failing partitions")
+            until = network.scheduler.now + draws.uniform(0.2, MAX_FAILING_S)
+            failing = [place for place in self._positions if draws.random() < 0.5]
+            self._failing |= dict.fromkeys(failing, until)
+            if failing and network.trace is not None:
+                network.trace(name, f"Fetch of {len(failing)} partitions", fault)
 
     def _end(self, place: Place) -> int:
         log = self._cluster.log(place)

@@ -88,7 +88,33 @@ def simulate(
       laminar simulate run.toml --search --train-gpus 64 --replica-gpus 4 --plot splits.svg
       laminar simulate --calibrate runs/first --set rollout.slots=64
     """
-    if config is not None or calibrate is not None:
+    predicts = config is not None or calibrate is not None
+    of_histories = {
+        "--explore": count is not None,
+        "--seed": seed != 0,
+        "--shape": bool(shape),
+        "--replay": replay is not None,
+        "--timeline": timeline,
+        "--until": until is not None,
+        "--perfetto": perfetto is not None,
+        "--save": save is not None,
+    }
+    of_predictions = {
+        "--set": bool(changes),
+        "--search": search,
+        "--train-gpus": train_gpus != 1,
+        "--replica-gpus": replica_gpus != 1,
+        "--machine": bool(machine),
+        "--weights-gb": weights_gb != 0,
+        "--kv-kb": kv_kb != 0,
+        "--gpu-hour": gpu_hour != 0,
+        "--plot": plot is not None,
+    }
+    for name, given in (of_histories if predicts else of_predictions).items():
+        if given:
+            kind, change = ("histories", "leave out") if predicts else ("predictions", "add")
+            raise typer.BadParameter(f"only for {kind}: {change} CONFIG.toml or --calibrate", param_hint=name)
+    if predicts:
         from pipelines.cli.predict import PredictionOptions, predict_report
 
         question = PredictionOptions(

@@ -52,6 +52,8 @@ BASE: Mapping[str, Mapping[str, Any]] = {
 """A run of ten prompts with two samples, in batches of four. One emulated token takes a tenth of a second."""
 
 LONG_EVALUATION = "long evaluation"
+LONG_ANSWERS = "long answers"
+"""Answers whose owner may be replaced twice, each time before its first Progress."""
 _RELAYED = {
     "relay.store": "simulated",
     "relay.chunk_bytes": 4096,
@@ -67,6 +69,16 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "group above the bound": {"prompts.samples_per_prompt": 6, "prompts.size": 4, "experience.max_staleness": 0},
     "in step": {"experience.max_staleness": 0, "rollout.processes": 1},
     "two shards": {"kafka.partitions": 2, "experience.shards": 2},
+    "score shards": {"kafka.partitions": 2, "score.shards": 2},
+    LONG_ANSWERS: {
+        "prompts.max_new_tokens": 400,
+        "prompts.size": 6,
+        "rollout.context": 448,
+        "rollout.emulation.lengths": {"p50": 250, "p99": 400},
+        "rollout.processes": 3,
+        "rollout.progress_tokens": 400,
+        "rollout.progress_s": 30.0,
+    },
     "two replicas a process": {"rollout.replicas": 2, "experience.max_staleness": 2, **_LONG},
     "repack": {"rollout.replicas": 2, "rollout.slots": 6, "placement.repack_s": 1.0, **_LONG},
     "synchronous": {"placement.schedule": "synchronous"},

@@ -46,6 +46,8 @@ UPGRADED_SHARE = 0.12
 """Share of the histories in which a run of an earlier release is upgraded."""
 TRIMMED_SHARE = 0.2
 """Share of the histories in which the log is trimmed."""
+LOST_SHARE = 0.15
+"""Share of the histories in which placement starts again after it has given the work of a lost rollout to others."""
 _SHARES: Mapping[FaultKind, int] = {
     "kill": 8, "pause": 4, "replace": 3, "requests": 8, "cut": 3, "drain": 1, "slow": 2,
 }  # fmt: skip
@@ -115,6 +117,7 @@ def draw_faults(seed: int, roles: Sequence[str], until_s: float) -> tuple[Fault,
     found += _pauses(streams.of("pause_run"), until_s)
     found += _restarts(streams, names, until_s)
     found += _trims(streams.of("trim"), until_s)
+    found += _losses(streams, rollouts, until_s)
     return tuple(sorted(found, key=lambda fault: (fault.at, fault.number)))
 
 
@@ -139,3 +142,11 @@ def _trims(draws: random.Random, until_s: float) -> Iterator[Fault]:
         for number in range(draws.choice((1, 2))):
             at, seconds = draws.uniform(5.0, until_s), draws.choice((0.5, 1.0, 30.0, 30.0)) * draws.uniform(0.2, 1.0)
             yield Fault(round(at, 3), "trim", PLACEMENT, round(seconds, 3), OF_THE_RUN + 20 + number)
+
+
+def _losses(streams: Streams, rollouts: Mapping[str, float], until_s: float) -> Iterator[Fault]:
+    draws = streams.of("lost rollout")
+    if draws.random() < LOST_SHARE:
+        at = draws.uniform(2.0, until_s - 8.0)
+        yield Fault(round(at, 3), "kill", streams.choose("lost rollout", rollouts), 1.0, OF_THE_RUN + 30)
+        yield Fault(round(at + draws.uniform(2.0, 8.0), 3), "kill", PLACEMENT, 1.0, OF_THE_RUN + 31)

@@ -14,7 +14,7 @@ from infra.kafka.simulated_consumer import CommitSignals
 from infra.kafka.simulated_producer import EncodeForRelease, SimulatedRecord, as_it_is
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.data_network import LINK_FAULTS, LinkFault
-from infra.simulation.network import REQUEST_FAULTS, Network, RequestFaults, SimulatedConnection
+from infra.simulation.network import ONLY, REQUEST_FAULTS, Network, RequestFaults, SimulatedConnection
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import EventScheduler
 from infra.simulation.streams import Streams
@@ -39,6 +39,8 @@ FAULTS_UNTIL_S = 25.0
 CALM_S = 240.0
 """How long after the last fault a run may take to finish: the bound of the liveness check."""
 
+ONLY_SHARE = 1 / 3
+"""Share of the faults of requests that only some kinds of requests have."""
 SKEWED_SHARE = 0.25
 """Share of the histories in which the clocks of hosts are wrong by minutes."""
 MAX_SKEW_S = 600.0
@@ -234,8 +236,12 @@ class World:
                 draws = self.streams.of("fault", str(fault.number))
                 kinds = tuple(draws.sample(REQUEST_FAULTS, draws.randint(1, 3)))
                 share = draws.choice((0.05, 0.2, 0.6))
-                end = self.scheduler.now + fault.seconds
-                self.network.faults.append(RequestFaults(fault.role, self.scheduler.now, end, kinds, share, draws))
+                end, only = self.scheduler.now + fault.seconds, self.streams.of("fault", str(fault.number), "only")
+                by_request = only.choice(ONLY) if only.random() < ONLY_SHARE else {}
+                faults = RequestFaults(
+                    fault.role, self.scheduler.now, end, kinds, 0.5 if by_request else share, draws, by_request
+                )
+                self.network.faults.append(faults)
             case "cut":
                 draws = self.streams.of("fault", str(fault.number))
                 end = self.scheduler.now + fault.seconds
@@ -255,14 +261,13 @@ class World:
                 process = SimulatedProcess(self.scheduler, "trim", self._trim_ended)
                 start_trim(process, self.cluster, self.config.run.name, partial(self.event, "trim"))
                 self.scheduler.after(fault.seconds, process.kill)
-            case "upgrade_run":
-                self._release = as_it_is
+            case "upgrade_run" | "restart_run":
+                if fault.kind == "upgrade_run":
+                    self._release = as_it_is
                 for name, each in self.roles.items():
                     each.end()
-                    each.start_in(fault.seconds * (1.0 if each is role else self.streams.of(name, "upgrade").random()))
-            case "restart_run":
-                for name, each in self.roles.items():
-                    each.kill(fault.seconds * (1.0 if each is role else self.streams.of(name, "restart").random()))
+                    share = 1.0 if each is role else self.streams.of(name, fault.kind.removesuffix("_run")).random()
+                    each.start_in(fault.seconds * share)
 
     def _disturb_link(self, role: SimulatedRole, fault: Fault) -> None:
         host = None if self.hosts is None else self.hosts.host_of(role.name)
