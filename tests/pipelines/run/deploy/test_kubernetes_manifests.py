@@ -11,7 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from deployments import CONFIG_TEXTS, deployment, run_file
+from deployments import CONFIG_TEXTS, deployment, generated, run_file
 
 from infra.kafka.properties import ClientProperties
 from pipelines.config import ConfigError
@@ -34,7 +34,7 @@ def pods(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict
 
 
 def jobs(file: Path) -> set[str]:
-    return {each["metadata"]["name"] for each in deployment(file) if each["kind"] == "Job"}
+    return {each["metadata"]["name"] for each in generated(file) if each["kind"] == "Job"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
