@@ -95,6 +95,12 @@ def formula(relays: int, all_s: float, startup_s: float) -> float:
 
 def simulate(steps: Iterator[TransferStep], sources: int, nodes: int, blocks: int, block_s: float) -> Arrived:
     """Execute `steps` among `nodes` nodes, over links of equal rate; the first `sources` nodes have all blocks."""
+    has = arrivals(steps, sources, nodes, blocks, block_s)
+    return Arrived(float(has.max()), float(has[sources:].min(axis=0).max()))
+
+
+def arrivals(steps: Iterator[TransferStep], sources: int, nodes: int, blocks: int, block_s: float) -> np.ndarray:
+    """When each node has each block, in seconds [nodes, blocks], as `simulate`."""
     has = np.full((nodes, blocks), np.inf)
     has[:sources] = 0.0
     sends_from, receives_from = np.zeros(nodes), np.zeros(nodes)
@@ -105,7 +111,7 @@ def simulate(steps: Iterator[TransferStep], sources: int, nodes: int, blocks: in
             end = _one_by_one(step, has, sends_from, receives_from, block_s)
         sends_from[step.sources] = receives_from[step.receivers] = end
         has[step.receivers, step.blocks] = end
-    return Arrived(float(has.max()), float(has[sources:].min(axis=0).max()))
+    return has
 
 
 def _one_by_one(

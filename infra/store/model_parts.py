@@ -1,7 +1,7 @@
 """The parts of a model in a weight file: its layers, and the tensors outside of them, with the chunks that have each.
 
 A machine that has received some parts can compute them before it has received the others. Transfers to such machines
-follow the order of the computation (`transfer_order`), so that the chunks received so far are whole, adjacent parts.
+follow the order of the computation (`chunk_orders`), so that the chunks received so far are whole, adjacent parts.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from infra.store.layout import Layout
 from schemas.records import WeightVersion
@@ -64,18 +65,26 @@ def model_parts(manifest: WeightVersion) -> ModelParts:
     return ModelParts(frozenset(ends), tuple(frozenset(parts[number]) for number in numbers))
 
 
-def transfer_order(manifest: WeightVersion) -> tuple[int, ...]:
-    """All chunks of a version in the order of the computation: those of the ends, then layer by layer.
+def chunk_orders(parts: ModelParts | None, chunks: int, groups: int) -> list[list[int]]:
+    """An order of all `chunks` chunks for each of `groups` groups of machines: first a share of the parts, then the
+    parts that follow, round and round.
 
-    The order of the file, if it has no layers.
+    The shares are whole parts, as even as they allow: once each group has received the longest share, each part is
+    whole at one of them. Without `parts` the shares are even. The first group's begins with the ends.
     """
-    chunks = range(len(manifest.chunk_checksums))
-    try:
-        parts = model_parts(manifest)
-    except ValueError:
-        return tuple(chunks)
-    ordered = [chunk for part in (parts.ends, *parts.layers) for chunk in sorted(part)]
-    return tuple(dict.fromkeys([*ordered, *chunks]))
+    if parts is None:
+        listed = [[chunk] for chunk in range(chunks)]
+    else:
+        listed = [sorted(part) for part in (parts.ends, *parts.layers)]
+    starts, known = [], set[int]()
+    for part in listed:
+        starts.append(len(known))
+        known.update(part)
+    orders = []
+    for group in range(groups):
+        _, first = min((abs(start - chunks * group // groups), place) for place, start in enumerate(starts))
+        orders.append([*dict.fromkeys(chain(*listed[first:], *listed[:first], range(chunks)))])
+    return orders
 
 
 def runs_of(chunks: Iterable[int], most: int) -> tuple[int, ...]:

@@ -53,6 +53,7 @@ class FrameKind(IntEnum):
     STAGE = 10
     STAGE_INPUT = 11
     ARRAYS = 12
+    STAGE_WATCH = 13
 
 
 class Frame(NamedTuple):

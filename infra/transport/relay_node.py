@@ -8,7 +8,7 @@ lost or the chain changes: only the missing chunks are pulled again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from infra.store.deltas import apply_delta
 from infra.store.errors import CorruptVersion, StoreBusy, StoreError, VersionExists
 from infra.store.incoming_version import IncomingVersion
 from infra.store.layout import Layout
-from infra.store.model_parts import runs_of, transfer_order
+from infra.store.model_parts import ModelParts, model_parts, runs_of
 from infra.store.weight_store import WeightStore, is_wanted
 from infra.system import SYSTEM, System
 from infra.transport.chunk_registry import BlobBuffer, ChunkRegistry, store_lookup
@@ -215,7 +215,7 @@ class RelayNode:
                 if rebuilt:
                     for chunk in range(blob.chunks):
                         buffer.mark_present(chunk)
-                elif not self._fetch(blob, buffer, arriving, order=transfer_order(manifest)):
+                elif not self._fetch(blob, buffer, arriving, parts=_parts_of(manifest)):
                     self._retry_at[manifest.version] = self._clock() + RETRY_S
                     return
                 if layout is not None and not layout.matches(arriving.view):
@@ -240,7 +240,7 @@ class RelayNode:
         arriving: IncomingVersion | None,
         *,
         max_attempts: int = 3,
-        order: Sequence[int] | None = None,
+        parts: ModelParts | None = None,
     ) -> bool:
         """Pull the missing chunks, following changes of the chain; return False if the fetch is abandoned."""
         self._arriving = (blob, buffer)
@@ -248,7 +248,7 @@ class RelayNode:
         while not self._closed:
             chain = self._chain
             assert chain is not None
-            upstream = upstream_of(chain, self.relay, blob.chunks, order)
+            upstream = upstream_of(chain, self.relay, blob.chunks, parts)
 
             def connect(source: int, chain: RelayChain = chain, upstream: Upstream = upstream) -> Peer:
                 may_wait = source in upstream.may_wait
@@ -259,14 +259,14 @@ class RelayNode:
                 return self._dialer.dial(link, blob, memory, may_wait)
 
             def stop(chain: RelayChain = chain, upstream: Upstream = upstream) -> bool:
-                changed = self._sources_changed(chain, upstream, blob, order)
+                changed = self._sources_changed(chain, upstream, blob, parts)
                 return self._closed or changed or self._superseded(blob, buffer)
 
             hasher = None if arriving is None else IncrementalHasher(blob, buffer, arriving, self._clock)
             fetch = Fetch(blob, buffer, upstream.plan, upstream.fallbacks, connect, self.counts, self._system)
             if fetch.run(stop, hasher or (lambda: None), max_attempts):
                 return True
-            if not self._sources_changed(chain, upstream, blob, order):
+            if not self._sources_changed(chain, upstream, blob, parts):
                 if arriving is None or buffer.empty or buffer.idle_s > KEEP_PARTIAL_S or self._superseded(blob, buffer):
                     return False
                 with self._changed:
@@ -275,7 +275,7 @@ class RelayNode:
         return False
 
     def _sources_changed(
-        self, before: RelayChain, upstream: Upstream, blob: ChunkedBlob, order: Sequence[int] | None
+        self, before: RelayChain, upstream: Upstream, blob: ChunkedBlob, parts: ModelParts | None
     ) -> bool:
         """Whether the chain now gives other sources than `upstream`, or other addresses of them."""
         chain = self._chain
@@ -283,7 +283,7 @@ class RelayNode:
         if chain.number == before.number:
             return False
         elsewhere = any(find_link(chain, each) != find_link(before, each) for each in upstream.may_wait)
-        return elsewhere or upstream_of(chain, self.relay, blob.chunks, order) != upstream
+        return elsewhere or upstream_of(chain, self.relay, blob.chunks, parts) != upstream
 
     def _superseded(self, blob: ChunkedBlob, buffer: BlobBuffer) -> bool:
         """Whether to abandon this fetch: it is stalled, and there is a newer version or its manifest is gone.
@@ -343,3 +343,11 @@ class RelayNode:
             if self._manifests.get(manifest.version) == manifest:
                 del self._manifests[manifest.version]
         self._retry_at[manifest.version] = self._clock() + RETRY_S
+
+
+def _parts_of(manifest: WeightVersion) -> ModelParts | None:
+    """The parts of a version; None for one without layers."""
+    try:
+        return model_parts(manifest)
+    except ValueError:
+        return None

@@ -81,18 +81,26 @@ SCHEDULES: Mapping[str, Callable[[int, int], Iterator[TransferStep]]] = {
 }
 
 
-def k_way(schedule: str, sources: int, nodes: int, blocks: int) -> Iterator[TransferStep]:
-    """Nodes 0 … `sources` − 1 are complete, the others empty: each source serves a group, with shifted block orders.
+def k_way(
+    schedule: str, sources: int, nodes: int, blocks: int, orders: Sequence[Sequence[int]] | None = None
+) -> Iterator[TransferStep]:
+    """Nodes 0 … `sources` − 1 are complete, the others empty: each source serves a group, with its order of the blocks.
 
-    After about blocks / sources steps the groups together hold every block, which is the first complete copy across
-    nodes; each group then continues to its end. With fewer receivers than sources each receiver has several sources and
-    pulls a stripe from each in parallel. Groups are independent, so their steps are merged.
+    There are as many groups as sources, or receivers if those are fewer. `orders` has the order of each group; without
+    it they begin at even distances. After about blocks / groups steps the groups then hold every block, which is the
+    first complete copy across nodes; each group continues to its end. With fewer receivers than sources each receiver
+    has several sources and pulls from them in turns, in parallel. Groups are independent, so their steps are merged.
     """
     receivers = nodes - sources
     if receivers < 1:
         return
+    count = min(sources, receivers)
+    ordered = [
+        np.roll(np.arange(blocks), -(group * blocks // count)) if orders is None else np.asarray(orders[group])
+        for group in range(count)
+    ]
     if receivers < sources:
-        yield from _striped(sources, receivers, blocks)
+        yield from _striped(sources, ordered)
         return
     groups = [np.array([first, *range(sources + first, nodes, sources)]) for first in range(sources)]
     running = [SCHEDULES[schedule](len(group), blocks) for group in groups]
@@ -100,8 +108,8 @@ def k_way(schedule: str, sources: int, nodes: int, blocks: int) -> Iterator[Tran
         parts = []
         for index, (group, steps) in enumerate(zip(groups, running, strict=True)):
             if (step := next(steps, None)) is not None:
-                shifted = (step.blocks + index * blocks // sources) % blocks
-                parts.append(TransferStep(group[step.sources], group[step.receivers], shifted))
+                of_group = ordered[index][step.blocks]
+                parts.append(TransferStep(group[step.sources], group[step.receivers], of_group))
         if not parts:
             return
         yield TransferStep(*(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -116,11 +124,18 @@ def pulls(steps: Iterator[TransferStep], node: int) -> list[Pull]:
     return found
 
 
-def pulls_of(schedule: str, sources: Sequence[int], receivers: Sequence[int], node: int, blocks: int) -> list[Pull]:
+def pulls_of(
+    schedule: str,
+    sources: Sequence[int],
+    receivers: Sequence[int],
+    node: int,
+    blocks: int,
+    orders: Sequence[Sequence[int]] | None = None,
+) -> list[Pull]:
     """The pulls of `node`, one of `receivers`, when those get `blocks` blocks from `sources`; ids are the caller's.
 
-    Callers give a chain or a tree one source; the binomial pipeline uses all sources. Raises ValueError for an
-    unknown schedule or a node that receives nothing.
+    `orders` as in `k_way`. Callers give a chain or a tree one source; the binomial pipeline uses all sources. Raises
+    ValueError for an unknown schedule or a node that receives nothing.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}, it must be one of {', '.join(SCHEDULES)}")
@@ -128,24 +143,23 @@ def pulls_of(schedule: str, sources: Sequence[int], receivers: Sequence[int], no
     place = ids.index(node)
     if place < len(sources):
         raise ValueError(f"node {node} is a source: it pulls nothing")
-    if schedule == "chain" and len(sources) == 1:  # the common case, without iterating over the steps of all nodes
+    if (
+        schedule == "chain" and len(sources) == 1 and orders is None
+    ):  # the common case, without iterating over the steps of all nodes
         return [Pull(block, ids[place - 1], block + place - 1) for block in range(blocks)]
-    steps = k_way(schedule, len(sources), len(ids), blocks)
+    steps = k_way(schedule, len(sources), len(ids), blocks, orders)
     return [Pull(block, ids[source], step) for block, source, step in pulls(steps, place)]
 
 
-def _striped(sources: int, receivers: int, blocks: int) -> Iterator[TransferStep]:
-    """Receiver r pulls from sources r, r + receivers, …: its stripe of the blocks from each, in parallel.
+def _striped(sources: int, ordered: Sequence[np.ndarray]) -> Iterator[TransferStep]:
+    """Receiver r, of as many as there are orders, pulls its order from sources r, r + receivers, … in turns.
 
-    Receivers start at different places of their stripes. A receiver gets several blocks in a step, limited by its link.
+    A receiver gets several blocks in a step, limited by its link.
     """
     plans = []
-    for receiver in range(receivers):
-        mine = range(receiver, sources, receivers)
-        bounds = [blocks * part // len(mine) for part in range(len(mine) + 1)]
-        for part, source in enumerate(mine):
-            stripe = np.arange(bounds[part], bounds[part + 1])
-            plans.append((source, sources + receiver, np.roll(stripe, -len(stripe) * receiver // receivers)))
+    for receiver, order in enumerate(ordered):
+        mine = range(receiver, sources, len(ordered))
+        plans += [(source, sources + receiver, order[part :: len(mine)]) for part, source in enumerate(mine)]
     for step in range(max(len(stripe) for *_, stripe in plans)):
         now = [(source, to, stripe[step]) for source, to, stripe in plans if step < len(stripe)]
         yield TransferStep(*(np.array(column) for column in zip(*now, strict=True)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from infra.store.model_parts import ModelParts, chunk_orders
 from infra.transport.schedules import Pull, pulls_of
 from schemas.records import RelayChain, RelayLink
 
@@ -21,9 +22,8 @@ class Upstream:
     may_wait: frozenset[int]
 
 
-def upstream_of(chain: RelayChain, relay: int, chunks: int, chunk_order: Sequence[int] | None = None) -> Upstream:
-    """The sources from which `relay` gets `chunks` chunks; joining relays get them in `chunk_order`, each from another
-    place of it on.
+def upstream_of(chain: RelayChain, relay: int, chunks: int, parts: ModelParts | None = None) -> Upstream:
+    """The sources from which `relay` gets `chunks` chunks; joining relays get different shares of `parts` first.
 
     The master waits only for a trainer that pushes. Other relays pull along the schedule from relays before them in the
     chain and wait only for those, so no two relays wait for each other. A joining relay pulls from all complete relays
@@ -38,9 +38,8 @@ def upstream_of(chain: RelayChain, relay: int, chunks: int, chunk_order: Sequenc
         return Upstream((), (TRAINER, *order[1:]), frozenset((TRAINER,)))
     if relay in chain.joining and complete:
         joining = [each for each in order if each in chain.joining]
-        plan = pulls_of("binomial", complete, joining, relay, chunks)
-        if chunk_order is not None:
-            plan = [pull._replace(block=chunk_order[pull.block]) for pull in plan]
+        orders = chunk_orders(parts, chunks, min(len(complete), len(joining)))
+        plan = pulls_of("binomial", complete, joining, relay, chunks, orders)
         return Upstream(tuple(plan), tuple(complete), _upstream_sources(plan, complete))
     plan = pulls_of(chain.schedule, complete[:1], complete[1:], relay, chunks)
     place = order.index(relay)

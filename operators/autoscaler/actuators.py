@@ -10,7 +10,8 @@ import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from tempfile import TemporaryFile
+from typing import IO, Protocol
 
 from schemas.records import ScalingDecision
 
@@ -60,23 +61,31 @@ class Command:
             "LAMINAR_TARGET": str(decision.target),
             "LAMINAR_REASON": decision.reason,
         }
-        try:
-            done = subprocess.run(
-                [*self.command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ActuatorFailed(
-                f"{self.command[0]} did not end in {timeout_s:g} s (autoscaling.actuator_timeout_s)"
-            ) from error
-        except OSError as error:
-            raise ActuatorFailed(f"autoscaling.command {self.command[0]!r} cannot be run: {error.strerror}") from error
-        if done.returncode:
-            output = (done.stderr or done.stdout).strip()[-MAX_OUTPUT:] or "without output"
-            raise ActuatorFailed(f"{self.command[0]} exited with code {done.returncode}: {output}")
+        with TemporaryFile() as out, TemporaryFile() as err:  # not pipes: a child that it leaves may keep them open
+            try:
+                code = subprocess.run(
+                    [*self.command],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    timeout=timeout_s,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired as error:
+                raise ActuatorFailed(
+                    f"{self.command[0]} did not end in {timeout_s:g} s (autoscaling.actuator_timeout_s)"
+                ) from error
+            except OSError as error:
+                raise ActuatorFailed(
+                    f"autoscaling.command {self.command[0]!r} cannot be run: {error.strerror}"
+                ) from error
+            if code:
+                output = _end_of(err) or _end_of(out) or "without output"
+                raise ActuatorFailed(f"{self.command[0]} exited with code {code}: {output}")
+
+
+def _end_of(file: IO[bytes]) -> str:
+    """The last MAX_OUTPUT characters of `file`, however much it has."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * MAX_OUTPUT))
+    return file.read(4 * MAX_OUTPUT).decode(errors="replace").strip()[-MAX_OUTPUT:]

@@ -52,7 +52,7 @@ class MoveCoordinator:
     them out.
 
     While `has_no_fresh_work()` is True, idle replicas may also take waiting requests of others. Replicas that lead a
-    stage group give requests away only to members that have become whole.
+    stage group give requests away only to members that have become whole, unless they drain.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class MoveCoordinator:
         for replica in alive:
             version = replica.version
             works = replica.status.state in ("running", "draining")
-            leads = self._leads(replica.status.replica)
-            if version is not None and works and not leads and not self.involves(replica.owner):
+            stays = self._leads(replica.status.replica) and replica.status.state == "running"
+            if version is not None and works and not stays and not self.involves(replica.owner):
                 groups.setdefault(version, []).append(replica)
         outputs: list[Output | Reserve] = []
         for version, replicas in sorted(groups.items()):

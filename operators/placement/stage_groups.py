@@ -32,6 +32,7 @@ from schemas.topics import PLANS
 
 log = logging.getLogger(__name__)
 
+KEPT_VERSIONS = 8
 Action = Literal["formed", "changed", "failed", "ended"]
 HostAndStore = tuple[str, str]
 """Host and store: the folder of weights that a relay fills and replicas read."""
@@ -51,7 +52,9 @@ class StageGroups:
 
     def __init__(self, config: PlacementConfig, replicas: ReplicaTable, start: int, now: Callable[[], int]) -> None:
         self._config, self._replicas, self._start, self._now = config, replicas, start, now
-        self._parts: tuple[PolicyVersion, ModelParts] | None = None
+        self._parts: dict[PolicyVersion, ModelParts] = {}
+        """Of the newest versions that can be staged, and of those that groups run: a group may need a new member."""
+        self._newest: PolicyVersion | None = None
         self._arrivals: dict[HostAndStore, tuple[RelayArrival, float]] = {}
         self._complete: dict[HostAndStore, frozenset[str]] = {}
         self._staged: dict[int, tuple[StageStatus, float]] = {}
@@ -67,12 +70,14 @@ class StageGroups:
 
     def announce(self, manifest: WeightVersion) -> None:
         """Record a published version. One that cannot be staged is loaded as a whole."""
-        if not self._config.stage_groups or (self._parts is not None and manifest.version <= self._parts[0]):
+        if not self._config.stage_groups or (self._newest is not None and manifest.version <= self._newest):
             return
+        kept = {*sorted(self._parts)[-KEPT_VERSIONS:], *(group.version for group in self._led.values())}
+        self._parts = {version: parts for version, parts in self._parts.items() if version in kept}
+        self._newest = manifest.version
         try:
-            self._parts = manifest.version, model_parts(manifest)
+            self._parts[manifest.version] = model_parts(manifest)
         except ValueError as error:
-            self._parts = None
             log.info("version %s cannot run in stages: %s", manifest.version, error)
 
     def record_arrival(self, arrival: RelayArrival, now: float) -> None:
@@ -148,13 +153,14 @@ class StageGroups:
         return outputs
 
     def _repair(self, now: float) -> list[Output | StageGroup]:
-        """Order a group with the same leader where a member has been lost."""
+        """Order a group with the same leader where a member has been lost, or is about to end."""
         outputs: list[Output | StageGroup] = []
         for name, group in self._led.items():
             status = self._status(group.replica)
-            if status is None or status.failed != name or group.replica in self._orders:
+            failed = status is not None and status.failed == name
+            if group.replica in self._orders or not (failed or self._drains(group)):
                 continue
-            if name not in self._failed:
+            if status is not None and failed and name not in self._failed:
                 self._failed.add(name)
                 self._give_up(group, status.lost, now)
             members = {stage.replica for stage in group.stages}
@@ -166,9 +172,10 @@ class StageGroups:
 
     def _form(self, now: float) -> list[Output | StageGroup]:
         """Order groups of the replicas that are in none."""
-        if self._parts is None:
+        version = self._newest
+        if version is None or version not in self._parts:
             return []
-        version, parts = self._parts
+        parts = self._parts[version]
         outputs: list[Output | StageGroup] = []
         for pipeline in plan_pipelines(self._holdings(version, set()), len(parts.layers)):
             if len(pipeline) > 1 and self._seconds_left(version, pipeline) >= self._config.stage_min_s:
@@ -180,7 +187,7 @@ class StageGroups:
         busy = {stage.replica for order in self._orders.values() for stage in order.group.stages}
         busy |= {stage.replica for group in self._led.values() for stage in group.stages}
         found: dict[int, HeldParts] = {}
-        if self._parts is None or self._parts[0] != version:
+        if version not in self._parts:
             return found
         for replica, (status, _) in self._staged.items():
             free = replica not in busy and not status.group and not self._has_weights(replica)
@@ -192,10 +199,7 @@ class StageGroups:
         return found
 
     def _held(self, status: StageStatus, version: PolicyVersion) -> HeldParts | None:
-        machine = status.host, status.store
-        parts = self._parts[1] if self._parts is not None else None
-        if parts is None:
-            return None
+        machine, parts = (status.host, status.store), self._parts[version]
         if str(version) in self._complete.get(machine, ()):
             return HeldParts(True, frozenset(range(len(parts.layers))))
         arrival = self._arrivals.get(machine)
@@ -256,6 +260,11 @@ class StageGroups:
         )
         follows = all(after.first == before.end for before, after in pairwise(stages))
         return StageGroup(leader.group, leader.version, stages, leader.replica, leader.incarnation) if follows else None
+
+    def _drains(self, group: StageGroup) -> bool:
+        """Whether a member of `group` is about to end: until then its KV can be fetched."""
+        statuses = (self._status(stage.replica) for stage in group.stages[1:])
+        return any(status is not None and status.refusal for status in statuses)
 
     def _status(self, replica: int) -> StageStatus | None:
         found = self._staged.get(replica)

@@ -1,7 +1,7 @@
 """A rollout process that has been given notice: its trajectories leave with their KV, and then it stops.
 
-Its replicas drain, so placement moves what has room elsewhere. What is left when the time is up is not lost: the last
-poll publishes all tokens, and other replicas resume from them.
+Its replicas drain, so placement moves what has room elsewhere, and stages of groups to other members. What is left when
+the time is up is not lost: the last poll publishes all tokens, and other replicas resume from them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,12 @@ class Departure:
         if self._deadline is None:
             return
         offers = self._kv_transfers is not None and self._kv_transfers.offers
-        left = not published or offers or any(not replica.idle for replica in self._replicas)
+        left = not published or offers or any(map(_in_use, self._replicas))
         now = self._clock()
         if now >= self._deadline or (not left and now >= self._settled_at):
             self._notice.end()
+
+
+def _in_use(replica: Replica) -> bool:
+    """Whether it has requests, or a stage with those of another replica."""
+    return not replica.idle or (replica.staging is not None and replica.staging.serving)

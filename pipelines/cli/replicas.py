@@ -41,7 +41,7 @@ def replicas(context: typer.Context, address: Address, printing: Printing) -> Ro
     """Show each replica's state, weight version, load, speed and last heartbeat.
 
     `stage` is its part in a group of replicas that run a version together while it arrives: the group, whether the
-    replica leads it, and its layers.
+    replica leads it, and its layers; or why a replica without weights waits for the whole version.
 
     \b
     Examples:
@@ -149,6 +149,7 @@ def replica_row(heartbeats: list[ReplicaStatus], now: int, stage: StageStatus | 
         "group": stage.group if grouped and stage is not None else None,
         "leads": bool(grouped and stage is not None and stage.leads),
         "layers": [stage.first, stage.end] if grouped and stage is not None else None,
+        "refusal": stage.refusal if stage is not None and stage.incarnation == last.incarnation else "",
     }
 
 
@@ -162,7 +163,7 @@ def _rate(heartbeats: list[ReplicaStatus]) -> float | None:
 
 def _stage_text(row: Row) -> str | None:
     if row["group"] is None:
-        return None
+        return f"none: {row['refusal']}" if row["refusal"] and row["version"] is None else None
     first, end = row["layers"]
     layers = f"layers {first}-{end - 1}" if end > first else "no layers"
     return f"{row['group']}{' (leads)' if row['leads'] else ''}: {layers}"

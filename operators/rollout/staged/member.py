@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +64,7 @@ class StageMember:
     def __init__(self, replica: int, incarnation: int, engine: TransformersEngine, store: Path) -> None:
         self.replica, self.incarnation, self.engine, self.store = replica, incarnation, engine, store
         self.claims = WeightClaims()
-        self._manifests: OrderedDict[PolicyVersion, WeightVersion] = OrderedDict()
+        self._manifests: dict[PolicyVersion, WeightVersion] = {}
         self._stages: dict[str, StageModel] = {}
         self._lock = threading.Lock()
 
@@ -84,8 +83,9 @@ class StageMember:
     def announce(self, manifest: WeightVersion) -> None:
         """Record the manifest of a published version."""
         self._manifests[manifest.version] = manifest
-        while len(self._manifests) > _MANIFESTS:
-            self._manifests.popitem(last=False)
+        for version in [*self._manifests][:-_MANIFESTS]:
+            if version != self.claims.version:  # its stage may get another group
+                del self._manifests[version]
 
     def open(
         self, group: str, incarnation: int, version: PolicyVersion, layers: range, rows: int, context: int
@@ -125,7 +125,12 @@ class StageMember:
                 data = open_arriving(self.store, version)
                 with torch.inference_mode():
                     load_parts(engine.model, manifest, data, layers, ends=ends)
-        return StageModel(modules, layers, rows, context)
+            try:  # within the claim: without its memory there is no stage that keeps the version
+                return StageModel(modules, layers, rows, context)
+            except (RuntimeError, MemoryError) as error:
+                raise StageRefused(
+                    f"no memory for the KV of {len(layers)} layers, {rows} rows of {context} tokens: {error}"
+                ) from error
 
     def end(self, group: str) -> None:
         """The stage of `group` has ended."""

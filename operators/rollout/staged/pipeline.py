@@ -8,9 +8,11 @@ while the leader computes the next.
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,11 @@ import numpy as np
 from infra.runners.liveness import LIVENESS
 from infra.transport.array_messages import ArrayMessage, receive_message, send_message
 from infra.transport.connection import Connection, interrupt
-from infra.transport.frames import MAX_ARRAY_BYTES, FrameKind, TransportError
+from infra.transport.frames import MAX_ARRAY_BYTES, FrameKind, TransportError, receive, send
 from infra.transport.kv_transfer import decode_parts
 from operators.rollout.kv_rows import RowCopy
 from operators.rollout.runner import RunnerLost
-from operators.rollout.staged.service import StageInput, StageService
+from operators.rollout.staged.service import GONE_S, WATCH_S, StageInput, StageService
 from schemas.records import KVManifest, StageGroup
 from schemas.records import Stage as StagePlace
 
@@ -41,12 +43,17 @@ class GroupFailed(RunnerLost):
 
 
 class _Member:
-    """The control connection to one member."""
+    """The connections to one member: control, and `watch` for signs of life."""
 
-    def __init__(self, place: StagePlace, control: Connection) -> None:
-        self.place, self.control = place, control
+    def __init__(self, place: StagePlace, control: Connection, watch: Connection) -> None:
+        self.place, self.control, self.watch = place, control, watch
         self.layers = range(place.first, place.end)
         self.alive = True
+
+    def close(self) -> None:
+        """Close both connections: the member drops its stage."""
+        interrupt(self.watch)
+        self.control.close()
 
 
 class StagePipeline:
@@ -58,16 +65,16 @@ class StagePipeline:
     def __init__(self, service: StageService, order: StageGroup, rows: int, context: int) -> None:
         self.order, self._service, self.transfers = order, service, service.transfers
         self._results: queue.Queue[ArrayMessage | None] = queue.Queue()
+        self._closed = threading.Event()
         self._first: Connection | None = None
         self._returned: StageInput | None = None
         self.members: list[_Member] = []
-        others = order.stages[1:]
-        with ThreadPoolExecutor(max(1, len(others)), "open stages") as pool:
+        with ThreadPoolExecutor(max(1, len(order.stages) - 1), "open stages") as pool:
             opened = [pool.submit(self._open, index, rows, context) for index in range(1, len(order.stages))]
             errors = []
-            for place, future in zip(others, opened, strict=True):
+            for future in opened:
                 try:
-                    self.members.append(_Member(place, future.result()))
+                    self.members.append(future.result())
                 except GroupFailed as error:
                     errors.append(error)
         try:
@@ -84,10 +91,14 @@ class StagePipeline:
         """Whether a member has been lost."""
         return any(not member.alive for member in self.members)
 
-    def _open(self, index: int, rows: int, context: int) -> Connection:
-        """Ask the member of stage `index` to load its layers; returns the control connection."""
+    def _open(self, index: int, rows: int, context: int) -> _Member:
+        """Ask the member of stage `index` to load its layers; returns its connections, watched."""
         order, place = self.order, self.order.stages[index]
         next_index = (index + 1) % len(order.stages)
+        try:
+            watch = self._service.connect(place.address, FrameKind.STAGE_WATCH, group=order.group, index=index)
+        except TransportError as error:
+            raise GroupFailed(f"replica {place.replica} at {place.address}: {error}", [place.replica]) from error
         try:
             control = self._service.connect(
                 place.address,
@@ -105,16 +116,33 @@ class StagePipeline:
                 next_index=next_index,
             )
         except TransportError as error:
+            watch.close()
             raise GroupFailed(f"replica {place.replica} at {place.address}: {error}", [place.replica]) from error
+        member = _Member(place, control, watch)
+        LIVENESS.start_thread(f"watch replica {place.replica}", partial(self._watch, member))
         try:
             reply = receive_message(control, self.transfers.receiving, MAX_ARRAY_BYTES)
         except TransportError as error:
-            control.close()
+            member.close()
             raise GroupFailed(f"replica {place.replica}: {error}", [place.replica]) from error
         if reply.kind != "ready":
-            control.close()
+            member.close()
             raise GroupFailed(f"replica {place.replica}: {str(reply.body.get('reason'))[:300]}", [place.replica])
-        return control
+        return member
+
+    def _watch(self, member: _Member) -> None:
+        """Exchange signs of life with `member`. Without them it is lost, and what waits for it fails."""
+        member.watch.settimeout(GONE_S)
+        with suppress(TransportError, OSError):
+            while not self._closed.wait(WATCH_S):
+                send(member.watch, FrameKind.STAGE_WATCH)
+                receive(member.watch)
+        member.watch.close()
+        member.alive = False
+        interrupt(member.control)
+        if self._first is not None:
+            interrupt(self._first)
+        self._results.put(None)
 
     def _connect(self) -> None:
         """Open the connection to the first member, and take that from the last one."""
@@ -205,8 +233,9 @@ class StagePipeline:
 
     def close(self) -> None:
         """End the group: the members drop their stages."""
+        self._closed.set()
         for member in self.members:
-            member.control.close()
+            member.close()
         if self._first is not None:
             self._first.close()
         if self._returned is not None:

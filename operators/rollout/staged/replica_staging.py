@@ -40,12 +40,19 @@ class ReplicaStaging:
         self._led: tuple[StageGroup, StagePipeline] | None = None
         self._failed = self._error = ""
         self._lost: tuple[int, ...] = ()
+        self.draining = False
+        """Whether its process is about to end: placement then forms the group again without it."""
         service.add(member)
 
     @property
     def leading(self) -> bool:
         """Whether the engine computes with a group."""
         return self._led is not None
+
+    @property
+    def serving(self) -> bool:
+        """Whether a leader elsewhere computes with a stage here."""
+        return bool(self.member.serving[0])
 
     def announce(self, manifest: WeightVersion) -> None:
         """Record the manifest of a published version."""
@@ -99,7 +106,7 @@ class ReplicaStaging:
             host=machine_name(),
             store=str(member.store),
             address=self._service.transfers.address,
-            refusal=member.refusal,
+            refusal=member.refusal or ("its process is about to end" if self.draining else ""),
             version=version,
             group=group,
             leads=led is not None,

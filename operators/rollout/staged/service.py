@@ -1,6 +1,7 @@
 """The members' side of stage groups: serves the stages of a process's replicas to the leaders of their groups.
 
-A leader opens a control connection to each member, on which it sends plans of steps and changes of KV rows, in order.
+A leader opens a control connection to each member, on which it sends plans of steps and changes of KV rows, in order,
+and one on which both ends send signs of life: a leader or a member that hangs is lost like one that has ended.
 Hidden states travel along another chain of connections: from the leader to the first member, from member to member, and
 from the last one back. A member that loses a neighbour keeps its stage and its KV until the leader has fetched it, or
 closes the control connection.
@@ -21,8 +22,8 @@ import torch
 from infra.models.partial_weights import PartsMissing
 from infra.transport.array_messages import ArrayMessage, receive_message, send_message
 from infra.transport.connection import Connection, interrupt
-from infra.transport.frames import MAX_ARRAY_BYTES, FrameKind, ProtocolError, TransportError, send
-from infra.transport.handshake import connect
+from infra.transport.frames import MAX_ARRAY_BYTES, FrameKind, ProtocolError, TransportError, receive, send
+from infra.transport.handshake import connect, expect
 from infra.transport.kv_transfer import KVTransfers, encode_parts
 from operators.rollout.kv_rows import RowCopy
 from operators.rollout.staged.member import StageMember, StageRefused
@@ -34,8 +35,10 @@ log = logging.getLogger(__name__)
 CONNECT_S = 5.0
 INPUT_TIMEOUT_S = 20.0
 """Seconds in which the stage before must connect."""
-SILENCE_S = 600.0
-"""Seconds without a message after which a connection is taken as lost."""
+WATCH_S = 2.0
+"""Seconds between the signs of life of a leader and a member."""
+GONE_S = 10.0
+"""Seconds without one after which the other end is taken as lost."""
 
 
 @dataclass(eq=False)
@@ -53,9 +56,12 @@ class StageService:
         self.transfers = transfers
         self._members: dict[int, StageMember] = {}
         self._inputs: dict[tuple[str, int], StageInput] = {}
+        self._watched: dict[tuple[str, int], list[Connection]] = {}
+        """The control connections of a stage whose leader gives signs of life."""
         self._changed = threading.Condition()
         transfers.handlers[FrameKind.STAGE] = self._serve
         transfers.handlers[FrameKind.STAGE_INPUT] = self._hold_input
+        transfers.handlers[FrameKind.STAGE_WATCH] = self._watch
 
     def add(self, member: StageMember) -> None:
         """Serve stages of this replica."""
@@ -68,7 +74,7 @@ class StageService:
         connection = connect(address, transfers.run, endpoint.token, -1, CONNECT_S, endpoint.tls)
         try:
             send(connection, kind, **body)
-            connection.settimeout(SILENCE_S)
+            connection.settimeout(None)
         except BaseException:
             connection.close()
             raise
@@ -87,7 +93,6 @@ class StageService:
         if not isinstance(group, str) or not isinstance(index, int):
             raise ProtocolError("hidden states without group and index")
         held = StageInput(connection)
-        connection.settimeout(SILENCE_S)
         with self._changed:
             self._inputs[group, index] = held
             self._changed.notify_all()
@@ -99,14 +104,35 @@ class StageService:
         if not unused:
             held.done.wait()
 
+    def _watch(self, connection: Connection, body: Mapping[str, Any]) -> None:
+        """Reply to the signs of life of a leader; without them its stage ends."""
+        key, controls = (str(body.get("group"))[:80], _integer(body, "index")), list[Connection]()
+        connection.settimeout(GONE_S)
+        with self._changed:
+            self._watched[key] = controls
+            self._changed.notify_all()
+        try:
+            while True:
+                expect(receive(connection), FrameKind.STAGE_WATCH)
+                send(connection, FrameKind.STAGE_WATCH)
+        finally:
+            with self._changed:
+                self._watched.pop(key, None)
+            for control in controls:
+                interrupt(control)
+
     def _serve(self, connection: Connection, body: Mapping[str, Any]) -> None:
         """One stage, from its leader's request to the end of the control connection."""
-        connection.settimeout(SILENCE_S)
         group, member = str(body.get("group"))[:80], self._members.get(_integer(body, "replica"))
         output = None
         try:
             if member is None:
                 raise StageRefused(f"replica {body.get('replica')!r} is not hosted here")
+            key = group, _integer(body, "index")
+            with self._changed:
+                if not self._changed.wait_for(lambda: key in self._watched, CONNECT_S):
+                    raise StageRefused("its leader gives no signs of life")
+                self._watched[key].append(connection)
             version = PolicyVersion.parse(str(body.get("version")))
             layers = range(_integer(body, "first"), _integer(body, "end"))
             shape = _integer(body, "rows"), _integer(body, "context")
@@ -115,7 +141,7 @@ class StageService:
             self._send(connection, "refused", reason=str(error)[:1000])
             return
         try:
-            index, next_index = _integer(body, "index"), _integer(body, "next_index")
+            index, next_index = key[1], _integer(body, "next_index")
             output = self.connect(str(body.get("next")), FrameKind.STAGE_INPUT, group=group, index=next_index)
             self._send(connection, "ready")
             _ServedStage(self, connection, stage, group, version, index, output).run()

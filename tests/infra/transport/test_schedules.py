@@ -65,7 +65,7 @@ def test_k_way_completes_a_copy_across_receivers_early(sources: int, nodes: int,
 
 def test_k_way_stripes_a_single_receiver_over_all_sources() -> None:
     wanted = pulls_of("binomial", [10, 11, 12, 13], [20], 20, 8)
-    assert wanted[:4] == [Pull(0, 10, 0), Pull(2, 11, 0), Pull(4, 12, 0), Pull(6, 13, 0)]
+    assert wanted[:4] == [Pull(0, 10, 0), Pull(1, 11, 0), Pull(2, 12, 0), Pull(3, 13, 0)]
     assert sorted(pull.block for pull in wanted) == list(range(8))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import ssl
 import sys
 import threading
@@ -41,12 +43,21 @@ def test_command_gets_the_decision_in_its_environment(tmp_path: Path) -> None:
         (("/no/such/program",), 30, "autoscaling.command '/no/such/program' cannot be run: No such file"),
         ((sys.executable, "-c", "import sys; sys.exit('no quota')"), 30, "exited with code 1: no quota"),
         ((sys.executable, "-c", "raise SystemExit(3)"), 30, "exited with code 3: without output"),
+        ((sys.executable, "-c", "print('é' * 10**6); raise SystemExit(4)"), 30, "exited with code 4: é{500}$"),
         ((sys.executable, "-c", "import time; time.sleep(60)"), 0.2, "did not end in 0.2 s"),
     ],
 )
 def test_command_that_fails_is_an_error_with_its_output(command: Any, timeout_s: float, problem: str) -> None:
     with pytest.raises(ActuatorFailed, match=problem):
         Command("first", command).apply(DECISION, timeout_s)
+
+
+def test_command_may_leave_a_child_with_its_output() -> None:
+    child = "import time; time.sleep(60)"
+    script = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, file=sys.stderr)"
+    with pytest.raises(ActuatorFailed, match=r"code 5: \d+$") as failed:
+        Command("first", (sys.executable, "-c", f"{script}; raise SystemExit(5)")).apply(DECISION, 30)
+    os.kill(int(str(failed.value).rsplit(maxsplit=1)[1]), signal.SIGKILL)
 
 
 def test_local_fleet_sends_no_request() -> None:

@@ -22,3 +22,17 @@ def test_moves_are_planned_as_soon_as_a_replica_drains() -> None:
     (plan,) = of(RepackPlan, placement.run(0.1))
     assert (plan.reason, [move.source for move in plan.moves]) == ("drain", [0])
     assert of(RepackPlan, placement.run(0.1)) == []
+
+
+def test_leader_of_a_group_gives_its_work_away_when_it_drains() -> None:
+    placement = Placement(repack=True)
+    placement.prompts(0, samples=2)
+    first = placement.publish(0)
+    placement.beat(0, first)
+    placement.run()
+    placement.shard.fold._stages.leads = lambda replica: replica == 0  # type: ignore
+    for state, sources in (("running", []), ("draining", [0])):
+        placement.beat(0, first, state=state, running=2, kv_used=6)
+        placement.beat(1, first, capacity=4)
+        plans = of(RepackPlan, placement.run(PERIOD_S))
+        assert [move.source for plan in plans for move in plan.moves] == sources

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from infra.store.layout import Layout
-from infra.store.model_parts import model_parts, runs_of, transfer_order
+from infra.store.model_parts import chunk_orders, model_parts, runs_of
+from infra.transport.schedules import k_way
 from operators.placement.config import PlacementConfig
 from operators.placement.repack import KVLoad
 from operators.placement.replicas import ReplicaTable
-from operators.placement.stage_groups import StageGroups
+from operators.placement.stage_groups import KEPT_VERSIONS, StageGroups
 from operators.placement.stage_shares import plan_shares
 from schemas.records import (
     GroupPlan,
@@ -159,6 +161,33 @@ def test_lost_member_is_replaced_under_the_same_leader() -> None:
     assert cluster.groups.leads(0)
 
 
+def test_group_of_a_superseded_version_is_repaired() -> None:
+    cluster = formed()
+    for newer in range(2, 2 + 2 * KEPT_VERSIONS):
+        cluster.groups.announce(manifest(PolicyVersion(1, newer)))
+    cluster.beat(0, V1, group="g3-1", leads=True, end=2, failed="g3-1", error="gone", lost=(1,))
+    ((order,), _) = cluster.advance()
+    assert (order.version, ranges(order)) == (V1, [(0, 0, 2), (2, 2, 4)])
+
+
+def test_member_about_to_end_is_replaced_while_it_has_its_kv() -> None:
+    cluster = formed()
+    cluster.beat(1, group="g3-1", first=2, end=4, refusal="its process is about to end")
+    ((order,), (plan,)) = cluster.advance()
+    assert (ranges(order), plan.action, plan.replaces) == ([(0, 0, 2), (2, 2, 4)], "changed", "g3-1")
+    cluster.beat(0, V1, group=order.group, leads=True, end=2)
+    cluster.beat(1, refusal="its process is about to end")
+    assert cluster.advance() == ([], [])
+
+
+def test_group_stays_while_nobody_can_replace_its_member() -> None:
+    cluster = formed()
+    cluster.beat(2, refusal="its process is about to end")
+    cluster.beat(1, group="g3-1", first=2, end=4, refusal="its process is about to end")
+    assert cluster.advance() == ([], [])
+    assert cluster.groups.leads(0)
+
+
 def test_failed_group_is_recorded_and_its_replica_avoided() -> None:
     cluster = Cluster(3)
     cluster.arrive(0, {0, 1}, ends=True)
@@ -232,9 +261,30 @@ def test_whole_members_take_even_shares(
     assert [(move.destination, move.requests) for move in plan_shares(leader, loads, others)] == expected
 
 
-def test_transfer_order_follows_the_computation() -> None:
-    parts, order = model_parts(manifest()), transfer_order(manifest())
-    assert sorted(order) == list(range(len(manifest().chunk_checksums)))
-    last_of_layer = [max(order.index(chunk) for chunk in parts.layers[layer]) for layer in range(LAYERS)]
-    assert last_of_layer == sorted(last_of_layer)
-    assert max(order.index(chunk) for chunk in parts.ends) < len(parts.ends)
+@pytest.mark.parametrize(("sources", "joiners"), [(1, 1), (2, 2), (3, 4), (4, 2), (4, 4)])
+def test_each_layer_is_whole_at_one_joiner_after_its_share(sources: int, joiners: int) -> None:
+    """The chunks of layers of 2 MiB + 12 KiB, whose ends are in chunks of two layers."""
+    listed = [TensorSpec("model.embed_tokens.weight", "F32", (700, 1024))]
+    listed += [TensorSpec(f"model.layers.{layer}.w.weight", "F32", (515, 1024)) for layer in range(13)]
+    version, chunk = manifest(names=("model.layers.0.w.weight",)), 1 << 16
+    size = Layout(tuple(listed)).size
+    version = replace(
+        version, tensors=tuple(listed), bytes=size, chunk_bytes=chunk, chunk_checksums=(0,) * -(-size // chunk)
+    )
+    parts, blocks = model_parts(version), len(version.chunk_checksums)
+    groups, has = min(sources, joiners), {sources + joiner: set[int]() for joiner in range(joiners)}
+    orders = chunk_orders(parts, blocks, groups)
+    share = min(blocks, blocks // groups + max(map(len, parts.layers)))
+    for step in k_way("binomial", sources, sources + joiners, blocks, orders):
+        for to, block in zip(step.receivers.tolist(), step.blocks.tolist(), strict=True):
+            has[to].add(block)
+        firsts = [has[sources + group] for group in range(groups)]
+        if min(map(len, firsts)) >= share:
+            break
+    held = [parts.held(chunks) for chunks in firsts]
+    assert any(each.ends for each in held)
+    assert set().union(*(each.layers for each in held)) == set(range(13))
+
+
+def test_shares_are_even_for_a_version_without_layers() -> None:
+    assert chunk_orders(None, 5, 2) == [[0, 1, 2, 3, 4], [2, 3, 4, 0, 1]]

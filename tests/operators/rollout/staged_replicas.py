@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,6 +20,7 @@ from infra.store.incoming_version import Seal, write_seal
 from infra.store.model_parts import model_parts
 from infra.store.weight_files import tensor_places
 from infra.store.weight_store import WeightStore
+from infra.transport.connection import interrupt
 from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.engine import Completion
@@ -108,6 +112,38 @@ class Replica:
         self.store.close()
 
 
+class Network:
+    """Passes the bytes of connections to `address` on until it is `partitioned`; connections stay open."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._to, self.partitioned = (host, int(port)), threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._open = [self._listening]
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                ends = self._listening.accept()[0], socket.create_connection(self._to)
+                self._open += ends
+                for source, target in (ends, ends[::-1]):
+                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while (data := source.recv(1 << 16)) and not self.partitioned.is_set():
+                target.sendall(data)
+            if not data:
+                target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for each in self._open:
+            interrupt(each)
+            each.close()
+
+
 def group(version: Version, stages: Sequence[Stage], name: str = "g-1") -> StageGroup:
     return StageGroup(name, version.version, tuple(stages), stages[0].replica, 1)
 
@@ -116,9 +152,8 @@ def lead(leader: Replica, order: StageGroup) -> None:
     """Form `order` and wait until it is formed or has failed."""
     leader.staging.order(order)
     leader.staging.advance()
-    formed = leader.staging._forming
-    assert formed is not None
-    formed.exception(timeout=30)
+    if (formed := leader.staging._forming) is not None:  # it fails at once if the leader refuses
+        formed.exception(timeout=30)
     leader.staging.advance()
 
 

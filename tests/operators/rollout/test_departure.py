@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from unittest.mock import MagicMock
 
 from test_generate_trajectories import Rollout
 
@@ -67,6 +68,22 @@ def test_idle_process_stops_after_the_settle_time() -> None:
     leaving.shard.run()
     assert not leaving.notice.ended
     leaving.now += 0.1
+    leaving.shard.run()
+    assert leaving.notice.ended
+
+
+def test_process_stops_once_no_leader_computes_with_its_stage() -> None:
+    leaving = Leaving()
+    assert isinstance(leaving.shard.fold, RolloutFold)
+    (replica, *_) = leaving.shard.fold._replicas.values()
+    replica.staging = staging = MagicMock(serving=True, draining=False)
+    staging.advance.return_value = False
+    leaving.give()
+    assert staging.draining
+    leaving.now += SETTLE_S
+    leaving.shard.run()
+    assert not leaving.notice.ended
+    staging.serving = False
     leaving.shard.run()
     assert leaving.notice.ended
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from record_factories import prompt
-from staged_replicas import LAYERS, Replica, Version, finish, group, lead, model
+from staged_replicas import LAYERS, Network, Replica, Version, finish, group, lead, model
 from tiny_engines import assert_same, mixed, run
 
 from infra import machine
@@ -19,11 +22,13 @@ from infra.transport.relay_node import RelayNode
 from operators.io.repartition import Placed, assignment_of
 from operators.relay.relay import StatusMaker
 from operators.rollout.engine import KV, Completion, Request
+from operators.rollout.kv_slots import KVSlots
 from operators.rollout.replica import Replica as ProductReplica
 from operators.rollout.running_request import request_of
+from operators.rollout.staged import pipeline, service, stage
 from operators.rollout.staged.staged_runner import StagedRunner
 from operators.rollout.transformers_engine import TransformersEngine
-from schemas.records import Assignment, Release, Sampling, Trajectory
+from schemas.records import Assignment, PolicyVersion, Release, Sampling, Trajectory
 
 Replicas = Callable[[int], list[Replica]]
 
@@ -79,6 +84,13 @@ def product_replica(of: Replica) -> ProductReplica:
 def assignment(number: int) -> Assignment:
     asked = prompt(number, 1, sampling=Sampling(1.0, 1.0, 0, 12, (), 3))
     return Assignment(asked, 0, 1, 1, 0, 1, None, None, 0)
+
+
+def wait(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def assert_all_same(done: dict[str, Completion], expected: dict[str, Completion]) -> None:
@@ -145,6 +157,44 @@ def test_lost_member_costs_only_the_kv_of_its_stage(
     assert_all_same(done | finish(leader), expected)
 
 
+def test_member_that_hangs_is_lost(
+    replicas: Replicas, version: Version, expected: dict[str, Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "WATCH_S", 0.05)
+    leader, member, other = replicas(3)
+    leader.arrive(version, (0, 1), ends=True)
+    for each in (member, other):
+        each.arrive(version, (2, 3, 4))
+    with closing(Network(member.transfers.address)) as network:
+        place = replace(member.stage(2, 5), address=network.address)
+        lead(leader, group(version, [leader.stage(0, 2), place]))
+        assert leader.staging.leading, leader.staging.status(0).error
+        submit(leader, mixed(18))
+
+        def hang(step: int) -> None:
+            if step == 3:
+                leader.staging._led[1].members[0].watch.settimeout(0.05)  # type: ignore[index]
+                network.partitioned.set()
+
+        done = finish(leader, 4, hang)
+        status = leader.staging.status(0)
+        assert (leader.engine.due() > 0, status.failed, status.lost) == (True, "g-1", (1,))
+    lead(leader, group(version, [leader.stage(0, 2), other.stage(2, 5)], "g-2"))
+    assert_all_same(done | finish(leader), expected)
+
+
+def test_member_drops_its_stage_when_its_leader_hangs(
+    replicas: Replicas, version: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, member = replicas(2)
+    leader.arrive(version, (0, 1), ends=True)
+    member.arrive(version, (2, 3, 4))
+    monkeypatch.setattr(service, "GONE_S", 1.0)
+    monkeypatch.setattr(pipeline, "WATCH_S", 1000.0)
+    lead(leader, group(version, [leader.stage(0, 2), member.stage(2, 5)]))
+    wait(lambda: member.staging.status(0).group == "" and member.staging.may_load(PolicyVersion(1, 2)))
+
+
 def test_members_vanish_one_after_another_until_leader_is_whole(
     replicas: Replicas, version: Version, expected: dict[str, Completion]
 ) -> None:
@@ -171,6 +221,31 @@ def test_group_is_refused_if_a_chunk_has_not_arrived(replicas: Replicas, version
     assert "replica 1: chunk" in status.error
     assert "has not arrived" in status.error
     assert member.staging.may_load(version.version)
+
+
+@pytest.mark.parametrize("without_memory", [0, 1])
+def test_stage_without_memory_is_refused_and_keeps_no_version(
+    replicas: Replicas, version: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_memory: int
+) -> None:
+    leader, member = replicas(2)
+    leader.arrive(version, (0, 1), ends=True)
+    member.arrive(version, (2, 3, 4))
+    made: list[int] = []
+
+    def slots(**shape: Any) -> KVSlots:
+        made.append(shape["layers"])
+        if len(made) == without_memory + 1:
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+        return KVSlots(**shape)
+
+    monkeypatch.setattr(stage, "KVSlots", slots)
+    lead(leader, group(version, [leader.stage(0, 2), member.stage(2, 5)]))
+    status = leader.staging.status(0)
+    assert (leader.staging.leading, status.failed) == (False, "g-1")
+    layers = (2, 3)[without_memory]
+    assert f"replica {without_memory}: no memory for the KV of {layers} layers, 16 rows" in status.error
+    newer = Version(tmp_path, number=2, seed=9).version
+    wait(lambda: leader.staging.may_load(newer) and member.staging.may_load(newer))
 
 
 def test_stages_and_relays_name_the_same_machine(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,15 @@ from schemas.plain import to_plain
 from schemas.records import (
     CommitNote,
     Drain,
+    GroupPlan,
     MoveOutcome,
     PlannedMove,
     PolicyVersion,
     RepackPlan,
     ReplicaLoad,
     ReplicaStatus,
+    Stage,
+    StageStatus,
 )
 from schemas.topics import INBOX, PLANS, REPLICAS, RESTORE, group_name
 
@@ -71,9 +74,16 @@ def status(replica: int, sent_at: int = 0, tokens: int = 0, incarnation: int = 3
     return ReplicaStatus(**(fields | changes))
 
 
+def stage(replica: int, incarnation: int = 3, **changes: Any) -> StageStatus:
+    fields = {"refusal": "", "version": VERSION, "group": "g3-1", "leads": True, "first": 0, "end": 2}
+    place = {"replica": replica, "incarnation": incarnation, "host": "here", "store": "/s", "address": "here:9"}
+    return StageStatus(**{**place, **fields, "failed": "", "error": "", "lost": (), "sent_at": 4000, **changes})
+
+
 @pytest.fixture(scope="module")
 def filled(broker: Broker) -> ClientProperties:
-    """A run with two replicas, one of them stopped, and one plan with one known and one open outcome."""
+    """A run with three replicas, and one plan with one known and one open outcome: one replica leads a stage group, one
+    has stopped, and one has no weights."""
     client = ClientProperties.at(broker.bootstrap_servers)
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(REPLICAS.name(RUN), 1), TopicSpec(INBOX.name(RUN), 4)])
@@ -83,6 +93,11 @@ def filled(broker: Broker) -> ClientProperties:
         status(0, 2000, 10),
         status(0, 4000, 110),
         status(1, state="stopped"),
+        status(2, state="starting", policy_version=None),
+        stage(0, incarnation=2, group="g2-9"),
+        stage(0),
+        stage(1),
+        stage(2, group="", leads=False, refusal="its model does not have the layout of llama"),
     ]
     plans = [PLAN, *ENDS]
     with BoundedProducer(client) as producer:
@@ -99,13 +114,17 @@ def laminar(filled: ClientProperties, command: Laminar) -> Laminar:
 
 def test_replicas_shows_current_state(laminar: Laminar) -> None:
     code, out, _ = laminar("replicas", "--json")
-    first, second = json.loads(out)
+    first, second, third = json.loads(out)
     assert code == 0
     assert (first["replica"], first["state"], first["version"], first["incarnation"]) == (0, "running", "1.4", 3)
     assert (first["kv_used"], first["kv_capacity"], first["running"], first["waiting"]) == (250, 1000, 2, 1)
     assert first["tokens_per_s"] == 50.0  # of this incarnation only
-    assert second["state"] == "stopped"
+    assert (first["group"], first["leads"], first["layers"], first["refusal"]) == ("g3-1", True, [0, 2], "")
+    assert (second["state"], second["group"], second["layers"]) == ("stopped", None, None)
+    assert (third["group"], third["refusal"]) == (None, "its model does not have the layout of llama")
     _, out, _ = laminar("replicas")
+    assert "g3-1 (leads): layers 0-1" in out
+    assert "none: its model does not have the layout of llama" in out
     assert "25 %" in out
     assert "here, pid 77" in out
 
@@ -129,7 +148,7 @@ def test_drain_is_sent_to_current_incarnation(laminar: Laminar, filled: ClientPr
 
 @pytest.mark.parametrize(
     ("replica", "message"),
-    [("5", "run replica-commands has no replica 5; its replicas: 0, 1"), ("1", "replica 1 has stopped already")],
+    [("5", "run replica-commands has no replica 5; its replicas: 0, 1, 2"), ("1", "replica 1 has stopped already")],
 )
 def test_drain_rejects_unknown_and_stopped_replicas(replica: str, message: str, laminar: Laminar) -> None:
     code, _, err = laminar("replicas", "drain", replica)
@@ -164,6 +183,21 @@ def test_plans_follow_shows_outcome_as_own_row() -> None:
         "2023-11-14 22:13:22 plan 2-7: 0 → 1  1 handed over, 2 finished before, 1 lost with a replica"
     )
     assert plan_lines(_single_row(PLAN)).endswith("replica 1 40 % → 50 %; 2 open")
+
+
+@pytest.mark.parametrize(
+    ("changes", "end"),
+    [
+        ({}, "group g3-2 (stages formed), policy version 1.4: replica 0 layers 0-1, replica 1 layers 2-3"),
+        ({"action": "changed", "replaces": "g3-1", "seconds_left": 9.6}, "; replaces g3-1; whole in 10 s"),
+        ({"action": "failed", "note": "its leader does not reply"}, "2-3; its leader does not reply"),
+    ],
+)
+def test_plan_lines_of_stage_group(changes: dict[str, Any], end: str) -> None:
+    stages = (Stage(0, 3, "a:1", 0, 2), Stage(1, 3, "b:1", 2, 4))
+    row = _single_row(replace(GroupPlan("g3-2", VERSION, stages, "formed", "", -1.0, "", 0), **changes))
+    assert row.keys() >= set(COLUMNS)
+    assert plan_lines(row).endswith(end)
 
 
 def test_plan_lines_use_singular_for_one_trajectory() -> None:
