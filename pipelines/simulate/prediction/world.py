@@ -19,6 +19,7 @@ from operators.io.config import ShardConfig
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.repartition import Placed, repartition
 from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
+from operators.placement.tracking import finished_columns
 from operators.rollout.emulated_backend import AnnouncedWeights
 from operators.rollout.emulated_engine import emulated_scheduling
 from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
@@ -223,11 +224,12 @@ class PredictedWorld:
     def _publish_events(self, events: Sequence[ReplicaEvent]) -> None:
         if not events:
             return
+        if finished := [event for event in events if isinstance(event, Trajectory)]:
+            for trajectory in finished:
+                self._finished(trajectory)
+            self._send(TRAJECTORIES, [finished_columns(finished)])
         for event in events:
-            if isinstance(event, Trajectory):
-                self._finished(event)
-                self._send(TRAJECTORIES, [event])
-            elif not isinstance(event, Placed):
+            if not isinstance(event, Trajectory | Placed):
                 self._send(PROGRESS, [event])
         self._route([event for event in events if isinstance(event, Placed)])
 
