@@ -19,7 +19,7 @@ COPY wheelhous[e] wheelhouse/
 # Packages first: this layer changes only with the requirements. The hashes in requirements.txt are verified.
 RUN set -eu; \
     offline=""; [ ! -d wheelhouse ] || offline="--no-index --find-links wheelhouse"; \
-    [ -z "$TORCH" ] || sed -i '/^torch==/,/[^\\]$/d' requirements.txt; \
+    [ -z "$TORCH" ] || { sed -i '/^torch==/,/[^\\]$/d' requirements.txt; echo "$TORCH" >> requirements.txt; }; \
     python -m venv /opt/laminar; \
     /opt/laminar/bin/python -m pip install --quiet --no-cache-dir $offline --require-hashes -r requirements-uv.txt; \
     /opt/laminar/bin/uv pip install --quiet --no-cache --python /opt/laminar/bin/python $offline \
@@ -32,6 +32,8 @@ COPY operators operators
 COPY pipelines pipelines
 RUN /opt/laminar/bin/uv pip install --quiet --no-cache --python /opt/laminar/bin/python --no-deps --no-build-isolation . \
     && /opt/laminar/bin/python -m compileall -q /opt/laminar/lib
+# What is in the image: the software bill of materials, and every licence.
+RUN /opt/laminar/bin/python -m infra.bill_of_materials /opt/laminar && cp NOTICE /opt/laminar/NOTICE
 
 FROM ${PYTHON_IMAGE}
 RUN groupadd --gid 10001 laminar && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp laminar

@@ -43,18 +43,20 @@ def main() -> None:
     began_at, began = time.time(), time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch, (options.out / "steps.jsonl").open("w") as log:
         loop = Loop(config, options.model, Path(scratch))
-        for number, (cpu, reward) in enumerate(steps(loop), start=1):
+        for number, (cpu, reward, tokens) in enumerate(steps(loop), start=1):
             if number == 1:  # the clock starts with the first generation, as for the others
                 began_at, began = time.time() - sum(cpu.values()), time.perf_counter() - sum(cpu.values())
-            line = {"step": number, "ended": time.perf_counter() - began, "reward": reward}
+            line = {"step": number, "ended": time.perf_counter() - began, "reward": reward, "tokens": tokens}
+            line["engine_steps"] = loop.engine_steps
             log.write(json.dumps(line | {f"cpu/{part}": seconds for part, seconds in cpu.items()}) + "\n")
             log.flush()
     result = {"threads": torch.get_num_threads(), "versions": {"torch": torch.__version__}, "began_at": began_at}
     (options.out / "result.json").write_text(json.dumps(result))
 
 
-def steps(loop: Loop) -> Iterator[tuple[dict[str, float], float]]:
-    """Train with `loop` to the goal of its configuration; CPU seconds by part, and the mean reward, of every step."""
+def steps(loop: Loop) -> Iterator[tuple[dict[str, float], float, int]]:
+    """Train with `loop` to the goal of its configuration; of every step the CPU seconds by part, the mean reward, and
+    the tokens generated."""
     config = loop.config
     samples = config.prompts.samples_per_prompt
     score = scorer(config.score.answer_marker)
@@ -81,7 +83,7 @@ def steps(loop: Loop) -> Iterator[tuple[dict[str, float], float]]:
         loop.load(step + 1)
         loop.weights(step).unlink()
         clock.end("weights")
-        yield clock.seconds, sum(rewards) / len(rewards)
+        yield clock.seconds, sum(rewards) / len(rewards), sum(len(each.generated.token_ids) for each in done)
 
 
 class _PartClock:

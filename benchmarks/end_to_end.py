@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measures import median, spread
+from benchmarks.measures import idle_share, median, spread
 from benchmarks.other_sides import run_control, run_trl
 from benchmarks.processes import OthersWatch
 from benchmarks.results import checked_out
@@ -156,6 +156,12 @@ _ROWS = {
 }
 
 
+_ENGINE = (
+    ("tokens_a_cpu_second", "tokens a CPU second in engine steps", " (goal 90%)"),
+    ("rows_a_step", "rows in an engine step", ""),
+)
+
+
 def _print_recipe(name: str, cells: Mapping[str, Any], options: argparse.Namespace, console: Console) -> None:
     """Medians of all sides; in brackets, Laminar's ratio to that side, paired by seed: median, range, seeds; goals."""
     seeds = ", ".join(map(str, options.seeds))
@@ -182,6 +188,41 @@ def _print_recipe(name: str, cells: Mapping[str, Any], options: argparse.Namespa
     if found := {part: seconds for part, seconds in parts.items() if seconds is not None}:
         slower = max(found, key=found.__getitem__)
         console.print(f"limit of two cores: {found[slower]:.3f} s a batch, the {slower} of the control on one core")
+        ours = _median(cells, name, "laminar", "mean_seconds_per_batch")
+        if ours is not None:
+            console.print(f"Laminar takes {ours / found[slower]:.2f} of that")
+    for line in _use_of_cores(name, cells, options):
+        console.print(line)
+
+
+def _use_of_cores(name: str, cells: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
+    """What Laminar does with its cores beside model code, and what its engine does of it, beside the control's."""
+    of = [cells.get(f"{name}/{seed}/laminar", {}) for seed in options.seeds]
+    outside = median(_outside_share(cell) for cell in of if cell.get("outside_model"))
+    if outside is not None:
+        yield f"share of Laminar's CPU time outside model code: {outside:.0%} (goal 30%)"
+    measured = [(cell, cpu) for cell in of if (cpu := _figure(cell, "cpu_seconds")) is not None]
+    idle = median(
+        idle_share(cpu, cell["mean_seconds_per_batch"], options.cores, cell["others"])
+        for cell, cpu in measured
+        if cell.get("mean_seconds_per_batch")
+    )
+    if idle is not None:
+        yield f"share of the cores that is idle: {idle:.0%} (goal 10%)"
+    for key, label, goal in _ENGINE:
+        pair = [
+            median(cells.get(f"{name}/{seed}/{side}", {}).get("engine", {}).get(key) for seed in options.seeds)
+            for side in ("laminar", "control-1")
+        ]
+        if None not in pair:
+            yield f"{label}: {pair[0]:,.0f}, the control's engine {pair[1]:,.0f}: {pair[0] / pair[1]:.0%}{goal}"
+
+
+def _outside_share(cell: Mapping[str, Any]) -> float:
+    """The share of all CPU time of a run that is not model code of rollout or trainer."""
+    cpu = cell["cpu_seconds_per_batch"]
+    model = sum(cpu.get(part, 0.0) * (1 - share) for part, share in cell["outside_model"].items())
+    return 1 - model / sum(cpu.values())
 
 
 def _ratio(cells: Mapping[str, Any], name: str, seed: int, side: str, key: str) -> float | None:

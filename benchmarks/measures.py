@@ -64,6 +64,26 @@ def spread(values: Iterable[float | None]) -> tuple[float, float, float, int] | 
     return (min(known), statistics.median(known), max(known), len(known)) if known else None
 
 
+@dataclass(frozen=True, slots=True)
+class EngineUse:
+    """What rollout engines have done in some time: tokens, steps, and CPU seconds in model code."""
+
+    tokens: float
+    steps: float
+    model_seconds: float
+
+    def figures(self) -> dict[str, float]:
+        """Tokens a CPU second, and rows in a step; a draft's tokens count for the row too. Empty without steps."""
+        if not self.steps or not self.model_seconds:
+            return {}
+        return {"tokens_a_cpu_second": self.tokens / self.model_seconds, "rows_a_step": self.tokens / self.steps}
+
+
+def idle_share(cpu_seconds: float, seconds: float, cores: int, others: float) -> float:
+    """The share of `cores` that neither a side's `cpu_seconds` nor `others` (a share) used in `seconds`."""
+    return max(0.0, 1 - others - cpu_seconds / (cores * seconds))
+
+
 def outside(model_seconds: float, process_seconds: float) -> float | None:
     """The share of a process's CPU time that is not model code."""
     return max(0.0, 1 - model_seconds / process_seconds) if process_seconds else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.control import PARTS, read_steps
-from benchmarks.measures import SETTLED_AFTER, Step
+from benchmarks.measures import SETTLED_AFTER, EngineUse, Step
 from benchmarks.sides import LIMIT_S, Side, Work
 from infra.models.checkpoint_folder import load_tokenizer
 from operators.prompts.rendering import prompt_text
@@ -38,7 +38,15 @@ def run_control(work: Work, model: Path, *, threads: int) -> Side:
     lines = read_steps(out / "steps.jsonl")
     settled = [line for line in lines if line["step"] > SETTLED_AFTER]
     parts = {part: sum(line[f"cpu/{part}"] for line in settled) / len(settled) for part in PARTS} if settled else {}
-    return _side(work, lines, result, parts)
+    return replace(_side(work, lines, result, parts), engine=_engine_use(settled).figures())
+
+
+def _engine_use(lines: Sequence[Mapping[str, Any]]) -> EngineUse:
+    """What the engine did in the steps of `lines`, from the second on."""
+    if len(lines) < 2:
+        return EngineUse(0, 0, 0)
+    tokens, seconds = (sum(line[key] for line in lines[1:]) for key in ("tokens", "cpu/generation"))
+    return EngineUse(tokens, lines[-1]["engine_steps"] - lines[0]["engine_steps"], seconds)
 
 
 def run_trl(work: Work, model: Path, *, threads: int, ranks: int = 1) -> Side:

@@ -51,6 +51,7 @@ class Loop:
         self.tokenizer = load_tokenizer(self.folder)
         self.learner = Learner(self.config.trainer.learner, self.folder)
         self.engine = TransformersEngine(load_model(self.folder), slots=self.config.rollout.most_slots)
+        self.engine_steps = 0
         self.heldout_questions = heldout_questions(self.config.prompts)
         self.heldout = [question.reference for question in self.heldout_questions]
 
@@ -75,6 +76,7 @@ class Loop:
         done: dict[str, Completion] = {}
         while len(done) < len(names):
             done |= {completion.trajectory_id: completion for completion in self.engine.step()}
+            self.engine_steps += 1
         return [done[name] for name in names]
 
     def rewards(self, completions: Sequence[Completion], entries: Sequence[Any], samples: int) -> list[float]:

@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.ended_runs import read_ended
-from benchmarks.measures import SETTLED_AFTER, Step, outside, seconds_a_batch, seconds_to, skipped_share
+from benchmarks.measures import SETTLED_AFTER, EngineUse, Step, outside, seconds_a_batch, seconds_to, skipped_share
 from benchmarks.processes import CpuWatch
 from pipelines.config import Config, save_config
 from pipelines.inspect.metrics_file import read_metrics
@@ -48,6 +48,8 @@ class Side:
     outside_model: dict[str, float]
     skipped_share: float | None = None
     """The share of trajectories that are not trained because their advantage is 0; None if it was not measured."""
+    engine: Mapping[str, float] = field(default_factory=dict)
+    """See EngineUse.figures."""
 
     def seconds_a_batch(self, batch: int) -> tuple[float, float] | None:
         """See measures.seconds_a_batch."""
@@ -104,6 +106,7 @@ def run_laminar(work: Work, model: Path) -> Side:
         cpu_seconds_per_batch=_cpu_a_batch(cpu, settled, config.experience.global_batch) if settled else {},
         outside_model=_outside_model(metrics, settled) if settled else {},
         skipped_share=skipped_share(b.values for b in trained),
+        engine=_engine_use(metrics, settled).figures() if settled else {},
     )
 
 
@@ -122,6 +125,20 @@ def _cpu_a_batch(cpu: CpuWatch, settled: Sequence[Batch], batch: int) -> dict[st
     if len(trained) < 2:
         return {}
     return {role: used * batch / (trained[-1] - trained[0]) for role, used in seconds.items()}
+
+
+def _engine_use(metrics: Sequence[Metric], settled: Sequence[Batch]) -> EngineUse:
+    """What the engines did during the steps after start-up."""
+    names = ("rollout/tokens", "rollout/steps", MODEL_CPU)
+    used = [0.0] * len(names)
+    of_processes: dict[int, list[Metric]] = {}
+    for metric in metrics:
+        if metric.name == "rollout" and settled[0].at <= metric.measured_at <= settled[-1].at:
+            of_processes.setdefault(metric.step, []).append(metric)
+    for reports in of_processes.values():
+        for at, name in enumerate(names):
+            used[at] += reports[-1].values[name] - reports[0].values[name]
+    return EngineUse(*used)
 
 
 def _outside_model(metrics: Sequence[Metric], settled: Sequence[Batch]) -> dict[str, float]:

@@ -19,6 +19,8 @@ from uvicorn.server import ServerState
 
 MAX_UNAUTHENTICATED = 128
 """Connections without a valid key so far: a new one replaces the oldest of the address that has most."""
+READ_S = 60
+"""Seconds in which a client must take what was sent to it; otherwise the kernel ends the connection (Linux)."""
 HEADER_S = 10.0
 """Seconds for a TLS handshake, and for the header of a request from its first byte on."""
 _NO_FILES_S = 0.1
@@ -111,6 +113,8 @@ class HttpServer(uvicorn.Server):
                 await asyncio.sleep(_NO_FILES_S)
                 continue
             connection.setblocking(False)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, READ_S * 1000)
             self._unauthenticated.add(address[:2], connection)
             task = asyncio.create_task(self._open(connection, address[:2]))
             self._opening.add(task)

@@ -111,7 +111,8 @@ class KafkaConfig:
     partitions: int = 1
     """Partitions of the data topics, fixed for a run: the upper bound on the shards of any role."""
     replication_factor: int = -1
-    """Replicas of each partition; -1: the brokers' default.replication.factor."""
+    """Replicas of each partition; -1: the brokers' default.replication.factor. From 3 on new topics get the majority as
+    their min.insync.replicas."""
     outage_timeout_s: float = 180.0
     """How long Kafka may be unreachable before `laminar run` fails."""
     transaction_timeout_s: float = 60.0

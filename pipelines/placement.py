@@ -32,7 +32,9 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     source = shard_config(
         config,
         "placement",
-        *(topic_input(config, topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED, RELAY)),
+        *(topic_input(config, topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS)),
+        topic_input(config, TRAJECTORIES, blocks=True),
+        *(topic_input(config, topic) for topic in (SETTLED, RELAY)),
         topic_input(config, RELAY_CHAIN, start="earliest"),
         topic_input(config, CONTROL, start="earliest"),
         topic_input(config, REPLICAS, start="latest"),

@@ -136,7 +136,8 @@ TRAJECTORIES = Topic(
     "group_id",
     ("rollout", "placement"),
     ("score", "placement", "gateway", "agents"),
-    "finished samples, each of exactly one weight version",
+    "finished samples, each of exactly one weight version; a record may hold rows of several groups, under the key of "
+    "the first",
     f"score waits, and decides nothing by time; {_FENCED}",
     partitions="shards",
 )

@@ -48,6 +48,11 @@ _SHOWN = tuple(f"pipelines/{folder}/" for folder in ("cli", "run", "present"))
 _BUILDS_ASSIGNMENTS = ("operators/io/repartition.py", "pipelines/simulate/prediction/log_bytes.py")
 """The second one measures the size of a record."""
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+_RECORD_TIMES = re.compile(
+    "(assigned|created|decided|ended|failed|finished|first_token|measured|planned|proposed|replied|requested|"
+    "scored|selected|sent|settled|started|written)_at"
+)
+"""Fields of records, in the Unix milliseconds of their writer."""
 _TOPIC_NAME = re.compile(r"laminar\.")
 
 
@@ -228,6 +233,17 @@ def _assignment_law(path: str, tree: ast.Module) -> Iterator[Breach]:
             yield node.lineno, "builds an Assignment; only RepartitionTrajectories does"
 
 
+def _clock_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    """The time in a record is of the clock of the machine that wrote it: for display only."""
+    if not path.startswith("operators/"):
+        return
+    for node in _nodes(tree):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+            for each in ast.walk(node):
+                if isinstance(each, ast.Attribute) and _RECORD_TIMES.fullmatch(each.attr):
+                    yield node.lineno, f"compares {_dotted(each)}, of another machine's clock; use offsets or own times"
+
+
 def _called(node: ast.Call) -> str:
     return _dotted(node.func)
 
@@ -261,6 +277,6 @@ def _test_name_law(path: str, tree: ast.Module) -> Iterator[Breach]:
 
 _OF_LAYERS: tuple[Law, ...] = (
     _import_law, _pipelines_law, _vendor_law, _schemas_law, _transform_law, _topic_law, _terminal_law, _assignment_law,
-    _client_law,
+    _client_law, _clock_law,
 )  # fmt: skip
 _OF_ALL: tuple[Law, ...] = (_pickle_law, _except_law, _program_law, _test_name_law)

@@ -77,6 +77,7 @@ def plant(root: Path, path: str, source: str) -> list[str]:
         ("tests/a.py", "try:\n    f()\nexcept:\n    pass", "bare except"),
         ("tests/a.py", f"class A:\n    def test_{'a' * (MAX_TEST_NAME - 4)}(self): ...", "has 61 characters"),
         ("operators/placement/a.py", "made = records.Assignment(1)", "builds an Assignment"),
+        ("operators/placement/a.py", "old = now - status.sent_at > 5000", "another machine's clock"),
         ("pipelines/a.py", "x = 1\n" * (MAX_LINES + 1), f"{MAX_LINES + 1} lines"),
     ],
 )
@@ -105,6 +106,7 @@ def test_a_breach_is_seen(tmp_path: Path, path: str, source: str, reason: str) -
         ("pipelines/present/a.py", "from pipelines.inspect import run_folders\nfrom pipelines.config import Config"),
         ("operators/trainer/a.py", "import torch\nmodel = torch.nn.Linear(1, 1)\nmodel.eval()"),
         ("operators/rollout/vllm_engine.py", "import vllm"),
+        ("operators/placement/a.py", "old = now - replica.seen_at > 5\nage = now - status.sent_at"),
         ("infra/kafka/a.py", "import kafka"),
         ("infra/a.py", "'''laminar.run.prompts is a topic.'''\nLOGGER = 'laminar'\nMETRIC = 'laminar_staleness'"),
         ("schemas/topics.py", "NAME = 'laminar.run.prompts'"),

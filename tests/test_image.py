@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+
+from infra.bill_of_materials import packages
 
 ROOT = Path(__file__).parents[1]
 LINES = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
@@ -33,6 +38,57 @@ def test_image_context_has_what_the_dockerfile_copies() -> None:
     for name in copied:
         assert any(fnmatch(each, name) for each in kept), f".dockerignore leaves out {name}"
     assert all((ROOT / name).exists() for name in copied if "[" not in name)
+
+
+def install_packages(folder: Path, **arguments: str) -> list[str]:
+    """Execute the RUN instruction that installs the packages, in `folder`: the command lines of pip and uv, of which
+    neither is started.
+    """
+    (script,) = (line for line in instructions("RUN") if "--require-hashes" in line)
+    programs, log = folder / "bin", folder / "log"
+    programs.mkdir()
+    for name in ("python", "uv"):
+        (programs / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {log}\n')
+        (programs / name).chmod(0o755)
+    for name in ("requirements.txt", "requirements-uv.txt"):
+        shutil.copy(ROOT / name, folder)
+    given = {"EXTRAS": "", "TORCH": "", "EXTRA_INDEX": "", **arguments, "PATH": f"{programs}:/usr/bin:/bin"}
+    subprocess.run(["sh", "-c", script.replace("/opt/laminar", str(folder))], cwd=folder, env=given, check=True)
+    return [line for line in log.read_text().splitlines() if "install" in line]
+
+
+def test_image_for_cpus_has_the_given_torch(tmp_path: Path) -> None:
+    torch = "torch==2.15.0+cpu"
+    _, uv = install_packages(tmp_path, TORCH=torch, EXTRA_INDEX="https://cpu", EXTRAS="vllm")
+    assert uv.endswith(f"setuptools {torch}")
+    assert "--extra-index-url https://cpu --extra vllm" in uv
+    given = {each.name: each for each in packages(ROOT / "requirements.txt")}
+    left = {each.name: each for each in packages(tmp_path / "requirements.txt")}
+    assert left.pop("torch").version == "2.15.0+cpu"
+    assert left == {name: each for name, each in given.items() if name != "torch"}
+
+
+@pytest.mark.parametrize("wheelhouse", [True, False])
+def test_image_is_built_from_the_wheelhouse_if_there_is_one(tmp_path: Path, wheelhouse: bool) -> None:
+    if wheelhouse:
+        (tmp_path / "wheelhouse").mkdir()
+    installed = install_packages(tmp_path)
+    assert len(installed) == 2
+    assert all(("--no-index --find-links wheelhouse" in line) is wheelhouse for line in installed)
+    assert (tmp_path / "requirements.txt").read_text() == (ROOT / "requirements.txt").read_text()
+
+
+def test_image_has_its_bill_of_materials(tmp_path: Path) -> None:
+    (build,) = (line for line in instructions("RUN") if "bill_of_materials" in line)
+    for name in ("requirements.txt", "NOTICE"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "opt").mkdir()
+    script = build.replace("/opt/laminar/bin/python", f"PYTHONPATH={ROOT} {sys.executable}")
+    script = script.replace("/opt/laminar", str(tmp_path / "opt"))
+    subprocess.run(["sh", "-c", script], cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)}, check=True)
+    parts = json.loads((tmp_path / "opt" / "sbom.cdx.json").read_text())["components"]
+    assert {"torch", "apache-beam"} <= {each["name"] for each in parts}
+    assert (tmp_path / "opt" / "NOTICE").read_text() == (ROOT / "NOTICE").read_text()
 
 
 def _engine_runs() -> bool:

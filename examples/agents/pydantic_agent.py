@@ -17,7 +17,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 def main() -> None:
     """Answer the task with a calculator, and report."""
-    task = json.loads(os.environ["LAMINAR_TASK"])
+    task = json.loads(Path(os.environ["LAMINAR_TASK_FILE"]).read_text())
     agent = Agent(OpenAIChatModel("laminar", provider=OpenAIProvider()), instructions="Use the tool. Answer #NUMBER.")
 
     @agent.tool_plain

@@ -42,6 +42,11 @@ class DeployConfig:
     """The resource by which containers request GPUs."""
     gpus_per_machine: int = 8
     """The ranks of a trainer with GPUs run in pods of up to this many, one pod a machine."""
+    memory_gib: Mapping[str, int] = field(default_factory=dict)
+    """GiB of memory that a process of a role requests, by role; those of other roles are computed from the model."""
+    cpus: Mapping[str, float] = field(default_factory=dict)
+    """Processors that a process of a role requests, by role; else 4 for rollout, 8 for trainer, 1 for others. Processors
+    have no limit: a process uses those that are free."""
     model_folder: str = ""
     """A copy of the model on this machine, whose sizes the memory requests are computed from; empty: model.path."""
     network_policies: bool = True
@@ -58,6 +63,10 @@ class DeployConfig:
         for name in ("volume_gib", "gpus_per_machine"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("memory_gib", "cpus"):
+            for role, value in getattr(self, name).items():
+                if not value > 0:
+                    raise ValueError(f"{name}.{role} must be positive, not {value}")
         if not _LABEL.fullmatch(self.namespace):
             raise ValueError(f"namespace must be 1-63 lower-case letters, digits or '-', not {self.namespace!r}")
         for name in ("volume_path", "shared_memory"):

@@ -246,24 +246,24 @@ def _offsets(
 
 
 STABLE_PAUSE_S = 0.05
-STABLE_TIMEOUT_S = 20.0
-"""Brokers abort the transaction of a dead process soon after its time-out, 10 s."""
+ABORT_S = 30.0
+"""Brokers abort the transaction of a dead process at most so long after its time-out."""
 
 
 def stable_ends(
     client: KafkaAdminClient,
     topic: str,
-    timeout_s: float = STABLE_TIMEOUT_S,
+    transaction_timeout_s: float = 60.0,
     pause: Callable[[float], None] = time.sleep,
 ) -> dict[int, int]:
     """The committed end of each partition, once every record written before the call is committed or aborted.
 
     The markers of a transaction reach its partitions one by one, and another open transaction hides the records after
     it: without the wait, one partition may show a transaction that another does not show yet. Raises RuntimeError if a
-    transaction is still open after `timeout_s`.
+    transaction is still open when the brokers must have aborted it, as `transaction_timeout_s` of the roles has passed.
     """
     written = end_offsets(client, [topic], committed=False)
-    left = timeout_s
+    left = timeout_s = transaction_timeout_s + ABORT_S
     while any((ends := end_offsets(client, [topic]))[where] < end for where, end in written.items()):
         if left <= 0:
             raise RuntimeError(f"{topic}: a transaction has been open for {timeout_s:g} s; try again later")

@@ -40,5 +40,9 @@ def read_committed(
         if (now := sum(map(position, ends))) != before:
             before, moved_at = now, clock()
         elif clock() - moved_at > patience_s:
-            raise KafkaTimeoutError(f"the outputs of this shard cannot be read to {ends}")
+            hidden = ", ".join(f"{p.topic}:{p.partition} to {end}" for p, end in ends.items() if position(p) < end)
+            raise KafkaTimeoutError(
+                f"the outputs of this shard cannot be read ({hidden}): if a transaction is open there, `laminar topics "
+                "transactions list` shows it, `abort` ends it"
+            )
     return records

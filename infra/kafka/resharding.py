@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from kafka import TopicPartition
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from infra.kafka.clients import SessionClients
 from infra.kafka.note import Note, last_notes, name_of
@@ -53,6 +53,8 @@ def reshard(
         for shard in range(before):
             Session(replace(sessions(shard, before), retires=True), clients).close()
         notes = _notes(clients, first)
+        if not all(notes[shard].sealed for shard in range(before)):  # their commit is not visible yet
+            raise KafkaTimeoutError("a sealed note is neither committed nor aborted yet")
         _write(coordinator, clients, _new_notes(sessions, notes, before, shards, split))
     except KafkaError as error:
         raise SessionLost(

@@ -94,9 +94,8 @@ class Session:
         self._written: dict[str, int] = {}
         self._committing = self._clients.lock()
         self._offsets: dict[str, int] = {}
-        self._group = GroupProgress()
         self._begins: dict[Partition, int] = {}
-        self._verified = 0
+        self._verified, self._group = 0, GroupProgress()
         self._note_at: int | None = None
         self._outputs = {name_of(place) for place in (config.restore, *config.ledger, *config.owned)}
         self._producer: Any = None
@@ -253,7 +252,7 @@ class Session:
 
     def verify(self) -> None:
         """Every VERIFY_COMMITS commits: raise SessionLost if another note than that of the last commit is the last (a
-        transaction was ended from outside, or its outcome misjudged), LogTruncated if its outputs are gone.
+        transaction ended from outside, or misjudged), Fenced if a later start's is, LogTruncated if outputs are gone.
         """
         if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
             return
@@ -262,7 +261,8 @@ class Session:
         if note is None or (note.start, note.commit) != (self.start, self.noted):
             found = "no note" if note is None else f"the note of start {note.start}, commit {note.commit}"
             where = f"where start {self.start}, commit {self.noted} was committed"
-            raise self._lose(SessionLost, f"{found} is the last in {self.config.restore.topic}, {where}")
+            kind = Fenced if note is not None and note.start > self.start else SessionLost
+            raise self._lose(kind, f"{found} is the last in {self.config.restore.topic}, {where}")
         if written := {TopicPartition(*place_of(name)): offset for name, offset in note.written.items()}:
             with self._observer() as observer:
                 check_written(self.config.group, written, observer.end_offsets(list(written)))
@@ -300,7 +300,7 @@ class Session:
         return self._lose(Fenced if fenced else SessionLost, f"{why}{error!r}")
 
     def _lose(self, kind: type[SessionLost], reason: str) -> SessionLost:
-        self.lost = kind(f"{self.config.group}: {reason}")
+        self.lost = self.lost if isinstance(self.lost, Fenced) else kind(f"{self.config.group}: {reason}")
         return self.lost
 
     def _restore(self) -> None:

@@ -34,19 +34,21 @@ _EMBEDDED = ("[local]", "[auto]", "[collection]")
 
 
 class UnsupportedFlink(RuntimeError):
-    """The cluster does not respond, or has another Flink version than the job server."""
+    """The cluster does not respond, has another Flink version than the job server, or too few task slots."""
 
 
 def running_flink(
-    progress: PrintProgress = lambda message: None, master: str = "[local]"
+    progress: PrintProgress = lambda message: None, master: str = "[local]", parallelism: int = 1
 ) -> AbstractContextManager[str]:
     """Run a job server for the Flink at `master`, or with an embedded one; the context value is its job endpoint.
 
-    `progress` gets lines of text while jars are downloaded. Raises UnsupportedFlink, ExposedServer if it listens beyond
+    `progress` gets lines of text while jars are downloaded. A job needs as many task slots as its `parallelism`. Raises
+    UnsupportedFlink, ExposedServer if it listens beyond
     loopback and the user has not allowed that, JarResolutionError, RuntimeError if it does not start.
     """
     if master not in _EMBEDDED:
         check_cluster(master)
+        check_capacity(master, parallelism)
     jars = server_jars(progress)
 
     def command(port: int, folder: Path) -> list[str]:
@@ -75,15 +77,7 @@ def check_cluster(master: str) -> None:
 
     Raises UnsupportedFlink with both versions, or with the reason why the cluster's could not be read.
     """
-    url = f"{master if '://' in master else f'http://{master}'}/config"
-    try:
-        with get(url, _CHECK_S) as reply:
-            version = json.loads(reply.read(_MAX_REPLY))["flink-version"]
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
-        raise UnsupportedFlink(
-            f"no Flink responds at {url} ({error or type(error).__name__}): set --flink_master to the address of its "
-            f"REST interface"
-        ) from error
+    version = _value(master, "/config", "flink-version")
     if re.match(rf"{re.escape(FLINK)}(\D|$)", str(version)):
         return
     raise UnsupportedFlink(
@@ -91,6 +85,31 @@ def check_cluster(master: str) -> None:
         f"{FLINK}: use a cluster of Flink {FLINK}, or your own job server for that version "
         f"(-- --job_endpoint=HOST:PORT, or --flink_job_server_jar=FILE)"
     )
+
+
+def check_capacity(master: str, parallelism: int) -> None:
+    """Check that the Flink at `master` has as many task slots as `parallelism`, used or not: a job of before may have
+    them. Raises UnsupportedFlink with both numbers; Flink would let the job wait for minutes without a word.
+    """
+    slots = _value(master, "/overview", "slots-total")
+    if isinstance(slots, int) and slots < parallelism:
+        raise UnsupportedFlink(
+            f"the cluster at {master} has {slots} task slots, but the job needs {parallelism}: start more task managers, "
+            "or lower --parallelism, score.shards and experience.shards"
+        )
+
+
+def _value(master: str, path: str, key: str) -> object:
+    """The value of `key` that the REST interface at `master` gives at `path`. Raises UnsupportedFlink."""
+    url = f"{master if '://' in master else f'http://{master}'}{path}"
+    try:
+        with get(url, _CHECK_S) as reply:
+            return json.loads(reply.read(_MAX_REPLY))[key]
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+        raise UnsupportedFlink(
+            f"no Flink responds at {url} ({error or type(error).__name__}): set --flink_master to the address of its "
+            f"REST interface"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ class Liveness:
         self._failed: dict[str, str] = {}
         self._counters: dict[str, dict[str, int]] = {}
         self._file: Path | None = None
+        self._steps_elsewhere = False
         self._lock = threading.Lock()
 
     def set_budget(self, group: str, budget: StepBudget) -> None:
@@ -126,6 +127,10 @@ class Liveness:
         thread.start()
         return thread
 
+    def set_steps_elsewhere(self) -> None:
+        """The job is submitted, and other processes run its steps and check them: this process is ready."""
+        self._steps_elsewhere = True
+
     def report(self) -> dict[str, Any]:
         """The content of the file."""
         now = self._clock()
@@ -133,7 +138,7 @@ class Liveness:
             shards, failed = dict(self._shards), dict(self._failed)
         return {
             "pid": os.getpid(),
-            "ready": bool(shards) and all(shard.ready for shard in shards.values()),
+            "ready": bool(shards or self._steps_elsewhere) and all(shard.ready for shard in shards.values()),
             "failed_threads": failed,
             "counters": {group: dict(counters) for group, counters in dict(self._counters).items()},
             "steps": {
@@ -174,7 +179,7 @@ class Liveness:
     def reporting(self, file: Path | None) -> Iterator[None]:
         """Rewrite `file` and check this process during the `with` block; without a file only check."""
         stopped = threading.Event()
-        self._file = file
+        self._file, self._steps_elsewhere = file, False
         self._failed.clear()
         thread = threading.Thread(target=self._write_reports, args=(stopped,), name="liveness", daemon=True)
         thread.start()

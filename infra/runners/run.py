@@ -12,15 +12,23 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions, PrismRunnerOptions
+from apache_beam.options.pipeline_options import (
+    FlinkRunnerOptions,
+    PipelineOptions,
+    PortableOptions,
+    PrismRunnerOptions,
+)
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from infra.runners.exposure import reject_exposed_options
 from infra.runners.garbage_collection import reduce_gc_frequency
+from infra.runners.liveness import LIVENESS
 from infra.runners.local_server import wait_for_job_server
 from infra.runners.options import RunnerName, option_names, pipeline_options
 from infra.runners.stopping import STOPPING, stopping_on_signals
 from infra.runners.worker_pool import local_worker_pool
+
+log = logging.getLogger(__name__)
 
 DRAIN_S = 4.0
 """Seconds for a job whose steps run elsewhere to drain before it is cancelled."""
@@ -66,6 +74,8 @@ def run_pipeline(
                     build(pipeline)
                     with nullcontext() if runner == "embedded" else _submission_folder():
                         result = pipeline.run()
+                    if _has_steps_elsewhere(runner, beam_options):
+                        LIVENESS.set_steps_elsewhere()
                     _wait_until_finish(result)
                 finally:
                     shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam removes it only in `run`
@@ -81,6 +91,11 @@ def _options(runner: RunnerName, beam_options: Sequence[str]) -> Iterator[list[s
         named = [*options, f"--job_endpoint={endpoint}"] if endpoint else options
         with local_worker_pool(named) as complete:
             yield complete
+
+
+def _has_steps_elsewhere(runner: RunnerName, beam_options: Sequence[str]) -> bool:
+    options = PipelineOptions(pipeline_options(runner, beam_options))
+    return options.view_as(PortableOptions).environment_type not in (None, "LOOPBACK")
 
 
 @contextmanager
@@ -112,8 +127,13 @@ def local_job_server(runner: RunnerName, options: Sequence[str]) -> AbstractCont
     if runner == "flink" and not {"job_endpoint", "flink_job_server_jar"} & named:
         from infra.runners.flink import running_flink
 
-        master = read.view_as(FlinkRunnerOptions).flink_master
-        return running_flink(logging.getLogger(__name__).info, master)
+        flink = read.view_as(FlinkRunnerOptions)
+        return running_flink(log.info, flink.flink_master, flink.parallelism)
+    if runner == "flink":
+        log.info(
+            "the job server is yours: the versions of its Beam and of its Flink are not compared with Beam %s here",
+            beam.__version__,
+        )
     return nullcontext()
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 STOPPING = threading.Event()
+
+AT_END: set[Callable[[], None]] = set()
+"""Functions that close what the steps of this process have opened: a worker calls them before it ends."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -21,6 +21,9 @@ from infra.store.errors import StoreBusy, StoreError
 
 log = logging.getLogger(__name__)
 
+UNUSED_S = 3600.0
+"""Seconds in which a run that is restarted opens its store again."""
+
 
 @dataclass(frozen=True)
 class StoreOwner:
@@ -155,6 +158,21 @@ def stale_stores(base: Path = names.SHARED_MEMORY) -> list[StaleStore]:
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
     return found
+
+
+def remove_ended_stores(base: Path, unused_s: float = UNUSED_S) -> list[Path]:
+    """Remove the stores under `base` that no process uses, and that have not changed for `unused_s`: their runs have
+    ended, or fetch their weights again. Returns their folders.
+    """
+    removed, now = [], time.time()
+    for root in (store.root for store in stale_stores(base)):
+        try:
+            if now - max(path.stat().st_mtime for path in (root, *root.iterdir())) > unused_s:
+                remove_store(root)
+                removed.append(root)
+        except (OSError, StoreError) as error:  # opened or removed by another process meanwhile
+            log.info("%s is not removed: %s", root, error)
+    return removed
 
 
 def remove_store(root: Path, *, in_use: bool = False) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.error
@@ -32,6 +33,12 @@ from operators.io.episode_keys import ADDRESS_FILE, ATTEMPT, EpisodeKeys
 log = logging.getLogger(__name__)
 
 MAX_REPORT_BYTES = 1_000_000
+MAX_OUTPUT_BYTES = 16 * 2**20
+"""What an attempt may print: the transcripts are beside the run's other files."""
+MAX_TASK_BYTES = 100_000
+"""A larger task is in the file alone: Linux starts no program with a variable of 131,072 bytes."""
+TASK_FILE, REPORT_FILE = "task.json", "report.json"
+"""In the folder of an attempt."""
 ERROR_CHARACTERS = 500
 AUTHORITY = "SSL_CERT_FILE"
 """The variable by which agents, in `agents.env`, trust the authority of the gateway's certificate."""
@@ -43,6 +50,10 @@ _RETRY_S = 0.5
 
 Start = Callable[[], "FunctionProcess | CommandProcess"]
 """Starts the process of an agent. Raises OSError."""
+
+
+class WrongKey(RuntimeError):
+    """The gateway does not accept the keys of this process."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,8 @@ def play_episode(
     functions: FunctionServer | None = None,
     start: int = 1,
 ) -> None:
-    """Run the agent of `task`, again after a failure, and report its result. Returns early once `stop` is set.
+    """Run the agent of `task`, again after a failure, and report its result. Returns early once `stop` is set. Raises
+    WrongKey, and OSError for a full disk.
 
     `functions` starts the processes if the agent is a function. `start` is that of this role's process: the gateway
     counts the equal requests of each attempt of each start, and answers the first ones from the log.
@@ -79,18 +91,18 @@ def play_episode(
         for attempt in range(config.retries + 1):
             if stop.is_set():
                 return
-            file = work / f"{task.episode}.{attempt}.json"
             own_key = f"{key}{ATTEMPT}{start}.{attempt}"
-            error = _run_attempt(config, task, own_key, folder, file, transcript, stop, functions)
+            with attempt_folder(work, f"{task.episode}.{attempt}") as own:
+                error = _run_attempt(config, task, own_key, folder, own, transcript, stop, functions)
+                if not error:
+                    try:
+                        body = read_report(own / REPORT_FILE)
+                    except ValueError as invalid:
+                        error = str(invalid)
+                        note(transcript, error)
             if not error:
-                try:
-                    body = read_report(file)
-                except ValueError as invalid:
-                    error = str(invalid)
-                    note(transcript, error)
-                else:
-                    report(body)
-                    return
+                report(body)
+                return
             log.warning("attempt %d of the agent of %s failed: %s", attempt + 1, task.episode, error)
         report({"error": error})
 
@@ -112,13 +124,13 @@ def _run_attempt(
     task: AgentTask,
     key: str,
     folder: Path,
-    report_file: Path,
+    own: Path,
     transcript: Path,
     stop: threading.Event,
     functions: FunctionServer | None,
 ) -> str:
     """Run the agent once; returns why it failed, "" if it did not."""
-    environment = {**config.env, **environment_of(base_url(folder), key, task.task, report_file)}
+    environment = {**config.env, **environment_of(base_url(folder), key, task.task, own)}
     start = (
         start_command(config.command, environment, transcript)
         if functions is None
@@ -127,13 +139,24 @@ def _run_attempt(
     return attempt(start, transcript, config.timeout_s, stop)
 
 
-def environment_of(url: str, key: str, task: Mapping[str, Any], report_file: Path) -> dict[str, str]:
-    """The environment variables of an agent."""
+@contextmanager
+def attempt_folder(work: Path, name: str) -> Iterator[Path]:
+    """A folder in `work` for the task and the report of an attempt, until the context ends."""
+    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=work, ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+def environment_of(url: str, key: str, task: Mapping[str, Any], own: Path) -> dict[str, str]:
+    """The environment variables of an agent, whose task is written to its folder `own`. Raises OSError."""
+    text = json.dumps(task, ensure_ascii=False)
+    (own / TASK_FILE).write_text(text)
+    variable = {"LAMINAR_TASK": text} if len(text.encode()) <= MAX_TASK_BYTES else {}
     return {
         "OPENAI_BASE_URL": url,
         "OPENAI_API_KEY": key,
-        "LAMINAR_TASK": json.dumps(task, ensure_ascii=False),
-        "LAMINAR_REPORT": str(report_file),
+        "LAMINAR_TASK_FILE": str(own / TASK_FILE),
+        "LAMINAR_REPORT": str(own / REPORT_FILE),
+        **variable,
     }
 
 
@@ -144,7 +167,7 @@ def start_command(command: Sequence[str], environment: Mapping[str, str], transc
 
 def attempt(start: Start, transcript: Path, timeout_s: float, stop: threading.Event) -> str:
     """Run an agent once, for `timeout_s` seconds at most; returns why it failed, "" if it did not."""
-    begin = transcript.stat().st_size if transcript.exists() else 0
+    begin = _size_of(transcript)
     try:
         process = start()
     except OSError as error:
@@ -154,11 +177,20 @@ def attempt(start: Start, transcript: Path, timeout_s: float, stop: threading.Ev
         while (code := process.poll()) is None:
             if time.monotonic() > deadline:
                 return f"it ran for longer than agents.timeout_s, {timeout_s:g} s"
+            if _size_of(transcript) - begin > MAX_OUTPUT_BYTES:
+                return f"it has printed more than {MAX_OUTPUT_BYTES} bytes"
             if stop.wait(_POLL_S):
                 return "it was stopped"
     finally:
         process.kill()
     return f"exit status {code}: {_tail(transcript, begin)}".rstrip(": ") if code else ""
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 class CommandProcess:
@@ -250,7 +282,7 @@ def rejection(error: int, text: str) -> str:
 def _report(
     folder: Path, key: str, body: Mapping[str, Any], transcript: Path, stop: threading.Event, authority: str | None
 ) -> None:
-    """Report the result of an episode to the gateway, until it is recorded or `stop` is set.
+    """Report the result of an episode to the gateway, until it is recorded or `stop` is set. Raises WrongKey.
 
     `authority`: a file with the authorities of the gateway's certificate, instead of the system's.
     """
@@ -263,6 +295,9 @@ def _report(
             text = error.read(ERROR_CHARACTERS).decode(errors="replace")
             if error.code == 409:
                 return  # it has ended
+            if error.code in (401, 403):
+                reason = "is gateway.secret_file the same file for the roles agents and gateway?"
+                raise WrongKey(f"the gateway rejects the keys that this role makes: {reason} ({text})") from error
             if error.code < 500 and error.code != 429 and "error" not in body:
                 body = {"error": rejection(error.code, text)}
                 note(transcript, body["error"])

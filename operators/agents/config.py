@@ -15,8 +15,9 @@ class AgentsConfig:
     """
 
     command: tuple[str, ...] = ()
-    """The command of one agent. It gets OPENAI_BASE_URL, OPENAI_API_KEY, LAMINAR_TASK (JSON) and LAMINAR_REPORT, a file
-    to which it may write {"reward": 1.0, "answer": "…"}, and "rewards" with a number for the ids of responses."""
+    """The command of one agent. It gets OPENAI_BASE_URL, OPENAI_API_KEY, LAMINAR_TASK (JSON; LAMINAR_TASK_FILE has a
+    larger one, too) and LAMINAR_REPORT, a file to which it may write {"reward": 1.0, "answer": "…"}, and "rewards" with
+    a number for the ids of responses."""
     function: str = ""
     """`module:function` or `file.py:function`, called as function(client, task) with a client of the package openai;
     it returns a reward, an answer, {"reward": …, "rewards": …, "answer": …} or nothing."""

@@ -63,6 +63,7 @@ class FunctionServer:
         self._target, self._log, self._environment = target, log, dict(environment)
         self._lock = threading.Lock()
         self._processes: dict[int, FunctionProcess] = {}
+        """Those of the present server."""
         self._number = 0
         self._server: subprocess.Popen[bytes] | None = None
 
@@ -105,23 +106,24 @@ class FunctionServer:
                     stderr=log,
                     env={**os.environ, **self._environment},
                 )
-            threading.Thread(target=self._read, args=(self._server,), daemon=True).start()
+            self._processes = {}
+            threading.Thread(target=self._read, args=(self._server, self._processes), daemon=True).start()
         return self._server
 
-    def _read(self, server: subprocess.Popen[bytes]) -> None:
+    def _read(self, server: subprocess.Popen[bytes], processes: dict[int, FunctionProcess]) -> None:
         assert server.stdout is not None
         for line in server.stdout:
             event = json.loads(line)
-            process = self._processes[event["number"]]
+            process = processes[event["number"]]
             with process.changed:
                 process.pid, process.code = event.get("pid", process.pid), event.get("code")
                 process.changed.notify_all()
             if event.get("code") is not None:
-                del self._processes[event["number"]]
+                del processes[event["number"]]
         server.stdout.close()
         server.wait()
         with self._lock:
-            lost = [self._processes.pop(number) for number in list(self._processes)]
+            lost = [processes.pop(number) for number in list(processes)]
         for process in lost:
             with process.changed:
                 process.code = process.code if process.code is not None else 1
@@ -178,8 +180,11 @@ def main(target: str) -> None:
                     _call(function, client, order)
                 running[pid] = order["number"]
                 _write(events, {"number": order["number"], "pid": pid})
-        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            _write(events, {"number": running.pop(ended[0]), "code": os.waitstatus_to_exitcode(ended[1])})
+        while running and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(ended.si_pid, signal.SIGKILL)  # what it has started; not reaped yet, its number is its own
+            _, status = os.waitpid(ended.si_pid, 0)
+            _write(events, {"number": running.pop(ended.si_pid), "code": os.waitstatus_to_exitcode(status)})
 
 
 def _call(function: Any, client: Any, order: Mapping[str, Any]) -> None:
@@ -197,7 +202,8 @@ def _call(function: Any, client: Any, order: Mapping[str, Any]) -> None:
         environment = order["environment"]
         os.environ.update(environment)
         own = client.with_options(api_key=environment["OPENAI_API_KEY"], base_url=environment["OPENAI_BASE_URL"])
-        report = report_of(function(own, json.loads(environment["LAMINAR_TASK"])))
+        task = json.loads(Path(environment["LAMINAR_TASK_FILE"]).read_text())
+        report = report_of(function(own, task))
         Path(environment["LAMINAR_REPORT"]).write_text(json.dumps(report))
         code = 0
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything

@@ -56,6 +56,8 @@ class AgentsFold(ShardFold):
         self._change = threading.Condition()
         self._stopped: dict[str, threading.Event] = {}
         """By episode that is waiting or played: set once its agent must end."""
+        self._error: Exception | None = None
+        """Why an agent could not be run: the role ends by it, since its episode would wait for ever."""
         self._closed = False
         self._started = False
         self._work = step.folder / f"agents-{step.index}"
@@ -72,6 +74,8 @@ class AgentsFold(ShardFold):
         ]
 
     def fold(self, polled: Polled) -> Sequence[Output]:
+        if self._error is not None:
+            raise self._error
         with phase("start agents"):
             for received in polled.records:
                 match received.record:
@@ -144,8 +148,9 @@ class AgentsFold(ShardFold):
                         functions=self._functions,
                         start=self._start,
                     )
-            except Exception:
+            except Exception as error:
                 log.exception("the agent of episode %s could not be run", task.episode)
+                self._error = error
             finally:
                 with self._change:
                     self._stopped.pop(task.episode, None)

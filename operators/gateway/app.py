@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.responses import Response as HttpResponse
@@ -33,17 +35,17 @@ from operators.gateway.chat_api import (
     response_message,
     usage_of,
 )
-from operators.gateway.claims import Claims, HandedOut, OtherProcess
+from operators.gateway.claims import ClaimRequests
 from operators.gateway.config import GatewayConfig
 from operators.gateway.conversation import TurnPlan, plan_completion, plan_turn
 from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.errors import ApiError, invalid
 from operators.gateway.play import Player, RecordedResponse, TurnOptions
-from operators.gateway.reports import AgentReport, parse_report, text_in
+from operators.gateway.reports import parse_report
 from operators.gateway.responses_api import parse_responses, response_body, response_events
 from operators.gateway.served_versions import MODEL, ServedSampling, ServedVersions, version_name
-from operators.io.episode_keys import ATTEMPT, PEOPLE, WORKERS, EpisodeKeys
-from schemas.identity import is_trajectory_id
+from operators.io.episode_keys import PEOPLE, WORKERS, EpisodeKeys
+from schemas.codec import ValueTooLarge
 from schemas.records import TokenRange
 
 log = logging.getLogger(__name__)
@@ -52,13 +54,10 @@ MAX_SEEN = 100_000
 """Requests whose repetitions are counted."""
 MAX_EPISODE_REQUESTS = 64
 """Requests of one episode that may be in progress, so that no agent can take the places of all others."""
-MAX_CLAIM_WAIT_S = 60.0
-_CLAIM_CHECK_S = 0.1
-_NOT_IN_TIME = "no agent finished it in time"
-_CLOSE = {"connection": "close"}
-"""Each process hands out other episodes: the next claim must be able to reach another one."""
 RETRY_HEADER = "x-stainless-retry-count"
 """The number of the retry, which OpenAI's clients send."""
+KEY_HEADER = "idempotency-key"
+"""The client's own name of a request: a repetition has the same one, through any process of the gateway."""
 
 RouteHandler = Callable[[Request, str], Awaitable[HttpResponse]]
 
@@ -88,14 +87,13 @@ class Gateway:
     context: int = 2**31
     served: ServedVersions | None = None
     """Answers people; None: nobody does."""
-    claims: Claims | None = None
+    claims: ClaimRequests | None = None
     """Hands out episodes to agents elsewhere; None: this run starts its agents itself."""
     authenticated: Callable[[tuple[str, int] | None], None] = lambda address: None
     """Called with the client's address of each request with a valid key."""
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
     active: Counter[str] = field(default_factory=Counter)
     """Requests in progress by episode."""
-    claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
     body_s: float = 60.0
     """Seconds in which the body of a request must arrive."""
 
@@ -106,13 +104,15 @@ class Gateway:
             "/v1/completions": ("POST", partial(self._complete, parse=parse_completion)),
             "/v1/responses": ("POST", self._respond),
             "/v1/models": ("GET", self._models),
+            "/v1/models/{model}": ("GET", self._model),
             "/v1/episode": ("GET", self._episode),
             "/v1/episode/end": ("POST", self._end),
             "/v1/episodes/claim": ("POST", self._claim),
             "/v1/episodes/release": ("POST", self._release),
         }
         routes = [Route(path, _Endpoint(self, each), methods=[method]) for path, (method, each) in handlers.items()]
-        return Starlette(routes=[*routes, Mount("/k/{key}", routes=routes)])
+        handlers_of_errors = {HTTPException: _http_error, Exception: _internal_error}
+        return Starlette(routes=[*routes, Mount("/k/{key}", routes=routes)], exception_handlers=handlers_of_errors)
 
     async def respond(self, request: Request, handler: RouteHandler, send: Send) -> None:
         """Authenticate `request`, and send the response of `handler`; until its end it is in progress."""
@@ -124,6 +124,8 @@ class Gateway:
             return
         except ApiError as error:
             response = JSONResponse(error.body(), error.status)
+        except ValueTooLarge as error:
+            response = JSONResponse(ApiError(413, f"the request cannot be recorded: {error}").body(), 413)
         except (DeliveryFailed, TimeoutError) as error:
             log.warning("a request was not written: %s", error)
             unavailable = ApiError(503, "the log is not available; repeat the request", "server_error")
@@ -134,8 +136,10 @@ class Gateway:
 
     @contextmanager
     def _counted(self, name: str) -> Iterator[None]:
-        """Count a request of episode `name` while it is answered. Raises ApiError if there are too many."""
-        if self.active.total() >= self.config.max_requests or self.active[name] >= MAX_EPISODE_REQUESTS:
+        """Count a request of `name` while it is answered. Raises ApiError if there are too many."""
+        most = self.config.max_requests
+        own = (most + 1) // 2 if name in (PEOPLE, WORKERS) else MAX_EPISODE_REQUESTS  # many programs have these keys
+        if self.active.total() >= most or self.active[name] >= own:
             raise ApiError(429, "too many requests are in progress; repeat it later", "rate_limit_error")
         self.active[name] += 1
         try:
@@ -182,20 +186,19 @@ class Gateway:
                 raise invalid("a stream has one choice: n must be 1", "n")
             turn = chat.turn(0, occurrence)
             follow = self._follow(name, chat, turn)
-            first = await anext(follow)  # errors before it have a status of their own
+            first = await while_connected(request, anext(follow))  # errors before it have a status of their own
             chunks = chat_chunks(StreamedTurn(chat, turn, self.form, created), _chain(first, follow))
-            return StreamingResponse(chunks, media_type="text/event-stream")
+            return StreamingResponse(chunks, headers=_headers(first), media_type="text/event-stream")
         responses, choices = [], []
         for index in range(chat.choices):
             turn = chat.turn(index, occurrence)
-            response = await last_of(self._follow(name, chat, turn))
+            response = await while_connected(request, last_of(self._follow(name, chat, turn)))
             message = response_message(self.form, turn, response.token_ids)
             responses.append(response)
             choices.append(choice_of(chat, index, message, response, self.form))
         turn_id = chat.turn(0, occurrence).turn_id
         body = completion_of(chat, f"chatcmpl-{turn_id}", created, choices, usage_of(responses))
-        headers = {"laminar-template": "rewritten"} if any(each.rewritten for each in responses) else None
-        return JSONResponse(body, headers=headers)
+        return JSONResponse(body, headers=_headers(*responses))
 
     async def _respond(self, request: Request, name: str) -> HttpResponse:
         chat = parse_responses(await self._body(request), 2**31)
@@ -203,11 +206,11 @@ class Gateway:
         turn = chat.turn(0, self._occurrence(request, chat))
         if chat.stream:
             follow = self._follow(name, chat, turn)
-            first = await anext(follow)
+            first = await while_connected(request, anext(follow))
             events = response_events(StreamedTurn(chat, turn, self.form, created), _chain(first, follow))
-            return StreamingResponse(events, media_type="text/event-stream")
-        response = await last_of(self._follow(name, chat, turn))
-        return JSONResponse(response_body(chat, turn, response, self.form, created))
+            return StreamingResponse(events, headers=_headers(first), media_type="text/event-stream")
+        response = await while_connected(request, last_of(self._follow(name, chat, turn)))
+        return JSONResponse(response_body(chat, turn, response, self.form, created), headers=_headers(response))
 
     def _follow(self, name: str, chat: ChatRequest, turn: TurnOptions) -> AsyncGenerator[RecordedResponse]:
         """The response to a turn of episode `name`, or to a request of PEOPLE, at each change. Raises ApiError."""
@@ -245,20 +248,31 @@ class Gateway:
         except TemplateError as error:
             raise invalid(str(error), "messages") from error
 
-    def _occurrence(self, request: Request, chat: ChatRequest) -> int:
-        """How often the client has sent an equal request before, retries of the same one not counted."""
+    def _occurrence(self, request: Request, chat: ChatRequest) -> str:
+        """Which of equal requests it is: the client's key of it, or how many it has sent before without retries."""
+        if key := request.headers.get(KEY_HEADER):
+            return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
         seen = (_key_of(request), chat.options_digest)
         if request.headers.get(RETRY_HEADER, "0") == "0":
             self.seen[seen] += 1
             if len(self.seen) > MAX_SEEN:
                 del self.seen[next(iter(self.seen))]
-        return max(0, self.seen[seen] - 1)
+        return str(max(0, self.seen[seen] - 1))
 
     async def _models(self, request: Request, name: str) -> HttpResponse:
+        return JSONResponse({"object": "list", "data": await self._known_models(name)})
+
+    async def _model(self, request: Request, name: str) -> HttpResponse:
+        wanted = request.path_params["model"]
+        found = next((each for each in await self._known_models(name) if each["id"] == wanted), None)
+        if found is None:
+            raise ApiError(404, f"there is no model {wanted[:80]!r}: see /v1/models", code="model_not_found")
+        return JSONResponse(found)
+
+    async def _known_models(self, name: str) -> list[dict[str, Any]]:
         versions = await self.served.versions() if name == PEOPLE and self.served is not None else []
         ids = [MODEL, *([f"{MODEL}:latest"] if versions else []), *(f"{MODEL}:{each}" for each in versions)]
-        models = [{"id": each, "object": "model", "created": 0, "owned_by": self.run} for each in ids]
-        return JSONResponse({"object": "list", "data": models})
+        return [{"id": each, "object": "model", "created": 0, "owned_by": self.run} for each in ids]
 
     async def _episode(self, request: Request, name: str) -> HttpResponse:
         """The state of the episode: its tokens, turns and branches."""
@@ -277,48 +291,12 @@ class Gateway:
         return JSONResponse(body)
 
     async def _claim(self, request: Request, name: str) -> HttpResponse:
-        """An episode for an agent elsewhere, with its key and task; status 204 if there is none within `wait_s`."""
-        claims = self._claims_for(name)
-        body = await self._body(request)
-        wait = body.get("wait_s", 0) if isinstance(body, dict) else None
-        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= MAX_CLAIM_WAIT_S:
-            raise invalid(f"wait_s must be from 0 to {MAX_CLAIM_WAIT_S:g} seconds", "wait_s")
-        for expired in claims.failed():
-            await self.player.end(expired, AgentReport(error=_NOT_IN_TIME))
-        found = await self._next(claims, wait)
-        if found is not None and await request.is_disconnected():
-            claims.give_back(found.episode, found.attempt, failed=False)
-            found = None
-        if found is None:
-            return HttpResponse(status_code=204, headers=_CLOSE)
-        key = f"{self.keys.key_of(found.episode)}{ATTEMPT}{found.attempt}"
-        return JSONResponse({**found._asdict(), "key": key, "timeout_s": claims.timeout_s}, headers=_CLOSE)
-
-    async def _next(self, claims: Claims, wait: float) -> HandedOut | None:
-        """The next episode for an agent; None if there is none within `wait` seconds."""
-        try:
-            async with asyncio.timeout(wait), self.claiming:  # one request at a time looks for an episode
-                while (found := claims.claim()) is None:
-                    await asyncio.sleep(_CLAIM_CHECK_S)
-                return found
-        except TimeoutError:
-            return None
+        return await self._claims_for(name).claim(request, await self._body(request))
 
     async def _release(self, request: Request, name: str) -> HttpResponse:
-        """Give back an episode: another attempt follows, or the episode ends with the error of its agent, if any."""
-        claims = self._claims_for(name)
-        body = await self._body(request)
-        episode, attempt, error = _given_back(body)
-        try:
-            again = claims.give_back(episode, attempt, failed=error is not None)
-        except OtherProcess as other:
-            elsewhere = f"another process of the gateway hands out {episode}; repeat the request"
-            raise ApiError(503, elsewhere, "server_error") from other
-        if not again:
-            await self.player.end(episode, AgentReport(error=error or _NOT_IN_TIME))
-        return JSONResponse({"episode": episode, "again": again})
+        return await self._claims_for(name).release(await self._body(request))
 
-    def _claims_for(self, name: str) -> Claims:
+    def _claims_for(self, name: str) -> ClaimRequests:
         if name != WORKERS:
             raise ApiError(403, "episodes are claimed with the key of `laminar agents serve`", "permission_error")
         if self.claims is None:
@@ -336,6 +314,23 @@ def _check_episode(name: str) -> None:
         raise ApiError(403, "this key is not that of an episode", "permission_error")
 
 
+async def while_connected(request: Request, work: Awaitable[RecordedResponse]) -> RecordedResponse:
+    """The result of `work`, which is cancelled once the client of `request`, whose body has been read, has gone.
+
+    The turn continues at its owner: a repetition of the request gets its response. Raises ClientDisconnect.
+    """
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for each in (working, gone):
+            each.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
 async def last_of(responses: AsyncGenerator[RecordedResponse]) -> RecordedResponse:
     """The last of `responses`, which is complete."""
     async with aclosing(responses):
@@ -343,6 +338,21 @@ async def last_of(responses: AsyncGenerator[RecordedResponse]) -> RecordedRespon
             if response.finish_reason:
                 return response
     raise AssertionError("a turn ends with a response")
+
+
+def _http_error(request: Request, error: Exception) -> HttpResponse:
+    """A path or a method that there is not."""
+    assert isinstance(error, HTTPException)
+    reason = f"{request.method} {request.url.path[:80]}: {error.detail}; see docs/agents.md for what the gateway serves"
+    return JSONResponse(ApiError(error.status_code, reason).body(), error.status_code, error.headers)
+
+
+def _internal_error(request: Request, error: Exception) -> HttpResponse:
+    return JSONResponse(ApiError(500, "the gateway failed: see its log", "server_error").body(), 500)
+
+
+def _headers(*responses: RecordedResponse) -> dict[str, str] | None:
+    return {"laminar-template": "rewritten"} if any(each.rewritten for each in responses) else None
 
 
 def _key_of(request: Request) -> str:
@@ -360,14 +370,3 @@ async def _chain(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
     yield first
     async for each in rest:
         yield each
-
-
-def _given_back(body: Any) -> tuple[str, int, str | None]:
-    """Episode, number of the attempt, and error of a request that gives an episode back. Raises ApiError."""
-    given = body if isinstance(body, dict) else {}
-    episode, attempt, error = text_in(given, "episode"), given.get("attempt"), text_in(given, "error")
-    if episode is None or not is_trajectory_id(episode):
-        raise invalid("episode must be the id of one", "episode")
-    if isinstance(attempt, bool) or not isinstance(attempt, int) or attempt < 0:
-        raise invalid("attempt must be the number that the claim returned", "attempt")
-    return episode, attempt, error

@@ -42,8 +42,8 @@ class ChatRequest:
     legacy: bool = False
     """Whether it came as a completion of text, not as a chat."""
 
-    def turn(self, choice: int, occurrence: int) -> TurnOptions:
-        """The turn of a choice. `occurrence` counts equal requests of the same agent process."""
+    def turn(self, choice: int, occurrence: str) -> TurnOptions:
+        """The turn of a choice. `occurrence` distinguishes equal requests of the same agent process."""
         turn_id = f"{self.options_digest}#{occurrence}.{choice}"
         tools = json.dumps(self.tools, ensure_ascii=False)
         return TurnOptions(turn_id, self.digest, self.max_tokens, self.stop_strings, tools, self.stream)
@@ -62,7 +62,11 @@ def parse_chat(body: Any, most_tokens: int) -> ChatRequest:
         _check_message(at, message)
     tools = body.get("tools") or []
     _check_tools(tools)
-    if body.get("tool_choice") == "none":
+    choice = body.get("tool_choice") or "auto"
+    if choice not in ("auto", "none"):
+        reason = f'tool_choice must be "auto" or "none", not {repr(choice)[:80]}: the engine cannot constrain responses'
+        raise invalid(reason, "tool_choice")
+    if choice == "none":
         tools = []
     return _request(body, messages, tools, most_tokens)
 

@@ -6,12 +6,32 @@ episode; the first that ends it decides.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.responses import Response as HttpResponse
+
+from infra.kafka.producer import DeliveryFailed
 from operators.gateway.episode_table import EpisodeTable, OpenEpisode
+from operators.gateway.errors import ApiError, invalid
+from operators.gateway.play import Player
+from operators.gateway.reports import AgentReport, text_in
 from operators.io.agent_tasks import task_of
+from operators.io.episode_keys import ATTEMPT, EpisodeKeys
+from schemas.identity import is_trajectory_id
+
+log = logging.getLogger(__name__)
+
+MAX_CLAIM_WAIT_S = 60.0
+_CLAIM_CHECK_S = 0.1
+_NOT_IN_TIME = "no agent finished it in time"
+_CLOSE = {"connection": "close"}
+"""Each process hands out other episodes: the next claim must be able to reach another one."""
 
 
 class HandedOut(NamedTuple):
@@ -110,3 +130,75 @@ class Claims:
         if claim.expires is not None and self._clock() >= claim.expires:
             claim = Claim(claim.attempt, claim.failures + 1, None)
         return claim
+
+
+@dataclass
+class ClaimRequests:
+    """Answers the requests of programs elsewhere, with keys of `keys`."""
+
+    claims: Claims
+    player: Player
+    keys: EpisodeKeys
+    ending: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """Episodes that are ended because their last attempt has failed."""
+    claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def claim(self, request: Request, body: Any) -> HttpResponse:
+        """An episode for an agent, with its key and task; status 204 if there is none within `wait_s`."""
+        claims = self.claims
+        wait = body.get("wait_s", 0) if isinstance(body, dict) else None
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= MAX_CLAIM_WAIT_S:
+            raise invalid(f"wait_s must be from 0 to {MAX_CLAIM_WAIT_S:g} seconds", "wait_s")
+        for expired in claims.failed():
+            if expired not in self.ending:
+                self.ending[expired] = asyncio.create_task(self._fail(expired))
+        found = await self._next(wait)
+        if found is not None and await request.is_disconnected():
+            claims.give_back(found.episode, found.attempt, failed=False)
+            found = None
+        if found is None:
+            return HttpResponse(status_code=204, headers=_CLOSE)
+        key = f"{self.keys.key_of(found.episode)}{ATTEMPT}{found.attempt}"
+        return JSONResponse({**found._asdict(), "key": key, "timeout_s": claims.timeout_s}, headers=_CLOSE)
+
+    async def _fail(self, name: str) -> None:
+        """End an episode that no agent finished in time; no claim waits for its owner."""
+        try:
+            await self.player.end(name, AgentReport(error=_NOT_IN_TIME))
+        except (ApiError, DeliveryFailed, TimeoutError) as error:
+            log.warning("episode %s could not be ended, the next claim tries it again: %s", name, error)
+        finally:
+            del self.ending[name]
+
+    async def _next(self, wait: float) -> HandedOut | None:
+        """The next episode for an agent; None if there is none within `wait` seconds."""
+        try:
+            async with asyncio.timeout(wait), self.claiming:  # one request at a time looks for an episode
+                while (found := self.claims.claim()) is None:
+                    await asyncio.sleep(_CLAIM_CHECK_S)
+                return found
+        except TimeoutError:
+            return None
+
+    async def release(self, body: Any) -> HttpResponse:
+        """Give back an episode: another attempt follows, or the episode ends with the error of its agent, if any."""
+        episode, attempt, error = _given_back(body)
+        try:
+            again = self.claims.give_back(episode, attempt, failed=error is not None)
+        except OtherProcess as other:
+            elsewhere = f"another process of the gateway hands out {episode}; repeat the request"
+            raise ApiError(503, elsewhere, "server_error") from other
+        if not again:
+            await self.player.end(episode, AgentReport(error=error or _NOT_IN_TIME))
+        return JSONResponse({"episode": episode, "again": again})
+
+
+def _given_back(body: Any) -> tuple[str, int, str | None]:
+    """Episode, number of the attempt, and error of a request that gives an episode back. Raises ApiError."""
+    given = body if isinstance(body, dict) else {}
+    episode, attempt, error = text_in(given, "episode"), given.get("attempt"), text_in(given, "error")
+    if episode is None or not is_trajectory_id(episode):
+        raise invalid("episode must be the id of one", "episode")
+    if isinstance(attempt, bool) or not isinstance(attempt, int) or attempt < 0:
+        raise invalid("attempt must be the number that the claim returned", "attempt")
+    return episode, attempt, error

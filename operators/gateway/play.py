@@ -27,6 +27,9 @@ from schemas.topics import INBOX, inbox_partition
 _RECHECK_S = 5.0
 """A waiting request looks at its episode after so many seconds at the latest."""
 
+_OTHERS_S = 5.0
+"""A request that waits for the turn of another one sends its order after so many seconds."""
+
 SEND_AGAIN_S = 15.0
 """An order that has changed nothing for so long may be lost: it is sent again, and its owner ignores a second one."""
 
@@ -112,16 +115,15 @@ class Player:
         self._table, self._changes, self._send, self._context = table, changes, send, context
         self._branches, self._most_tokens = branches, most_tokens
         self._timeout_s, self._clock, self._now = timeout_s, clock, now
-        self._rewritten: set[tuple[str, str]] = set()
 
     async def follow(self, name: str, options: TurnOptions, plan: Plan) -> AsyncGenerator[RecordedResponse]:
         """The response so far, at each change; the last one has a finish reason. Raises ApiError.
 
-        A repeated request gets the recorded response.
+        A repeated request gets the recorded response. Raises ValueTooLarge for one that the log cannot have.
         """
         deadline = self._clock() + self._timeout_s
-        sent: tuple[Any, ...] | None = None
-        again_at = shown = 0.0
+        known: tuple[Any, ...] | None = None
+        send_at = shown = 0.0
         async with self._changes.watching(name) as changed:
             while True:
                 changed.clear()
@@ -132,18 +134,19 @@ class Player:
                 if response is not None and response.finish_reason:
                     yield response
                     return
-                if order is not None and (
-                    (key := (order.turn_id, order.lease, order.start)) != sent or self._clock() >= again_at
-                ):
+                if order is not None and (key := (order.turn_id, order.lease, order.start)) != known:
+                    own = order.turn_id == options.turn_id  # that of another request is sent by it, unless it has gone
+                    known, send_at = key, self._clock() + (0.0 if own else _OTHERS_S)
+                if order is not None and self._clock() >= send_at:
                     await asyncio.to_thread(self._send, order)
-                    sent, again_at = key, self._clock() + SEND_AGAIN_S
+                    send_at = self._clock() + SEND_AGAIN_S
                 elif response is not None and len(response.token_ids) > shown:
                     shown = len(response.token_ids)
                     yield response
                 await self._wait(changed, deadline)
 
     async def end(self, name: str, report: AgentReport) -> None:
-        """End the episode, and wait until its trajectory has finished. Raises ApiError."""
+        """End the episode, and wait until its trajectory has finished. Raises ApiError and ValueTooLarge."""
         deadline = self._clock() + self._timeout_s
         known_by = self._clock() + KNOWN_S
         sent, again_at = -1, 0.0
@@ -182,13 +185,13 @@ class Player:
             return None, None  # it will be assigned
         turn = episode.turns.get(options.turn_id)
         if turn is not None and turn.ended is not None:
-            return self._response(name, turn.request, turn.ended), None
+            return self._response(name, episode, turn.request, turn.ended), None
         pending = episode.pending
         if pending is None:
             return None, self._order(name, episode, options, plan(episode))
         mine = pending.turn_id == options.turn_id
         order = replace(pending, lease=episode.lease, replica=episode.replica, incarnation=episode.incarnation)
-        return self._response(name, pending, None) if mine else None, order
+        return self._response(name, episode, pending, None) if mine else None, order
 
     def _order(self, name: str, episode: OpenEpisode, options: TurnOptions, planned: TurnPlan) -> TurnRequest:
         start = self._table.length(name)
@@ -209,8 +212,8 @@ class Player:
                 "context_length_exceeded",
             )
         if planned.rewritten:
-            self._rewritten.add((name, options.turn_id))
-        return TurnRequest(
+            episode.rewritten.add(options.turn_id)
+        order = TurnRequest(
             trajectory_id=name,
             lease=episode.lease,
             replica=episode.replica,
@@ -227,8 +230,12 @@ class Player:
             stream=options.stream,
             written_at=self._now(),
         )
+        encode(order)  # before it is announced: one that is too large would block the episode
+        return order
 
-    def _response(self, name: str, request: TurnRequest, ended: TurnEnded | None) -> RecordedResponse:
+    def _response(
+        self, name: str, episode: OpenEpisode, request: TurnRequest, ended: TurnEnded | None
+    ) -> RecordedResponse:
         if ended is not None and ended.finish_reason == "failed":
             raise invalid(f"the request cannot run: {ended.error}")
         first = request.start + len(request.token_ids)
@@ -244,7 +251,7 @@ class Player:
             cached + len(request.token_ids),
             cached,
             "" if ended is None else ended.finish_reason,
-            (name, request.turn_id) in self._rewritten,
+            request.turn_id in episode.rewritten,
         )
 
     def _end_order(self, name: str, episode: OpenEpisode, report: AgentReport) -> EpisodeEnd:

@@ -24,7 +24,7 @@ from infra.models.conversations import ConversationFormat
 from infra.runners.step_metrics import phase
 from operators.gateway.app import Gateway
 from operators.gateway.chat_api import response_message
-from operators.gateway.claims import Claims
+from operators.gateway.claims import ClaimRequests, Claims
 from operators.gateway.config import GatewayConfig
 from operators.gateway.episode_table import EpisodeTable, OpenEpisode
 from operators.gateway.play import Changes, OrderProducer, Player
@@ -59,8 +59,11 @@ class EpisodeCounts:
     def add(self, episode: OpenEpisode, received: ReceivedRecord) -> None:
         """Count a finished episode; `received` is its trajectory."""
         trajectory = received.record
-        counted = received.offset < self._counted.get(str(received.partition), 0)
-        if counted or trajectory.prompt.number % self._processes != self._index:
+        if received.offset < self._counted.get(str(received.partition), 0):
+            return
+        if episode.rewritten:  # each process knows its own
+            self._totals["rewritten"] += len(episode.rewritten)
+        if trajectory.prompt.number % self._processes != self._index:
             return
         turns = episode.ended_turns()
         times = times_of(
@@ -169,7 +172,7 @@ class GatewayFold(ShardFold):
         if step.hand_out is not None:
             how = step.hand_out
             order = (step.shard.shard, config.processes, how.timeout_s, how.retries, time.monotonic)
-            claims = Claims(self._table, *order)
+            claims = ClaimRequests(Claims(self._table, *order), player, keys)
         gateway = Gateway(
             *(config, run, keys, self._table, player, form, step.context, self._served, claims),
             authenticated=unauthenticated.remove,

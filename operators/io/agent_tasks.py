@@ -1,4 +1,4 @@
-"""The task of an agent, as it gets it in LAMINAR_TASK or from the gateway."""
+"""The task of an agent, as it gets it in LAMINAR_TASK_FILE or from the gateway."""
 
 from __future__ import annotations
 

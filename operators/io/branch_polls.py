@@ -72,6 +72,10 @@ class BranchPolls:
             raise found.error
         return found
 
+    def put_back(self, found: BranchPoll) -> None:
+        """Take back an element that the runner did not accept: `next` or `stop` returns it again."""
+        self._handed_over.put(found)
+
     def mark_folded(self, group: str) -> None:
         """Let the shard `group` poll again: its last element has been folded."""
         self._folded[group].release()

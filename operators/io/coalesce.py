@@ -1,4 +1,7 @@
-"""Outputs of a transaction as Kafka records: outputs with the same key and class become rows of one record."""
+"""Outputs of a transaction as Kafka records: outputs with the same key and class become rows of one record.
+
+Each record costs its readers and writers about a millisecond of CPU time, whatever its rows.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from schemas.topics import Topic, run_of
 from schemas.tracing import TRACEPARENT, traceparent
 
 _PROMPT_KEYS = ("prompt_id", "group_id")
+_MERGED_KEY = "group_id"
+"""Outputs of a topic with this key are rows of one record, under the key of the first, if their purpose is the same."""
 _ID_FIELDS = ("trajectory_id", "trajectory_ids")
 
 
@@ -30,7 +35,7 @@ def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list
     for topic, key, record, partition in outputs:
         if not topic.transactional:
             raise ValueError(f"topic {topic.short_name} is not transactional: write to it with a plain producer")
-        stream = (topic.short_name, partition, key)
+        stream = (topic.short_name, partition, key[:1] if topic.key == _MERGED_KEY else key)
         run = last.get(stream)
         if run is not None and _fits_one_record(run[0], record):
             run.append(record)

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import apache_beam as beam
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView
 
 from infra.runners.stopping import STOPPING
 from operators.io.branch_polls import BranchPolls, BranchShard
 from operators.io.fold_records import idle_seconds
 from operators.io.poll_range import FOREVER, PollRange, slice_seconds
+from operators.io.poll_times import WATERMARK, timed
 from operators.io.source import open_source
 
 _RUNNING: dict[tuple[str, ...], BranchPolls] = {}
@@ -31,6 +33,7 @@ class _PollBranchesFn(beam.DoFn):
         self,
         element: tuple[BranchShard, ...],
         tracker: RestrictionTrackerView = beam.DoFn.RestrictionParam(PollRange()),  # noqa: B008
+        watermark: ManualWatermarkEstimator = WATERMARK,
     ) -> Iterator[beam.pvalue.TaggedOutput]:
         poll = tracker.current_restriction().start
         polls = _polls_of(element)
@@ -46,9 +49,10 @@ class _PollBranchesFn(beam.DoFn):
             if next_poll is None:
                 continue
             if not tracker.try_claim(poll):
+                polls.put_back(next_poll)
                 return
             poll += 1
-            yield beam.pvalue.TaggedOutput(next_poll.branch, next_poll.element)
+            yield beam.pvalue.TaggedOutput(next_poll.branch, timed(next_poll.element, watermark))
             polls.mark_folded(next_poll.group)
         tracker.defer_remainder()
 

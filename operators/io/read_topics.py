@@ -11,19 +11,18 @@ from apache_beam.options.pipeline_options import FlinkRunnerOptions
 from apache_beam.pipeline import AppliedPTransform
 from apache_beam.runners.sdf_utils import RestrictionTrackerView
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import Timestamp
 
 from infra.runners.flink_slots import key_in_subtask, name_of_key
-from infra.runners.stopping import STOPPING
+from infra.runners.stopping import AT_END, STOPPING
 from operators.io.branch_polls import BranchShard
 from operators.io.config import ShardConfig
 from operators.io.elements import Polled, Restored
 from operators.io.fold_records import idle_seconds, is_busy
 from operators.io.poll_range import FOREVER, PollRange, slice_seconds
+from operators.io.poll_times import WATERMARK, timed
 from operators.io.read_branches import ReadBranches
+from operators.io.shards import close_shards
 from operators.io.source import open_source
-
-_WATERMARK = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider())
 
 
 class _PollTopicsFn(beam.DoFn):
@@ -31,12 +30,16 @@ class _PollTopicsFn(beam.DoFn):
         self._shards: Mapping[str, ShardConfig] = {shard.group: shard for shard in shards}
         self._slice_s = slice_s
 
+    def setup(self) -> None:
+        """In a worker's process nobody else closes the shards."""
+        AT_END.add(close_shards)
+
     @beam.DoFn.unbounded_per_element()
     def process(
         self,
         element: str,
         tracker: RestrictionTrackerView = beam.DoFn.RestrictionParam(PollRange()),  # noqa: B008
-        watermark: ManualWatermarkEstimator = _WATERMARK,
+        watermark: ManualWatermarkEstimator = WATERMARK,
     ) -> Iterator[Restored | Polled | TimestampedValue]:
         poll = tracker.current_restriction().start
         shard = self._shards[name_of_key(element)]
@@ -53,23 +56,8 @@ class _PollTopicsFn(beam.DoFn):
             if not tracker.try_claim(poll):
                 return
             poll += 1
-            yield _timed(source.next(wait=idle_seconds(shard.group)), watermark)
+            yield timed(source.next(wait=idle_seconds(shard.group)), watermark)
         tracker.defer_remainder()
-
-
-def _timed(element: Restored | Polled, watermark: ManualWatermarkEstimator) -> Restored | Polled | TimestampedValue:
-    """`element` at the time of the newest record so far, to which the watermark moves.
-
-    So a runner's interface shows how far behind a shard is. No step depends on it: records of different topics are not
-    in the order of their times. A time in the future, which other machines may write, counts as now.
-    """
-    known = watermark.current_watermark()
-    if isinstance(element, Polled) and element.records:
-        newest = min(max(record.timestamp for record in element.records) / 1000, time.time())
-        if known is None or known < newest:
-            known = Timestamp.of(newest)
-            watermark.set_watermark(known)
-    return element if known is None else TimestampedValue(element, known)
 
 
 class ReadTopics(beam.PTransform):

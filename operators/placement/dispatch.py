@@ -53,6 +53,8 @@ class Dispatcher:
         self._emission = 0
         self._training_waits = False
         """Whether there was training work to assign when this emission began."""
+        self._alone = False
+        """Whether there is one replica only, which gets its next batch early: no other could begin it sooner."""
         self._draining: Owner | None = None
         """The replica that gets no fresh work, so that it becomes free for evaluation. Needed only where newer weights
         interrupt trajectories, since no replica drains there."""
@@ -63,6 +65,7 @@ class Dispatcher:
         sent: list[Placed] = []
         running = [replica for replica in replicas if replica.status.state == "running"]
         self._training_waits = not self._tracking.final and not self.has_no_fresh_work()
+        self._alone = len(replicas) == 1
         if self._has("evaluation"):
             for replica in running:
                 sent += self._dispatch_evaluation(replica)
@@ -177,7 +180,7 @@ class Dispatcher:
             here = self._assign_group(replica, room) if restarted is None else [self._assign(restarted, replica)]
             if not here:
                 break
-            replica.sent += len(here)
+            replica.count_sent(len(here), self._tracking.newest)
             if len(here) < room:
                 heappush(takers, (load + len(here), index, replica, room - len(here)))
             sent += here
@@ -205,14 +208,25 @@ class Dispatcher:
         if table.load(owner) == 0:
             replica.target = replica.resumed = None
         version, newest, interrupts = replica.version, self._tracking.newest, self._rules.refresh == "interrupt"
-        if version is None or newest is None or (version < newest and not interrupts) or self._is_moving(owner):
+        if version is None or newest is None or self._is_moving(owner) or owner == self._draining:
             return 0
-        if owner == self._draining:
-            return 0
+        if version < newest and not interrupts:
+            return self._room_ahead(replica)
         room = self._room(replica)
         if self._rules.refresh == "drain":
             room = min(room, replica.quota(table.load(owner, "train"), self._config.replica_batch))
         return room
+
+    def _room_ahead(self, replica: TrackedReplica) -> int:
+        """Room for a batch that the only replica starts once it is empty, under the newest weights.
+
+        So it does not wait for a decision between two batches. None while evaluation runs under these weights, or
+        waits for the replica to become free.
+        """
+        if not self._alone or self._rules.refresh != "drain" or replica.target or self._has("evaluation"):
+            return 0
+        batch = self._config.replica_batch or replica.status.capacity
+        return min(replica.quota_ahead(batch), 2 * batch - self._tracking.table.load(replica.owner))
 
     def _assign_group(self, replica: TrackedReplica, room: int) -> list[Placed]:
         """Assign up to `room` members of the next group; members on one replica share the prefill of their prompt."""
@@ -280,6 +294,7 @@ class Dispatcher:
         replica.count(work.prompt.purpose)
         interrupts = self._rules.refresh == "interrupt"
         named = work.prompt.policy_version or (None if partial is None or interrupts else partial.version)
+        versions = [each for each in (replica.version, tracking.newest) if each is not None]
         return Placed(
             prompt=work.prompt,
             member=work.member,
@@ -290,8 +305,8 @@ class Dispatcher:
             partial=None if partial is None else partial.response,
             version_spans=() if partial is None else partial.version_spans,
             placed_at=self._now(),
-            # Its heartbeat may be from before it loaded older weights for evaluation.
-            at_least=replica.version if named is None and not interrupts else None,
+            # It may have older weights still, or have loaded them for evaluation after its last heartbeat.
+            at_least=None if interrupts or named is not None else max(versions, default=None),
         )
 
 

@@ -32,6 +32,7 @@ from operators.placement.rounds import Rounds
 from operators.placement.stage_groups import StageGroups
 from operators.placement.tracking import TrajectoryTracker
 from operators.placement.waiting_work import WaitingWork
+from schemas.block import Block
 from schemas.bounds import fits_inbox
 from schemas.records import (
     AssignmentRejected,
@@ -47,7 +48,6 @@ from schemas.records import (
     Settled,
     StageGroup,
     StageStatus,
-    Trajectory,
     WeightVersion,
 )
 from schemas.topics import PROGRESS, RELAY_CHAIN, REPLICAS, TRAJECTORIES, group_name
@@ -232,8 +232,8 @@ class PlacementFold:
                 if not self._relays.record_chain(chain, now):
                     reason = f"chain {chain.number} was not written by placement, whose last is {self._relays.number}"
                     return [self._tracking.reject(received, reason)]
-            case Trajectory() as trajectory:
-                return self._tracking.finish(received, trajectory)
+            case Block() as trajectories:
+                return self._tracking.finish(received, trajectories)
             case Settled() as settled:
                 return self._tracking.settle(received, settled)
             case Pause() as pause:

@@ -14,7 +14,8 @@ from schemas.records import PolicyVersion, ReplicaStatus
 class TrackedReplica:
     """One replica. `last_heartbeat_at` is the receipt time in monotonic seconds.
 
-    `sent` counts training assignments under `sent_version`. While it has such work, `target` is the version that
+    `sent` counts training assignments under `sent_version`, `ahead` those that wait for a newer version than the loaded
+    one. While it has such work, `target` is the version that
     evaluation makes it load, and `resumed` that of resumed trajectories. `asked` counts the evaluation assignments
     since it last had none; `training_next` is set once they have finished, until it gets training work. `kv_before` is
     its KV use when moves were last planned.
@@ -24,6 +25,8 @@ class TrackedReplica:
     last_heartbeat_at: float
     sent: int = 0
     sent_version: PolicyVersion | None = None
+    ahead: int = 0
+    ahead_of: PolicyVersion | None = None
     target: PolicyVersion | None = None
     asked: int = 0
     training_next: bool = False
@@ -61,6 +64,18 @@ class TrackedReplica:
         if load == 0 or self.sent_version != self.status.policy_version:
             self.sent, self.sent_version = load, self.status.policy_version
         return (replica_batch or self.status.capacity) - self.sent
+
+    def quota_ahead(self, batch: int) -> int:
+        """Training assignments of the next `batch` that it may still get while it has its present version."""
+        if self.ahead_of != self.status.policy_version:
+            self.ahead, self.ahead_of = 0, self.status.policy_version
+        return batch - self.ahead
+
+    def count_sent(self, assignments: int, newest: PolicyVersion | None) -> None:
+        """Count fresh training assignments, which start under `newest`."""
+        self.sent += assignments
+        if newest != self.status.policy_version:
+            self.ahead += assignments
 
 
 class ReplicaTable:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import pyarrow.compute as pc
+
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Output, PartitionKey, ReceivedRecord, Restored
 from operators.io.ledger import TrajectoryLedger
@@ -21,7 +23,8 @@ from operators.placement.leases import Leases
 from operators.placement.length_statistics import LengthStatistics
 from operators.placement.move_outcomes import MoveOutcomes
 from operators.placement.work_table import Owned, Owner, Work, WorkTable, failed_trajectory
-from schemas.identity import TrajectoryKey, parse_trajectory_id
+from schemas.block import Block
+from schemas.identity import TrajectoryKey, parse_trajectory_id, trajectory_id
 from schemas.records import (
     AssignmentRejected,
     Cancel,
@@ -29,11 +32,14 @@ from schemas.records import (
     Progress,
     Prompt,
     Settled,
-    Trajectory,
     TrajectoryClosed,
     WeightVersion,
 )
 from schemas.topics import PROGRESS, SETTLED, TRAJECTORIES, partition_of
+
+_FINISHED = ("prompt.purpose", "prompt.number", "member", "lease", "finish_reason")
+_TOKENS = ("prompt.token_ids", "response.token_ids")
+"""Columns of a trajectory that placement reads."""
 
 
 class PendingCancels:
@@ -125,15 +131,21 @@ class TrajectoryTracker:
 
     # -- records ------------------------------------------------------------------------------------------------------
 
-    def finish(self, received: ReceivedRecord, trajectory: Trajectory) -> list[Output]:
-        """Record a generated trajectory. Its first record counts, whatever its lease."""
-        name = trajectory.trajectory_id
-        if parse_trajectory_id(name) in self._released:
-            return []
-        self._finished.keep(name, received)
-        if trajectory.finish_reason != "failed":
-            self.lengths.add(len(trajectory.prompt.token_ids), len(trajectory.response.token_ids))
-        return self._end(name, trajectory.lease)
+    def finish(self, received: ReceivedRecord, trajectories: Block) -> list[Output]:
+        """Record generated trajectories. The first record of each counts, whatever its lease."""
+        columns = [trajectories.column(name).to_pylist() for name in _FINISHED]
+        tokens = [pc.list_value_length(trajectories.column(name)).to_pylist() for name in _TOKENS]
+        outputs: list[Output] = []
+        for purpose, number, member, lease, reason, prompt, response in zip(*columns, *tokens, strict=True):
+            key = TrajectoryKey(purpose, number, member)
+            if key in self._released:
+                continue
+            name = trajectory_id(*key)
+            self._finished.keep(name, received)
+            if reason != "failed":
+                self.lengths.add(prompt, response)
+            outputs += self._end(name, lease)
+        return outputs
 
     def settle(self, received: ReceivedRecord, settled: Settled) -> list[Output]:
         """Record that a trajectory is settled."""

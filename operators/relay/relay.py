@@ -7,6 +7,7 @@ manifest that does not match the seal or the arriving bytes becomes a dead lette
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,11 +17,13 @@ from pathlib import Path
 from infra.kafka.heartbeat_thread import Heartbeat, HeartbeatThread
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
+from infra.machine import VARIABLE as MACHINE
 from infra.machine import machine_name
 from infra.runners.step_metrics import phase
 from infra.store.errors import VersionGone
 from infra.store.incoming_version import Seal
 from infra.store.names import weight_file
+from infra.store.ownership import remove_ended_stores
 from infra.store.weight_store import WeightStore, versions_to_evict
 from infra.system import SYSTEM, System
 from infra.transport.endpoint import Endpoint
@@ -30,6 +33,8 @@ from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Rece
 from operators.relay.config import AUTO, RelayConfig
 from schemas.records import PolicyVersion, RelayArrival, RelayChain, RelayStatus, ReplicaStatus, WeightVersion
 from schemas.topics import RELAY, REPLICAS
+
+log = logging.getLogger(__name__)
 
 _REFUSED = "refused"
 _MAX_WAITING = 8
@@ -87,7 +92,13 @@ class RelayStep:
             raise ValueError('store is still "auto": call choose_store_folder once for each machine')
 
     def restore(self, restored: Restored) -> RelayFold:
-        """Return a relay without manifests; reading resumes at the oldest manifest that it needs."""
+        """Return a relay without manifests; reading resumes at the oldest manifest that it needs.
+
+        The agent of a machine of a cluster first frees the memory of ended runs, which nobody else can.
+        """
+        if MACHINE in os.environ:
+            for root in remove_ended_stores(Path(self.config.store).parent):
+                log.warning("removed %s, the weights of a run that has ended", root)
         store = WeightStore(Path(self.config.store), self.config.keep_versions)
         endpoint = self.config.endpoint(self.client.bootstrap_servers)
         return self.open(restored, store, endpoint, lambda: BoundedProducer(self.client))
@@ -156,6 +167,8 @@ class RelayFold:
         self._held: dict[PolicyVersion, ReceivedRecord] = {}
         self._reported: tuple[tuple[PolicyVersion, ...], int] | None = None
         """The held versions, newest first, and their bytes; one object, since the heartbeat thread reads it."""
+        self._is_checked = False
+        """Whether the size of the store has been compared with that of a version."""
         refused = state.get(_REFUSED, [])
         self._refused = set(refused) if isinstance(refused, list) else set()
 
@@ -189,6 +202,7 @@ class RelayFold:
     def _track(self, received: ReceivedRecord) -> list[Output]:
         match received.record:
             case WeightVersion() as manifest:
+                self._check_size(manifest.bytes)
                 self._waiting.setdefault(manifest.version, []).append(received)
             case RelayChain() as chain:
                 self._node.set_chain(chain)
@@ -200,6 +214,19 @@ class RelayFold:
             case other:
                 return self._dead_letter(received, f"a relay does not consume {type(other).__name__} records")
         return []
+
+    def _check_size(self, version_bytes: int) -> None:
+        """Report a store that is too small for the versions that it is to keep and the one that arrives."""
+        if self._is_checked:
+            return
+        self._is_checked, needed = True, version_bytes * (self._config.keep_versions + 1)
+        disk = os.statvfs(self._store.root)
+        if (size := disk.f_frsize * disk.f_blocks) < needed:
+            log.error(
+                "%s has %d bytes, but relay.keep_versions = %d and the version that arrives need %d: enlarge it, keep "
+                "fewer, or set relay.store",
+                *(self._store.root, size, self._config.keep_versions, needed),
+            )
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         """Resume at the oldest manifest that is needed; save which manifests were rejected."""

@@ -98,12 +98,15 @@ class Heartbeats(HeartbeatThread):
         yield Heartbeat(self._metrics_topic, "rollout", self.usage_metric())
 
     def usage_metric(self) -> Metric:
-        """Usage since the start of this process: its CPU seconds, those in model code, the tokens of drafts, and the
-        trajectories that reused or recomputed transferred KV; and the share of its replicas that are idle now.
+        """Usage since the start of this process: its CPU seconds, those in model code, the tokens and steps of its
+        engines, the tokens of drafts, and the trajectories that reused or recomputed transferred KV; and the share of
+        its replicas that are idle now.
         """
         loads = [replica.engine.status() for replica in self._replicas]
         model_seconds = sum(load.model_seconds for load in loads)
         values = {"cpu/model_seconds": model_seconds, "cpu/process_seconds": time.process_time()}
+        values["rollout/tokens"] = sum(load.tokens_generated for load in loads)
+        values["rollout/steps"] = sum(replica.progress.steps for replica in self._replicas)
         if drafted := sum(load.drafted for load in loads):
             values["speculation/drafted"] = drafted
             values["speculation/accepted"] = sum(load.accepted for load in loads)

@@ -64,7 +64,8 @@ class Replica:
     """Accepts assignments, steps its engine, returns trajectories.
 
     `decode` turns response tokens into text; `check` raises ValueError for a prompt that its model cannot read; `now`
-    is wall-clock milliseconds, `clock` monotonic seconds. `changes` counts the changes that placement waits for.
+    is wall-clock milliseconds, `clock` monotonic seconds. `changes` counts the changes that placement waits for,
+    `progress` the engine's steps.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Replica:
         self._weights = WeightLoader(index, engine, weights, may_load)
         self._waiting = WaitingAssignments(IncomingKV(index, kv_transfers))
         self._running: dict[str, RunningRequest] = {}
-        self._progress = ProgressSchedule(config.progress_tokens, config.progress_s)
+        self.progress = ProgressSchedule(config.progress_tokens, config.progress_s)
         self._reservations = Reservations(config.reserve_s)
         self._draining = False
         self.changes = 0
@@ -287,7 +288,7 @@ class Replica:
 
     def _run(self) -> Sequence[Completion]:
         """Run one engine step."""
-        self._progress.steps += 1
+        self.progress.steps += 1
         completions = self.engine.step()
         for name in self.engine.take_started():
             if (running := self._running.get(name)) is not None and running.first_token_at is None:
@@ -317,7 +318,7 @@ class Replica:
 
     def _report_due_progress(self) -> list[ReplicaEvent]:
         clock = self._clock()
-        due = self._progress.due(self._running, clock)
+        due = self.progress.due(self._running, clock)
         streaming = [] if self._agents is None else self._agents.streaming()
         due += [name for name in streaming if clock - self._running[name].reported_at >= STREAM_S and name not in due]
         return self._report(due, clock)
@@ -331,7 +332,7 @@ class Replica:
             if len(gained.token_ids):
                 events.append(running.progress(gained, self.engine.version, None, self._now()))
             running.reported += len(gained.token_ids)
-            running.reported_at, running.reported_step = clock, self._progress.steps
+            running.reported_at, running.reported_step = clock, self.progress.steps
         return events
 
     def _start(self, assignment: Assignment, loaded: PolicyVersion) -> AssignmentRejected | None:
@@ -345,7 +346,7 @@ class Replica:
             self.engine.submit(request_of(assignment, self._waiting.kv.take(assignment, loaded)))
         except ValueError as error:
             return self._reject(assignment, str(error), retry=False)
-        running = RunningRequest.start(assignment, self._now(), self._clock(), self._progress.steps)
+        running = RunningRequest.start(assignment, self._now(), self._clock(), self.progress.steps)
         self._running[assignment.trajectory_id] = running
         return None
 

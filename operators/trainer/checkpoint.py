@@ -29,7 +29,7 @@ from operators.trainer.checkpoint_files import (
     write_rank_file,
 )
 from operators.trainer.learner_state import LearnerState
-from operators.trainer.persist import CheckpointError
+from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.ranks import ALONE, Ranks
 from schemas.records import PolicyVersion
 from schemas.topics import BATCHES
@@ -42,14 +42,18 @@ _PROBE = ".writable"
 
 @dataclass(frozen=True)
 class CheckpointPositions:
-    """Where a rank resumes reading its `partitions`: at the newest checkpoint, regardless of committed offsets."""
+    """Where a rank resumes reading its `partitions`: at the newest checkpoint, regardless of committed offsets.
+
+    The checkpoint is read in up to `tries` attempts.
+    """
 
     checkpoints: StorageFolder
     partitions: Sequence[int] = (0,)
+    tries: int = 1
 
     def __call__(self) -> dict[PartitionKey, int]:
-        found = list_checkpoints(self.checkpoints)
-        offsets = read_position(found[-1]).batch_offsets if found else ()
+        found = persist(lambda: find_checkpoints(self.checkpoints), self.tries)
+        offsets = persist(lambda: read_position(found[-1]).batch_offsets, self.tries) if found else ()
         return {PartitionKey(BATCHES.short_name, p): offsets[p] if found else 0 for p in self.partitions}
 
 
@@ -152,6 +156,14 @@ def copy_checkpoint(source: StorageFolder, target: Path) -> None:
                 shutil.copyfile(source / name, unfinished / name)
         unfinished.rename(target)
         sync_path(target.parent)
+
+
+def find_checkpoints(root: StorageFolder) -> list[StorageFolder]:
+    """The complete checkpoints under `root`, oldest first. Raises CheckpointError if it cannot be read."""
+    try:
+        return list_checkpoints(root)
+    except OSError as error:
+        raise CheckpointError(f"the checkpoints in {_absolute(root)} cannot be listed: {error}") from error
 
 
 def check_writable(root: StorageFolder) -> None:

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 
-from infra.models.checkpoint_list import list_checkpoints
 from infra.models.device_copies import synchronize, use_own_stream
 from infra.runners.stopping import STOPPING
 from infra.storage import StorageFolder
-from operators.trainer.checkpoint import complete_checkpoint, write_checkpoint, write_part
+from operators.trainer.checkpoint import complete_checkpoint, find_checkpoints, write_checkpoint, write_part
 from operators.trainer.checkpoint_files import RankFile, TrainerPosition
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.persist import CheckpointError, persist
@@ -49,9 +48,9 @@ class CheckpointWriter:
     def kept(self) -> list[PolicyVersion]:
         """The versions of the newest `checkpoints_kept` checkpoints, oldest first, and of the one being written.
 
-        A process that is killed may have completed it, so that its successor resumes from it.
+        A process that is killed may have completed it, so that its successor resumes from it. Raises CheckpointError.
         """
-        newest = list_checkpoints(self._checkpoints)[-self._config.checkpoints_kept :]
+        newest = find_checkpoints(self._checkpoints)[-self._config.checkpoints_kept :]
         versions = [PolicyVersion.parse(folder.name) for folder in newest]
         if self._begun is not None and self._begun not in versions:
             versions.append(self._begun)

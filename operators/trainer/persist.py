@@ -1,34 +1,41 @@
-"""Writes with retries for checkpoints and the final model. It does not import torch."""
+"""Writes and reads of checkpoints and the final model, with retries. It does not import torch."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 from infra.runners.stopping import STOPPING
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """Pause before the second attempt; doubled before each further one."""
+_DAMAGED = (KeyError, TypeError, ValueError, AttributeError)
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read. The message says which, why, and which checkpoints remain."""
 
 
-def persist(write: Callable[[], object], tries: int, wait: Callable[[float], bool] = STOPPING.wait) -> None:
-    """Call `write`, which raises CheckpointError on failure, up to `tries` times. Raises the last error.
+def persist(action: Callable[[], T], tries: int, wait: Callable[[float], bool] = STOPPING.wait) -> T:
+    """Call `action`, which raises CheckpointError on failure, up to `tries` times; return its result.
 
-    `wait` pauses for the given seconds and returns whether this process must stop, which ends the attempts.
+    Raises the last error, and at once one that is not of the storage: a damaged file stays so. `wait` pauses for the
+    given seconds and returns whether this process must stop, which ends the attempts.
     """
-    for number in range(1, tries + 1):
+    number = 1
+    while True:
         try:
-            write()
-            return
+            return action()
         except CheckpointError as error:
-            if number == tries:
+            if error.__cause__ is None or isinstance(error.__cause__, _DAMAGED):
+                raise
+            if number >= tries:
                 raise CheckpointError(f"failed after {tries} attempts (trainer.checkpoint_tries): {error}") from error
             log.error("attempt %d of %d failed: %s", number, tries, error)
             if wait(PAUSE_S * 2 ** (number - 1)):
                 raise
+        number += 1

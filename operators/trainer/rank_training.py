@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infra.models.checkpoint_list import list_checkpoints
 from infra.models.device_copies import use_device
 from infra.storage import StorageFolder
 from infra.store.weight_files import model_fingerprint
 from operators.io.elements import PartitionKey
 from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch, empty_reason
+from operators.trainer.checkpoint import find_checkpoints
 from operators.trainer.checkpoint_files import StoredState, TrainerPosition
 from operators.trainer.joint_actions import JointActions
 from operators.trainer.learner import Learner
 from operators.trainer.learner_contract import FullWeights, OpenLearner
 from operators.trainer.learner_state import LearnerState
 from operators.trainer.memory_plan import check_memory, plan_rank, shape_of
-from operators.trainer.persist import CheckpointError
+from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.rank_addresses import Addresses
 from operators.trainer.ranks import Ranks
 from operators.trainer.rendezvous import Rendezvous, join_process_group, watch_ranks
@@ -81,7 +81,7 @@ class RankTraining:
         self._partitions = batch_partitions(ranks.rank, shards)
         self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count * shards, 0)
         self.resumed_from: PolicyVersion | None = None
-        found = list_checkpoints(checkpoints)
+        found = persist(lambda: find_checkpoints(checkpoints), config.checkpoint_tries)
         newest = PolicyVersion.parse(found[-1].name) if found else PolicyVersion(0, 0)
         self._exchange("begin with the same checkpoint (all need the same folder)", [newest.epoch, newest.number])
         if found:
@@ -235,14 +235,15 @@ class RankTraining:
     def _restore(self, folder: StorageFolder) -> TrainerPosition:
         """Restore the checkpoint in `folder`. Raises CheckpointError on every rank if its files are damaged."""
         reason: CheckpointError | None = None
-        with StoredState(folder) as stored:
+        tries = self._config.checkpoint_tries
+        with persist(lambda: StoredState(folder), tries) as stored:
             try:
-                stored.verify(self.ranks)
+                persist(lambda: stored.verify(self.ranks), tries)
             except CheckpointError as error:
                 reason = error
             if self.ranks.maximum(reason is not None):
                 raise reason or CheckpointError(f"the checkpoint {folder} is damaged: see the log of the other ranks")
-            self._learner.restore(stored)
+            persist(lambda: self._learner.restore(stored), tries)
             return stored.position
 
     def _exchange(self, action: str, shared: list[int], own: list[int] | None = None) -> Tensor:

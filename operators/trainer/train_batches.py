@@ -32,6 +32,7 @@ from operators.trainer.final_model import FinalModel
 from operators.trainer.learner import Learner
 from operators.trainer.learner_contract import OpenLearner
 from operators.trainer.manifest_history import ManifestOffsets, PublishedBatches
+from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.publishing import Publishing, PublishSettings
 from operators.trainer.rank_addresses import AddressTopic
 from operators.trainer.rank_training import start_rank_training
@@ -71,13 +72,13 @@ class TrainBatches:
 
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
-        return replace(
-            self.shard, start_positions=CheckpointPositions(self.checkpoints, batch_partitions(0, self.shards))
-        )
+        partitions = batch_partitions(0, self.shards)
+        positions = CheckpointPositions(self.checkpoints, partitions, self.config.checkpoint_tries)
+        return replace(self.shard, start_positions=positions)
 
     def restore(self, restored: Restored) -> _Training:
         torch.set_num_threads(self.config.threads)
-        check_writable(self.checkpoints)
+        persist(lambda: check_writable(self.checkpoints), self.config.checkpoint_tries)
         return _Training(self, restored.start, restored.state.get("published", -1))
 
 
@@ -93,7 +94,7 @@ class _Training:
         self._checkpoints = CheckpointWriter(step.config, self._training, step.checkpoints)
         self._result = FinalModel(self._training, step.model, step.result, step.config.checkpoint_tries)
         self._published = PublishedBatches(epoch, published)
-        self._manifests = ManifestOffsets(self._checkpoints.kept())
+        self._manifests = ManifestOffsets(persist(self._checkpoints.kept, step.config.checkpoint_tries))
         shard, parent = step.shard, self._training.resumed_from
         specs = tensor_specs(self._training.weights.specs())
         store = WeightStore(step.store, step.keep_versions)
@@ -112,7 +113,7 @@ class _Training:
         with phase("assemble batches"):
             outputs = self._assemble(polled)
         if self._checkpoints.finished():
-            self._manifests.keep(self._checkpoints.kept())
+            self._keep_manifests()
         if not polled.caught_up:
             return outputs
         if not self._started:
@@ -220,11 +221,18 @@ class _Training:
         due = self._training.checkpoint_due
         if self._versions.publish(wait_for_previous=wait_for_previous, wait=due) and due:
             self._checkpoints.begin()
-            self._manifests.keep(self._checkpoints.kept())
+            self._keep_manifests()
             if self._training.done:
                 self._checkpoints.finish()
-                self._manifests.keep(self._checkpoints.kept())
+                self._keep_manifests()
                 self._result.write()
+
+    def _keep_manifests(self) -> None:
+        """Keep what the present checkpoints need; if they cannot be listed, what those of before need: it is more."""
+        try:
+            self._manifests.keep(self._checkpoints.kept())
+        except CheckpointError as error:
+            log.warning("a restart will read from an older manifest: %s", error)
 
     def _is_published(self) -> bool:
         """Wait `STOP_FLUSH_S` for the version in transit; whether the newest one is published. Raises PublishFailed,

@@ -46,7 +46,9 @@ class TrainFollower:
     def resumed(self) -> ShardConfig:
         """The shard, which reads from the newest checkpoint on."""
         partitions = batch_partitions(self.rank, self.shards)
-        return replace(self.shard, start_positions=CheckpointPositions(self.checkpoints, partitions))
+        return replace(
+            self.shard, start_positions=CheckpointPositions(self.checkpoints, partitions, self.config.checkpoint_tries)
+        )
 
     def restore(self, restored: Restored) -> _FollowerTraining:
         torch.set_num_threads(self.config.threads)

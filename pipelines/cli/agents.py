@@ -85,8 +85,9 @@ def play(
 ) -> None:
     """Play episodes of a run, by a command that follows `--`, until stopped.
 
-    The command gets the variables that agents of a run get: OPENAI_BASE_URL, OPENAI_API_KEY, LAMINAR_TASK and
-    LAMINAR_REPORT. An attempt that fails or takes too long is given back to the run, which hands it out again.
+    The command gets the variables that agents of a run get: OPENAI_BASE_URL, OPENAI_API_KEY, LAMINAR_TASK,
+    LAMINAR_TASK_FILE and LAMINAR_REPORT. An attempt that fails or takes too long is given back to the run, which
+    hands it out again.
 
     \b
     Examples:

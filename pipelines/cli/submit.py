@@ -136,10 +136,11 @@ def submit(
         from infra.kafka.admin import OtherPartitions
         from infra.kafka.log_gaps import CannotResume
         from operators.prompts.question import SourceError
+        from operators.trainer.persist import CheckpointError
         from pipelines.run.run_guard import RunFailing
         from pipelines.run.submission.guard import claimed_store, guarded, prepare
     process = submitted_process(loaded, pipeline, index)
-    cannot_run = (RunFailing, ConfigError, SourceError, CannotResume, OldRelease, OtherPartitions)
+    cannot_run = (RunFailing, ConfigError, SourceError, CheckpointError, CannotResume, OldRelease, OtherPartitions)
     configure_logging()
     try:
         with in_foreground(loaded, process.roles):

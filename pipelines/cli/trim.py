@@ -79,7 +79,11 @@ def _trim(
     checkpoints = {PolicyVersion.parse(each.name): each for each in list_checkpoints(checkpoints_of(config))}
     try:
         chosen = _named(version, checkpoints)
-        plan = plan_trim(connection.client, connection.run, checkpoints, chosen, begin=progress.begin)
+        plan = plan_trim(
+            *(connection.client, connection.run, checkpoints, chosen),
+            begin=progress.begin,
+            transaction_timeout_s=config.kafka.transaction_timeout_s,
+        )
     except TrimRefused as refusal:
         reason = str(refusal)
         return Report(

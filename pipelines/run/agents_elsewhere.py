@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from infra.escaping import print_escaped
-from operators.agents.agent_process import attempt, environment_of, note, read_report, start_command
+from operators.agents.agent_process import (
+    REPORT_FILE,
+    attempt,
+    attempt_folder,
+    environment_of,
+    note,
+    read_report,
+    start_command,
+)
 from pipelines.run.gateway_access import GatewayAccess, GatewayError
 from schemas.identity import is_trajectory_id
 
@@ -99,18 +107,16 @@ class RemoteAgents:
             raise GatewayError(f"the gateway hands out an episode without {missing}") from missing
         if not is_trajectory_id(episode):
             raise GatewayError(f"the gateway hands out {episode[:40]!r}, which is not an episode")
-        name = f"{episode}.{number}"
-        report_file, transcript = work / f"{name}.json", (self.transcripts or work) / f"{episode}.log"
-        environment = environment_of(self.gateway.url, key, task, report_file)
-        start = start_command(self.command, environment, transcript)
-        error = attempt(start, transcript, min(most_s, self.timeout_s or most_s), self.stop)
+        transcript = (self.transcripts or work) / f"{episode}.log"
         report: dict[str, Any] = {}
-        try:
-            report = {} if error else read_report(report_file)
-        except ValueError as invalid:
-            error = str(invalid)
-            note(transcript, error)
-        report_file.unlink(missing_ok=True)
+        with attempt_folder(work, f"{episode}.{number}") as own:
+            start = start_command(self.command, environment_of(self.gateway.url, key, task, own), transcript)
+            error = attempt(start, transcript, min(most_s, self.timeout_s or most_s), self.stop)
+            try:
+                report = {} if error else read_report(own / REPORT_FILE)
+            except ValueError as invalid:
+                error = str(invalid)
+                note(transcript, error)
         if self.transcripts is None:
             transcript.unlink(missing_ok=True)
         self._report(GatewayAccess(self.gateway.url, key), episode, number, error, report)

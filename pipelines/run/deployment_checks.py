@@ -10,6 +10,7 @@ from infra.listening import is_loopback
 from operators.gateway.config import GatewayConfig
 from operators.relay.config import RelayConfig
 from pipelines.config import Config, ConfigProblems
+from pipelines.roles import ALL_PIPELINES
 from pipelines.run.paths import files_read
 from pipelines.run.preflight import unknown_environments
 from pipelines.run.run_names import UNNAMED
@@ -34,6 +35,9 @@ def deployment_problems(config: Config) -> list[str]:
         found.append("autoscaling.actuator is 'local': in a cluster set 'kubernetes', or a command")
     if not config.kafka.bootstrap_servers:
         found.append("kafka.bootstrap_servers is not set: name the brokers as pods reach them")
+    for key in ("memory_gib", "cpus"):
+        for role in sorted(set(getattr(config.deploy, key)) - set(ALL_PIPELINES)):
+            found.append(f"deploy.{key} has {role!r}, which is no role: {', '.join(ALL_PIPELINES)}")
     found += unknown_environments(config)
     found += _outside_volume(config)
     if not config.emulated and is_loopback(config.relay.listen):

@@ -119,7 +119,8 @@ class Supervisor:
             self._fleet.close()
             self._enter("audit")
             with self._stops.interruptible():
-                result = self._kafka.retry(lambda: audit(self.config.kafka.client(), self.config.run.name, ended=True))
+                timeout_s = self.config.kafka.transaction_timeout_s
+                result = self._kafka.retry(lambda: audit(client, name, ended=True, transaction_timeout_s=timeout_s))
                 self._kafka.retry(self._write_samples)
             self._kafka.close()
         return result

@@ -62,6 +62,8 @@ def topic_spec(config: Config, topic: Topic) -> TopicSpec:
     """The specification to create `topic` for a run."""
     copies, name = config.kafka.replication_factor, topic.name(config.run.name)
     settings = settings_of(topic, config.kafka.metrics_hours)
+    if copies >= 3:
+        settings["min.insync.replicas"] = str(copies // 2 + 1)
     return TopicSpec(name, len(partitions_of(config, topic)), copies, settings, PARTITIONS_FROM[topic.partitions])
 
 

@@ -23,8 +23,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -75,6 +75,8 @@ def main() -> None:
 def import_role_modules(model: str = "") -> None:
     """Import the modules that roles need, and the code of the model in folder `model`."""
     emulated = model == EMULATED
+    with hidden_modules():
+        importlib.import_module("apache_beam")
     if not emulated:
         defer_imports()
     for module in _EMULATION_MODULES if emulated else _TRAINING_MODULES:
@@ -228,6 +230,22 @@ def _run(command: Mapping[str, Any]) -> int:
     finally:
         logging.shutdown()
     return 0
+
+
+OPTIONAL = ("pandas",)
+"""Beam imports it if it is installed, which takes a second, for data frames alone."""
+
+
+@contextmanager
+def hidden_modules(names: Iterable[str] = OPTIONAL) -> Iterator[None]:
+    """A context in which these modules cannot be imported, as if they were not installed, unless they are already."""
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 UNUSED = ("cellpylib",)

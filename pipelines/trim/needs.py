@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from infra.kafka.admin import admin_client
 from infra.kafka.lag import group_lags, list_groups
-from infra.kafka.note import Note, notes_in
+from infra.kafka.note import Note, place_of
 from infra.kafka.properties import ClientProperties
-from infra.kafka.ranges import UnknownTopic
-from infra.kafka.topic_reader import read_batches
+from pipelines.inspect.audit.audit_run import committed_notes
 from pipelines.restart_reads import LEDGER, READS
 from pipelines.roles import ALL_PIPELINES
 from schemas.topics import CATALOGUE, RESTORE, run_prefix
@@ -51,7 +50,7 @@ class Needs:
 
 
 def needs_of(client: ClientProperties, run: str) -> Needs:
-    """The offsets in the commit notes of `run`'s roles, and those that other groups (exports) have committed."""
+    """The offsets in the commit notes of `run`'s roles and exports, and those that other groups have committed."""
     prefix = run_prefix(run)
     lowest: dict[LogPartition, Need] = {}
 
@@ -69,7 +68,11 @@ def needs_of(client: ClientProperties, run: str) -> Needs:
                 need(short_name, lag.partition, lag.committed, f"group {lag.group}")
         notes = committed_notes(client, RESTORE.name(run))
         for group, note in notes.items():
-            for short_name, kind in READS.get(_pipeline(group, prefix), {}):
+            if (pipeline := _pipeline(group, prefix)) not in READS:  # an export, whose group's offsets expire
+                for place, offset in note.offsets.items():
+                    topic_name, partition = place_of(place)
+                    need(topic_name.removeprefix(prefix), partition, offset, f"group {group}")
+            for short_name, kind in READS.get(pipeline, {}):
                 if kind != LEDGER:
                     for where, offset in _offsets_of(note.offsets, f"{prefix}{short_name}"):
                         need(short_name, where, offset, f"group {group}")
@@ -94,15 +97,3 @@ def _offsets_of(offsets: Mapping[str, int], topic: str) -> list[tuple[int, int]]
     """The partitions of `topic` and their offsets, from keys "topic:partition"."""
     pairs = [(place.rpartition(":"), offset) for place, offset in offsets.items()]
     return [(int(number), offset) for (name, _, number), offset in pairs if name == topic]
-
-
-def committed_notes(client: ClientProperties, restore: str) -> dict[str, Note]:
-    """The note of the last commit of each group, by group, from the topic `restore`; empty where there is none.
-
-    Records after an open transaction are not visible, so a note may be older than the last one. This is safe: the
-    offsets that a restart needs only rise.
-    """
-    try:
-        return notes_in(read_batches(client, restore), restore)
-    except UnknownTopic:
-        return {}

@@ -27,7 +27,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from infra.kafka.topic_reader import read_rows
 from infra.storage import StorageFolder
-from pipelines.inspect.audit.audit_run import READ_ORDER, Snapshot, fold_run, snapshot_of
+from pipelines.inspect.audit.audit_run import READ_ORDER, TRANSACTION_TIMEOUT_S, Snapshot, fold_run, snapshot_of
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import COUNTERS, Audit
 from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point
@@ -79,6 +79,7 @@ def plan_trim(
     version: PolicyVersion | None = None,
     now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     begin: Callable[[str], None] = lambda _: None,
+    transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
 ) -> TrimPlan:
     """Plan a trim to `version`, by default the newest version that has a checkpoint. `begin` reports what begins.
 
@@ -88,7 +89,7 @@ def plan_trim(
     earlier = newest_trim_point(client, run)
     before = None if earlier is None else TrimmedHistory.of(earlier)
     needs = needs_of(client, run)  # first, because the needs of an active run only shrink
-    snapshot = snapshot_of(client, run, earlier)
+    snapshot = snapshot_of(client, run, earlier, transaction_timeout_s)
     whole = fold_run(client, run, snapshot, before)
     audit = whole.audit()
     if not audit.passed:
@@ -99,7 +100,11 @@ def plan_trim(
         )
     begin("searching the first record of each partition that is still needed")
     manifests = Manifests(client, run)
-    target = _version(run, whole, checkpoints, needs, earlier, version)
+    target = _version(run, whole, checkpoints, needs, version)
+    if earlier is not None and target <= earlier.version:
+        if undeleted := _undeleted(client, run, earlier):
+            return TrimPlan(run, earlier, None, undeleted, audit)
+        raise TrimRefused(f"the log of run {run} begins at version {earlier.version}; {target} is not newer")
     last = whole.last_batch(target)
     rest = TrimmedHistory(target, last, _closed_below(client, run, whole, last, needs))
     cuts = _cuts(client, run, snapshot, needs, rest, manifests)
@@ -136,7 +141,6 @@ def _version(
     whole: AuditFold,
     checkpoints: Mapping[PolicyVersion, StorageFolder],
     needs: Needs,
-    earlier: TrimPoint | None,
     wanted: PolicyVersion | None,
 ) -> PolicyVersion:
     """The version at which the log will begin. Raises TrimRefused."""
@@ -154,10 +158,21 @@ def _version(
         raise TrimRefused(
             f"run {run} has no checkpoint yet (see trainer.checkpoint_every), and a replay must start from one"
         )
-    target = max(in_lineage) if wanted is None else wanted
-    if earlier is not None and target <= earlier.version:
-        raise TrimRefused(f"the log of run {run} begins at version {earlier.version}; {target} is not newer")
-    return target
+    return max(in_lineage) if wanted is None else wanted
+
+
+def _undeleted(client: ClientProperties, run: str, trim_point: TrimPoint) -> dict[LogPartition, Cut]:
+    """The cuts of `trim_point` whose records exist: its trim was interrupted."""
+    places = [LogPartition(name.rpartition(":")[0], int(name.rpartition(":")[2])) for name in trim_point.partitions]
+    with admin_client(client) as admin:
+        found = beginning_offsets(admin, sorted({run_prefix(run) + place.short_name for place in places}))
+    begins = {(where.topic, where.partition): offset for where, offset in found.items()}
+    counts = trim_point.record_counts, trim_point.byte_counts, trim_point.digests
+    return {
+        place: Cut(begin, offset, records, size, digest, "an interrupted trim")
+        for place, offset, records, size, digest in zip(places, trim_point.offsets, *counts, strict=True)
+        if (begin := begins[run_prefix(run) + place.short_name, place.partition]) < offset
+    }
 
 
 def _closed_below(client: ClientProperties, run: str, whole: AuditFold, last: int, needs: Needs) -> dict[Purpose, int]:

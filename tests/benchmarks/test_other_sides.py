@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.control import PARTS
-from benchmarks.end_to_end import RECIPES, SIDES, _figure, _ratio
-from benchmarks.measures import SETTLED_AFTER
+from benchmarks.end_to_end import RECIPES, SIDES, _figure, _outside_share, _ratio
+from benchmarks.measures import SETTLED_AFTER, idle_share
 from benchmarks.other_sides import _joined, run_control
 from benchmarks.sides import Work
 from pipelines.config import load_config
@@ -48,7 +48,8 @@ def test_goals_of_recipes_are_of_sides_that_exist() -> None:
 
 def test_control_counts_the_cpu_time_of_each_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [
-        {"step": step, "ended": float(step), "reward": 0.5, **{f"cpu/{part}": float(step) for part in PARTS}}
+        {"step": step, "ended": float(step), "reward": 0.5, "tokens": 60, "engine_steps": 10 * step}
+        | {f"cpu/{part}": float(step) for part in PARTS}
         for step in range(1, SETTLED_AFTER + 3)
     ]
 
@@ -61,3 +62,16 @@ def test_control_counts_the_cpu_time_of_each_part(tmp_path: Path, monkeypatch: p
     side = run_control(Work(tmp_path, "a-0", load_config(RECIPES["A"].example)), tmp_path, threads=1)
     assert side.cpu_seconds_per_batch == dict.fromkeys(PARTS, SETTLED_AFTER + 1.5)
     assert (side.start_up_seconds, side.steps[-1].trajectories) == (2.0, 128 * (SETTLED_AFTER + 2))
+    assert side.engine == {"tokens_a_cpu_second": 60 / (SETTLED_AFTER + 2), "rows_a_step": 6.0}
+
+
+def test_shares_outside_the_model_and_idle_are_of_all_processes() -> None:
+    cell = {
+        "cpu_seconds_per_batch": {"rollout-0": 0.2, "trainer": 0.1, "kafka": 0.1},
+        "outside_model": {"trainer": 0.5},
+    }
+    assert _outside_share(cell) == pytest.approx(1 - 0.05 / 0.4)
+    cell["outside_model"]["rollout-0"] = 0.25
+    assert _outside_share(cell) == pytest.approx(1 - 0.2 / 0.4)
+    assert idle_share(0.4, seconds=0.25, cores=2, others=0.05) == pytest.approx(0.15)
+    assert idle_share(0.6, seconds=0.25, cores=2, others=0.0) == 0.0

@@ -32,6 +32,7 @@ from infra.processes import spawn
 from pipelines.config import Config, load_config
 from pipelines.distribution import LAMINAR
 from pipelines.inspect.audit.audit_run import audit
+from pipelines.inspect.run_folders import list_runs
 from pipelines.inspect.submissions import Submission, submissions
 from pipelines.run.topics import make_topics
 from schemas.records import Metric
@@ -170,6 +171,8 @@ def test_flink_cluster_runs_the_data_plane_as_one_job(run: ClusterRun) -> None:
     assert len(run.flink.jobs()) == 1
     roles = {"prompts.0", "placement.0", "score.0", "score.1", "experience.0", "experience.1"}
     assert set(run.starts()) == roles
+    (found,) = list_runs(run.config.run.folder)
+    assert found.state["phase"] == "training"
 
 
 def test_flink_distributes_the_shards_over_its_task_managers(run: ClusterRun) -> None:

@@ -4,6 +4,7 @@ all others receive the weights, no process restarts, and received chunks are not
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -80,6 +81,10 @@ class Tier:
     def kill(self, relay: int) -> None:
         self.relays.pop(relay).clean_up()
         del self.statuses[relay]
+
+    def lose_store(self, relay: int) -> None:
+        """The machine of `relay` loses its shared memory."""
+        shutil.rmtree(self._roots[relay])
 
     def batch(self) -> None:
         for part in make_batch(self._batches, number=self._batches):
@@ -192,6 +197,13 @@ def test_relays_deliver_weights_despite_kills(tier: Tier) -> None:
     tier.until_all_have(1)
     assert tier.until_chain() == [master, last, middle]
 
+    # Its machine restarts, and its shared memory is empty: it fetches the weights again.
+    tier.kill(middle)
+    tier.lose_store(middle)
+    tier.start(middle)
+    tier.until_all_have(1)
+    assert tier.until_chain() == [master, last, middle]
+
     # Kill the master during a broadcast: another becomes master, and the trainer sends it the rest.
     kill_during_broadcast(tier, master, number=2, successor=last, again=4 * CHUNK)
     new_master, other = tier.until_chain()  # the one with the whole version, or the first in the chain
@@ -204,6 +216,6 @@ def test_relays_deliver_weights_despite_kills(tier: Tier) -> None:
     assert tier.until_chain() == [other]
 
     starts = {relay: command.output().count(" of laminar.") for relay, command in tier.relays.items()}
-    assert starts == {other: 2 if other == middle else 1}  # it was killed once
+    assert starts == {other: 3 if other == middle else 1}  # it was killed twice
     assert [command.output().count(" of laminar.") for command in (tier.placement, tier.trainer)] == [1, 1]
     assert not any("Traceback" in command.output() for command in tier.commands)

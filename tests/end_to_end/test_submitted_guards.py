@@ -14,6 +14,8 @@ from test_submit import submit
 
 from infra.kafka.broker import Broker
 from infra.kafka.topic_reader import read_topic
+from infra.store.names import default_root
+from infra.store.ownership import remove_store
 from pipelines.config import load_config
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
@@ -73,3 +75,16 @@ def test_submitted_prompts_stop_when_too_many_rows_are_refused(
     output = command.output()
     assert "of the rows of task 'rows' are refused, more than prompts.max_refused_share = 0.05" in output
     assert "(too long " in output
+
+
+def test_submitted_trainer_ends_if_checkpoints_cannot_be_written(
+    command_server: CommandServer, model_folder: Path, broker: Broker, run_id: str, tmp_path: Path
+) -> None:
+    file = write_config(tmp_path, broker, run_id, model={"path": str(model_folder)}, trainer={"checkpoint_tries": 1})
+    checkpoints = tmp_path / "runs" / run_id / "checkpoints"
+    checkpoints.parent.mkdir(parents=True)
+    checkpoints.touch()
+    command = submit(command_server, tmp_path / "here", "trainer", str(file))
+    assert command.wait() == 2  # its respawner does not submit it again
+    assert f"checkpoints cannot be written to {checkpoints}: " in command.output()
+    remove_store(default_root(run_id))

@@ -91,6 +91,7 @@ def contradictory(log: Log) -> Iterator[Placed]:
     for at, asked in log.records(PROMPTS, r.Prompt):
         yield PROMPTS, replace(asked, text="another question"), at
     for at, manifest in log.records(RELAY, r.WeightVersion):
+        # One whose batches follow from its parent is valid: Kafka's ACLs protect the topic (docs/security.md).
         yield RELAY, replace(manifest, batches=(77,), trajectories_trained=10**9), at
     for at, status in log.records(REPLICAS, r.ReplicaStatus):
         yield REPLICAS, replace(status, incarnation=status.incarnation - 1, state="stopped"), at

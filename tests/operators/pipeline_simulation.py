@@ -212,8 +212,7 @@ class PipelineSimulation:
             assert output.record.trajectory_id not in {r.trajectory_id for r in seen}, "dispatched though settled"
             fresh = output.record.prompt.purpose == "train" and output.record.policy_version is None
             if fresh and self.shape.schedule != "partial_rollout":
-                under = fold._replicas._replicas[output.record.replica].status.policy_version  # type: ignore[union-attr]
-                assert under >= fold._tracking.newest, "fresh work under old weights"  # type: ignore[union-attr]
+                assert output.record.at_least >= fold._tracking.newest, "fresh work under old weights"  # type: ignore
 
     def _check_leases(self, record: object) -> None:
         leases = {Assignment: lambda r: (r.lease,), Release: lambda r: r.leases}.get(type(record), lambda r: ())(record)
@@ -380,7 +379,10 @@ def _token(number: int, position: int) -> int:
 
 
 def _placement_shard() -> object:
-    committed = (topic_input(topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED))
+    committed = (
+        topic_input(topic, blocks=topic is TRAJECTORIES)
+        for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED)
+    )
     heartbeats = topic_input(REPLICAS, start="latest", keys=("rollout-",))
     return shard("placement", *committed, topic_input(RELAY), heartbeats, ledger=("inbox",))
 

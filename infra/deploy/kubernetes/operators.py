@@ -26,7 +26,10 @@ def monitoring(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
 
 
 def strimzi(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
-    """A KafkaTopic for each topic; with authentication a KafkaUser for each user, with its ACLs."""
+    """A KafkaTopic for each topic; with authentication a KafkaUser for each user, with its ACLs.
+
+    The users' names have that of the run: a KafkaUser has all rights of its user, so runs cannot share one.
+    """
     cluster = plan.deploy.strimzi_cluster
     if not cluster:
         return
@@ -44,7 +47,9 @@ def strimzi(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
             "authentication": {"type": "scram-sha-512"},
             "authorization": {"type": "simple", "acls": [_rule(acl) for acl in acls]},
         }
-        yield _of_cluster(cluster, manifest(plan, "kafka.strimzi.io/v1", "KafkaUser", user, spec=spec))
+        yield _of_cluster(
+            cluster, manifest(plan, "kafka.strimzi.io/v1", "KafkaUser", plan.resource_name(user), spec=spec)
+        )
 
 
 def _of_cluster(cluster: str, made: dict[str, Any]) -> dict[str, Any]:

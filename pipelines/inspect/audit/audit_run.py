@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from infra.kafka.admin import admin_client, beginning_offsets, list_topics, stable_ends
 from infra.kafka.lag import Lag, group_lags, list_groups
+from infra.kafka.note import Note, notes_in, place_of
 from infra.kafka.properties import ClientProperties
-from infra.kafka.topic_reader import StoredRecord, read_partition
+from infra.kafka.ranges import UnknownTopic
+from infra.kafka.topic_reader import StoredRecord, read_batches, read_partition
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit
@@ -21,6 +24,7 @@ from schemas.topics import (
     EXPERIENCES,
     INBOX,
     RELAY,
+    RESTORE,
     SETTLED,
     TRAJECTORIES,
     Topic,
@@ -30,18 +34,23 @@ from schemas.topics import (
 
 READ_ORDER: tuple[Topic, ...] = (RELAY, SETTLED, BATCHES, EXPERIENCES, TRAJECTORIES, INBOX)
 
+TRANSACTION_TIMEOUT_S = 60.0
+"""`kafka.transaction_timeout_s` unless a run sets it."""
+
 CommittedOffsets = Mapping[tuple[str, int], int]
 """Restore offsets of one pipeline by topic and partition: no record below is pending."""
 
 
-def audit(client: ClientProperties, run: str, *, ended: bool = False) -> Audit:
+def audit(
+    client: ClientProperties, run: str, *, ended: bool = False, transaction_timeout_s: float = TRANSACTION_TIMEOUT_S
+) -> Audit:
     """Audit run `run`. `ended`: the run has ended, so the trajectories still in flight are named.
 
     After a trim the audit begins at the trim point and adds its counts. Raises RuntimeError if the run has no inbox
-    topic, or a transaction stays open.
+    topic, or a transaction stays open for longer than `transaction_timeout_s` of the run's roles allows.
     """
     trim_point = newest_trim_point(client, run)
-    snapshot = snapshot_of(client, run, trim_point)
+    snapshot = snapshot_of(client, run, trim_point, transaction_timeout_s)
     return fold_run(client, run, snapshot, None if trim_point is None else TrimmedHistory.of(trim_point)).audit(
         name_in_flight=ended
     )
@@ -75,7 +84,12 @@ class Snapshot:
     committed: Mapping[str, CommittedOffsets]
 
 
-def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None = None) -> Snapshot:
+def snapshot_of(
+    client: ClientProperties,
+    run: str,
+    trim_point: TrimPoint | None = None,
+    transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
+) -> Snapshot:
     """Take the end offsets of a run's topics in an order in which an active run shows no false losses.
 
     Committed offsets first, then downstream topics before upstream ones, so that every output has its input in the
@@ -85,15 +99,19 @@ def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None
         existing = set(list_topics(admin, run_prefix(run)))
         if INBOX.name(run) not in existing:
             raise RuntimeError(f"run {run} has no topic {INBOX.name(run)}, so it cannot be audited")
-        groups = {
-            pipeline: list_groups(admin, group_name(run, pipeline).removesuffix("0"))
-            for pipeline in ("score", "experience", "evaluation")
+        notes = committed_notes(client, RESTORE.name(run))
+        prefixes = {each: group_name(run, each).removesuffix("0") for each in ("score", "experience", "evaluation")}
+        committed = {
+            pipeline: _farthest(
+                group_lags(admin, list_groups(admin, prefix)),
+                [note for group, note in notes.items() if group.startswith(prefix)],
+            )
+            for pipeline, prefix in prefixes.items()
         }
-        committed = {pipeline: farthest(group_lags(admin, found)) for pipeline, found in groups.items()}
         ends: dict[str, dict[int, int]] = {}
         for topic in READ_ORDER:
             if (name := topic.name(run)) in existing:
-                stable = stable_ends(admin, name, pause=client.pause)
+                stable = stable_ends(admin, name, transaction_timeout_s, client.pause)
                 ends[name] = {partition: end for partition, end in stable.items() if end > 0}
         trimmed = {
             short_name
@@ -104,13 +122,30 @@ def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None
     return Snapshot(ends, frozenset(trimmed), committed)
 
 
-def farthest(lags: Iterable[Lag]) -> CommittedOffsets:
-    """The committed offset of each partition: the highest, as a shard that had it before may have left one."""
-    found: dict[tuple[str, int], int] = {}
+def _farthest(lags: Iterable[Lag], notes: Iterable[Note]) -> CommittedOffsets:
+    """The committed offset of each partition: the highest in the groups' offsets, which expire, and their `notes`, as a
+    shard that had it before may have left one.
+    """
+    found: dict[tuple[str, int], int] = defaultdict(int)
     for lag in lags:
         place = lag.topic, lag.partition
-        found[place] = max(lag.committed, found.get(place, 0))
+        found[place] = max(lag.committed, found[place])
+    for note in notes:
+        for name, offset in note.offsets.items():
+            found[place_of(name)] = max(offset, found[place_of(name)])
     return found
+
+
+def committed_notes(client: ClientProperties, restore: str) -> dict[str, Note]:
+    """The note of the last commit of each group, by group, from the topic `restore`; empty where there is none.
+
+    Records after an open transaction are not visible, so a note may be older than the last one. This is safe: the
+    offsets that a restart needs only rise.
+    """
+    try:
+        return notes_in(read_batches(client, restore), restore)
+    except UnknownTopic:
+        return {}
 
 
 def add_record(fold: AuditFold, record: StoredRecord, snapshot: Snapshot) -> None:

@@ -22,7 +22,9 @@ def main() -> None:
     config_file, out = map(Path, sys.argv[1:])
     os.nice(LOWEST_PRIORITY)
     config = load_config(config_file)
-    write_atomically(out, json.dumps(audit(config.kafka.client(), config.run.name).to_json()))
+    timeout_s = config.kafka.transaction_timeout_s
+    found = audit(config.kafka.client(), config.run.name, transaction_timeout_s=timeout_s)
+    write_atomically(out, json.dumps(found.to_json()))
 
 
 if __name__ == "__main__":

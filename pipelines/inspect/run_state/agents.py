@@ -38,6 +38,7 @@ def agent_rows(totals: Mapping[str, float]) -> list[tuple[str, str]]:
         ("turns of an episode", f"{totals.get('turns', 0) / episodes:.1f}"),
         ("conversations of an episode", f"{totals.get('conversations', 0) / episodes:.1f}"),
         ("tool calls of an episode", f"{totals.get('tool_calls', 0) / episodes:.1f}"),
+        ("turns whose template rewrites earlier messages", f"{totals.get('rewritten', 0):,.0f}"),
         *(
             (label, f"{seconds[name] / episodes:.2f} s ({100 * seconds[name] / whole:.0f} %)")
             for name, label in labels.items()

@@ -107,6 +107,25 @@ def test_new_shards_continue_where_the_old_ones_stopped(role: Role) -> None:
     assert again[2].start > three[2].start, "a start number is never used twice"
 
 
+def test_reshard_is_repeated_until_sealed_notes_are_visible(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator may still be writing their markers: new notes would be older than the sealed ones."""
+    role.feed("a")
+    role.copy(role.start(0, 1), 4)
+    before = infra.kafka.resharding.last_notes
+    with monkeypatch.context() as slow:
+        seen: list[Any] = []
+
+        def first_seen(*place: Any) -> Any:
+            seen.append(before(*place))
+            return seen[0]
+
+        slow.setattr(infra.kafka.resharding, "last_notes", first_seen)
+        with pytest.raises(SessionLost, match="a sealed note is neither committed nor aborted"):
+            role.reshard(2)
+    assert role.reshard(2) == 1
+    assert role.start(0, 2).note.state == {"0": 1, "2": 1}
+
+
 def test_reshard_changes_nothing_in_the_same_layout_or_a_new_run(role: Role) -> None:
     assert role.reshard(2) is None
     session = role.start(0, 2)

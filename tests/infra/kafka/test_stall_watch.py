@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaProducer, TopicPartition
+from kafka.errors import KafkaTimeoutError
 from shard_sessions import Open, feed, source
 
 from infra.kafka import open_transactions as stalls
+from infra.kafka.ledger_reader import read_committed
 from infra.kafka.open_transactions import REPORT_INTERVAL_S, STALLED_S, StallWatch, describe_blocking_transactions
 from infra.kafka.session_config import Partition, SessionConfig
 
@@ -42,6 +46,13 @@ def test_stall_watch_repeats_report_after_interval() -> None:
     for now[0] in (0.0, STALLED_S, STALLED_S + 1, STALLED_S + REPORT_INTERVAL_S):
         reports.append(len(watch.stalled({HERE: 5}, {HERE: 9})))
     assert reports == [0, 1, 0, 1]
+
+
+def test_ledger_behind_an_open_transaction_is_named() -> None:
+    consumer = SimpleNamespace(seek=lambda *_: None, poll=lambda timeout_ms: {})
+    ends = {TopicPartition("settled", 0): 5, TopicPartition("settled", 1): 3}
+    with pytest.raises(KafkaTimeoutError, match=r"\(settled:0 to 5\): .* `laminar topics transactions list` shows it"):
+        read_committed(consumer, dict.fromkeys(ends, 0), ends, lambda place: 3, count().__next__, 1.0)
 
 
 def test_blocking_transaction_names_producer(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from kafka.errors import KafkaTimeoutError
 from shard_sessions import Open, record, write_note
 
 from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.note import Note
-from infra.kafka.session import SessionLost
+from infra.kafka.session import Fenced, SessionLost
 from infra.kafka.session_config import SessionConfig
 
 
@@ -31,6 +32,16 @@ def test_verify_raises_when_the_note_is_overwritten(config: SessionConfig, opene
     write_note(config, Note(session.start, commit=99).encode())
     with pytest.raises(SessionLost, match=r"commit 99 is the last .* commit 2 was committed"):
         session.verify()
+
+
+def test_verify_raises_fenced_when_a_later_start_has_committed(config: SessionConfig, opened: Open) -> None:
+    """And it stays so, whatever the other thread finds afterwards: the source must not fence the successor."""
+    session = opened(config)
+    session.commit([], {}, {}, {})
+    write_note(config, Note(session.start + 1, commit=1).encode())
+    with pytest.raises(Fenced, match="the note of start 2, commit 1 is the last"):
+        session.verify()
+    assert isinstance(session._give_up(KafkaTimeoutError()), Fenced)
 
 
 def test_verify_raises_when_there_is_no_note(

@@ -8,22 +8,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import apache_beam as beam
 import pytest
 
 from infra.kafka.broker import free_port
-from infra.runners.flink import UnsupportedFlink, check_cluster, running_flink
-from infra.runners.run import run_pipeline
+from infra.runners.flink import UnsupportedFlink, check_capacity, check_cluster, running_flink
+from infra.runners.flink_jars import FLINK
+from infra.runners.run import local_job_server, run_pipeline
 
 
 @contextmanager
-def cluster(body: bytes) -> Iterator[str]:
-    """The address of a REST interface that answers `/config` with `body`."""
+def cluster(body: bytes, overview: bytes = b"") -> Iterator[str]:
+    """The address of a REST interface that answers `/config` with `body`, and `/overview` with `overview`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/config" else 404)
+            replies = {"/config": body, "/overview": overview}
+            self.send_response(200 if self.path in replies else 404)
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(replies.get(self.path, b""))
 
         def log_message(self, *arguments: object) -> None:
             pass
@@ -58,6 +61,22 @@ def test_cluster_of_another_version_is_rejected_with_both(version: object) -> No
         check_cluster(address)
     for part in (address, str(version), "Beam 2.70.0 for Flink 1.19", "--job_endpoint"):
         assert part in str(rejected.value)
+
+
+def test_cluster_with_too_few_slots_is_rejected_with_both_numbers() -> None:
+    slots = json.dumps({"taskmanagers": 2, "slots-total": 3, "slots-available": 0}).encode()
+    with cluster(config(FLINK), slots) as address:
+        check_capacity(address, 3)
+        with pytest.raises(UnsupportedFlink, match="has 3 task slots, but the job needs 4: start more task managers"):
+            run_pipeline(lambda pipeline: None, "flink", [f"--flink_master={address}", "--parallelism=4"])
+
+
+def test_versions_of_a_users_job_server_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with local_job_server("flink", ["--job_endpoint=jobs:8099"]) as endpoint:
+        assert endpoint is None
+    (line,) = caplog.messages
+    assert line.endswith(f"are not compared with Beam {beam.__version__} here")
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b'{"flink-version"', b"1" * 100_000])

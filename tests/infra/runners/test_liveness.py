@@ -66,6 +66,15 @@ def test_liveness_is_ready_once_the_step_is_restored(exits: ExitCodes) -> None:
     assert json.dumps(liveness.report()).count('"ready": true') == 1  # the readiness probe greps for this
 
 
+def test_liveness_is_ready_if_the_steps_run_elsewhere(tmp_path: Path, exits: ExitCodes) -> None:
+    """A process that has submitted a job for EXTERNAL workers has no shards itself."""
+    liveness = Liveness(end=exits)
+    liveness.set_steps_elsewhere()
+    assert liveness.report()["ready"]
+    with liveness.reporting(tmp_path / "alive.json"):
+        assert not liveness.report()["ready"], "the next job is not submitted yet"
+
+
 @pytest.mark.parametrize(("phase", "seconds"), [("restore", 40.0), ("fold", 3.0)])
 def test_liveness_exits_when_a_step_exceeds_its_budget(
     exits: ExitCodes, caplog: pytest.LogCaptureFixture, phase: str, seconds: float

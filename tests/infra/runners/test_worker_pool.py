@@ -8,6 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import grpc
 import psutil
@@ -17,6 +21,7 @@ from apache_beam.portability.api import beam_fn_api_pb2 as fn_api
 from apache_beam.portability.api import beam_fn_api_pb2_grpc
 
 from infra.listening import exposed_addresses, listening_sockets
+from infra.runners.liveness import EXIT_CODE
 from infra.runners.options import RunnerName, pipeline_options
 from infra.runners.worker_pool import local_worker_pool
 
@@ -63,6 +68,61 @@ def test_worker_processes_end_with_their_pool() -> None:
     assert len(workers) == 2
     _, alive = psutil.wait_procs(workers, 30)
     assert not alive
+
+
+class _Runner(beam_fn_api_pb2_grpc.BeamFnControlServicer):
+    """A runner that sends a worker no work, and ends the connection when `ended` is set."""
+
+    def __init__(self) -> None:
+        self.connected, self.ended = threading.Event(), threading.Event()
+
+    def Control(self, replies: object, context: object) -> Iterator[fn_api.InstructionRequest]:
+        self.connected.set()
+        self.ended.wait(60)
+        yield from ()
+
+
+@contextmanager
+def worker(before: str) -> Iterator[tuple[_Runner, subprocess.Popen[str]]]:
+    """A worker that executes `before` and then connects to a runner."""
+    runner, server = _Runner(), grpc.server(ThreadPoolExecutor(4))
+    beam_fn_api_pb2_grpc.add_BeamFnControlServicer_to_server(runner, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    program = f"{before}\nfrom infra.runners.worker import main\nmain('127.0.0.1:{port}', '1-1')"
+    try:
+        with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+            yield runner, process
+            process.kill()
+    finally:
+        runner.ended.set()
+        server.stop(1).wait()
+
+
+def test_worker_process_exits_when_a_step_exceeds_its_budget() -> None:
+    step = (
+        "from infra.runners.liveness import LIVENESS, StepBudget\n"
+        "LIVENESS.set_budget('g', StepBudget(fold_s=0.0, setting='progress.score_s'))\n"
+        "step = LIVENESS.step('g', 'fold')\nstep.__enter__()"
+    )
+    with worker(step) as (_, process):
+        _, log = process.communicate(timeout=60)
+        assert process.returncode == EXIT_CODE
+    assert "raise progress.score_s if such a step may take longer; this process exits" in log
+
+
+def test_worker_process_closes_its_shards_when_the_job_is_cancelled() -> None:
+    closing = (
+        "from infra.runners.stopping import AT_END, STOPPING\n"
+        "AT_END.add(lambda: print('closed after', STOPPING.is_set(), file=__import__('sys').stderr, flush=True))"
+    )
+    with worker(closing) as (runner, process):
+        assert runner.connected.wait(60)
+        assert process.poll() is None
+        runner.ended.set()
+        _, log = process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert "closed after True" in log
 
 
 def test_exposed_addresses_has_sockets_of_all_interfaces() -> None:

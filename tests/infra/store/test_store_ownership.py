@@ -13,7 +13,14 @@ from store_processes import add, start
 from infra import machine
 from infra.store.errors import StoreBusy, StoreError
 from infra.store.names import SHARED_MEMORY, default_root
-from infra.store.ownership import choose_store_folder, claim_store, open_folder, remove_store, stale_stores
+from infra.store.ownership import (
+    choose_store_folder,
+    claim_store,
+    open_folder,
+    remove_ended_stores,
+    remove_store,
+    stale_stores,
+)
 from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion
 
@@ -40,6 +47,21 @@ def test_store_is_stale_once_all_its_users_are_gone(tmp_path: Path) -> None:
     remove_store(root)
     assert stale_stores(tmp_path) == []
     assert os.listdir(tmp_path) == []
+
+
+def test_ended_stores_are_those_unused_for_long(tmp_path: Path) -> None:
+    """A run that is being restarted keeps its weights, and so does one that works without a change."""
+    for run in ("ended", "restarted", "working"):
+        with WeightStore(default_root(run, tmp_path)) as store:
+            add(store, PolicyVersion(1, 1))
+    for run in ("ended", "working"):
+        root = default_root(run, tmp_path)
+        for path in (*root.iterdir(), root):
+            os.utime(path, (1, 1))
+    lock = open_folder(default_root("working", tmp_path))
+    assert remove_ended_stores(tmp_path) == [default_root("ended", tmp_path)]
+    lock.release()
+    assert {each.root.name for each in stale_stores(tmp_path)} == {"laminar-restarted", "laminar-working"}
 
 
 def test_process_that_opens_a_stale_store_owns_it(tmp_path: Path) -> None:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from record_factories import prompt, shard
 
 from infra.certificates import write_gateway_files, write_relay_files
 from infra.files import read_secret
-from operators.agents.agent_process import AgentTask, play_episode
+from operators.agents.agent_process import AgentTask, WrongKey, base_url, environment_of, play_episode
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import FunctionServer, report_of
+from operators.agents.run_agents import RunAgents
 from operators.gateway.config import GatewayConfig
 from operators.gateway.serve_agents import server_context
+from operators.io.elements import Polled, ReceivedRecord, Restored
 from operators.io.episode_keys import ADDRESS_FILE, EpisodeKeys
+from schemas.records import Assignment
 
 REPORTS = "import json, os; report = lambda **of: open(os.environ['LAMINAR_REPORT'], 'w').write(json.dumps(of)); "
 
@@ -30,7 +40,7 @@ class Reports:
     def __init__(self, folder: Path) -> None:
         self.received: list[dict[str, Any]] = []
         self.keys: list[str] = []
-        self.refused = 0
+        self.refused, self.refusal = 0, 503
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -39,7 +49,7 @@ class Reports:
                 outer.keys.append(self.headers["authorization"])
                 if outer.refused:
                     outer.refused -= 1
-                    self.send_error(503)
+                    self.send_error(outer.refusal)
                     return
                 if "rewards" in body:
                     self.send_response(400)
@@ -72,10 +82,12 @@ def reports(tmp_path: Path) -> Iterator[Reports]:
     made.close()
 
 
-def play(folder: Path, program: str, **settings: Any) -> None:
+TASK = {"text": "2 + 2", "reference": {"answer": "4"}}
+
+
+def play(folder: Path, program: str, task: Mapping[str, Any] = TASK, **settings: Any) -> None:
     config = AgentsConfig(command=(sys.executable, "-c", REPORTS + program), **settings)
-    task = AgentTask("p0.3", {"text": "2 + 2", "reference": {"answer": "4"}})
-    play_episode(config, task, "run", folder, folder / "secret", folder, threading.Event())
+    play_episode(config, AgentTask("p0.3", task), "run", folder, folder / "secret", folder, threading.Event())
 
 
 def test_agent_gets_task_and_key_and_reports(tmp_path: Path, reports: Reports) -> None:
@@ -88,6 +100,26 @@ def test_agent_gets_task_and_key_and_reports(tmp_path: Path, reports: Reports) -
     assert reports.received == [{"reward": 0.5, "answer": f"2 + 2{key}~1.0!"}]
     assert reports.keys == [f"Bearer {key}"]
     assert (tmp_path / "agents" / "p0.3.log").read_text() == "working\n"
+
+
+@pytest.mark.parametrize("length", [10, 200_000])
+def test_task_is_in_a_file_and_a_small_one_in_a_variable(length: int, tmp_path: Path, reports: Reports) -> None:
+    """Linux starts no program with a variable of 131,072 bytes."""
+    program = (
+        "task = json.load(open(os.environ['LAMINAR_TASK_FILE'])); "
+        "report(reward=len(task['text']), answer=str('LAMINAR_TASK' in os.environ))"
+    )
+    task = {"text": "é" * length}
+    play(tmp_path, program, task=task, retries=0)
+    (tmp_path / "my_agent.py").write_text("def solve(client, task):\n    return len(task['text'])\n")
+    config = AgentsConfig(function=f"{tmp_path}/my_agent.py:solve", retries=0)
+    functions = FunctionServer(config.function, tmp_path / "functions.log")
+    secret, work = tmp_path / "secret", tmp_path / "work"
+    work.mkdir()
+    play_episode(config, AgentTask("p0.4", task), "run", tmp_path, secret, work, threading.Event(), functions)
+    functions.close()
+    assert reports.received == [{"reward": length, "answer": str(length == 10)}, {"reward": length}]
+    assert not list(work.iterdir())
 
 
 def test_failed_attempt_is_repeated_and_then_reported(tmp_path: Path, reports: Reports) -> None:
@@ -123,6 +155,27 @@ def test_invalid_report_or_time_out_fails_the_episode(
     assert error in reports.received[0]["error"]
 
 
+def test_agent_that_prints_without_end_fails(tmp_path: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operators.agents.agent_process.MAX_OUTPUT_BYTES", 1000)
+    play(tmp_path, "import time; print('x' * 2000, flush=True); time.sleep(600)", retries=0)
+    assert reports.received == [{"error": "it has printed more than 1000 bytes"}]
+
+
+def test_processes_that_an_agent_started_end_with_it(tmp_path: Path, reports: Reports) -> None:
+    started = "subprocess.Popen(['sleep', '600']).pid"
+    play(tmp_path, f"import subprocess; report(reward={started})", retries=0)
+    (tmp_path / "my_agent.py").write_text(f"import subprocess\ndef solve(client, task):\n    return float({started})\n")
+    config = AgentsConfig(function=f"{tmp_path}/my_agent.py:solve", retries=0)
+    functions, stop = FunctionServer(config.function, tmp_path / "functions.log"), threading.Event()
+    play_episode(config, AgentTask("p0.4", TASK), "run", tmp_path, tmp_path / "secret", tmp_path, stop, functions)
+    functions.close()
+    pids = [int(report["reward"]) for report in reports.received]
+    assert len(pids) == 2
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(30)
+
+
 def test_rejected_report_is_in_the_transcript_and_ends_episode(tmp_path: Path, reports: Reports) -> None:
     play(tmp_path, "print('done'); report(rewards={'x': 1.0})", retries=2)
     assert reports.received == [{"error": "its report was rejected: rewards: no such id"}]
@@ -142,6 +195,23 @@ def test_report_is_repeated_until_the_gateway_accepts_it(
     reports.refused = 3
     play(tmp_path, "report(reward=1)")
     assert reports.received == [{"reward": 1}]
+
+
+def test_key_that_the_gateway_rejects_ends_the_role(tmp_path: Path, reports: Reports) -> None:
+    """It would reject the keys of all episodes; before, each report was repeated twice a second for ever."""
+    reports.refused, reports.refusal = 1, 401
+    step = RunAgents(AgentsConfig(command=("true",)), shard("agents"), tmp_path, tmp_path / "secret", 1, 0)
+    fold = step.restore(Restored("agents", 1, (), {}, {}))
+    assignment = Assignment(prompt(0, 1, environment="agent"), 0, 1, 1, 0, 1, None, None, 0)
+    polled = Polled("agents", 1, (ReceivedRecord("inbox", 0, 0, assignment),), (), {}, caught_up=True)
+
+    def fold_on() -> None:
+        while True:
+            fold.fold(polled)
+
+    with pytest.raises(WrongKey, match=r"is gateway.secret_file the same file for the roles agents and gateway\?"):
+        fold_on()
+    fold.close()
 
 
 @pytest.mark.parametrize(
@@ -213,6 +283,43 @@ def test_functions_run_in_forked_processes_of_one_server(tmp_path: Path, reports
     assert reports.received[0] == {"reward": 1.0, "answer": "2 + 2"}
     assert "RuntimeError: no idea" in reports.received[1]["error"]
     assert (tmp_path / "agents" / "p0.1.log").read_text().startswith("call 1 lm-p0.1- http://127.0.0.1")
+
+
+def test_function_server_that_dies_ends_only_its_own_processes(
+    tmp_path: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader may notice the end only after another thread has started the next server."""
+    (tmp_path / "my_agent.py").write_text(FUNCTION)
+    functions = FunctionServer(f"{tmp_path}/my_agent.py:solve", tmp_path / "functions.log")
+    environment = environment_of(base_url(tmp_path), "key", {"text": "wait"}, tmp_path)
+    late, read = threading.Event(), FunctionServer._read
+
+    def read_late(self: FunctionServer, server: subprocess.Popen[bytes], *of: Any) -> None:
+        if late.is_set():
+            read(self, server, *of)
+        else:
+            first.append(partial(read, self, server, *of))
+
+    def start_first() -> None:
+        with suppress(OSError):
+            functions.start(environment, str(tmp_path / "one.log"))
+
+    first: list[Callable[[], None]] = []
+    monkeypatch.setattr(FunctionServer, "_read", read_late)
+    starting = threading.Thread(target=start_first)
+    starting.start()
+    while not first or functions._server is None:
+        time.sleep(0.01)
+    late.set()
+    functions._server.kill()
+    functions._server.wait()
+    second = functions.start(environment, str(tmp_path / "two.log"))
+    first[0]()
+    starting.join()
+    assert second.poll() is None
+    second.kill()
+    assert second.poll() == -signal.SIGKILL
+    functions.close()
 
 
 def test_functions_and_reports_trust_the_authority_of_agents_env(tmp_path: Path, reports: Reports) -> None:

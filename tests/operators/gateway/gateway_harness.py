@@ -18,6 +18,7 @@ from operators.gateway.episode_table import EpisodeTable
 from operators.gateway.play import Changes, Player
 from operators.io.elements import ReceivedRecord
 from operators.io.episode_keys import EpisodeKeys
+from schemas.codec import encode
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
     Assignment,
@@ -127,6 +128,7 @@ class ScriptedRun:
         self.table.fold(received)
 
     def send(self, order: TurnRequest | EpisodeEnd) -> None:
+        encode(order)  # as the producer does
         paused = self.paused  # read before a waiting test continues
         self.orders.append(order)
         self.write("inbox", order)

@@ -62,6 +62,15 @@ def test_processes_count_their_own_episodes() -> None:
     assert counts.metric(EVERY_MS) is not None
 
 
+def test_rewritten_turns_are_counted_by_the_process_that_planned() -> None:
+    counts, other = EpisodeCounts(1, 2), episode(0)
+    other.rewritten.add("b")
+    counts.add(other, ended(0, 0))
+    metric = counts.metric(EVERY_MS)
+    assert metric is not None
+    assert metric.values == {"rewritten": 1.0}
+
+
 def test_state_of_a_commit_does_not_change_with_later_records() -> None:
     """A note with newer offsets than totals would lose episodes, because it is written while records are folded."""
     counts, place = EpisodeCounts(0, 1), PartitionKey("trajectories", 0)

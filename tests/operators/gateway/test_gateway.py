@@ -73,6 +73,23 @@ def test_equal_requests_get_new_responses_retries_recorded_ones() -> None:
     play(ScriptedRun("one$", "two$"), scenario)
 
 
+def test_idempotency_key_is_exact_at_every_gateway() -> None:
+    """Two processes count equal requests each for itself, so without it both give the first response."""
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        async def said(at: httpx2.AsyncClient, key: str) -> Any:
+            at.headers["idempotency-key"] = key
+            return (await chat(at, HELLO))["choices"][0]["message"]["content"]
+
+        assert await said(client, "a") == "one"
+        transport = httpx2.ASGITransport(app=run.open().application())
+        async with httpx2.AsyncClient(transport=transport, base_url=client.base_url, headers=client.headers) as other:
+            assert [await said(other, key) for key in ("b", "a", "b")] == ["two", "one", "two"]
+        assert len(run.orders) == 2
+
+    play(ScriptedRun("one$", "two$"), scenario)
+
+
 def test_choices_share_the_recorded_prompt() -> None:
     async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
         body = await chat(client, HELLO, n=2)
@@ -151,8 +168,17 @@ def test_a_template_that_rewrites_history_is_reported() -> None:
         body = {"messages": [question]}
         first = await client.post("/chat/completions", json=body)
         said = first.json()["choices"][0]["message"]
-        second = await client.post("/chat/completions", json={"messages": [question, said, AGAIN]})
-        assert [each.headers.get("laminar-template") for each in (first, second)] == [None, "rewritten"]
+        turns_of = {"messages": [question, said, AGAIN]}
+        second = await client.post("/chat/completions", json=turns_of)
+        client.headers["x-stainless-retry-count"] = "1"
+        streamed = await client.post("/chat/completions", json={**turns_of, "stream": True})
+        items = {"input": [question, said, AGAIN]}
+        more = [await client.post("/responses", json={**items, "stream": each}) for each in (False, True)]
+        reported = [each.headers.get("laminar-template") for each in (first, second, streamed, *more)]
+        assert reported == [None, *["rewritten"] * 4]
+        episode = run.table.get(NAME)
+        assert episode is not None
+        assert len(episode.rewritten) == 1
         assert run.recorded(turns(run)[1]) == "U:hello (quietly)$\nA:hi (I think)$\nU:again$\nA:"
 
     play(ScriptedRun("hi (I think)$", "ho$", tokenizer=ForgettingTokenizer()), scenario)
@@ -196,6 +222,8 @@ def test_end_reports_the_last_conversation_and_closes_it() -> None:
         end = run.orders[-1]
         assert isinstance(end, EpisodeEnd)
         assert (end.reward, end.answer, end.segments[0].prompt_tokens) == (0.5, "hi", 11)
+        again = await client.post("/episode/end", json={"reward": 1.0})  # an agent that answers twice
+        assert (again.status_code, len(run.orders)) == (200, 2), "the first report counts"
         error = (await chat(client, AGAIN))["error"]
         assert error["code"] == "episode_ended"
 
@@ -213,6 +241,8 @@ def test_end_reports_the_last_conversation_and_closes_it() -> None:
         ({"messages": [HELLO], "stop": [""]}, 400, "stop must be"),
         ({"messages": [HELLO], "tools": [{"type": "x"}]}, 400, "tools must be a list of functions"),
         ({"messages": [HELLO], "response_format": {"type": "json_object"}}, 400, "response_format must be text"),
+        ({"messages": [HELLO], "tool_choice": "required"}, 400, 'must be "auto" or "none", not \'required\''),
+        ({"messages": [HELLO], "tool_choice": {"type": "function"}}, 400, "the engine cannot constrain responses"),
         ({"messages": [user("x" * 400)]}, 400, "the model's context is 400"),
         ({"messages": [user("x" * 299)]}, 400, "of the 300 tokens of this episode"),
         ({"messages": [{"role": "function", "content": "x"}]}, 400, "the chat template fails on messages of function"),
@@ -264,6 +294,23 @@ def test_request_without_response_times_out_and_is_repeatable() -> None:
     play(ScriptedRun("hi$", turn_timeout_s=0.05), scenario)
 
 
+def test_order_of_a_turn_is_sent_by_its_own_request() -> None:
+    """Others wait: if each sent the pending order at each change, n requests at once would write n² records."""
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        run.paused = True
+        requests = [asyncio.create_task(chat(client, user(text))) for text in "abc"]
+        for at in range(3):
+            while len(run.orders) <= at:
+                await asyncio.sleep(0)
+            run.respond(run.orders[at])
+        bodies = [await each for each in requests]
+        assert {body["choices"][0]["message"]["content"] for body in bodies} == {"one", "two", "six"}
+        assert len(run.orders) == 3
+
+    play(ScriptedRun("one$", "two$", "six$"), scenario)
+
+
 def test_order_that_changes_nothing_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_player, "SEND_AGAIN_S", 0.05)
     monkeypatch.setattr(turn_player, "_RECHECK_S", 0.01)
@@ -276,6 +323,21 @@ def test_order_that_changes_nothing_is_sent_again(monkeypatch: pytest.MonkeyPatc
         run.respond(run.orders[1])
         assert (await request)["choices"][0]["message"]["content"] == "hi"
         assert len({each.turn_id for each in turns(run)}) == 1
+
+    play(ScriptedRun("hi$"), scenario)
+
+
+def test_request_that_is_too_large_for_the_log_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schemas.codec.MAX_VALUE_BYTES", 2000)
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        body = json.dumps({"messages": [{**HELLO, "more": [1] * 700}]}, separators=(",", ":"))
+        response = await client.post("/chat/completions", content=body)
+        assert (response.status_code, len(body) < 2000) == (413, True)
+        assert "the request cannot be recorded: TurnRequest/2 of" in response.json()["error"]["message"]
+        assert (await chat(client, HELLO))["choices"][0]["message"]["content"] == "hi"
+        ended = await client.post("/episode/end", json={"answer": "a" * 2000})
+        assert (ended.status_code, ended.json()["error"]["message"][:23]) == (413, "the request cannot be r")
 
     play(ScriptedRun("hi$"), scenario)
 

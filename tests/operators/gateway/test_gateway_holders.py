@@ -15,8 +15,8 @@ import pytest
 from gateway_harness import CONTEXT, NAME, ScriptedRun, chat, user
 
 from operators.gateway import served_versions
-from operators.gateway.app import Gateway
-from operators.gateway.claims import Claims
+from operators.gateway.app import MAX_EPISODE_REQUESTS, Gateway
+from operators.gateway.claims import ClaimRequests, Claims
 from operators.gateway.served_versions import ServedVersions
 from operators.io.episode_keys import PEOPLE, WORKERS
 from schemas.records import EpisodeEnd
@@ -31,7 +31,8 @@ def play(run: ScriptedRun, holder: str, folder: Path, scenario: Scenario, *, ser
     async def main() -> None:
         gateway = run.open()
         gateway.context = CONTEXT
-        gateway.claims = Claims(run.table, 0, 1, 60.0, 1, time.monotonic)
+        claims = Claims(run.table, 0, 1, 60.0, 1, time.monotonic)
+        gateway.claims = ClaimRequests(claims, gateway.player, gateway.keys)
         if served:
             gateway.served = ServedVersions(COMMAND, 2, folder / "serving.log")
         run.assign()
@@ -174,6 +175,47 @@ def test_a_claim_waits_for_an_episode(tmp_path: Path) -> None:
         assert (await waiting).json()["attempt"] == 1
 
     play(ScriptedRun(), WORKERS, tmp_path, scenario)
+
+
+def test_claim_does_not_wait_for_the_end_of_a_failed_episode(tmp_path: Path) -> None:
+    async def scenario(gateway: Gateway, client: httpx2.AsyncClient) -> None:
+        now = 0.0
+        assert gateway.claims is not None
+        gateway.claims.claims = Claims(run.table, 0, 1, 60.0, 0, lambda: now)
+        await client.post("/episodes/claim", json={})
+        run.paused = True  # the owner of the episode is away
+        now = 60.0
+        for _ in range(2):
+            assert (await client.post("/episodes/claim", json={})).status_code == 204
+        (ending,) = gateway.claims.ending.values()
+        while not run.orders:
+            await asyncio.sleep(0)
+        run.respond(run.orders[0])
+        await ending
+        assert len(run.orders) == 1
+        assert run.table.error_of(NAME) == "no agent finished it in time"
+
+    run = ScriptedRun()
+    play(run, WORKERS, tmp_path, scenario)
+
+
+def test_workers_may_use_half_of_the_places_of_requests(tmp_path: Path) -> None:
+    """Each waiting agent of all programs elsewhere has a claim; the other half is left to requests of episodes."""
+    places = 4 * MAX_EPISODE_REQUESTS
+
+    async def scenario(gateway: Gateway, client: httpx2.AsyncClient) -> None:
+        await client.post("/episodes/claim", json={})
+        waiting = [asyncio.create_task(client.post("/episodes/claim", json={"wait_s": 60})) for _ in range(places // 2)]
+        while gateway.active[WORKERS] < places // 2:
+            await asyncio.sleep(0)
+        assert (await client.post("/episodes/claim", json={})).status_code == 429
+        client.headers["authorization"] = f"Bearer {gateway.keys.key_of(NAME)}"
+        assert (await client.get("/models")).status_code == 200
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    play(ScriptedRun(max_requests=places), WORKERS, tmp_path, scenario)
 
 
 def test_a_claim_by_a_client_that_has_gone_is_undone(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from gateway_harness import NAME, ScriptedRun, user
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
 from infra.certificates import write_relay_files
 from infra.http_server import HttpServer, UnauthenticatedConnections
@@ -146,6 +148,57 @@ def test_a_stream_is_in_progress_until_its_end(tmp_path: Path) -> None:
             while not served.run.orders:
                 assert served.status(other) == 200
             assert served.gateway.active[NAME] == 1  # those of others end a moment after their response
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_of_a_client_that_has_gone_frees_its_place(tmp_path: Path, stream: bool) -> None:
+    with Served(tmp_path, LONG_S, "hi$") as served:
+        served.run.paused = True
+        sent = served.request("/v1/chat/completions", {"messages": [user("hello")], "stream": stream})
+        other = served.request("/v1/models", key=served.run.keys.key_of("p1.0"))
+        with served.connection(sent):
+            while not served.run.orders:
+                assert served.status(other) == 200
+        while served.gateway.active[NAME]:
+            assert served.status(other) == 200
+        served.run.respond(served.run.orders[0])  # the turn has continued: a retry gets its response
+        retry = sent.replace(b"host: x", b"host: x\r\nx-stainless-retry-count: 1")
+        assert served.status(retry) == 200
+        assert len(served.run.orders) == 1
+
+
+def test_client_that_reads_nothing_frees_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.http_server.READ_S", 1)
+    with Served(tmp_path, LONG_S, "hi$") as served:
+
+        async def endless(request: Request, name: str) -> Response:
+            return StreamingResponse(b"x" * 2**20 for _ in iter(int, 1))
+
+        served.gateway._episode = endless  # type: ignore[method-assign]
+        served.server.config.loaded_app = served.gateway.application()
+        other = served.request("/v1/models", key=served.run.keys.key_of("p1.0"))
+        with served.connection(served.request("/v1/episode")) as made:
+            assert status_of(made) == 200
+            while served.gateway.active[NAME]:
+                assert served.status(other) == 200
+
+
+def test_errors_of_paths_and_of_the_gateway_have_openai_shape(tmp_path: Path) -> None:
+    with Served(tmp_path, LONG_S, "hi$") as served:
+
+        async def failing(request: Request, name: str) -> Response:
+            raise KeyError(name)
+
+        served.gateway._episode = failing  # type: ignore[method-assign]
+        served.server.config.loaded_app = served.gateway.application()
+        for path, body, status in (("/v1/x", None, 404), ("/v1/models", {}, 405), ("/v1/episode", None, 500)):
+            with served.connection(served.request(path, body)) as made:
+                text = made.makefile("rb").read1(65536)
+                head, _, content = text.partition(b"\r\n\r\n")
+                assert int(head.split()[1]) == status
+                assert json.loads(content)["error"].keys() == {"message", "type", "param", "code"}
+        assert served.status(served.request("/v1/models/laminar")) == 200
+        assert served.status(served.request("/v1/models/other")) == 404
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from apache_beam.io.restriction_trackers import OffsetRange
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from shuffling_pipeline import OUTPUT, SOURCE, build, shard
 
@@ -15,7 +17,12 @@ from infra.kafka.broker import Broker
 from infra.kafka.session import SESSIONS
 from infra.runners.run import run_pipeline
 from infra.runners.stopping import STOPPING
+from operators.io import read_branches
+from operators.io.branch_polls import BranchPoll, BranchPolls
 from operators.io.config import ShardConfig
+from operators.io.elements import Polled, ReceivedRecord
+from operators.io.poll_range import PollTracker
+from operators.io.read_branches import _PollBranchesFn
 from operators.io.shards import close_shards
 from pipelines.branches import build_branches
 from schemas.codec import decode, encode
@@ -80,6 +87,36 @@ def test_branches_process_their_shards_and_continue_after_a_stop(shards: list[Sh
         assert not running.is_alive()
         assert [SESSIONS.get(config.group) for config in shards] == [None, None]
         assert not any(thread.name.startswith("poll ") for thread in threading.enumerate())
+
+
+class _Polls(BranchPolls):
+    """Polls that have been made: none is made by a thread."""
+
+    def __init__(self, *elements: Polled) -> None:
+        super().__init__([], lambda config: pytest.fail("no source"), lambda group: 0.0)
+        self._folded = {"group": threading.Semaphore(0)}
+        for element in elements:
+            self.put_back(BranchPoll("branch", "group", element))
+
+
+class _Tracker(PollTracker):
+    """Accepts one poll."""
+
+    def __init__(self) -> None:
+        super().__init__(OffsetRange(0, 1))
+
+
+def test_branches_keep_an_element_that_the_runner_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (
+        Polled("group", 1, (ReceivedRecord("prompts", 0, offset, None, 1000 + offset),), (), {}, caught_up=True)
+        for offset in range(2)
+    )
+    polls, watermark = _Polls(first, second), ManualWatermarkEstimator(None)
+    monkeypatch.setattr(read_branches, "_polls_of", lambda shards: polls)
+    emitted = list(_PollBranchesFn(60.0).process((), _Tracker(), watermark))  # type: ignore[arg-type]
+    assert [(each.tag, each.value.value, each.value.timestamp) for each in emitted] == [("branch", first, 1)]
+    assert watermark.current_watermark() == 1
+    assert [each.element for each in polls.stop()] == [second]
 
 
 def _build(begin: object, config: ShardConfig) -> None:

@@ -9,7 +9,7 @@ from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.transforms.window import TimestampedValue
 
 from operators.io.elements import Polled, ReceivedRecord, Restored
-from operators.io.read_topics import _timed
+from operators.io.poll_times import timed
 
 
 def poll(*times: float) -> Polled:
@@ -21,11 +21,11 @@ def times_of(*elements: Any) -> list[float | None]:
     """The time of each element that a source emits, None for none; the watermark is the same."""
     watermark, times = ManualWatermarkEstimator(None), []
     for element in elements:
-        emitted = _timed(element, watermark)
+        emitted = timed(element, watermark)
         known = watermark.current_watermark()
-        timed = isinstance(emitted, TimestampedValue)
-        assert (emitted.value if timed else emitted) is element
-        assert (emitted.timestamp if timed else None) == known
+        is_timed = isinstance(emitted, TimestampedValue)
+        assert (emitted.value if is_timed else emitted) is element
+        assert (emitted.timestamp if is_timed else None) == known
         times.append(known and round(known.micros / 1e6, 3))
     return times
 

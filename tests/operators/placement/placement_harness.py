@@ -199,7 +199,10 @@ def dead_letters(outputs: list[Output]) -> list[str]:
     return [output.record.reason for output in outputs if isinstance(output.record, DeadLetter)]
 
 
-_COMMITTED = tuple(topic_input(topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED))
+_COMMITTED = tuple(
+    topic_input(topic, blocks=topic is TRAJECTORIES)
+    for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED)
+)
 SHARD = shard(
     "placement",
     *_COMMITTED,

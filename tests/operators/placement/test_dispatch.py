@@ -99,6 +99,7 @@ def test_dispatch_gives_no_fresh_work_under_older_weights() -> None:
     placement = Placement()
     placement.prompts(*range(9))
     old = placement.publish(0)
+    placement.beat(1, old, capacity=0)
     placement.beat(0, old)
     assert len(names(placement.run())) == 4
     new = placement.publish(1)
@@ -107,6 +108,47 @@ def test_dispatch_gives_no_fresh_work_under_older_weights() -> None:
     assert names(placement.run()) == []
     placement.beat(0, new)
     assert len(names(placement.run())) == 4
+
+
+def test_only_replica_gets_its_next_batch_before_it_is_empty() -> None:
+    placement = Placement(admitted=100)
+    placement.prompts(*range(20))
+    old = placement.publish(0)
+    placement.beat(0, old)
+    assert len(names(placement.run())) == 4
+    new = placement.publish(1)
+    ahead = [each.record for each in placement.run() if isinstance(each.record, Assignment)]
+    assert [each.at_least for each in ahead] == [new] * 4
+    placement.publish(2)
+    assert names(placement.run()) == []  # one batch, whatever is published meanwhile
+    placement.finish(*(trajectory(prompt(n), m) for n in (0, 1) for m in (0, 1)))
+    assert names(placement.run()) == []
+    placement.beat(0, placement.publish(3))
+    assert names(placement.run()) == []  # the batch counts under the version with which it starts
+
+
+def test_restart_gives_no_third_batch_to_the_only_replica() -> None:
+    placement = Placement(admitted=100)
+    placement.prompts(*range(20))
+    old = placement.publish(0)
+    placement.beat(0, old)
+    placement.run()
+    placement.publish(1)
+    assert len(names(placement.run())) == 4
+    placement.restart()
+    placement.beat(0, old)
+    assert names(placement.run()) == []
+
+
+def test_no_batch_is_assigned_early_while_evaluation_waits() -> None:
+    placement = Placement(admitted=100)
+    placement.prompts(*range(20))
+    old = placement.publish(0)
+    placement.beat(0, old)
+    placement.run()
+    placement.publish(1)
+    placement.questions(0, under=version(5))
+    assert names(placement.run()) == []
 
 
 def test_dispatch_begins_a_batch_once_the_last_has_drained() -> None:
@@ -249,7 +291,7 @@ def test_training_and_evaluation_of_an_older_version_take_turns() -> None:
         assert names(placement.run()) == []  # nothing joins the turn of the other
         placement.finish(*(finished(name, lease, under) for name, lease in given.items()))
         placement.beat(0, under)
-        if evaluated:  # it drains; without work it loads the newest version
+        if evaluated and answered < 10:  # it drains; without work it loads the newest version
             assert names(placement.run()) == []
             placement.beat(0, new)
     assert turns == ["e4", "p4", "e4", "p4", "e2"]
@@ -369,6 +411,7 @@ def test_newest_version_is_by_epoch_first() -> None:
     placement.prompts(0)
     placement.publish(9)
     replayed = placement.publish(5, epoch=2)
+    placement.beat(1, version(9), capacity=0)
     placement.beat(0, version(9))
     assert placement.run() == []
     placement.beat(0, replayed)

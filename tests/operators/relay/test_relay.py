@@ -167,6 +167,12 @@ def test_relay_dead_letters_a_manifest_that_does_not_match(
     assert relay.held(manifest("1.1")) == ("1.1",)  # the valid manifest may still arrive
 
 
+def test_relay_reports_a_store_that_is_too_small(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
+    relay.receive(*(manifest(f"1.{number}", bytes=1 << 60) for number in (1, 2)))
+    (line,) = [each for each in caplog.messages if "relay.keep_versions" in each]
+    assert f"keep_versions = 2 and the version that arrives need {3 << 60}: enlarge it" in line
+
+
 def test_relay_keeps_a_version_after_an_invalid_manifest(relay: Relay, store: WeightStore) -> None:
     announced = add(store, "1.1")
     assert relay.held(announced) == ("1.1",)

@@ -12,7 +12,7 @@ import pytest
 from small_disk import fill, small_disk
 from trainer_on_a_log import Trainer
 
-from operators.trainer import checkpoint_writer, final_model, persist, train_batches
+from operators.trainer import checkpoint, checkpoint_writer, final_model, persist, train_batches
 from operators.trainer.persist import CheckpointError
 from schemas.topics import BATCHES, RELAY
 
@@ -129,7 +129,37 @@ def test_clean_stop_keeps_the_newest_version(
         assert trainer.manifests()[-1][0] == "1.3"  # trained once
 
 
-def test_trainer_does_not_start_without_a_checkpoint_folder(trainer: Trainer) -> None:
+def test_trainer_goes_on_if_checkpoints_cannot_be_listed(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An object store that does not respond for a while: retried at a start, and not needed while it trains."""
+    monkeypatch.setattr(persist, "PAUSE_S", 0.0)
+    calls, listed = [0], checkpoint.list_checkpoints
+
+    def fail(root: Path) -> Any:
+        calls[0] += 1
+        if calls[0] % 3:
+            raise OSError("503 SlowDown")
+        return listed(root)
+
+    def fail_always(root: Path) -> Any:
+        raise OSError("503 SlowDown")
+
+    monkeypatch.setattr(checkpoint, "list_checkpoints", fail)
+    trainer.start()
+    trainer.run()
+    monkeypatch.setattr(checkpoint, "list_checkpoints", fail_always)
+    trainer.feed(*range(6))
+    trainer.run(5)
+    assert "a restart will read from an older manifest: the checkpoints in" in caplog.text
+    monkeypatch.setattr(checkpoint, "list_checkpoints", fail)
+    trainer.start()
+    trainer.run(3)
+    assert trainer.ancestry() == [0, 1, 2, 3, 4, 5]
+
+
+def test_trainer_does_not_start_without_a_checkpoint_folder(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persist, "PAUSE_S", 0.0)
     (trainer.folder / "checkpoints").touch()
     with pytest.raises(CheckpointError, match=f"checkpoints cannot be written to {trainer.folder / 'checkpoints'}"):
         trainer.start()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pipelines.run.zygote import UNUSED, DeferredModule, defer_imports, import_role_modules
+from pipelines.run.zygote import UNUSED, DeferredModule, defer_imports, hidden_modules, import_role_modules
 
 NAME = "a_module_of_this_test"
 
@@ -58,6 +59,14 @@ def test_imported_and_missing_modules_are_not_deferred(module: str) -> None:
     defer_imports([module, "a_module_that_does_not_exist"])
     assert sys.modules[module] is imported
     assert "a_module_that_does_not_exist" not in sys.modules
+
+
+def test_hidden_module_can_be_imported_afterwards(module: str) -> None:
+    with hidden_modules([module, "json"]):
+        with pytest.raises(ImportError):
+            importlib.import_module(module)
+        assert importlib.import_module("json") is json
+    assert importlib.import_module(module).VALUE == 7
 
 
 def test_roles_are_imported_with_unused_modules_deferred(monkeypatch: pytest.MonkeyPatch) -> None:

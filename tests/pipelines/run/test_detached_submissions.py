@@ -17,6 +17,8 @@ import pytest
 
 from infra.kafka.broker import Broker
 from infra.processes import is_running
+from infra.store.names import default_root
+from infra.store.ownership import remove_store
 from pipelines.cli.main import main
 from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE
 from pipelines.inspect.run_folders import run_command
@@ -28,12 +30,14 @@ Laminar = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Path]:
+def runs(tmp_path: Path, run_id: str) -> Iterator[Path]:
     yield tmp_path / "runs"
     for each in submissions(next(iter((tmp_path / "runs").glob("*")), tmp_path)):
         if (process := each.respawner()) is not None:
             for child in [*process.children(recursive=True), process]:
                 child.kill()
+                child.wait(30)
+    remove_store(default_root(run_id))
 
 
 @pytest.fixture

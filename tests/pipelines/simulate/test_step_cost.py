@@ -12,7 +12,7 @@ from pipelines.cli.cost import cost
 from pipelines.config import ConfigError, save_config
 from pipelines.present.prediction import cost_lines
 from pipelines.simulate.prediction.cost import ResourcePrices, cost_of
-from pipelines.simulate.prediction.log_bytes import StepShape, log_bytes
+from pipelines.simulate.prediction.log_bytes import TENSORS, StepShape, log_bytes
 from pipelines.simulate.prediction.measurement import Prediction
 from schemas.topics import CATALOGUE
 
@@ -45,6 +45,23 @@ def test_log_bytes_grow_with_tokens_as_docs_say(topic: str, per_trajectory: floa
     longer = replace(STEP, response_tokens=STEP.response_tokens + 1024, micro_batch_tokens=22_240)
     gained = (log_bytes(longer)[topic] - log_bytes(STEP)[topic]) / STEP.trajectories / 1024
     assert gained == pytest.approx(per_trajectory, abs=2.5 if topic == "progress" else 0.3)
+
+
+@pytest.mark.parametrize(
+    ("topic", "records", "size"),
+    [
+        ("prompts", 8, 1_710 + 8 * 200),
+        ("inbox", 64, 3_370 + 8 * 200),
+        ("trajectories", 64, 3_590 + 8 * 200 + 12 * 1000),
+        ("experiences", 64, 4_040 + 8 * 200 + 12 * 1000),
+        ("batches", 64, 200 + 8 * (200 + 1000)),
+        ("settled", 64, 70),
+        ("relay", 1, 430 + 90 * TENSORS),
+    ],
+)
+def test_log_bytes_are_those_of_the_docs(topic: str, records: int, size: int) -> None:
+    """The table of sizes in docs/topics.md."""
+    assert log_bytes(STEP)[topic] / records == pytest.approx(size, rel=0.1)
 
 
 def test_log_bytes_of_a_version_grow_with_its_chunks() -> None:

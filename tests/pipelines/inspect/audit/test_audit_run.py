@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from audit_records import assignment, experience, manifest, micro_batch, settled, trajectory
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
+from role_writer import write_as_role
 
-from infra.kafka.admin import TopicSpec, admin_client, create_topics, stable_ends
+from infra.kafka import admin as kafka_admin
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, end_offsets, stable_ends
 from infra.kafka.broker import Broker
+from infra.kafka.note import Note
 from infra.kafka.properties import ClientProperties
 from infra.processes import spawn
 from pipelines.cli.main import main
@@ -20,7 +24,8 @@ from pipelines.inspect.audit import background_process as background_process
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import ReachedStage
 from schemas.codec import encode
-from schemas.topics import BATCHES, EXPERIENCES, INBOX, RELAY, SETTLED, TRAJECTORIES, Topic, group_name
+from schemas.records import CommitNote
+from schemas.topics import BATCHES, EXPERIENCES, INBOX, RELAY, RESTORE, SETTLED, TRAJECTORIES, Topic, group_name
 
 TOPICS = (INBOX, TRAJECTORIES, EXPERIENCES, SETTLED, BATCHES, RELAY)
 NAMES = [f"p{number}.{member}" for number in range(4) for member in range(2)]
@@ -155,7 +160,11 @@ def test_background_process_writes_the_result_of_the_audit(damaged: Run, tmp_pat
     assert json.loads(out.read_text()) == audit(damaged.client, damaged.run).to_json()
 
 
-def test_audit_ignores_aborted_and_waits_for_open_transactions(broker: Broker, run_id: str) -> None:
+def test_audit_ignores_aborted_and_waits_for_open_transactions(
+    broker: Broker, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_admin, "STABLE_PAUSE_S", 5.0)
+    name = EXPERIENCES.name(run_id)
     run = Run(broker, run_id)
     run.write(INBOX, assignment("p0.0"))
     run.write(TRAJECTORIES, trajectory("p0.0"))
@@ -164,13 +173,38 @@ def test_audit_ignores_aborted_and_waits_for_open_transactions(broker: Broker, r
     value, headers = encode(experience("p0.0"))
     for end in (producer.abort_transaction, producer.commit_transaction):
         producer.begin_transaction()
-        producer.send(EXPERIENCES.name(run_id), value, headers=list(headers), partition=0).get(timeout=10)
-        with admin_client(run.client) as admin, pytest.raises(RuntimeError, match="has been open for"):
-            stable_ends(admin, EXPERIENCES.name(run_id), timeout_s=0.2)
-        end()
+        producer.send(name, value, headers=list(headers), partition=0).get(timeout=10)
+        pauses: list[float] = []
+
+        def pause(seconds: float, end: Callable[[], None] = end, pauses: list[float] = pauses) -> None:
+            pauses.append(seconds)
+            if sum(pauses) == 85.0:  # the transaction of a killed role lasts for its time-out, 60 s, and longer
+                end()
+                while end_offsets(admin, [name]) != end_offsets(admin, [name], committed=False):
+                    time.sleep(0.01)
+
+        with admin_client(run.client) as admin:
+            with pytest.raises(RuntimeError, match="has been open for 40 s"):
+                stable_ends(admin, name, 10.0, lambda _: None)
+            stable_ends(admin, name, pause=pause)
         expected = "score" if end == producer.abort_transaction else "experience"
         assert audit(run.client, run_id).in_flight == {expected: 1}
     producer.close()
+    run.producer.close()
+
+
+def test_audit_finds_lost_trajectories_after_offsets_expired(broker: Broker, run_id: str) -> None:
+    """Only the notes say what a role has consumed, then."""
+    run = Run(broker, run_id)
+    run.write(EXPERIENCES, *map(experience, NAMES[:2]))
+    with admin_client(run.client) as admin:
+        create_topics(admin, [TopicSpec(RESTORE.name(run_id), 1)])
+    group = group_name(run_id, "experience")
+    note = Note(1, offsets={f"{EXPERIENCES.name(run_id)}:0": 1}).encode()
+    write_as_role(run.client, run_id, RESTORE, [CommitNote(group, note, 0)], key=group.encode())
+    found = audit(run.client, run_id)
+    assert found.lost == (ReachedStage(NAMES[0], "experience"),)
+    assert found.in_flight == {"experience": 1}
     run.producer.close()
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from audit_records import assignment, manifest, micro_batch, trajectory
+from kafka.errors import KafkaTimeoutError
 from role_writer import write_as_role
 from trimmed_run import TrimmedRun
 
@@ -16,6 +18,7 @@ from infra.kafka.broker import Broker
 from infra.kafka.note import Note
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.trim_points import newest_trim_point
+from pipelines.trim import plan as plan_module
 from pipelines.trim.needs import LogPartition
 from pipelines.trim.plan import TrimRefused, execute, plan_trim
 from schemas.records import CommitNote, PolicyVersion
@@ -69,15 +72,30 @@ def test_audit_has_the_same_counts_after_trims(run: TrimmedRun) -> None:
         run.plan("1.5")
 
 
+def test_trim_repeats_deletions_that_were_interrupted(run: TrimmedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = audit(run.client, run.run)
+    with monkeypatch.context() as killed:
+        killed.setattr(plan_module, "delete_records", Mock(side_effect=KafkaTimeoutError))
+        with pytest.raises(KafkaTimeoutError):
+            run.trim("1.2")
+    assert set(run.begins().values()) == {0}
+    again = run.trim("1.2")
+    assert {cut.held_by for cut in again.cuts.values()} == {"an interrupted trim"}
+    assert (run.begins()["settled"], run.begins()["batches"]) == (12, 2)
+    assert audit(run.client, run.run) == before
+    with pytest.raises(TrimRefused, match=r"1\.2 is not newer"):
+        run.plan("1.2")
+
+
 def test_plan_trim_is_read_only_and_hashes_the_cut_records(run: TrimmedRun) -> None:
-    plan, again = run.plan("1.2"), run.plan("1.2")
+    planned, again = run.plan("1.2"), run.plan("1.2")
     assert set(run.begins().values()) == {0}
     assert newest_trim_point(run.client, run.run) is None
-    assert plan.trim_point == again.trim_point
-    cut = plan.cuts[LogPartition("batches", 0)]
+    assert planned.trim_point == again.trim_point
+    cut = planned.cuts[LogPartition("batches", 0)]
     assert (cut.begin, cut.offset, cut.records, cut.held_by) == (0, 2, 2, "the checkpoint of version 1.2")
-    assert cut.digest != plan.cuts[LogPartition("settled", 0)].digest
-    assert plan.trim_point.checkpoint == "trim-points/1.2"
+    assert cut.digest != planned.cuts[LogPartition("settled", 0)].digest
+    assert planned.trim_point.checkpoint == "trim-points/1.2"
 
 
 def test_plan_trim_retains_records_of_active_trajectories(run: TrimmedRun) -> None:
@@ -115,6 +133,17 @@ def test_plan_trim_retains_records_of_a_ledger(run: TrimmedRun) -> None:
         f"the ledger of {group}",
     )
     assert (cuts[LogPartition("settled", 0)].offset, cuts[LogPartition("settled", 0)].held_by) == (4, f"group {group}")
+
+
+def test_plan_trim_retains_records_of_an_export_that_paused(run: TrimmedRun) -> None:
+    """Kafka has removed its group's offsets."""
+    group = group_name(run.run, "export-settled-abc")
+    with admin_client(run.client) as admin:
+        create_topics(admin, [TopicSpec(RESTORE.name(run.run), 1)])
+    note = Note(1, offsets={f"{SETTLED.name(run.run)}:0": 3}).encode()
+    write_as_role(run.client, run.run, RESTORE, [CommitNote(group, note, 0)], key=group.encode())
+    cut = run.plan("1.3").cuts[LogPartition("settled", 0)]
+    assert (cut.offset, cut.held_by) == (3, f"group {group}")
 
 
 def test_audit_after_a_trim_finds_repeated_training(run: TrimmedRun) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,20 @@ from faults.network import Network, NoNetwork, within
 from pods import ROOT, Cluster, Container, Pod, until_all
 
 from infra.certificates import write_relay_files
+from infra.deploy.kubernetes.pods import USER
 from infra.kafka.topic_reader import read_topic
-from infra.store.names import default_root
+from infra.store.names import default_root, version_of
+from infra.store.ownership import open_folder
 from pipelines.run.deployment import EXAMPLE, files_of, plan_of
-from schemas.records import RelayStatus, WeightVersion
-from schemas.topics import RELAY, REPLICAS
+from schemas.records import RelayChain, RelayStatus, Trajectory, WeightVersion
+from schemas.topics import DEAD_LETTERS, RELAY, RELAY_CHAIN, REPLICAS, TRAJECTORIES
 
 STEPS = 3
 NODES = ("n1", "n2")
 START_S = 400.0
 SETTINGS: dict[str, Any] = {
     **SMALL,
-    "trainer": {"optimizer_steps": STEPS, "checkpoint_every": 2},
+    "trainer": {"optimizer_steps": 1000, "checkpoint_every": 2},
     "evaluation": {"every": 1},
 }
 
@@ -59,6 +61,11 @@ class Deployed:
             nodes[node].mkdir()
             nodes[node].chmod(0o1777)
             stack.callback(shutil.rmtree, nodes[node], ignore_errors=True)
+        self.ended = default_root("ended", nodes[NODES[1]])
+        open_folder(self.ended).release()
+        for path in (*self.ended.iterdir(), self.ended):
+            os.chown(path, USER, USER)
+            os.utime(path, (1, 1))
         (folder / "pods").mkdir()
         name = f"laminar-{self.run}"
         self._cluster = Cluster(
@@ -126,9 +133,8 @@ class Deployed:
     def _volume(self) -> Path:
         volume = self._folder / "volume"
         make_model(volume / "model", layers=1)
-        user = self._documents[0]["spec"]["template"]["spec"]["securityContext"]["runAsUser"]
         for path in (volume, *volume.rglob("*")):
-            os.chown(path, user, user)
+            os.chown(path, USER, USER)
         return volume
 
 
@@ -147,34 +153,58 @@ def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
     assert topics.wait(START_S) == 0, topics.log.read_text()
 
     roles = [each for each in deployed.containers() if each is not topics and "metrics" not in each.name]
-    for each in roles:
+    (late,) = deployed.containers("-rollout-1")
+    first = [each for each in roles if each is not late]
+    for each in first:
         each.start()
+    until_all(first, "readinessProbe", START_S)
+    _until(lambda: _versions(deployed) > 1, first)
+    late.start()  # on the other machine, which the run has not used so far
     until_all(roles, "readinessProbe", START_S)
     assert all(each.passes("startupProbe") and each.passes("livenessProbe") for each in roles)
 
-    deadline = time.monotonic() + START_S
-    while len({row.version for row in deployed.rows(RELAY) if isinstance(row, WeightVersion)}) <= STEPS:
-        assert all(each.running for each in roles)
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    _until(lambda: _versions(deployed) > STEPS and _generating(deployed) == {0, 1}, roles)
     _check_the_tier(deployed)
 
     for each in roles:
         each.send(signal.SIGTERM)
     for each in roles:
         assert each.wait(90) == 0, f"{each.name}:\n{each.log.read_text()[-3000:]}"
+    assert deployed.rows(DEAD_LETTERS) == []
     audit = deployed.laminar("runs", "audit", "--run", deployed.run)
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
 
+def _until(condition: Callable[[], bool], roles: list[Container]) -> None:
+    """Wait until `condition` holds, while all `roles` run."""
+    deadline = time.monotonic() + START_S
+    while not condition():
+        assert all(each.running for each in roles)
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def _versions(deployed: Deployed) -> int:
+    return len({row.version for row in deployed.rows(RELAY) if isinstance(row, WeightVersion)})
+
+
+def _generating(deployed: Deployed) -> set[int]:
+    """The replicas that have finished a trajectory."""
+    return {row.replica for row in deployed.rows(TRAJECTORIES) if isinstance(row, Trajectory)}
+
+
 def _check_the_tier(deployed: Deployed) -> None:
-    """Both machines have a relay that others reach by its pod's address; its store is in the machine's memory."""
+    """Each machine's relay has its pod's address and a place in the chain; its store, in memory, has versions."""
     statuses = {row.relay: row for row in deployed.rows(REPLICAS) if isinstance(row, RelayStatus)}
     assert {row.host for row in statuses.values()} == set(NODES)
     addresses = {f"{pod.host.address}:7400" for pod in deployed.pods if "-relay" in pod.name}
     assert {row.address for row in statuses.values()} == addresses
+    chain = [row for row in deployed.rows(RELAY_CHAIN) if isinstance(row, RelayChain)][-1]
+    assert {link.relay for link in chain.links} == statuses.keys()
+    assert not deployed.ended.exists(), "the weights of an ended run stay in the machine's memory"
     for folder in deployed._cluster.nodes.values():
-        assert list((folder / default_root(deployed.run).name).iterdir())
+        files = (folder / default_root(deployed.run).name).iterdir()
+        assert [each.name for each in files if version_of(each.name)]
 
 
 def _pods_of(document: dict[str, Any]) -> list[str]:

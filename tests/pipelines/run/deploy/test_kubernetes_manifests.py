@@ -154,6 +154,19 @@ def test_memory_requests_follow_from_the_model(tmp_path: Path) -> None:
     assert all(unit.memory_gib >= small[unit.name] for unit in units_of(load_config(file)))
 
 
+def test_requests_of_roles_can_be_set(tmp_path: Path) -> None:
+    changes = ("deploy.memory_gib={trainer = 64, score = 3}", "deploy.cpus={score = 0.5}")
+    units = {unit.name: unit for unit in plan_of(run_file(tmp_path, "secured"), changes).units}
+    assert (units["trainer"].memory_gib, units["trainer"].cpus) == (64 * 8, 8 * 8), "eight ranks share a container"
+    assert (units["score"].memory_gib, units["score"].cpus) == (3, 0.5)
+    for change, reason in (
+        ("deploy.cpus={scores = 2}", "deploy.cpus has 'scores', which is no role: autoscaler, "),
+        ("deploy.cpus={score = 0}", r"cpus\.score must be positive, not 0"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            plan_of(run_file(tmp_path, "secured"), (change,))
+
+
 def test_memory_request_of_a_rank_has_what_its_gpu_offloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from end_to_end.small_runs import make_model
 
@@ -184,11 +197,33 @@ def test_each_role_has_its_own_secret_and_kafka_user(tmp_path: Path) -> None:
         role = workload["metadata"]["labels"]["laminar/role"]
         user = {"topics": "admin", "acls": "admin", "metrics": "people"}.get(role, role)
         assert kafka == [f"laminar-big-run-kafka-{user}"]
-    users = {each["metadata"]["name"]: each for each in documents if each["kind"] == "KafkaUser"}
+    users = {
+        each["metadata"]["name"].removeprefix("laminar-big-run-"): each
+        for each in documents
+        if each["kind"] == "KafkaUser"
+    }
     topics = [each["spec"]["topicName"] for each in documents if each["kind"] == "KafkaTopic"]
     assert sorted(topics) == sorted(topic.name("Big_run") for topic in CATALOGUE.values())
     assert {"score", "trainer", "people"} <= users.keys()
     assert all(rule["operations"] for rule in users["score"]["spec"]["authorization"]["acls"])
+    settings = [each["spec"] for each in documents if each["kind"] == "KafkaTopic"]
+    assert {(each["replicas"], each["config"]["min.insync.replicas"]) for each in settings} == {(3, "2")}
+
+
+def test_runs_of_one_kafka_share_no_strimzi_user(tmp_path: Path) -> None:
+    """The rights of a KafkaUser are those of its last manifest."""
+    (tmp_path / "other").mkdir()
+    names = [
+        {each["metadata"]["name"] for each in deployment(file) if each["kind"] == "KafkaUser"}
+        for file in (run_file(tmp_path, "secured"), _renamed(run_file(tmp_path / "other", "secured")))
+    ]
+    assert all(names)
+    assert not names[0] & names[1]
+
+
+def _renamed(file: Path) -> Path:
+    file.write_text(file.read_text().replace("Big_run", "other"))
+    return file
 
 
 def test_restoring_roles_have_their_time_before_they_are_alive(file: Path) -> None:

@@ -1,0 +1,24 @@
+"""benchmarks/hosts.py: a small run on several hosts, whose network is slow and loses packets."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from faults.network import NoNetwork
+
+from benchmarks.hosts import run
+
+
+def test_hosts_benchmark_measures_a_run_on_several_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = Namespace(replicas=2, hosts=2, delay_ms=5.0, loss=0.01, batch=16, time_scale=10.0, steps=4, seed=0)
+    try:
+        throughput = run(options, tmp_path, spread=True)
+    except NoNetwork as reason:
+        pytest.skip(str(reason))
+    assert throughput > 0
+    shown = capsys.readouterr().out
+    assert "audit passed" in shown
+    assert " 0 delayed" not in shown
+    assert " 0 lost" not in shown
