@@ -83,6 +83,7 @@ class PredictedWorld:
         )
         self.replicas: dict[int, PredictedReplica] = {}
         self._incarnations = Counter[int]()
+        self._published = False
 
     def run(self) -> Measurement:
         """Run to the goal of `trainer.optimizer_steps`. Raises ValueError if the run stops before it."""
@@ -137,7 +138,7 @@ class PredictedWorld:
             scheduler, replica, engine, weights, self._publish_events, self._beat, config.rollout.linger_s
         )
         self.replicas[index] = predicted
-        if self.training.version:
+        if self._published:
             predicted.announce(version_of(self.training.version))
         share = (index % 16) / 16  # heartbeats of different replicas come at different times
         scheduler.after(share * config.rollout.heartbeat_s, lambda: self._keep_beating(predicted))
@@ -257,7 +258,7 @@ class PredictedWorld:
 
     def _publish_version(self, number: int) -> None:
         goal = self._cluster.config.trainer.optimizer_steps
-        version = version_of(number)
+        self._published, version = True, version_of(number)
         batches = () if number == 0 else (number - 1,)
         manifest = WeightVersion(version, None, number, "", 0, "", (), batches, (0,), 0, number >= goal, self._now_ms())
         self._send(RELAY, [manifest])
