@@ -22,7 +22,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import RecordBatch
 from infra.kafka.unreadable_record import UnreadableRecord
 from schemas.codec import UndecodableRecord, decode
-from schemas.topics import CATALOGUE, METRICS, RELAY, REPLICAS, run_prefix
+from schemas.topics import CATALOGUE, METRICS, RELAY, REPLICAS, TRAJECTORIES, run_prefix
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +42,15 @@ GroupOffsets = Mapping[str, Mapping[TopicPartition, int]]
 """Offset by partition by group."""
 
 
+_NO_POSITION = ("placement", TRAJECTORIES.short_name)
+"""A consumer and a topic of which it commits the oldest trajectory that is outstanding, not how far it has read."""
+
+
 def topic_lags(run: str, committed: GroupOffsets, ends: Mapping[TopicPartition, int]) -> dict[str, int]:
     """The lag of the slowest consumer of each topic, by the topic's short name, in the order of the catalogue.
 
     The lag of a pipeline is the sum over its shards' partitions; the largest of several pipelines counts. Only
-    consumers named in the catalogue count. Transaction markers are included.
+    consumers named in the catalogue count, without `_NO_POSITION`. Transaction markers are included.
     """
     prefix = run_prefix(run)
     behind: dict[str, dict[str, int]] = {}
@@ -54,7 +58,8 @@ def topic_lags(run: str, committed: GroupOffsets, ends: Mapping[TopicPartition, 
         pipeline = group.removeprefix(prefix).rpartition(".")[0]
         for where, offset in offsets.items():
             short_name = where.topic.removeprefix(prefix)
-            if short_name in CATALOGUE and pipeline in CATALOGUE[short_name].consumers and where in ends:
+            known = short_name in CATALOGUE and pipeline in CATALOGUE[short_name].consumers
+            if known and (pipeline, short_name) != _NO_POSITION and where in ends:
                 of_topic = behind.setdefault(short_name, {})
                 of_topic[pipeline] = of_topic.get(pipeline, 0) + max(0, ends[where] - offset)
     return {short_name: max(behind[short_name].values()) for short_name in CATALOGUE if short_name in behind}

@@ -1,4 +1,4 @@
-"""The metrics that the buffer reports with each batch."""
+"""The metrics that the buffer reports with each batch, and while none can be filled."""
 
 from __future__ import annotations
 
@@ -11,12 +11,22 @@ import numpy as np
 from infra.runners.step_metrics import StepCounters
 from operators.experience.groups import Groups
 from operators.experience.members import ACCURACY, RowRun, gather_column
-from schemas.metric_labels import COMPONENT, COMPONENT_MEAN, COMPONENT_TRAJECTORIES, labelled
+from schemas.metric_labels import (
+    COMPONENT,
+    COMPONENT_MEAN,
+    COMPONENT_TRAJECTORIES,
+    DROPPED_SINCE_BATCH,
+    LEFT_OUT,
+    UNFILLED_BATCHES,
+    labelled,
+)
 from schemas.records import Metric, Outcome
 
 DECILES = 10
 MAX_TASKS = 32
 """How many tasks have metrics of their own, at most."""
+MAX_REASON = 120
+"""Characters of a reason in a metric."""
 MAX_COMPONENTS = 32
 """How many reward components have metrics of their own, at most."""
 
@@ -28,11 +38,18 @@ class BufferMetrics:
         self._counters = StepCounters(group)
         self._settled_lengths: Counter[int] = Counter()
         self._dropped_lengths: Counter[int] = Counter()
+        self._arrived = 0
+        self._dropped_since_batch, self._reason = 0, ""
+
+    def count_arrived(self, count: int) -> None:
+        """Count members that have arrived since the last metric."""
+        self._arrived += count
 
     def count_dropped(self, runs: Sequence[RowRun], reason: str) -> None:
         """Count the members in `runs`, dropped for `reason`."""
         lengths = gather_column(runs, "tokens")
         self._counters.add(f"dropped/{reason_kind(reason)}", len(lengths))
+        self._dropped_since_batch, self._reason = self._dropped_since_batch + len(lengths), reason
         _count(self._dropped_lengths, lengths)
 
     def count_settled(self, runs: Sequence[RowRun], outcome: Outcome) -> None:
@@ -52,19 +69,42 @@ class BufferMetrics:
     ) -> Metric:
         """The metric of `batch`: what is held and was dropped, and histograms of `staleness` (at consumption) and of
         staleness at finish."""
-        dropped = {name: count for name, count in self._counters.totals.items() if name.startswith("dropped/")}
+        self._dropped_since_batch = 0
         values = {
             **others,
+            **self._buffer_values(batch + 1, groups),
+            **_histogram("staleness", staleness),
+            **_histogram("staleness_at_finish", gather_column(runs, "finish_staleness")),
+        }
+        return Metric("experience", batch, values, now)
+
+    def unfilled_metric(
+        self, batch: int, global_batch: int, groups: Groups, left_out: int, others: Mapping[str, float], now: int
+    ) -> Metric | None:
+        """The metric before `batch` if a batch's worth of members has arrived since the last one, and as many were
+        dropped since the last batch or are `left_out` by the sampler. That of the batch replaces it."""
+        dropped = self._dropped_since_batch
+        if self._arrived < global_batch or max(dropped, left_out) < global_batch:
+            return None
+        values = {**others, **self._buffer_values(batch, groups), LEFT_OUT: float(left_out)}
+        if dropped:
+            values[labelled(DROPPED_SINCE_BATCH, text=self._reason[:MAX_REASON])] = float(dropped)
+            values[UNFILLED_BATCHES] = float(dropped // global_batch)
+        return Metric("experience", batch, values, now)
+
+    def _buffer_values(self, batches: int, groups: Groups) -> dict[str, float]:
+        self._arrived = 0
+        dropped = {name: count for name, count in self._counters.totals.items() if name.startswith("dropped/")}
+        values = {
+            "batches": float(batches),
             "buffer/trajectories": float(groups.held),
             "buffer/groups": float(len(groups)),
             "dropped_stale": float(dropped.get("dropped/staleness", 0)),
             "dropped": float(sum(dropped.values())),
-            **_histogram("staleness", staleness),
-            **_histogram("staleness_at_finish", gather_column(runs, "finish_staleness")),
         }
         if self._dropped_lengths:
             values |= dropped_share_by_decile(self._settled_lengths, self._dropped_lengths)
-        return Metric("experience", batch, values, now)
+        return values
 
 
 def by_task(runs: Sequence[RowRun]) -> dict[str, float]:

@@ -159,6 +159,7 @@ class _Buffering(ShardFold):
             with phase("sample batches"):
                 outputs += self._make_batches() if self._coordinator.shards == 1 else self._propose()
                 outputs += self._curriculum_outputs()
+                outputs += self._unfilled_metric()
         dead_letters, self._dead_letters = self._dead_letters, []
         settled = self._settlements.settled_records(self._now())
         return [*dead_letters, *outputs, *([Output(SETTLED, "", settled)] if settled is not None else [])]
@@ -207,6 +208,7 @@ class _Buffering(ShardFold):
             if not fresh:
                 continue
             self._pending.add(partition, received.offset, len(fresh))
+            self._metrics.count_arrived(len(fresh))
             members = [GroupMember(block, run.first + position) for position in fresh]
             if not accept_all or self._settlements.has_left(number):
                 members = [member for member in members if self._accept(member, bad_rows)]
@@ -332,16 +334,26 @@ class _Buffering(ShardFold):
         """The next batch; `newest` is the newest version announced when the batch was decided."""
         runs = list(runs_of(members))
         staleness = staleness_of(runs, newest)
-        shard, shards = self._coordinator.shard, self._coordinator.shards
-        selected = SelectedBatch(self._batch, tuple(members), staleness, shard)
+        selected = SelectedBatch(self._batch, tuple(members), staleness, self._coordinator.shard)
         self._settle(runs, "batched", "", staleness, self._batch)
         over_age = float((staleness > self._config.max_staleness).sum())
-        others = {**self._curricula.values(), **by_task(runs), **by_component(runs), "over_age": over_age}
-        if shards > 1:
-            others["shard"] = float(shard)
+        others = {**self._metric_values(), **by_task(runs), **by_component(runs), "over_age": over_age}
         metric = self._metrics.metric(self._batch, runs, staleness, self._groups, others, self._now())
         self._batch += 1
         return [selected, Output(METRICS, "experience", metric)]
+
+    def _metric_values(self) -> dict[str, float]:
+        """Values of every metric, with a batch or without."""
+        shard = {"shard": float(self._coordinator.shard)} if self._coordinator.shards > 1 else {}
+        return {**self._curricula.values(), **shard}
+
+    def _unfilled_metric(self) -> list[Output]:
+        """A metric if no batch can be filled, though trajectories arrive."""
+        alone = self._coordinator.shards == 1 and self._prompt_order is None and not self._more  # else groups may wait
+        left_out = sum(len(group.members) for group in self._groups.ready) if alone else 0
+        held, batch, values = self._groups, self._config.global_batch, self._metric_values()
+        metric = self._metrics.unfilled_metric(self._batch, batch, held, left_out, values, self._now())
+        return [] if metric is None else [Output(METRICS, "experience", metric)]
 
     def _curriculum_outputs(self) -> list[Output]:
         """Success reports, if there are several shards; from the first shard also the sampler's level requests."""

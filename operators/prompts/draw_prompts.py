@@ -24,7 +24,7 @@ from operators.prompts.refused_rows import estimate_refused, refusal_kind
 from operators.prompts.rendering import Tokenizer, render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
-from schemas.metric_labels import labelled
+from schemas.metric_labels import EXHAUSTED, labelled
 from schemas.records import DeadLetter, LevelReply, LevelRequest, Metric
 from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, METRICS, PROMPTS, group_name
 
@@ -141,7 +141,7 @@ class PromptFold(ShardFold):
         self._bad_rows = [(task, row) for task in tasks for row in task.source.bad_rows] if fresh else []
         refused = state.get("refused", {})
         self._refused = StepCounters(step.shard.group, {_REFUSED + kind: count for kind, count in refused.items()})
-        self._published: tuple[int, int] | None = None
+        self._published: tuple[int, int, bool] | None = None
         self._exhausted = False
         self._next_poll_at = clock()
 
@@ -173,8 +173,8 @@ class PromptFold(ShardFold):
         return outputs + self._new_metric()
 
     def _new_metric(self) -> list[Output]:
-        """The metric `prompts`, if its counts have changed."""
-        counts = self._number, self._refused.totals.total()
+        """The metric `prompts`, if its values have changed."""
+        counts = self._number, self._refused.totals.total(), self._exhausted
         if counts == self._published:
             return []
         self._published = counts
@@ -183,6 +183,8 @@ class PromptFold(ShardFold):
             refused.update({_REFUSED + kind: count for kind, count in task.source.refused_rows.items()})
         values = {"prompts": float(self._number), "rows": float(sum(task.source.row_count for task in self._tasks))}
         values |= {name: float(count) for name, count in refused.items() if count}
+        if self._exhausted:
+            values[EXHAUSTED] = 1.0
         for task in self._tasks:
             name = task.config.task_name
             values[labelled("drawn", task=name)] = float(task.questions_drawn)

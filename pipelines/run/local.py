@@ -60,6 +60,7 @@ RESUMABLE = (
     "run.warn_steps",
     "run.allow_no_learning",
     "prompts.max_refused_share",
+    "prompts.epochs",
     "run.check_timeout_s",
     "kafka.outage_timeout_s",
 )
@@ -228,8 +229,7 @@ def _end_failed(state: RunStateFile, error: BaseException) -> None:
         if not isinstance(error, RunLost):  # its folder may be what was deleted
             error.add_note(f"{state.folder / STATE_FILE} could not be written: {unwritten}")
     if (state.folder / CONFIG_FILE).exists() and not isinstance(error, RunLost):
-        code = isinstance(error, RunFailing) and error.by_errors  # what is fixed is the user's code
-        options = "--accept-changes" if code else ""
+        options = error.resume if isinstance(error, RunFailing) else ""
         error.add_note(f"once that is fixed, resume the run: `{run_command(state.folder, 'runs resume', options)}`")
 
 

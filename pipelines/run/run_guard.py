@@ -1,7 +1,8 @@
-"""Stops a run that cannot learn: too many of its trajectories have errors, or too many of its rows are refused."""
+"""Stops a run that cannot learn: too many trajectories have errors, too many rows are refused, or none are left."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,8 +11,16 @@ from typing import Any
 from infra.workers.error_text import first_line, place_of
 from pipelines.config import Config
 from pipelines.inspect.run_folders import run_command
-from pipelines.inspect.run_state.errors import ErrorCounts, drawn_and_refused, error_counts, errors_text, refused_text
+from pipelines.inspect.run_state.errors import (
+    ErrorCounts,
+    drawn_and_refused,
+    error_counts,
+    errors_text,
+    questions_drawn,
+    refused_text,
+)
 from pipelines.inspect.run_state.state import RunState
+from pipelines.inspect.run_state.waiting import is_over
 from schemas.identity import trajectory_id
 
 MAX_POINTS = 4096
@@ -23,14 +32,14 @@ COLUMNS = ("trajectory_id", ERROR, "scored_at")
 
 
 class RunFailing(RuntimeError):
-    """Too many of the newest trajectories have an error (`by_errors`), or too many rows were refused.
+    """Too many of the newest trajectories have an error, or too many rows were refused, or none are left.
 
-    `detail_lines` have the first error with its traceback.
+    `detail_lines` have the first error with its traceback, `resume` the options of `runs resume` after a correction.
     """
 
-    def __init__(self, message: str, details: Iterable[str] = (), *, by_errors: bool = False) -> None:
+    def __init__(self, message: str, details: Iterable[str] = (), resume: str = "") -> None:
         super().__init__(message)
-        self.detail_lines, self.by_errors = tuple(details), by_errors
+        self.detail_lines, self.resume = tuple(details), resume
 
 
 class ErrorGuard:
@@ -101,6 +110,9 @@ def first_error_lines(rows: Iterable[Mapping[str, Any]], since: int) -> list[str
 MIN_DRAWN = 256
 """Questions drawn before the share of refused rows counts."""
 
+END_MS = 30_000
+"""How long nothing is left to train before the run is stopped; agents may be between two requests for longer."""
+
 Experiences = Iterable[Mapping[str, Any]]
 
 
@@ -112,6 +124,9 @@ class RunGuard:
         self._limits = {task.task_name: task.max_refused_share for task in config.prompts.mixture}
         self._has_tasks = bool(config.prompts.tasks)
         self._started_at, self._folder = started_at, config.run_folder
+        self._epochs = config.prompts.epochs
+        self._end_ms = END_MS + (0 if config.agents is None else 1000 * config.agents.timeout_s)
+        self._over_since: int | None = None
 
     def check(self, state: RunState, experiences: Callable[[], Experiences], earlier: bool = False) -> None:
         """Raise RunFailing if the run must stop; `experiences` reads its experiences, for the first error.
@@ -120,11 +135,34 @@ class RunGuard:
         """
         if (recent := self._errors.failing(state, earlier)) is not None:
             lines = first_error_lines(experiences(), self._started_at)
-            raise RunFailing(failing_message(recent, self._folder), lines, by_errors=True)
+            raise RunFailing(failing_message(recent, self._folder), lines, "--accept-changes")  # of user code
         for task, (drawn, share) in drawn_and_refused(state.prompts).items():
             limit = self._limits.get(task, 1.0)
             if drawn >= MIN_DRAWN and share > limit:
                 raise RunFailing(self._refused_message(task, share, limit, refused_text(state.prompts)))
+        if state.step >= (state.goal or 0) or not is_over(state):
+            self._over_since = None
+            return
+        self._over_since = state.now if self._over_since is None else self._over_since
+        if state.now - self._over_since >= self._end_ms:
+            counts, resume = error_counts(state.score), self._more_epochs(state)
+            lines = first_error_lines(experiences(), 0) if counts.errors else []
+            raise RunFailing(self._end_message(state, errors_text(counts)), lines, resume)
+
+    def _more_epochs(self, state: RunState) -> str:
+        """The option of `runs resume` with which the questions suffice at the rate so far; empty if a file has it."""
+        if self._has_tasks or self._epochs is None:
+            return ""
+        epochs = math.ceil(self._epochs * (state.goal or 0) / state.step) if state.step else 2 * self._epochs
+        return f"--set prompts.epochs={epochs}"
+
+    def _end_message(self, state: RunState, errors: str) -> str:
+        how = "" if self._more_epochs(state) else ": raise epochs or size in the run's config.toml"
+        return (
+            f"the run was stopped after {state.step} of {state.goal} optimizer steps: all "
+            f"{questions_drawn(state.prompts)} questions are drawn (prompts.epochs), and no trajectory is left to train"
+            f"{f'; errors in {errors}' if errors else ''}{how}"
+        )
 
     def _refused_message(self, task: str, share: float, limit: float, refused: str) -> str:
         accepted = min(1.0, share + 0.005)

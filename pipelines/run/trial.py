@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from operator import mul
 from pathlib import Path
 
 from infra.files import write_atomically
@@ -123,6 +124,7 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
                 found.problems.remove(f"prompts: {error}")
             found.add_problem(f"prompts: {second}")
             return []
+    _check_enough(config, [levels[0].total for levels in sources], found)
     try:
         if not (config.emulated or config.model.path or config.warm_start):
             return []  # the missing model is known
@@ -144,6 +146,21 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
         for levels in sources:
             for source in levels:
                 source.close()
+
+
+def _check_enough(config: Config, totals: Sequence[int | None], found: TrialResult) -> None:
+    """The questions of all tasks, `totals`, must suffice for all optimizer steps, if none of the tasks is endless."""
+    questions = [total for total in totals if total is not None]
+    samples = [task.samples_per_prompt for task in config.prompts.mixture]
+    steps, batch = config.trainer.optimizer_steps, config.experience.global_batch
+    if len(questions) < len(totals) or (most := sum(map(mul, questions, samples))) >= steps * batch:
+        return
+    lower = f", or lower trainer.optimizer_steps to {most // batch}" if most >= batch else ""
+    found.add_problem(
+        f"prompts.epochs: {sum(questions)} questions × samples_per_prompt are {most} trajectories, but "
+        f"trainer.optimizer_steps = {steps} × experience.global_batch = {batch} need {steps * batch}: raise "
+        f"prompts.epochs, or leave it out to draw without end{lower}"
+    )
 
 
 def _check_capacity(config: Config, context: int, found: TrialResult) -> None:

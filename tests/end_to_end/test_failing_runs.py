@@ -31,6 +31,14 @@ def fails_often(text, reference, prompt):
 
 def gives_text(text, prompt):
     return "1.0" if sum(map(ord, prompt)) % 2 else float("nan")
+
+
+def constant(tokens):
+    return 1.0
+
+
+def fails_sometimes(tokens):
+    return tokens + (1 if tokens % 3 else {}["answr"])
 """
 
 
@@ -160,6 +168,49 @@ def test_share_of_errors_and_steps_before_a_warning_are_settings(
     assert re.search(r"cannot learn: errors in [3-9]\d % of \d+ trajectories \(rewards \d+\) of the newest", output)
     assert re.search(r"^\[.* steps .*  errors \d+ % of \d+ trajectories \(rewards ", output, re.M)
     assert "warning: the gradient was 0 in the last " in output
+
+
+def test_run_whose_questions_end_is_stopped_and_resumes(
+    start_run: StartRun,
+    command_server: CommandServer,
+    rewards: Path,
+    emulated_config: Path,
+    broker: Broker,
+    run_id: str,
+) -> None:
+    """There are enough for the goal, but trajectories with errors are not trained."""
+    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    questions = ("prompts.size=32", "prompts.epochs=1", UNCHECKED)
+    run = start_run(run_id, servers, reward(rewards, "fails_sometimes"), *questions, config=emulated_config)
+    assert run.wait() == 1
+    output = run.output()
+    assert "waits for nothing: all 32 questions are drawn (prompts.epochs)" in output
+    found = re.search(r"the run was stopped after (\d) of 4 optimizer steps: all 32 questions are drawn", output)
+    assert found is not None, output
+    assert int(found[1]) < 4
+    assert "no trajectory is left to train; errors in " in output
+    assert "fails_sometimes: KeyError: 'answr' (mine.py:19)" in output
+    assert (run.folder / "report.html").exists()
+    (words,) = [words for words in printed_commands(output) if words[:2] == ["runs", "resume"]]
+    assert words[-2] == "--set"
+    resumed = Command(command_server, run.here, *words)
+    assert resumed.wait() == 0, resumed.output()
+    assert run.audit()["trained"] >= 4 * 32
+
+
+def test_run_whose_groups_are_all_dropped_warns(
+    start_run: StartRun, rewards: Path, emulated_config: Path, broker: Broker, run_id: str
+) -> None:
+    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    settings = (reward(rewards, "constant"), "experience.sampler={name='dynamic'}", "run.warn_steps=2", UNCHECKED)
+    run = start_run(run_id, servers, *settings, config=emulated_config)
+    dropped = r"\d+ trajectories were dropped since the last batch \(all rewards of the group are equal\)"
+    run.until(lambda: re.search(rf"^warning: {dropped}, and no batch is full: ", run.output(), re.M), 90, "a warning")
+    run.until(lambda: re.search(f"waits for the first optimizer step: {dropped}", run.output()), 60, "its line")
+    run.signal(signal.SIGINT)
+    assert run.wait() == 130
+    (warning,) = json.loads((run.folder / "summary.json").read_text())["warnings"]
+    assert re.match(dropped, warning)
 
 
 ENVIRONMENT = """

@@ -121,6 +121,20 @@ def test_refused_rows_are_counted_by_kind_and_can_be_accepted(shell: Shell) -> N
     )
 
 
+def test_questions_that_cannot_fill_all_batches_are_named(shell: Shell) -> None:
+    answer = run(shell, "--check", prompts={"epochs": 1, "samples_per_prompt": 4}, experience={"global_batch": 16})
+    assert answer.code == 1
+    expected = (
+        "prompts.epochs: 39 questions × samples_per_prompt are 156 trajectories, but trainer.optimizer_steps = 80 × "
+        "experience.global_batch = 16 need 1280: raise prompts.epochs, "
+    )
+    assert expected in answer.text
+    assert "or lower trainer.optimizer_steps to 9" in answer.text
+    trainer = {"optimizer_steps": 9, "learner": LEARNER}
+    prompts = {"epochs": 1, "samples_per_prompt": 4}
+    assert run(shell, "--check", prompts=prompts, experience={"global_batch": 16}, trainer=trainer).code == 0
+
+
 def test_start_names_each_reward_that_fails(shell: Shell) -> None:
     reasons = {
         "raises": "KeyError: 'answr' (mine.py:5)",

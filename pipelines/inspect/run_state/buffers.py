@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from schemas.metric_labels import COMPONENT_MEAN, COMPONENT_TRAJECTORIES, TASK, split_labels
+from schemas.metric_labels import COMPONENT_MEAN, COMPONENT_TRAJECTORIES, DROPPED_SINCE_BATCH, TASK, TEXT, split_labels
 
 SHARD = "shard"
 """The metric value with the shard's number, if there are several shards."""
@@ -14,7 +14,7 @@ _WEIGHTS = {
     COMPONENT_MEAN: COMPONENT_TRAJECTORIES,
 }
 """Means by task or reward component: the value with the same labels that counts the trajectories of each."""
-_EQUAL = ("curriculum/", "dropped_share/")
+_EQUAL = ("batches", "curriculum/", "dropped_share/")
 """Values that are about equal in all shards, which have every n-th prompt: averaged."""
 
 LEVEL = "curriculum/level"
@@ -49,6 +49,17 @@ def curriculum_levels(values: Values) -> dict[str, int]:
 def levels_text(levels: Mapping[str, int | str]) -> str:
     """`1`, or with several curricula `sums 1, gcd 0`."""
     return ", ".join(f"{task} {level}".strip() for task, level in levels.items())
+
+
+def dropped_since_batch(values: Values) -> tuple[int, str]:
+    """The trajectories dropped since the last batch, and the newest reason; 0 while batches are filled."""
+    found = [
+        (value, labels)
+        for key, value in values.items()
+        for name, labels in [split_labels(key)]
+        if name == DROPPED_SINCE_BATCH
+    ]
+    return int(sum(value for value, _ in found)), found[-1][1].get(TEXT, "") if found else ""
 
 
 def _value(values: Values, name: str, labels: Mapping[str, str]) -> float:

@@ -102,6 +102,11 @@ def drawn_and_refused(prompts: Mapping[str, float]) -> dict[str, tuple[int, floa
     return {task: (int(count), shares.get(task, 0.0)) for task, count in drawn.items()}
 
 
+def questions_drawn(prompts: Mapping[str, float]) -> int:
+    """The questions drawn of all tasks, in the values of the metric `prompts`."""
+    return int(sum(values_by_task(prompts, "drawn").values()))
+
+
 def refused_text(prompts: Mapping[str, float]) -> str:
     """Return `12 rows (too long 10, no answer 2)`; empty without refused rows."""
     kinds = refused_rows(prompts)

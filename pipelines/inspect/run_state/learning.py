@@ -1,4 +1,4 @@
-"""Signs that a run does not learn, from the metrics of its updates."""
+"""Signs that a run does not learn, from the metrics of its updates and of its buffer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
+from pipelines.inspect.run_state.buffers import dropped_since_batch
 from pipelines.run_config import RunConfig
+from schemas.metric_labels import UNFILLED_BATCHES
 
 WARN_STEPS = RunConfig.warn_steps
 MOST = 0.9
@@ -14,8 +16,9 @@ MOST = 0.9
 LEAST_SKIPPED = 0.01
 """Skipped optimizer steps, as a share of the updates, of which a run is warned."""
 ALL_ZERO, EQUAL, ZERO = "no reward", "equal rewards", "zero gradients"
-MOSTLY_EQUAL, MOSTLY_CUT = "mostly equal rewards", "mostly cut responses"
+MOSTLY_EQUAL, MOSTLY_CUT, DROPPED = "mostly equal rewards", "mostly cut responses", "dropped trajectories"
 MISMATCH, SKIPPED = "mismatch", "skipped steps"
+FILTER = "change the questions or the reward, or the sampler, writer or eviction that drops them"
 NO_REWARD = "give partial credit, easier questions, or train the model on worked answers first"
 _TEXTS = {
     ALL_ZERO: f"every reward is 0 in {{}}, so nothing can be learned: {NO_REWARD}",
@@ -96,6 +99,16 @@ def learning_summary(signs: LearningSigns) -> Iterator[str]:
     yield from dict(_warnings(signs, signs.most, "up to")).values()
     if signs.clips and not signs.clipped and signs.steps >= signs.warn_steps:
         yield f"the clip never acted in {signs.steps} optimizer steps: the policy changes little, or clip_* are wide"
+
+
+def dropped_warning(experience: Mapping[str, float], warn_steps: int) -> dict[str, str]:
+    """That the buffer drops what is generated, from the values of its newest metric, by the name of the sign."""
+    if experience.get(UNFILLED_BATCHES, 0) < warn_steps:
+        return {}
+    count, reason = dropped_since_batch(experience)
+    return {
+        DROPPED: f"{count} trajectories were dropped since the last batch ({reason}), and no batch is full: {FILTER}"
+    }
 
 
 def _warnings(signs: LearningSigns, counts: Mapping[str, int], which: str) -> Iterator[tuple[str, str]]:

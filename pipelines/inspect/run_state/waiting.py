@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipelines.inspect.run_folders import run_command
-from pipelines.inspect.run_state.errors import error_counts
+from pipelines.inspect.run_state.buffers import dropped_since_batch
+from pipelines.inspect.run_state.errors import error_counts, questions_drawn
 from pipelines.inspect.run_state.events import GOAL_REACHED
+from pipelines.inspect.run_state.learning import dropped_warning, learning_warnings
 from pipelines.inspect.run_state.state import AT_END, RunState
 from pipelines.roles import described
+from schemas.metric_labels import EXHAUSTED, LEFT_OUT
 from schemas.records import ReplicaStatus
-from schemas.topics import TRAJECTORIES
+from schemas.topics import INBOX, TRAJECTORIES
 
 QUIET_S = (5.0, 30.0)
 """Without an optimizer step for twice its mean time, but at least and at most these times, a training run names what it
 waits for."""
+_ESCAPED = str.maketrans({"{": "{{", "}": "}}"})
 _OF_PHASE = {
     "broker": "Kafka",
     "warm start": "the warm start",
@@ -42,6 +46,24 @@ def waiting_for(state: RunState) -> str | None:
     if state.pace and state.now - state.pace[-1].at < _quiet_ms(state):
         return None
     return _before_a_step(state)
+
+
+def is_over(state: RunState) -> bool:
+    """Whether all questions are drawn, and no trajectory is left that may enter a batch.
+
+    Agents between two requests and groups in the buffer cannot be seen: wait before you rely on it.
+    """
+    live = [each for each in state.replicas.values() if each.state in ("running", "draining")]
+    return (
+        bool(state.prompts.get(EXHAUSTED) and live)
+        and state.last_metric_at["prompts"] >= state.resumed_at  # a resumed run may have more questions
+        and error_counts(state.score).trajectories > 0  # else they wait for placement
+        and state.paused_since is None
+        and state.step >= state.experience.get("batches", 0)
+        and not any(each.running or each.waiting for each in live)
+        and not any(role.status in ("starting", "down") for role in state.roles.values())
+        and not any(state.lag.get(topic.short_name) for topic in (INBOX, TRAJECTORIES))
+    )
 
 
 def _quiet_ms(state: RunState) -> float:
@@ -74,6 +96,8 @@ def _before_a_step(state: RunState) -> str:
         return "the first heartbeat of a replica"
     if not any(each.state in ("running", "draining") for each in live):
         return "a replica that has loaded weights"
+    if is_over(state):
+        return f"nothing: all {questions_drawn(state.prompts)} questions are drawn (prompts.epochs)"
     work = [text.format(count) for count, text in _work(state, live) if count]
     if not work:
         return (
@@ -84,10 +108,19 @@ def _before_a_step(state: RunState) -> str:
     return f"the {'next' if state.step else 'first'} optimizer step: {', '.join(work)}"
 
 
+def warnings_of(state: RunState) -> dict[str, str]:
+    """Signs that the run does not learn at present, by name."""
+    return learning_warnings(state.signs) | dropped_warning(state.experience, state.signs.warn_steps)
+
+
 def _work(state: RunState, live: Sequence[ReplicaStatus]) -> Iterator[tuple[int, str]]:
     """How much work there is on the way to an optimizer step, from the trainer back to the replicas."""
     # The trainer commits offsets only with a checkpoint, the buffer only with a batch: their lag is no such work.
     yield int(state.trainer.get("queue/lag", 0)), "{} batches wait for the trainer"
-    yield int(state.experience.get("buffer/trajectories", 0)), "{} trajectories are in the buffer"
+    dropped, reason = dropped_since_batch(state.experience)
+    yield dropped, f"{{}} trajectories were dropped since the last batch ({reason.translate(_ESCAPED)})"
+    held, left_out = int(state.experience.get("buffer/trajectories", 0)), int(state.experience.get(LEFT_OUT, 0))
+    yield held, "{} trajectories are in the buffer"
+    yield left_out, "{} of them in complete groups that the sampler does not take"
     yield state.lag.get(TRAJECTORIES.short_name, 0), "{} records of finished trajectories wait for score"
     yield sum(each.running for each in live), "{} trajectories are running"

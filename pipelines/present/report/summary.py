@@ -19,7 +19,7 @@ from pipelines.inspect.run_state.busy import busy_shares_of
 from pipelines.inspect.run_state.episodes import episodes_of
 from pipelines.inspect.run_state.errors import error_counts, errors_by_task, refused_rows
 from pipelines.inspect.run_state.evaluation import Evaluation, unmeasured_rounds
-from pipelines.inspect.run_state.learning import WARN_STEPS, learning_signs, learning_summary
+from pipelines.inspect.run_state.learning import WARN_STEPS, dropped_warning, learning_signs, learning_summary
 from pipelines.inspect.run_times import downtime_s
 from pipelines.present.report.machine import describe_machine, package_versions
 from pipelines.present.report.series import (
@@ -146,6 +146,8 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     errors = error_counts(score) if score else None
     scored = errors_by_task(score)
     signs = learning_signs((metric.values for metric in steps), facts.warn_steps)
+    buffer = newest_by_step(metrics, "experience")[-1:]
+    dropped = dropped_warning(buffer[0].values if buffer else {}, facts.warn_steps)
     summary = {
         "run": facts.run,
         "reached": facts.reached,
@@ -174,7 +176,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "refused_rows": refused_of(metrics),
         "agents": agents_of(metrics),
         "episodes": episodes_of(score),
-        "warnings": list(learning_summary(signs)) or None,
+        "warnings": [*learning_summary(signs), *dropped.values()] or None,
         "stop_error_share": facts.stop_error_share,
         "failures_rewarded": facts.failures_rewarded or None,
         "tasks": by_task(metrics, before, after, scored, facts.tasks),

@@ -49,13 +49,16 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
     },
     "experience": {
         "accuracy/mean": "Mean accuracy of the last batch by task, 0 to 1.",
+        "batches": f"Batches formed, {_SINCE}.",
         "buffer/groups": "Groups in the buffer.",
         "buffer/trajectories": "Trajectories in the buffer.",
         "component/mean": "Mean of a reward component in the last batch, before weighting.",
         "component/trajectories": "Trajectories of the last batch that have the reward component.",
         "curriculum/level": "Level of the curriculum.",
         "curriculum/success": "Share of correct answers that the curriculum counts, 0 to 1.",
+        "buffer/left_out": "Trajectories of complete groups of which the sampler takes none.",
         "dropped": "Trajectories that the buffer has dropped, since its start.",
+        "dropped_since_batch": "Trajectories dropped since the last batch, with the newest reason in the label text.",
         "dropped_share/": "Share of dropped trajectories in this tenth of response lengths, 1 the shortest; 0 to 1.",
         "dropped_stale": "Trajectories that the buffer has dropped because of their staleness, since its start.",
         "over_age": "Trajectories of the last batch above experience.max_staleness.",
@@ -65,6 +68,7 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
         "staleness/": "Trajectories of the last batch that were so many versions behind the newest when it was formed.",
         "staleness_at_finish/": "Trajectories of the last batch that were so many versions behind when they finished.",
         "trajectories": "Trajectories of the last batch by task.",
+        "unfilled_batches": "How many batches the trajectories dropped since the last batch would have filled.",
     },
     "score": {
         "episode_endings": f"Episodes by how they ended, {_SINCE}.",
@@ -82,6 +86,7 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
     },
     "prompts": {
         "drawn": f"Questions drawn by task, {_SINCE}.",
+        "exhausted": "1 when all questions are drawn (prompts.epochs).",
         "prompts": f"Prompts written, {_SINCE}.",
         "refused/": f"Rows refused for this reason, {_SINCE}.",
         "refused_share": "Share of a task's rows that are refused, 0 to 1.",

@@ -12,10 +12,9 @@ from rich.text import Text
 from pipelines.inspect.run_state.busy import busy_shares, busy_text
 from pipelines.inspect.run_state.errors import refused_text, score_errors_text
 from pipelines.inspect.run_state.events import RoleState
-from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates
 from pipelines.inspect.run_state.state import RunState
-from pipelines.inspect.run_state.waiting import waiting_for
+from pipelines.inspect.run_state.waiting import waiting_for, warnings_of
 from pipelines.present.report.plots import Points, binned
 from pipelines.present.view.text import (
     UNKNOWN,
@@ -141,7 +140,7 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
         yield "errors", errors
     if refused := refused_text(state.prompts):
         yield "refused", refused
-    for warning in learning_warnings(state.signs).values():
+    for warning in warnings_of(state).values():
         yield "warning", warning
     if waiting := waiting_for(state):
         yield "waits for", waiting

@@ -6,10 +6,9 @@ from typing import Any
 
 from pipelines.inspect.run_state.busy import busy_shares
 from pipelines.inspect.run_state.errors import error_counts, errors_by_task, refused_rows
-from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import rates
 from pipelines.inspect.run_state.state import RunState
-from pipelines.inspect.run_state.waiting import waiting_for
+from pipelines.inspect.run_state.waiting import waiting_for, warnings_of
 from pipelines.present.view.text import unmeasured_text
 
 
@@ -28,7 +27,7 @@ def measured(state: RunState) -> dict[str, Any]:
         "errors_by_task": {task: each._asdict() for task, each in errors_by_task(state.score).items()},
         "waits_for": waiting_for(state),
         "refused_rows": refused_rows(state.prompts),
-        "warnings": list(learning_warnings(state.signs).values()),
+        "warnings": list(warnings_of(state).values()),
         "busy": busy_shares(state.busy),
         "lag": dict(state.lag),
     }

@@ -8,10 +8,9 @@ from pipelines.inspect.run_state.buffers import curriculum_levels, levels_text
 from pipelines.inspect.run_state.curve import Point
 from pipelines.inspect.run_state.errors import refused_text, score_errors_text
 from pipelines.inspect.run_state.evaluation import unmeasured_rounds
-from pipelines.inspect.run_state.learning import learning_warnings
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import FIRST_PHASES, RunState
-from pipelines.inspect.run_state.waiting import waiting_for
+from pipelines.inspect.run_state.waiting import waiting_for, warnings_of
 from pipelines.present.output import utc
 from pipelines.roles import described
 
@@ -135,8 +134,8 @@ def newest_accuracies(state: RunState) -> list[tuple[str, Point]]:
 
 
 def current_warnings(state: RunState) -> dict[str, str]:
-    """Return what the newest updates lack, by sign; of a run that starts again, nothing before its first update."""
-    return {} if starts_again(state) else learning_warnings(state.signs)
+    """Return the signs that the run does not learn, by name; nothing before the first update of a resume."""
+    return {} if starts_again(state) else warnings_of(state)
 
 
 def run_line(state: RunState) -> str:

@@ -20,7 +20,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.unreadable_record import UnreadableRecord
 from schemas.codec import encode
 from schemas.records import Metric, PolicyVersion, RelayStatus, WeightVersion
-from schemas.topics import INBOX, METRICS, PROMPTS, RELAY, REPLICAS, TRAJECTORIES, Topic, group_name
+from schemas.topics import EXPERIENCES, INBOX, METRICS, PROMPTS, RELAY, REPLICAS, TRAJECTORIES, Topic, group_name
 
 
 @pytest.fixture(scope="module")
@@ -200,18 +200,26 @@ def at(topic: Topic, partition: int = 0) -> TopicPartition:
         ({"placement.0": {at(PROMPTS): 4}}, {"prompts": 6}),
         # over shards it adds up, over pipelines the slowest counts
         ({"score.0": {at(TRAJECTORIES): 7}, "score.1": {at(TRAJECTORIES, 1): 8}}, {"trajectories": 5}),
-        ({"score.0": {at(TRAJECTORIES): 7}, "placement.0": {at(TRAJECTORIES): 9}}, {"trajectories": 3}),
+        ({"experience.0": {at(EXPERIENCES): 7}, "evaluation.0": {at(EXPERIENCES): 9}}, {"experiences": 3}),
+        # placement commits its oldest outstanding trajectory
+        ({"score.0": {at(TRAJECTORIES): 7}, "placement.0": {at(TRAJECTORIES): 0}}, {"trajectories": 3}),
         # beyond the end, of a topic that is gone, and an anchor on one's own output
         ({"placement.0": {at(PROMPTS): 11}}, {"prompts": 0}),
         ({"placement.0": {at(PROMPTS, 5): 1}}, {}),
         ({"prompts.0": {at(PROMPTS): 0}}, {}),
         ({"score.0": {TopicPartition("elsewhere", 0): 0}}, {}),
         # in the catalogue's order
-        ({"placement.0": {at(TRAJECTORIES): 9, at(PROMPTS): 9}}, {"prompts": 1, "trajectories": 1}),
+        ({"score.0": {at(TRAJECTORIES): 9}, "placement.0": {at(PROMPTS): 9}}, {"prompts": 1, "trajectories": 1}),
     ],
 )
 def test_topic_lags_by_topic(committed: dict[str, dict[TopicPartition, int]], expected: dict[str, int]) -> None:
-    ends = {at(PROMPTS): 10, at(TRAJECTORIES): 10, at(TRAJECTORIES, 1): 10, TopicPartition("elsewhere", 0): 10}
+    ends = {
+        at(PROMPTS): 10,
+        at(EXPERIENCES): 10,
+        at(TRAJECTORIES): 10,
+        at(TRAJECTORIES, 1): 10,
+        TopicPartition("elsewhere", 0): 10,
+    }
     groups = {group_name("r", name.partition(".")[0], int(name[-1])): of for name, of in committed.items()}
     found = topic_lags("r", groups, ends)
     assert found == expected

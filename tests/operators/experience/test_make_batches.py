@@ -190,6 +190,18 @@ def test_group_refused_by_the_sampler_is_settled_with_the_reason() -> None:
     assert Counter(r.reason for r in buffer.log.rows(SETTLED)) == {"": 2, "all rewards of the group are equal": 6}
 
 
+def test_buffer_reports_what_it_drops_while_no_batch_is_full() -> None:
+    buffer = Buffer(global_batch=4, sampler=Component("dynamic"))
+    for number in range(3):
+        buffer.group(number)
+        buffer.shard.run()
+    (metric,) = buffer.log.rows(METRICS)
+    reasons = [name for name in metric.values if name.startswith("dropped_since_batch")]
+    assert (metric.step, metric.values["unfilled_batches"], metric.values["batches"]) == (0, 1.0, 0.0)
+    assert reasons == ['dropped_since_batch{text="all rewards of the group are equal"}']
+    assert metric.values[reasons[0]] == 4.0
+
+
 def test_full_buffer_drops_the_oldest_group_and_its_late_members() -> None:
     buffer = Buffer(global_batch=9, evictions=(Component("capacity", {"trajectories": 4}),))
     buffer.score(experience(trajectory(prompt(0, 3), 0)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from placement_harness import Placement, assigned
+from placement_harness import Placement, assigned, leases, progress
 from record_factories import prompt, trajectory, version
 
 from schemas.records import Assignment
+from schemas.topics import PROGRESS
 
 
 def names(outputs: list) -> list[str]:
@@ -51,3 +52,21 @@ def test_no_batch_is_assigned_early_while_evaluation_waits() -> None:
     placement.publish(1)
     placement.questions(0, under=version(5))
     assert names(placement.run()) == []
+
+
+def test_lost_trajectories_resume_before_an_early_batch() -> None:
+    placement = Placement(admitted=100)
+    placement.prompts(*range(20))
+    old = placement.publish(0)
+    placement.beat(0, old)
+    placement.beat(1, old)
+    outputs = placement.run()
+    at_lost = {name: lease for name, lease in leases(outputs).items() if (name, 1, 1) in assigned(outputs)}
+    at_only = {name: lease for name, lease in leases(outputs).items() if name not in at_lost}
+    placement.write(PROGRESS, *(progress(name, [5, 6], lease, replica=1) for name, lease in at_lost.items()))
+    placement.publish(1)
+    placement.beat(1, old, state="stopped")
+    assert names(placement.run()) == []  # the only replica stays free for the lost ones
+    ended = [(name.split("."), lease) for name, lease in at_only.items()]
+    placement.finish(*(trajectory(prompt(int(p[1:])), int(m), lease=lease) for (p, m), lease in ended))
+    assert set(at_lost) <= set(names(placement.run()))

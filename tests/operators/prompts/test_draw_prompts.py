@@ -170,6 +170,8 @@ def test_finite_dataset_ends_with_one_log_line(caplog: pytest.LogCaptureFixture)
     (log_record,) = caplog.records
     assert log_record.message == "all 5 questions are drawn; 5 of them became prompts"
     assert prompts.look() == []
+    metrics: list[Metric] = prompts.log.rows(METRICS)
+    assert [metric.values.get("exhausted") for metric in metrics] == [None, 1.0]
 
 
 @pytest.mark.parametrize("committed", [True, False])

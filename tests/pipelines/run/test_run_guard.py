@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from synthetic_run import heartbeat
 
 from pipelines.config import Config, parse_config
-from pipelines.inspect.run_state.state import RunState, fold, new_run
-from pipelines.run.run_guard import MIN_DRAWN, RunFailing, RunGuard
+from pipelines.inspect.run_state.events import Tick
+from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
+from pipelines.run.run_guard import END_MS, MIN_DRAWN, RunFailing, RunGuard
 from schemas.records import Metric
 
 START = 1_000_000
@@ -50,3 +54,18 @@ def test_guard_names_the_file_for_a_task_of_a_mixture() -> None:
     guard = RunGuard(config_of(tasks=[{"name": "gcd", "max_refused_share": 0.01}]), START)
     with pytest.raises(RunFailing, match=r"max_refused_share = 0\.03 of this task in the run's config.toml"):
         guard.check(state_of(MIN_DRAWN, 0.02), list)
+
+
+def test_guard_stops_a_run_without_questions_or_trajectories() -> None:
+    values = {"prompts": 9.0, 'drawn{task="gcd"}': 9.0, "exhausted": 1.0}
+    scored = Metric("score", 36, {"trajectories": 36.0}, START)
+    idle = replace(heartbeat(0, START, 0), running=0, waiting=0)
+    state = fold_all(new_run("r", 8, START), [Metric("prompts", 9, values, START), scored, idle])
+    guard = RunGuard(config_of(epochs=1, size=20), START)
+    guard.check(state, list)
+    guard.check(fold(state, Tick(START + END_MS - 1)), list)
+    guard.check(fold_all(state, [Tick(START + END_MS), heartbeat(0, START + END_MS, 1)]), list)  # one runs
+    guard.check(fold(state, Tick(START + END_MS)), list)
+    with pytest.raises(RunFailing, match="after 0 of 8 optimizer steps: all 9 questions are drawn") as failure:
+        guard.check(fold(state, Tick(START + 2 * END_MS)), list)
+    assert failure.value.resume == "--set prompts.epochs=2"

@@ -24,6 +24,9 @@ UP = RolesChanged({"trainer": RoleState(1, 0, "up"), "score": RoleState(2, 0, "u
 BEAT = heartbeat(0, START, 0)
 BUFFERED = Metric("experience", 0, {"buffer/trajectories": 48.0}, START)
 QUEUED = replace(trainer_metric(1), values={"queue/lag": 2.0}, measured_at=START - 60_000)
+DROPPED = Metric("experience", 0, {labelled("dropped_since_batch", text="no answer {x}"): 64.0}, START)
+LEFT = replace(BUFFERED, values={"buffer/trajectories": 48.0, "buffer/left_out": 32.0})
+DRAWN = Metric("prompts", 40, {"exhausted": 1.0, labelled("drawn", task="gcd"): 40.0}, START)
 SCORED = Metric("score", 64, {"trajectories": 64.0, "reward_errors": 8.0, "episode_errors": 1.0}, START)
 
 
@@ -56,6 +59,22 @@ SCORED = Metric("score", 64, {"trajectories": 64.0, "reward_errors": 8.0, "episo
             "12 trajectories are running",
         ),
         ([UP, replace(BEAT, running=0), SCORED], "the next prompt at a replica"),
+        ([UP, BEAT, SCORED, DRAWN], "the first optimizer step: 12 trajectories are running"),
+        ([UP, replace(BEAT, running=0), DRAWN], "the first prompt at a replica"),
+        (
+            [UP, BEAT, SCORED, DROPPED],
+            "the first optimizer step: 64 trajectories were dropped since the last batch (no answer {x}), "
+            "12 trajectories are running",
+        ),
+        (
+            [UP, BEAT, SCORED, LEFT],
+            "the first optimizer step: 48 trajectories are in the buffer, 32 of them in complete groups that the "
+            "sampler does not take, 12 trajectories are running",
+        ),
+        (
+            [UP, replace(BEAT, running=0, waiting=0), SCORED, DRAWN],
+            "nothing: all 40 questions are drawn (prompts.epochs)",
+        ),
         ([UP, BEAT, SCORED, trainer_metric(1)], None),
         (
             [UP, BEAT, SCORED, trainer_metric(1), Tick(trainer_metric(1).measured_at + int(QUIET_S[0] * 1000))],
