@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
@@ -41,6 +42,9 @@ CALM_S = 240.0
 
 ONLY_SHARE = 1 / 3
 """Share of the faults of requests that only some kinds of requests have."""
+COMPACTED_SHARE = 0.5
+"""Share of the histories in which the broker compacts topics of which only the newest records of keys are needed."""
+COMPACT_EVERY_S = 3
 SKEWED_SHARE = 0.25
 """Share of the histories in which the clocks of hosts are wrong by minutes."""
 MAX_SKEW_S = 600.0
@@ -95,6 +99,7 @@ class World:
         LogObserver(self.cluster, config.run.name, self._committed, self._digest_message)
         self.hosts = SimulatedHosts(relays, self.scheduler, self.streams) if relays else None
         self.transfers = None if self.hosts is None else Transfers(config, self.hosts, self.fail)
+        self._compacts = self.streams.of("compaction").random() < COMPACTED_SHARE
         self._clocks_are_wrong = self.streams.of("clocks").random() < SKEWED_SHARE
         self._skews: dict[str, float] = {}
         self.roles = {each.role.name: SimulatedRole(self, each) for each in roles}
@@ -176,6 +181,8 @@ class World:
         """Each second: the cluster's clock, its time-outs, and whether all is done."""
         self.cluster.now = self.scheduler.now
         self.cluster.expire()
+        if self._compacts and round(self.scheduler.now) % COMPACT_EVERY_S == 0:
+            self._compact()
         if self.hosts is not None and (invalid := self.hosts.invalid_versions()):
             self.fail(f"visible with other bytes than the trainer's: {', '.join(invalid)}")
         last_fault = max((fault.at + fault.seconds for fault in self.history.faults), default=0.0)
@@ -183,6 +190,13 @@ class World:
             self.scheduler.stop()
             return
         self.scheduler.after(1.0, self._tick)
+
+    def _compact(self) -> None:
+        for topic in CATALOGUE.values():
+            if topic.retention == "newest":
+                for partition in self.cluster.partitions_of(topic.name(self.config.run.name)):
+                    log = self.cluster.log(Place(topic.name(self.config.run.name), partition))
+                    log.compact(attrgetter("key"))
 
     def _is_done(self) -> bool:
         """Whether the goal is reached, or every prompt is drawn and what is left fills no batch; and all evaluations
