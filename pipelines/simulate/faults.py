@@ -26,7 +26,8 @@ FaultKind = Literal[
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 """`kill`: a process dies and is started again. `pause`: it stops for a while. `replace`: it stops, its successor
-starts, and it comes back. `requests`: some of its requests are lost, late or repeated. `cut`: none reaches the cluster.
+starts, and it comes back. `requests`: some of its requests are lost, late or repeated, and some partitions cannot be
+read for a while. `cut`: none reaches the cluster.
 `drain`: a person drains a replica. `slow`: its steps take longer. `pause_run`: a person pauses the run. `restart_run`:
 all processes of the run end at once and are started again; this one is the last. `upgrade_run`: the same, and the
 processes before it are of an earlier release, which wrote earlier versions of records. `links`: the link of its host is
