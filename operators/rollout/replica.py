@@ -64,8 +64,7 @@ class Replica:
     """Accepts assignments, steps its engine, returns trajectories.
 
     `decode` turns response tokens into text; `check` raises ValueError for a prompt that its model cannot read; `now`
-    is wall-clock milliseconds, `clock` monotonic seconds. `changes` counts the changes that placement waits for,
-    `progress` the engine's steps.
+    is in Unix milliseconds, `clock` in seconds. `changes` counts what placement waits for, `progress` engine steps.
     """
 
     def __init__(

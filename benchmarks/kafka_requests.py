@@ -1,0 +1,101 @@
+"""Kafka requests a global batch, by kind: all clients of a run, which reach their broker through a proxy that counts.
+
+    PYTHONPATH=tests python -m benchmarks.kafka_requests [--steps 200]
+
+The figures are of the middle of the run, without the start and the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from faults.kafka_frames import Request
+from faults.kafka_proxy import Connection
+from faults.proxied_broker import proxied_broker
+
+from benchmarks.sides import Work, warm_start
+from pipelines.config import load_config
+from pipelines.inspect.metrics_file import read_metrics
+from pipelines.present.report.machine import describe_machine
+from pipelines.present.report.series import batches
+
+EXAMPLE, FOLDER = Path("examples/chain_sum.toml"), Path("build/kafka_requests")
+WARM_UP = 20
+"""Optimizer steps before the first count; as many at the end are left out."""
+LIMIT_S = 900.0
+KINDS = {
+    0: "Produce",
+    1: "Fetch",
+    2: "ListOffsets",
+    3: "Metadata",
+    9: "OffsetFetch",
+    18: "ApiVersions",
+    24: "AddPartitionsToTxn",
+    25: "AddOffsetsToTxn",
+    26: "EndTxn",
+    28: "TxnOffsetCommit",
+}
+"""By API key; others are named by it."""
+
+
+class RequestCounter:
+    """Counts the requests that pass the proxy, by kind. Written by the proxy's thread alone."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    async def on_request(self, connection: Connection, request: Request) -> bool:
+        """Count `request`, which passes."""
+        self.counts[KINDS.get(request.api, f"api {request.api}")] += 1
+        return True
+
+    async def on_response(self, connection: Connection, request: Request, response: bytes) -> bool:
+        """All responses pass."""
+        return True
+
+
+def main() -> None:
+    """Run the example, and print the counts."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--steps", type=int, default=200, help="optimizer steps of the run")
+    steps = arguments.parse_args().steps
+    shutil.rmtree(FOLDER / "runs", ignore_errors=True)
+    changes = ["run.name=requests", f'run.folder="{FOLDER.absolute() / "runs"}"', f"trainer.optimizer_steps={steps}"]
+    model = warm_start(Work(FOLDER, "requests", load_config(EXAMPLE, changes)))
+    changes += [f'model.path="{model}"', "prompts.heldout=0", "kafka.replication_factor=1"]
+    with proxied_broker(FOLDER.absolute() / "runs/broker") as kafka:
+        counter = kafka.proxy.add(RequestCounter())
+
+        changes.append(f'kafka.bootstrap_servers="127.0.0.1:{kafka.proxy.port}"')
+        command = [Path(sys.executable).with_name("laminar"), "run", EXAMPLE, "--json"]
+        with (FOLDER / "log").open("w") as log:
+            run = subprocess.Popen([*command, *(f"--set={each}" for each in changes)], stdout=log, stderr=log)
+            first, before = _after(WARM_UP, counter, run)
+            last, after = _after(steps - WARM_UP, counter, run)
+            if run.wait(LIMIT_S):
+                raise SystemExit(f"laminar run exited with {run.returncode}: see {FOLDER / 'log'}")
+    a_batch = {kind: round(count / (last - first), 2) for kind, count in (after - before).most_common()}
+    found = {"batches": last - first, "requests_a_batch": a_batch, "all": round(sum(a_batch.values()), 1)}
+    print(json.dumps(found | {"machine": describe_machine()}, indent=1))
+
+
+def _after(step: int, counter: RequestCounter, run: subprocess.Popen[bytes]) -> tuple[int, Counter[str]]:
+    """The first step that was trained at or after `step`, and the counts then. Raises SystemExit if the run ends."""
+    file = FOLDER / "runs/requests/metrics.jsonl"
+    while run.poll() is None:
+        trained = batches(read_metrics(file)) if file.exists() else []
+        if trained and trained[-1].step >= step:
+            return trained[-1].step, counter.counts.copy()
+        time.sleep(0.5)
+    raise SystemExit(f"the run ended before step {step}: see {FOLDER / 'log'}")
+
+
+if __name__ == "__main__":
+    main()
