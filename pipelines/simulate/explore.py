@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 import threading
@@ -34,14 +33,14 @@ def draw_history(seed: int, shapes: Sequence[str] = ()) -> SimulatedHistory:
     return SimulatedHistory(seed, shape, draw_faults(seed, roles, FAULTS_UNTIL_S))
 
 
-def play(history: SimulatedHistory, *, record_events: bool = False, until: float = math.inf) -> SimulatedHistory:
-    """Play a history that has been drawn, or read from a file, up to second `until`.
+def play(history: SimulatedHistory, **options: Any) -> SimulatedHistory:
+    """Play a history that has been drawn, or read from a file; `options` are those of World.
 
     An error of the simulation itself is its failure.
     """
     fresh = SimulatedHistory(history.seed, history.shape, history.faults)
     config, roles, relays = configuration(history.shape), wiring(history.shape), RELAYS.get(history.shape, 0)
-    world = World(config, roles, fresh, record_events=record_events, relays=relays, until=until)
+    world = World(config, roles, fresh, relays=relays, **options)
     try:
         with _cpu_limit():
             return world.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -81,8 +81,12 @@ class World:
         record_events: bool = False,
         relays: int = 0,
         until: float = math.inf,
+        step_s: float = math.inf,
+        at_step: Callable[[SimulatedHistory], None] = lambda history: None,
     ) -> None:
+        """`at_step` is called after each `step_s` seconds, with the events and the state so far."""
         self.config, self.history, self._until = config, history, until
+        self._step_s, self._at_step = step_s, at_step
         self.scheduler = EventScheduler()
         self.cluster = SimulatedCluster(
             {topic.name(config.run.name): len(partitions_of(config, topic)) for topic in CATALOGUE.values()}
@@ -113,8 +117,14 @@ class World:
             scheduler.at(fault.at, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
         self._tick()
         calm_at = max((fault.at + fault.seconds for fault in history.faults), default=0.0)
+        end = min(calm_at + CALM_S, self._until)
         try:
-            scheduler.run(until=min(calm_at + CALM_S, self._until))
+            while scheduler.now + self._step_s < end and not scheduler.stopped:
+                scheduler.run(until=scheduler.now + self._step_s)
+                history.state = list(self.invariants.state_lines())
+                self._at_step(history)
+            history.state = []
+            scheduler.run(until=end)
             if history.failure is None and (scheduler.stopped or self._until > calm_at + CALM_S):
                 self._check_end()
             elif history.failure is None:

@@ -244,6 +244,16 @@ def test_simulate_command_stops_at_a_second_with_the_state(tmp_path: Path) -> No
         simulate(count=3, replay=file)
 
 
+def test_simulate_command_steps_through_a_history(capsys: pytest.CaptureFixture[str]) -> None:
+    report = simulate(seed=0, shape=["plain"], until=9.0, step=4.0)
+    text = f"{capsys.readouterr().out}{report.text()}"
+    assert len(re.findall("^not settled: ", text, re.MULTILINE)) == 3  # at 4, 8 and 9 s
+    whole = [line for line in simulate(seed=0, shape=["plain"], until=9.0).text().splitlines() if " s  " in line]
+    assert [line.split() for line in text.splitlines() if " s  " in line] == [line.split() for line in whole]
+    with pytest.raises(typer.BadParameter, match="it prints text"):
+        simulate(step=1.0, json=True)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
