@@ -16,7 +16,7 @@ from typing import Any
 from infra.json_text import decode_json
 from infra.simulation.scheduler import EndlessLoop
 from infra.simulation.streams import Streams
-from pipelines.simulate.configurations import RELAYS, SHAPES, configuration, wiring
+from pipelines.simulate.configurations import RELAYS, SHAPES, configuration, extended, wiring
 from pipelines.simulate.faults import Fault, draw_faults
 from pipelines.simulate.world import FAULTS_UNTIL_S, SimulatedHistory, World
 
@@ -30,7 +30,9 @@ def draw_history(seed: int, shapes: Sequence[str] = ()) -> SimulatedHistory:
     """The history of a seed, with a shape of `shapes` (default: any). The same seed gives the same history."""
     shape = Streams(seed).choose("shape", dict.fromkeys(shapes or SHAPES, 1.0))
     roles = [each.role.name for each in wiring(shape)]
-    return SimulatedHistory(seed, shape, draw_faults(seed, roles, FAULTS_UNTIL_S))
+    drawn = draw_faults(seed, roles, FAULTS_UNTIL_S)
+    faults = tuple(fault for fault in drawn if fault.kind != "extend_run" or extended(shape))
+    return SimulatedHistory(seed, shape, faults)
 
 
 def play(history: SimulatedHistory, **options: Any) -> SimulatedHistory:

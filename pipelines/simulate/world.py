@@ -21,6 +21,7 @@ from infra.simulation.scheduler import EventScheduler
 from infra.simulation.streams import Streams
 from pipelines.config import Config
 from pipelines.shards import partitions_of
+from pipelines.simulate.configurations import extended
 from pipelines.simulate.faults import Fault
 from pipelines.simulate.hosts import SimulatedHosts
 from pipelines.simulate.invariants import Invariants, InvariantViolated, audit_cluster
@@ -285,13 +286,25 @@ class World:
                 process = SimulatedProcess(self.scheduler, "trim", self._trim_ended)
                 start_trim(process, self.cluster, self.config.run.name, partial(self.event, "trim"))
                 self.scheduler.after(fault.seconds, process.kill)
-            case "upgrade_run" | "restart_run":
+            case "upgrade_run" | "restart_run" | "extend_run":
                 if fault.kind == "upgrade_run":
                     self._release = as_it_is
+                if fault.kind == "extend_run" and not self._extend():
+                    return
                 for name, each in self.roles.items():
                     each.end()
                     share = 1.0 if each is role else self.streams.of(name, fault.kind.removesuffix("_run")).random()
                     each.start_in(fault.seconds * share)
+
+    def _extend(self) -> bool:
+        """Give the run a later goal; False if it has none."""
+        later = extended(self.history.shape)
+        if later is not None:
+            self.config, roles = later
+            self.invariants.extend(self.config)
+            for each in roles:
+                self.roles[each.role.name].wiring = each
+        return later is not None
 
     def _disturb_link(self, role: SimulatedRole, fault: Fault) -> None:
         host = None if self.hosts is None else self.hosts.host_of(role.name)

@@ -81,6 +81,14 @@ def test_restart_of_the_run_starts_every_role_again() -> None:
     assert again[-1] == ("score", 10.0)
 
 
+@pytest.mark.parametrize(("at", "final"), [(5.0, ["2.4"]), (16.0, ["1.3", "2.4"])])
+def test_run_is_resumed_with_a_later_goal(at: float, final: list[str]) -> None:
+    history = play(SimulatedHistory(0, "with a goal", (Fault(at, "extend_run", "score", 4.0, 0),)), record_events=True)
+    assert history.failure is None
+    texts = [text for _, _, text in history.events]
+    assert [text.split()[1].rstrip(",") for text in texts if text.endswith(", final")] == final
+
+
 def test_restart_of_the_run_ends_replaced_processes() -> None:
     faults = (Fault(5.0, "replace", "score", 10.0, 0), Fault(6.0, "restart_run", "prompts", 4.0, 1))
     world = World(configuration("plain"), wiring("plain"), SimulatedHistory(0, "plain", faults), until=7.0)
