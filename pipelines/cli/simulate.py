@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.escaping import print_escaped
 from infra.files import write_atomically
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Calibrate, GpuHour, JsonOption, ReplicaGpus, TrainGpus, finite
@@ -168,7 +169,7 @@ def _one(
 
     def show(history: SimulatedHistory) -> None:
         nonlocal shown
-        typer.echo("\n".join([*lines(history, shown), *history.state]))
+        print_escaped("\n".join([*lines(history, shown), *history.state]))
         shown = len(history.events)
         if sys.stdin.isatty():
             typer.prompt("Enter continues", default="", show_default=False, prompt_suffix="")

@@ -44,7 +44,7 @@ def test_deleted_records_are_out_of_range(cluster: SimulatedCluster) -> None:
         log.delete_before(4)
 
 
-def test_compacted_log_keeps_the_newest_committed_record_of_a_key(cluster: SimulatedCluster) -> None:
+def test_compacted_log_keeps_the_newest_record_of_a_key(cluster: SimulatedCluster) -> None:
     for value in (b"a1", b"b1", b"a2"):
         cluster.send(PLACE, [value])
     aborted, opened = cluster.init_producer_id("t"), cluster.init_producer_id("u")
