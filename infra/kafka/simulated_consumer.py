@@ -9,7 +9,7 @@ from kafka import TopicPartition
 from kafka.errors import OffsetOutOfRangeError
 
 from infra.kafka.record_batches import Marker, RecordBatch
-from infra.kafka.simulated_producer import SimulatedRecord, resend
+from infra.kafka.simulated_producer import resend
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.network import SimulatedConnection
 from infra.simulation.scheduler import EventScheduler, Signal
@@ -151,11 +151,11 @@ class SimulatedConsumer:
             if count >= most:
                 self._positions[place] = batch.base
                 return
-            for index, message in enumerate(batch.values if batch.commits is None else ()):
-                if batch.base + index >= position:
+            for offset, message in batch.records:
+                if offset >= position:
                     count += 1
                     yield ReceivedMessage(
-                        *place, batch.base + index, message.timestamp, message.key, message.value, message.headers
+                        *place, offset, message.timestamp, message.key, message.value, message.headers
                     )
         self._positions[place] = self._end(place)
 
@@ -164,10 +164,10 @@ class SimulatedConsumer:
 
 
 def record_batch(partition: int, batch: Any) -> RecordBatch:
-    """The messages of a simulated log's `batch`, which is no marker, as columns."""
-    messages: tuple[SimulatedRecord, ...] = batch.values
+    """The messages of a simulated log's `batch`, which has some, as columns."""
+    offsets, messages = zip(*batch.records, strict=True)
     keys, values, headers, times = zip(*messages, strict=True)
-    columns = (tuple(range(batch.base, batch.end)), times, keys, values, headers)
+    columns = (offsets, times, keys, values, headers)
     by_role = batch.producer is not None
     return RecordBatch(partition, *columns, producer_id=_producer_id(batch), transactional=by_role)
 
@@ -183,10 +183,10 @@ class SimulatedObserver(SimulatedConsumer):
 
     def _records(self, place: Place, most: int) -> Iterator[Any]:
         for batch in self._cluster.log(place).batches(self._positions[place], committed=False):
-            if batch.commits is None:
-                yield _Held(record_batch(place.partition, batch))
-            else:
+            if batch.commits is not None:
                 yield _Held(Marker(_producer_id(batch), batch.commits))
+            elif batch.records:
+                yield _Held(record_batch(place.partition, batch))
         self._positions[place] = self._end(place)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -141,6 +142,16 @@ def wiring(shape: str) -> tuple[Wiring, ...]:
     """The roles of a shape."""
     questions = LONG_QUESTIONS if shape == LONG_EVALUATION else QUESTIONS
     return tuple(wire(configuration(shape), questions, RELAYS.get(shape, 0)))
+
+
+@cache
+def extended(shape: str) -> tuple[Config, tuple[Wiring, ...]] | None:
+    """Configuration and roles of a shape that is resumed with a later goal; None for one that has no goal."""
+    config = configuration(shape)
+    if config.trainer.optimizer_steps >= BASE["trainer"]["optimizer_steps"]:
+        return None
+    later = replace(config, trainer=replace(config.trainer, optimizer_steps=config.trainer.optimizer_steps + 1))
+    return later, tuple(wire(later, QUESTIONS, RELAYS.get(shape, 0)))
 
 
 def _copy(table: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 from infra.json_text import decode_json
 from infra.simulation.scheduler import EndlessLoop
 from infra.simulation.streams import Streams
-from pipelines.simulate.configurations import RELAYS, SHAPES, configuration, wiring
+from pipelines.simulate.configurations import RELAYS, SHAPES, configuration, extended, wiring
 from pipelines.simulate.faults import Fault, draw_faults
 from pipelines.simulate.world import FAULTS_UNTIL_S, SimulatedHistory, World
 
@@ -31,17 +30,19 @@ def draw_history(seed: int, shapes: Sequence[str] = ()) -> SimulatedHistory:
     """The history of a seed, with a shape of `shapes` (default: any). The same seed gives the same history."""
     shape = Streams(seed).choose("shape", dict.fromkeys(shapes or SHAPES, 1.0))
     roles = [each.role.name for each in wiring(shape)]
-    return SimulatedHistory(seed, shape, draw_faults(seed, roles, FAULTS_UNTIL_S))
+    drawn = draw_faults(seed, roles, FAULTS_UNTIL_S)
+    faults = tuple(fault for fault in drawn if fault.kind != "extend_run" or extended(shape))
+    return SimulatedHistory(seed, shape, faults)
 
 
-def play(history: SimulatedHistory, *, record_events: bool = False, until: float = math.inf) -> SimulatedHistory:
-    """Play a history that has been drawn, or read from a file, up to second `until`.
+def play(history: SimulatedHistory, **options: Any) -> SimulatedHistory:
+    """Play a history that has been drawn, or read from a file; `options` are those of World.
 
     An error of the simulation itself is its failure.
     """
     fresh = SimulatedHistory(history.seed, history.shape, history.faults)
     config, roles, relays = configuration(history.shape), wiring(history.shape), RELAYS.get(history.shape, 0)
-    world = World(config, roles, fresh, record_events=record_events, relays=relays, until=until)
+    world = World(config, roles, fresh, relays=relays, **options)
     try:
         with _cpu_limit():
             return world.run()

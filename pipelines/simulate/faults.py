@@ -22,14 +22,17 @@ FaultKind = Literal[
     "pause_run",
     "restart_run",
     "upgrade_run",
+    "extend_run",
     "trim",
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 """`kill`: a process dies and is started again. `pause`: it stops for a while. `replace`: it stops, its successor
-starts, and it comes back. `requests`: some of its requests are lost, late or repeated. `cut`: none reaches the cluster.
+starts, and it comes back. `requests`: some of its requests are lost, late or repeated, and some partitions cannot be
+read for a while. `cut`: none reaches the cluster.
 `drain`: a person drains a replica. `slow`: its steps take longer. `pause_run`: a person pauses the run. `restart_run`:
 all processes of the run end at once and are started again; this one is the last. `upgrade_run`: the same, and the
-processes before it are of an earlier release, which wrote earlier versions of records. `links`: the link of its host is
+processes before it are of an earlier release, which wrote earlier versions of records. `extend_run`: the same as
+`restart_run`, with a later goal, if the run has one. `links`: the link of its host is
 slow, lossy, cut, or damages data. `restart_host`: all processes on its host end, and the weights stored there are lost.
 `trim`: a person trims the log of the run; the command is killed after these seconds."""
 PLACEMENT = "placement"
@@ -42,6 +45,8 @@ OF_THE_RUN = 100
 """The numbers of events of the whole run begin here."""
 MAX_VALUE = 10**6
 """Maximum of a fault's numbers."""
+EXTENDED_SHARE = 0.2
+"""Share of the histories in which a run with a goal is resumed with a later one."""
 UPGRADED_SHARE = 0.12
 """Share of the histories in which a run of an earlier release is upgraded."""
 TRIMMED_SHARE = 0.2
@@ -129,7 +134,11 @@ def _pauses(draws: random.Random, until_s: float) -> Iterator[Fault]:
 
 
 def _restarts(streams: Streams, names: Mapping[str, float], until_s: float) -> Iterator[Fault]:
-    shares: Mapping[FaultKind, float] = {"restart_run": RESTARTED_SHARE, "upgrade_run": UPGRADED_SHARE}
+    shares: Mapping[FaultKind, float] = {
+        "restart_run": RESTARTED_SHARE,
+        "upgrade_run": UPGRADED_SHARE,
+        "extend_run": EXTENDED_SHARE,
+    }
     for number, (kind, share) in enumerate(shares.items(), OF_THE_RUN + 10):
         draws = streams.of(kind)
         if draws.random() < share:

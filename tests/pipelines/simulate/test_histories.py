@@ -81,6 +81,14 @@ def test_restart_of_the_run_starts_every_role_again() -> None:
     assert again[-1] == ("score", 10.0)
 
 
+@pytest.mark.parametrize(("at", "final"), [(5.0, ["2.4"]), (16.0, ["1.3", "2.4"])])
+def test_run_is_resumed_with_a_later_goal(at: float, final: list[str]) -> None:
+    history = play(SimulatedHistory(0, "with a goal", (Fault(at, "extend_run", "score", 4.0, 0),)), record_events=True)
+    assert history.failure is None
+    texts = [text for _, _, text in history.events]
+    assert [text.split()[1].rstrip(",") for text in texts if text.endswith(", final")] == final
+
+
 def test_restart_of_the_run_ends_replaced_processes() -> None:
     faults = (Fault(5.0, "replace", "score", 10.0, 0), Fault(6.0, "restart_run", "prompts", 4.0, 1))
     world = World(configuration("plain"), wiring("plain"), SimulatedHistory(0, "plain", faults), until=7.0)
@@ -242,6 +250,16 @@ def test_simulate_command_stops_at_a_second_with_the_state(tmp_path: Path) -> No
     assert simulate(replay=file, until=9.0).text() == text
     with pytest.raises(typer.BadParameter, match="plays many histories"):
         simulate(count=3, replay=file)
+
+
+def test_simulate_command_steps_through_a_history(capsys: pytest.CaptureFixture[str]) -> None:
+    report = simulate(seed=0, shape=["plain"], until=9.0, step=4.0)
+    text = f"{capsys.readouterr().out}{report.text()}"
+    assert len(re.findall("^not settled: ", text, re.MULTILINE)) == 3  # at 4, 8 and 9 s
+    whole = [line for line in simulate(seed=0, shape=["plain"], until=9.0).text().splitlines() if " s  " in line]
+    assert [line.split() for line in text.splitlines() if " s  " in line] == [line.split() for line in whole]
+    with pytest.raises(typer.BadParameter, match="it prints text"):
+        simulate(step=1.0, json=True)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_campaign_depends_on_the_code_that_histories_run() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     files = done.stdout.split()
     assert {"operators/io/ledger.py", "infra/simulation/cluster.py"} <= set(files)
-    assert not [file for file in files if file.startswith(("pipelines/present", "pipelines/cli", "pipelines/run"))]
+    assert not [file for file in files if file.startswith(("pipelines/present/", "pipelines/cli/", "pipelines/run/"))]
 
 
 @pytest.mark.parametrize("failing", ["campaign.py", "nothing"])

@@ -265,6 +265,7 @@ HISTORY_OPTIONS = (
     ("--replay", "failing.json"),
     ("--timeline",),
     ("--until", "3"),
+    ("--step", "1"),
     ("--perfetto", "trace.json"),
     ("--save", "failing.json"),
 )
