@@ -54,21 +54,24 @@ flink-test: $(READY)  ## every pipeline, and exactly-once, on a local Flink (jar
 
 # Kills and stops, late requests and faults on a cluster (root), fixes taken out, kills while 100 agents work, every algorithm on
 # the demonstration, mutations of the trainer's arithmetic, fuzzing; then the tests marked `soak`. Each campaign prints a table and
-# continues after an interrupt. `rm -r build/soak` starts again from nothing; ARGS go to the first campaign.
+# continues after an interrupt; the others run after one that fails. `rm -r build/soak` starts again from nothing; ARGS go to
+# the first campaign.
 soak: $(READY)  ## campaigns of hours
-	$(BIN)/python tests/soak/campaign.py --folder build/soak $(ARGS)
-	$(BIN)/python tests/soak/fault_campaign.py --folder build/soak/faults
-	$(BIN)/python tests/soak/removed_fixes.py --folder build/soak/fixes
-	$(BIN)/python tests/soak/simulated_mutations.py --folder build/soak/simulated
-	$(BIN)/python tests/soak/simulated_histories.py --folder build/soak/simulated
-	$(BIN)/python tests/soak/broker_restarts.py --folder build/soak/broker
-	$(BIN)/python tests/soak/agent_kills.py --folder build/soak/agents
-	$(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json
-	$(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json \
-		--lag 4 --set trainer.learner.learning_rate=1e-4 --only decoupled_ppo tis "tis, sequence"
-	$(BIN)/python tests/soak/mutation_run.py
-	$(BIN)/python tests/fuzz/campaign.py --folder build/soak/fuzz
-	$(BIN)/pytest -m soak
+	@failed=; run() { echo "$$*"; "$$@" || failed="$$failed [$$*]"; }; \
+	run $(BIN)/python tests/soak/campaign.py --folder build/soak $(ARGS); \
+	run $(BIN)/python tests/soak/fault_campaign.py --folder build/soak/faults; \
+	run $(BIN)/python tests/soak/removed_fixes.py --folder build/soak/fixes; \
+	run $(BIN)/python tests/soak/simulated_histories.py --folder build/soak/simulated; \
+	run $(BIN)/python tests/soak/simulated_mutations.py --folder build/soak/simulated; \
+	run $(BIN)/python tests/soak/broker_restarts.py --folder build/soak/broker; \
+	run $(BIN)/python tests/soak/agent_kills.py --folder build/soak/agents; \
+	run $(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json; \
+	run $(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json \
+		--lag 4 --set trainer.learner.learning_rate=1e-4 --only decoupled_ppo tis "tis, sequence"; \
+	run $(BIN)/python tests/soak/mutation_run.py; \
+	run $(BIN)/python tests/fuzz/campaign.py --folder build/soak/fuzz; \
+	run $(BIN)/pytest -m soak; \
+	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 green: $(READY)  ## `make test` ten times, three of them in random order under load; ARGS=--show prints the results
 	$(BIN)/python tests/soak/green.py $(ARGS)

@@ -66,7 +66,7 @@ def main() -> None:
     for seed in [] if options.known else options.seeds:
         measure_seed(seed, options, done)
     found = {seed: each for seed in options.seeds if (each := results_of(seed, options, done))}
-    failures = [failure for seed, results in found.items() for failure in failed(seed, results)]
+    failures = [failure for seed in options.seeds for failure in failed(seed, found.get(seed, {}))]
     if options.json:
         machine = describe_machine()
         print(json.dumps({"machine": machine, "config": str(options.config), "seeds": found, "failed": failures}))
@@ -126,20 +126,20 @@ def results_of(seed: int, options: argparse.Namespace, done: Results) -> dict[st
 
 
 def failed(seed: int, results: Mapping[str, Result]) -> list[str]:
-    """What the results of a seed do not show, one sentence each; arms without a result are not judged."""
-    before, after = results.get("warm start"), results.get("reinforcement")
-    if before is None or after is None:
-        return []
+    """What the results of a seed do not show, one sentence each."""
+    if missing := [ARMS[arm] for arm in ARMS if arm not in results]:
+        return [f"seed {seed}: not measured: {', '.join(missing)}"]
+    before, after = results["warm start"], results["reinforcement"]
     rivals = {f"the warm start's pass@{k}": rate for k, rate in before["pass"].items()}
-    rivals |= {ARMS[arm]: results[arm]["greedy"] for arm in ("supervised", "rejection") if arm in results}
+    rivals |= {ARMS[arm]: results[arm]["greedy"] for arm in ("supervised", "rejection")}
     reached = after["greedy"]
     found = [
         f"seed {seed}: {name} is {rate:.3f}, and greedy accuracy after reinforcement learning {reached:.3f}"
         for name, rate in rivals.items()
         if rate >= reached
     ]
-    control = results.get("shuffled")
-    if control and control["greedy"] > before["greedy"] + MAY_RISE:
+    control = results["shuffled"]
+    if control["greedy"] > before["greedy"] + MAY_RISE:
         found.append(f"seed {seed}: the control rose from {before['greedy']:.3f} to {control['greedy']:.3f}")
     return found
 

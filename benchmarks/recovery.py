@@ -29,7 +29,7 @@ from pipelines.simulate.prediction.world import PredictedWorld
 
 WINDOW_S = 5
 BACK = 0.95
-AT_S, UNTIL_S = 240, 360
+AT_S, UNTIL_S = 120, 200
 
 
 @dataclass(frozen=True)

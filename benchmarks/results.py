@@ -51,6 +51,13 @@ def checked_out() -> str:
     return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
 
 
+def loaded_code() -> list[Path]:
+    """The files of this repository that this process has loaded."""
+    found = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    files = {Path(file) for file in found if file is not None}
+    return sorted(file for file in files if file.is_relative_to(ROOT) and not file.is_relative_to(ROOT / ".venv"))
+
+
 def code_hash(*paths: Path) -> str:
     """A hash of these Python files, and of those in these folders: results of other code are not those of this one."""
     files = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py")))

@@ -111,8 +111,7 @@ class KafkaConfig:
     partitions: int = 1
     """Partitions of the data topics, fixed for a run: the upper bound on the shards of any role."""
     replication_factor: int = -1
-    """Replicas of each partition; -1: the brokers' default.replication.factor. From 3 on new topics get the majority as
-    their min.insync.replicas."""
+    """Replicas of each partition, from 3 on with a majority as min.insync.replicas; -1: the brokers' default."""
     outage_timeout_s: float = 180.0
     """How long Kafka may be unreachable before `laminar run` fails."""
     transaction_timeout_s: float = 60.0

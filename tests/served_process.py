@@ -10,12 +10,20 @@ from typing import Any
 
 from pipelines.config import Config, plain_table
 
+PROGRAM = """
+import sys
+from pathlib import Path
+from pipelines import serve_versions
+serve_versions.NICENESS = 0  # beside a busy test it would get a third of the time
+serve_versions.main(Path(sys.argv[1]))
+"""
+
 
 class Served:
     """The process, and its events by request."""
 
     def __init__(self, config: Config, work: Path) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "pipelines.serve_versions", str(work)]
+        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(work)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.send(**plain_table(config))
 

@@ -43,10 +43,10 @@ class DeployConfig:
     gpus_per_machine: int = 8
     """The ranks of a trainer with GPUs run in pods of up to this many, one pod a machine."""
     memory_gib: Mapping[str, int] = field(default_factory=dict)
-    """GiB of memory that a process of a role requests, by role; those of other roles are computed from the model."""
+    """GiB of memory that a process of a role requests, by role; else computed from the model."""
     cpus: Mapping[str, float] = field(default_factory=dict)
-    """Processors that a process of a role requests, by role; else 4 for rollout, 8 for trainer, 1 for others. Processors
-    have no limit: a process uses those that are free."""
+    """Processors that a process of a role requests, by role; else 4 for rollout, 8 for trainer, 1 for others. There is
+    no limit: a process uses those that are free."""
     model_folder: str = ""
     """A copy of the model on this machine, whose sizes the memory requests are computed from; empty: model.path."""
     network_policies: bool = True
@@ -54,6 +54,9 @@ class DeployConfig:
     gateway_service: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     """The Service of a run's gateway. `ClusterIP`: only the run's agents may connect; else also agents outside of the
     cluster, and of the machine of a compose file (`laminar agents play`)."""
+    flink_slots: int = 0
+    """Write a FlinkDeployment for the Flink operator with so many task managers of one slot, each with a pool of
+    workers beside it, for `laminar submit data-plane --runner flink`; 0: none."""
     prometheus: bool = False
     """Write a ServiceMonitor for the Prometheus operator."""
     strimzi_cluster: str = ""
@@ -63,6 +66,8 @@ class DeployConfig:
         for name in ("volume_gib", "gpus_per_machine"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.flink_slots < 0:
+            raise ValueError(f"flink_slots must not be negative, not {self.flink_slots}")
         for name in ("memory_gib", "cpus"):
             for role, value in getattr(self, name).items():
                 if not value > 0:

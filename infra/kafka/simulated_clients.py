@@ -46,7 +46,8 @@ class SimulatedClients:
         return SimulatedObserver(self.cluster, self.connection, self.signals)
 
     def committed(self, group: str) -> Mapping[TopicPartition, int]:
-        return {TopicPartition(*place): offset for place, offset in self.cluster.committed_offsets(group).items()}
+        offsets = resend(self.connection, "OffsetFetch", lambda: self.cluster.committed_offsets(group))
+        return {TopicPartition(*place): offset for place, offset in offsets.items()}
 
     def check_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
         asked = [Place(*place) for place in places]
@@ -75,7 +76,7 @@ class SimulatedClients:
         """The ends of topics, see `log_ends`. Raises EndsUnknown."""
         if (reason := self.problem()) is not None:
             raise EndsUnknown(reason)
-        places = [Place(topic, partition) for topic in topics for partition in self.cluster.partitions_of(topic)]
+        places = self._places(topics)
         try:
             return resend(
                 self.connection,
@@ -89,9 +90,13 @@ class SimulatedClients:
         """The records of `topic` that `group` has not committed, see `lag.Backlog`."""
         if self.problem() is not None:
             return None
-        committed = self.cluster.committed_offsets(group)
-        places = [Place(topic, partition) for partition in self.cluster.partitions_of(topic)]
-        return sum(self.cluster.log(place).stable_end - committed.get(place, 0) for place in places)
+        logs = {place: self.cluster.log(place) for place in self._places([topic])}
+        try:
+            committed = resend(self.connection, "OffsetFetch", lambda: self.cluster.committed_offsets(group))
+            ends = resend(self.connection, "ListOffsets", lambda: {each: log.stable_end for each, log in logs.items()})
+        except KafkaTimeoutError:
+            return None
+        return sum(end - committed.get(place, 0) for place, end in ends.items())
 
     def lock(self) -> Lock:
         return self.connection.process.lock()
@@ -104,3 +109,6 @@ class SimulatedClients:
 
     def sleep(self, seconds: float) -> None:
         self.connection.process.sleep(seconds)
+
+    def _places(self, topics: Sequence[str]) -> list[Place]:
+        return [Place(topic, partition) for topic in topics for partition in self.cluster.partitions_of(topic)]

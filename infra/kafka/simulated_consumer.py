@@ -9,10 +9,15 @@ from kafka import TopicPartition
 from kafka.errors import OffsetOutOfRangeError
 
 from infra.kafka.record_batches import Marker, RecordBatch
-from infra.kafka.simulated_producer import SimulatedRecord, resend
+from infra.kafka.simulated_producer import resend
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.network import SimulatedConnection
 from infra.simulation.scheduler import EventScheduler, Signal
+
+MAX_FAILING_S = 3.0
+"""How long a partition cannot be fetched, at most."""
+SHORTEST_S = 0.001
+"""The shortest wait, with which time passes whatever is rounded."""
 
 
 class ReceivedMessage(NamedTuple):
@@ -54,6 +59,8 @@ class SimulatedConsumer:
         self._draws = connection.draws("partial polls")
         self._positions: dict[Place, int] = {}
         self._highwater: dict[Place, int] = {}
+        self._failing: dict[Place, float] = {}
+        """Partitions that cannot be fetched, and until when."""
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
         return set(self._cluster.partitions_of(topic)) or None
@@ -90,19 +97,26 @@ class SimulatedConsumer:
         scheduler, process = self._connection.network.scheduler, self._connection.process
         deadline = scheduler.now + timeout_ms / 1000
         while True:
+            self._failing = {place: until for place, until in self._failing.items() if until > scheduler.now}
             if not self._connection.network.is_cut(process.name) and (found := self._fetch()):
                 process.sleep(self._connection.latency("Fetch"))
                 return found
             if (left := deadline - scheduler.now) <= 0:
                 return {}
-            scheduler.wait([self._signals.of(place) for place in self._positions], left)
+            ends = [max(until - scheduler.now, SHORTEST_S) for until in self._failing.values()]
+            scheduler.wait([self._signals.of(place) for place in self._positions], min([left, *ends]))
 
     def close(self, autocommit: bool = True, timeout_ms: int | None = None) -> None:
         """Close it."""
 
     def _fetch(self) -> dict[TopicPartition, list[Any]]:
         found: dict[TopicPartition, list[Any]] = {}
-        places = [place for place in self._positions if self._positions[place] < self._end(place)]
+        self._fail_some()
+        places = [
+            place
+            for place in self._positions
+            if self._positions[place] < self._end(place) and place not in self._failing
+        ]
         partial = len(places) > 0 and self._draws.random() < 0.25
         if partial:
             places = self._draws.sample(places, self._draws.randint(1, len(places)))
@@ -111,6 +125,17 @@ class SimulatedConsumer:
             if records := list(self._records(place, most)):
                 found[TopicPartition(*place)] = records
         return found
+
+    def _fail_some(self) -> None:
+        """With a fault of the request, some partitions give nothing for a while, as those of a broker that fails."""
+        network, name = self._connection.network, self._connection.process.name
+        if (fault := network.fault_of(name, "Fetch")) is not None:
+            draws = self._connection.draws("failing partitions")
+            until = network.scheduler.now + draws.uniform(0.2, MAX_FAILING_S)
+            failing = [place for place in self._positions if draws.random() < 0.5]
+            self._failing |= dict.fromkeys(failing, until)
+            if failing and network.trace is not None:
+                network.trace(name, f"Fetch of {len(failing)} partitions", fault)
 
     def _end(self, place: Place) -> int:
         log = self._cluster.log(place)
@@ -126,11 +151,11 @@ class SimulatedConsumer:
             if count >= most:
                 self._positions[place] = batch.base
                 return
-            for index, message in enumerate(batch.values if batch.commits is None else ()):
-                if batch.base + index >= position:
+            for offset, message in batch.records:
+                if offset >= position:
                     count += 1
                     yield ReceivedMessage(
-                        *place, batch.base + index, message.timestamp, message.key, message.value, message.headers
+                        *place, offset, message.timestamp, message.key, message.value, message.headers
                     )
         self._positions[place] = self._end(place)
 
@@ -139,10 +164,10 @@ class SimulatedConsumer:
 
 
 def record_batch(partition: int, batch: Any) -> RecordBatch:
-    """The messages of a simulated log's `batch`, which is no marker, as columns."""
-    messages: tuple[SimulatedRecord, ...] = batch.values
+    """The messages of a simulated log's `batch`, which has some, as columns."""
+    offsets, messages = zip(*batch.records, strict=True)
     keys, values, headers, times = zip(*messages, strict=True)
-    columns = (tuple(range(batch.base, batch.end)), times, keys, values, headers)
+    columns = (offsets, times, keys, values, headers)
     by_role = batch.producer is not None
     return RecordBatch(partition, *columns, producer_id=_producer_id(batch), transactional=by_role)
 
@@ -158,10 +183,10 @@ class SimulatedObserver(SimulatedConsumer):
 
     def _records(self, place: Place, most: int) -> Iterator[Any]:
         for batch in self._cluster.log(place).batches(self._positions[place], committed=False):
-            if batch.commits is None:
-                yield _Held(record_batch(place.partition, batch))
-            else:
+            if batch.commits is not None:
                 yield _Held(Marker(_producer_id(batch), batch.commits))
+            elif batch.records:
+                yield _Held(record_batch(place.partition, batch))
         self._positions[place] = self._end(place)
 
 

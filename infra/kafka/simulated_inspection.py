@@ -158,7 +158,7 @@ class InspectionConsumer:
         log = self._cluster.log(Place(*place))
         first, found = max(self._positions[place], log.begin), []
         for batch in log.batches(first, committed=True):
-            if batch.commits is None and batch.values:
+            if batch.records:
                 held = record_batch(place.partition, batch)
                 newest = held.timestamps[-1]
                 found.append(

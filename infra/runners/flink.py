@@ -94,8 +94,8 @@ def check_capacity(master: str, parallelism: int) -> None:
     slots = _value(master, "/overview", "slots-total")
     if isinstance(slots, int) and slots < parallelism:
         raise UnsupportedFlink(
-            f"the cluster at {master} has {slots} task slots, but the job needs {parallelism}: start more task managers, "
-            "or lower --parallelism, score.shards and experience.shards"
+            f"the cluster at {master} has {slots} task slots, but the job needs {parallelism}: start more task "
+            "managers, or lower --parallelism, score.shards and experience.shards"
         )
 
 

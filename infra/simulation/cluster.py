@@ -47,6 +47,7 @@ class SimulatedCluster:
 
     def __init__(self, topics: Mapping[str, int]) -> None:
         self.now = 0.0
+        self._partitions = {topic: list(range(count)) for topic, count in topics.items()}
         self.committed: Callable[[Place], None] = lambda place: None
         """Called for each partition when the records that a read_committed consumer sees in it may have changed."""
         self._logs = {
@@ -73,7 +74,7 @@ class SimulatedCluster:
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        return sorted({place.topic for place in self._logs})
+        return sorted(self._partitions)
 
     def groups(self) -> list[str]:
         """The groups that have committed offsets, sorted."""
@@ -81,7 +82,7 @@ class SimulatedCluster:
 
     def partitions_of(self, topic: str) -> list[int]:
         """The partitions of a topic; empty for an unknown one."""
-        return sorted(place.partition for place in self._logs if place.topic == topic)
+        return self._partitions.get(topic, [])
 
     def init_producer_id(self, transactional_id: str, timeout_s: float = 60.0) -> ProducerKey:
         """Fence the earlier producers of an id, abort their open transaction, and return the new producer."""

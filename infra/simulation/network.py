@@ -7,7 +7,7 @@ reach the cluster long after its sender has given it up. The sender sees the sam
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
@@ -20,6 +20,14 @@ RequestFault = Literal["lost", "unanswered", "late", "slow", "repeated"]
 REQUEST_FAULTS: tuple[RequestFault, ...] = ("lost", "unanswered", "late", "slow", "repeated")
 """`lost`: it never arrives. `unanswered`: it is executed, but its response is lost. `late`: its sender gives it up, and
 it is executed later. `slow`: it takes long. `repeated`: it arrives twice, the second time late, if that is harmless."""
+ONLY: tuple[Mapping[str, RequestFault], ...] = (
+    {"EndTxn": "late", "Produce": "slow"},
+    {"EndTxn": "unanswered"},
+    {"InitProducerId": "late"},
+    {"AddPartitionsToTxn": "late"},
+    {"Produce": "repeated"},
+)
+"""Faults of some requests alone: if all have faults, a transaction mostly fails at its first request."""
 LATEST_S = 12.0
 """How late a request may be executed, at most."""
 _Result = TypeVar("_Result")
@@ -35,10 +43,20 @@ class RequestFaults:
     kinds: tuple[RequestFault, ...]
     share: float
     draws: random.Random = field(repr=False)
+    by_request: Mapping[str, RequestFault] = field(default_factory=dict)
+    """The faults by kind of request: others have none. Empty: any request has any of `kinds`."""
 
-    def affects(self, name: str, now: float) -> bool:
+    def affects(self, name: str, request: str, now: float) -> bool:
         """Whether a request of process `name` may have this fault now."""
-        return self.name == name and self.begin <= now < self.end
+        return (
+            self.name == name and self.begin <= now < self.end and (not self.by_request or request in self.by_request)
+        )
+
+    def draw(self, request: str) -> RequestFault | None:
+        """The fault of a request that may have one."""
+        if self.draws.random() >= self.share:
+            return None
+        return self.by_request[request] if self.by_request else self.draws.choice(self.kinds)
 
 
 class Network:
@@ -52,11 +70,11 @@ class Network:
         self.trace: Callable[[str, str, str], None] | None = None
         """Called with process, request and fault of each request that has a fault."""
 
-    def fault_of(self, name: str) -> RequestFault | None:
-        """The fault of the next request of process `name`."""
+    def fault_of(self, name: str, request: str) -> RequestFault | None:
+        """The fault of the next request of process `name`, which is of kind `request`."""
         for fault in self.faults:
-            if fault.affects(name, self.scheduler.now) and fault.draws.random() < fault.share:
-                return fault.draws.choice(fault.kinds)
+            if fault.affects(name, request, self.scheduler.now) and (drawn := fault.draw(request)) is not None:
+                return drawn
         return None
 
     def is_cut(self, name: str) -> bool:
@@ -86,7 +104,7 @@ class SimulatedConnection:
         """Send a request and wait for the response. Raises ConnectionLost, and the BrokerError of the response."""
         network, scheduler = self.network, self.network.scheduler
         network.requests += 1
-        fault = network.fault_of(self.process.name)
+        fault = network.fault_of(self.process.name, request)
         if fault == "repeated" and not idempotent:
             fault = "unanswered"
         if fault is not None and network.trace is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -24,7 +24,10 @@ class ProducerKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """The records of one request, from offset `base` on. A marker is one record, and `commits` says what it does."""
+    """The records of one request, from offset `base` on. A marker is one record, and `commits` says what it does.
+
+    None is a record that was compacted away.
+    """
 
     base: int
     values: tuple[Any, ...]
@@ -35,6 +38,13 @@ class StoredBatch:
     def end(self) -> int:
         """The offset after the last record."""
         return self.base + max(1, len(self.values))
+
+    @property
+    def records(self) -> list[tuple[int, Any]]:
+        """Offset and value of each record; none of a marker."""
+        if self.commits is not None:
+            return []
+        return [(offset, value) for offset, value in enumerate(self.values, self.base) if value is not None]
 
 
 @dataclass(slots=True)
@@ -124,11 +134,10 @@ class PartitionLog:
     def fetch(self, offset: int, *, committed: bool) -> list[tuple[int, Any]]:
         """The offsets and values from `offset` on: to the end, or only `committed` ones. Raises OffsetOutOfRange."""
         return [
-            (batch.base + index, value)
+            (at, value)
             for batch in self.batches(offset, committed=committed)
-            if batch.commits is None
-            for index, value in enumerate(batch.values)
-            if batch.base + index >= offset
+            for at, value in batch.records
+            if at >= offset
         ]
 
     def batches(self, offset: int, *, committed: bool) -> Iterator[StoredBatch]:
@@ -150,6 +159,24 @@ class PartitionLog:
             raise OffsetOutOfRange(f"{offset} is beyond the end, {self.end}")
         self.begin = max(self.begin, offset)
         self._batches = [batch for batch in self._batches if batch.end > self.begin]
+
+    def compact(self, key_of: Callable[[Any], Any]) -> None:
+        """Remove, before the last stable offset, what was aborted and all but the newest record of each key, as the
+        broker's cleaner does. All offsets remain.
+        """
+        last, newest = self.stable_end, dict[Any, int]()
+        for batch in self.batches(self.begin, committed=True):
+            newest |= {key_of(value): offset for offset, value in batch.records}
+        kept = set(newest.values())
+        self._batches = [
+            batch
+            if batch.commits is not None or batch.base >= last
+            else replace(
+                batch,
+                values=tuple(value if at in kept else None for at, value in enumerate(batch.values, batch.base)),
+            )
+            for batch in self._batches
+        ]
 
     def _store(self, batch: StoredBatch) -> int:
         self._batches.append(batch)

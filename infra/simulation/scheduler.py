@@ -13,6 +13,13 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
+MAX_EVENTS_A_SECOND = 200_000
+"""More events within one second of virtual time are those of a loop in which no time passes."""
+
+
+class EndlessLoop(Exception):
+    """The simulation makes no progress: virtual time stands still, or one step takes all CPU time."""
+
 
 class FiberKilled(BaseException):
     """Ends a fiber at the place where it waits. Not an Exception: no code of the product may catch it."""
@@ -80,6 +87,7 @@ class Fiber:
 
     def _run(self) -> None:
         scheduler = self._scheduler
+        scheduler.ran = self.name
         before, scheduler.current = scheduler.current, self
         self._greenlet.parent = getcurrent()  # the scheduler, or a fiber that kills this one
         self._greenlet.switch()
@@ -104,6 +112,8 @@ class EventScheduler:
     def __init__(self) -> None:
         self.now = 0.0
         self.current: Fiber | None = None
+        self.ran = ""
+        """The name of the fiber that ran last."""
         self.stopped = False
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._planned = 0
@@ -135,9 +145,15 @@ class EventScheduler:
         return fiber
 
     def run(self, until: float = math.inf) -> None:
-        """Run all events up to time `until`, or until `stop`."""
+        """Run all events up to time `until`, or until `stop`. Raises EndlessLoop if time stands still."""
+        second, events = self.now, 0
         while self._events and not self.stopped and self._events[0][0] <= until:
             self.now, _, call = heapq.heappop(self._events)
+            events += 1
+            if self.now >= second + 1.0:
+                second, events = self.now, 0
+            elif events > MAX_EVENTS_A_SECOND:
+                raise EndlessLoop(f"{events} events within a second at {self.now:.3f} s; the fiber {self.ran} ran last")
             call()
         if not self.stopped and until < math.inf:
             self.now = max(self.now, until)

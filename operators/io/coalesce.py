@@ -1,4 +1,4 @@
-"""Outputs of a transaction as Kafka records: outputs with the same key and class become rows of one record.
+"""Outputs of a transaction as Kafka records: outputs of one class become rows of one record, by key or by purpose.
 
 Each record costs its readers and writers about a millisecond of CPU time, whatever its rows.
 """
@@ -23,7 +23,8 @@ _ID_FIELDS = ("trajectory_id", "trajectory_ids")
 
 
 def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list[Outgoing]:
-    """Encode `outputs`, in order within each topic, partition and key; `name_of` returns a topic's full name.
+    """Encode `outputs`, in order within each topic, partition and key (or purpose); `name_of` returns a topic's full
+    name.
 
     Consecutive outputs of one class become rows of one record where their encoding allows, and so do consecutive
     blocks. A record of a prompt carries the prompt's trace (W3C traceparent); a record of several prompts carries that
@@ -35,7 +36,7 @@ def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list
     for topic, key, record, partition in outputs:
         if not topic.transactional:
             raise ValueError(f"topic {topic.short_name} is not transactional: write to it with a plain producer")
-        stream = (topic.short_name, partition, key[:1] if topic.key == _MERGED_KEY else key)
+        stream = (topic.short_name, partition, _merged_by(topic, key))
         run = last.get(stream)
         if run is not None and _fits_one_record(run[0], record):
             run.append(record)
@@ -48,6 +49,11 @@ def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list
         for name, trace in [_name_and_trace(name_of(topic), topic, key or None, run[0])]
         for value, headers in _encoded(run)
     ]
+
+
+def _merged_by(topic: Topic, key: str) -> str:
+    """What outputs of one record share: the key, or the purpose, which is the first letter of a group's id."""
+    return key[:1] if topic.key == _MERGED_KEY else key
 
 
 def _name_and_trace(name: str, topic: Topic, key: str | None, first: Any) -> tuple[str, Headers]:

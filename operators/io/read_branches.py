@@ -13,15 +13,34 @@ from collections.abc import Callable, Iterator, Sequence
 import apache_beam as beam
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView
+from apache_beam.transforms.window import TimestampedValue
+from apache_beam.utils.timestamp import Timestamp
 
 from infra.runners.stopping import STOPPING
 from operators.io.branch_polls import BranchPolls, BranchShard
+from operators.io.elements import Polled, Restored
 from operators.io.fold_records import idle_seconds
 from operators.io.poll_range import FOREVER, PollRange, slice_seconds
-from operators.io.poll_times import WATERMARK, timed
 from operators.io.source import open_source
 
+WATERMARK = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider())
+"""The default of the parameter of `process` that `timed` takes."""
 _RUNNING: dict[tuple[str, ...], BranchPolls] = {}
+
+
+def timed(element: Restored | Polled, watermark: ManualWatermarkEstimator) -> Restored | Polled | TimestampedValue:
+    """`element` at the time of the newest record so far, to which the watermark moves.
+
+    So a runner's interface shows how far behind a shard is. No step depends on it: records of different topics are not
+    in the order of their times. A time in the future, which other machines may write, counts as now.
+    """
+    known = watermark.current_watermark()
+    if isinstance(element, Polled) and element.records:
+        newest = min(max(record.timestamp for record in element.records) / 1000, time.time())
+        if known is None or known < newest:
+            known = Timestamp.of(newest)
+            watermark.set_watermark(known)
+    return element if known is None else TimestampedValue(element, known)
 
 
 class _PollBranchesFn(beam.DoFn):

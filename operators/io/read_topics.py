@@ -19,8 +19,7 @@ from operators.io.config import ShardConfig
 from operators.io.elements import Polled, Restored
 from operators.io.fold_records import idle_seconds, is_busy
 from operators.io.poll_range import FOREVER, PollRange, slice_seconds
-from operators.io.poll_times import WATERMARK, timed
-from operators.io.read_branches import ReadBranches
+from operators.io.read_branches import WATERMARK, ReadBranches, timed
 from operators.io.shards import close_shards
 from operators.io.source import open_source
 

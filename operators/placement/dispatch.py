@@ -1,4 +1,4 @@
-"""Assigns work to replicas: fresh work by credit, so that no replica hoards prompts, and under the newest weights only.
+"""Assigns work to replicas: fresh work by credit, so that no replica hoards prompts, to begin under the newest weights.
 
 Trajectories that lost their owner resume where their version is loaded, or on an idle replica, which then loads it.
 """
@@ -203,7 +203,9 @@ class Dispatcher:
         return None
 
     def _room_for_fresh(self, replica: TrackedReplica) -> int:
-        """Room for fresh work: under the newest version only, and none while the replica has to take newer weights."""
+        """Room for fresh work: under the newest version only. A replica that has to take newer weights first gets none,
+        unless it is alone.
+        """
         table, owner = self._tracking.table, replica.owner
         if table.load(owner) == 0:
             replica.target = replica.resumed = None
@@ -220,10 +222,12 @@ class Dispatcher:
     def _room_ahead(self, replica: TrackedReplica) -> int:
         """Room for a batch that the only replica starts once it is empty, under the newest weights.
 
-        So it does not wait for a decision between two batches. None while evaluation runs under these weights, or
-        waits for the replica to become free.
+        So it does not wait for a decision between two batches. None while work of other versions needs it to become
+        free: evaluation, and lost trajectories with tokens.
         """
-        if not self._alone or self._rules.refresh != "drain" or replica.target or self._has("evaluation"):
+        lost = self._tracking.table.lost("train")
+        waits = self._has("evaluation") or any(self._partial(owned.work) is not None for owned in lost)
+        if not self._alone or self._rules.refresh != "drain" or waits or replica.target or replica.resumed:
             return 0
         batch = self._config.replica_batch or replica.status.capacity
         return min(replica.quota_ahead(batch), 2 * batch - self._tracking.table.load(replica.owner))

@@ -14,11 +14,11 @@ from schemas.records import PolicyVersion, ReplicaStatus
 class TrackedReplica:
     """One replica. `last_heartbeat_at` is the receipt time in monotonic seconds.
 
-    `sent` counts training assignments under `sent_version`, `ahead` those that wait for a newer version than the loaded
-    one. While it has such work, `target` is the version that
-    evaluation makes it load, and `resumed` that of resumed trajectories. `asked` counts the evaluation assignments
-    since it last had none; `training_next` is set once they have finished, until it gets training work. `kv_before` is
-    its KV use when moves were last planned.
+    `sent` counts training assignments under `sent_version`; `ahead` those that were sent while it had version
+    `ahead_of`, to start under a newer one. `target` is the version that its evaluation work makes it load, and
+    `resumed` that of resumed trajectories. `asked` counts the evaluation assignments since it last had none;
+    `training_next` is set once they have finished, until it gets training work. `kv_before` is its KV use when moves
+    were last planned.
     """
 
     status: ReplicaStatus

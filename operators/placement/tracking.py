@@ -6,10 +6,12 @@ settled here before it has finished here, and the last records of an owner may a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.io.dead_letters import dead_letter
@@ -32,6 +34,7 @@ from schemas.records import (
     Progress,
     Prompt,
     Settled,
+    Trajectory,
     TrajectoryClosed,
     WeightVersion,
 )
@@ -40,6 +43,26 @@ from schemas.topics import PROGRESS, SETTLED, TRAJECTORIES, partition_of
 _FINISHED = ("prompt.purpose", "prompt.number", "member", "lease", "finish_reason")
 _TOKENS = ("prompt.token_ids", "response.token_ids")
 """Columns of a trajectory that placement reads."""
+
+
+def finished_columns(trajectories: Sequence[Trajectory]) -> Block:
+    """One or more `trajectories` with only the columns that placement reads: a fifth of the cost of a whole block."""
+    scalars = {
+        "prompt.purpose": [each.prompt.purpose for each in trajectories],
+        "prompt.number": [each.prompt.number for each in trajectories],
+        "member": [each.member for each in trajectories],
+        "lease": [each.lease for each in trajectories],
+        "finish_reason": [each.finish_reason for each in trajectories],
+    }
+    lists = {
+        "prompt.token_ids": [each.prompt.token_ids for each in trajectories],
+        "response.token_ids": [each.response.token_ids for each in trajectories],
+    }
+    columns = {name: pa.array(values) for name, values in scalars.items()}
+    for name, values in lists.items():
+        ends = pa.array(accumulate(map(len, values), initial=0), pa.int32())
+        columns[name] = pa.ListArray.from_arrays(ends, pa.concat_arrays(values))
+    return Block(Trajectory, pa.RecordBatch.from_pydict(columns))
 
 
 class PendingCancels:

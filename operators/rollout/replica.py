@@ -64,8 +64,7 @@ class Replica:
     """Accepts assignments, steps its engine, returns trajectories.
 
     `decode` turns response tokens into text; `check` raises ValueError for a prompt that its model cannot read; `now`
-    is wall-clock milliseconds, `clock` monotonic seconds. `changes` counts the changes that placement waits for,
-    `progress` the engine's steps.
+    is in Unix milliseconds, `clock` in seconds. `changes` counts what placement waits for, `progress` engine steps.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class Replica:
         """Whether `step` has work to do now, and weights to do it under."""
         if self._running:
             return self.engine.due() <= 0
-        return bool(self._waiting and self.engine.version is not None)
+        return (loaded := self.engine.version) is not None and self._waiting.may_begin(loaded, self._weights.would_load)
 
     def turn_due(self) -> float:
         """Seconds until the turn of an agent may end; infinite if no agent waits."""

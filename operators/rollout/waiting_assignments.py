@@ -79,6 +79,17 @@ class WaitingAssignments:
         """The version that the first assignment names; None if there is no assignment or it names none."""
         return next(iter(self)).policy_version if self._queue else None
 
+    def may_begin(
+        self, loaded: PolicyVersion, would_load: Callable[[PolicyVersion | None], PolicyVersion | None]
+    ) -> bool:
+        """Whether one of them can start under version `loaded`, or an empty engine would load another now.
+
+        Otherwise they wait for weights that are not on this machine yet.
+        """
+        if any(each.policy_version in (None, loaded) and not _is_newer(each, loaded) for each in self):
+            return True
+        return bool(self) and would_load(self.next_version) is not None
+
     def find(self, trajectory_id: str) -> Assignment | None:
         """The assignment of this trajectory."""
         return self._queue.get(trajectory_id)
@@ -115,8 +126,7 @@ class WaitingAssignments:
         versions: Collection[PolicyVersion] | None = None
         for name, assignment in self._queue.items():
             if assignment.policy_version in (None, loaded):
-                too_old = assignment.at_least is not None and loaded < assignment.at_least
-                stays = too_old or self.kv.pending(name)
+                stays = _is_newer(assignment, loaded) or self.kv.pending(name)
             else:
                 versions = available() if versions is None else versions
                 stays = assignment.policy_version in versions
@@ -126,3 +136,8 @@ class WaitingAssignments:
                 ready.append(assignment)
         self._queue = staying
         return ready
+
+
+def _is_newer(assignment: Assignment, loaded: PolicyVersion) -> bool:
+    """Whether `assignment` needs a newer version than `loaded`."""
+    return assignment.at_least is not None and loaded < assignment.at_least

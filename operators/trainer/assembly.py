@@ -23,8 +23,12 @@ MAX_UNFINISHED = 4
 """Incomplete batches of one number kept per partition at a time. The buffer itself leaves none incomplete."""
 
 
-class MissingBatch(RuntimeError):
-    """The log has lost a global batch. The message says which, where, and how to continue."""
+class CannotTrain(RuntimeError):
+    """The batches of the log end the training, at each start. The message says which, why, and how to continue."""
+
+
+class MissingBatch(CannotTrain):
+    """The log has lost a global batch."""
 
 
 class RejectedMicroBatch(NamedTuple):

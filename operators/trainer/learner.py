@@ -112,7 +112,8 @@ class Learner:
 
     @property
     def updates(self) -> int:
-        """Batches taken, including skipped ones: the position in the learning-rate schedule."""
+        """Batches taken, including skipped ones: the position in the critic's schedule, which the policy's follows by
+        `critic.warmup_batches`."""
         return self._updates
 
     @property
@@ -150,12 +151,14 @@ class Learner:
         token_metrics = TokenMetrics(has_kl_penalty=kl_in_loss, clip_can_bind=clip_can_bind(self.config))
         mismatch = Mismatch(current_versions(batch.versions, rows[0].batch))
         rewards, advantages, targets = self._score_batch(batch, metadata, token_metrics)
-        rate = learning_rate(self._updates, self.config)
+        policy_updates = self._updates - (0 if self._critic is None else self.config.critic.warmup_batches)
+        rate = learning_rate(policy_updates, self.config) if policy_updates >= 0 else 0.0
         metrics = batch_metrics(metadata, advantages)
-        if self._critic is None or self._updates >= self.config.critic.warmup_batches:
+        if policy_updates >= 0:
             metrics |= self._train_policy(batch, metadata, targets, rate, token_metrics, mismatch)
         if self._critic is not None:
-            metrics |= self._train_critic(self._critic, batch, metadata, rewards, rate)
+            critic_rate = learning_rate(self._updates, self.config)
+            metrics |= self._train_critic(self._critic, batch, metadata, rewards, critic_rate)
         self._updates += 1
         metrics |= token_metrics.means(self._data) | mismatch.means(self._data) | self._device_turns.seconds()
         self._alarm.check(metrics)

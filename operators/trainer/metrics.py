@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +38,11 @@ def batch_metrics(metadata: GlobalBatchMetadata, advantages: Tensor) -> dict[str
         "batch/tokens": float(metadata.lengths.sum()),
         "batch/trained_tokens": float(metadata.trained.sum()),
     }
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float]:
+    """The finite ones of `values`: no record holds others. `skipped_updates` counts the steps that have them."""
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 _TOKEN_NAMES = (
@@ -85,11 +92,10 @@ class TokenMetrics:
             return
         with torch.no_grad():
             ratio = importance_ratios(policy.current, policy.behaviour)
-            difference = policy.current - policy.behaviour
             values = (
                 ratio,
                 ratio**2,
-                difference.exp() - difference - 1,
+                ratio - (policy.current - policy.behaviour) - 1,
                 losses.below,
                 losses.above,
                 weights,

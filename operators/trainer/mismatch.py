@@ -74,10 +74,11 @@ class MismatchAlarm:
         self._bound, self._raised = bound, False
 
     def check(self, metrics: dict[str, float]) -> None:
-        """Check the metrics of an update."""
+        """Check the metrics of an update, and add `mismatch/above_bound`, 1 or 0."""
         if (result := metrics.get("mismatch/kl")) is None:
             return
-        if result > self._bound and not self._raised:
+        above = not result <= self._bound  # NaN, too
+        if above and not self._raised:
             log.warning(
                 "rollout and trainer logprobs of the same weights differ: %.2g nats per token (mismatch/kl), above "
                 "trainer.learner.mismatch_bound = %.2g. Likely causes: different dtypes (rollout.dtype and "
@@ -86,4 +87,5 @@ class MismatchAlarm:
                 result,
                 self._bound,
             )
-        self._raised = result > self._bound
+        self._raised = above
+        metrics["mismatch/above_bound"] = float(above)

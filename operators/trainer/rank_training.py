@@ -20,7 +20,7 @@ from infra.models.device_copies import use_device
 from infra.storage import StorageFolder
 from infra.store.weight_files import model_fingerprint
 from operators.io.elements import PartitionKey
-from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch, empty_reason
+from operators.trainer.assembly import BatchAssembly, CannotTrain, RejectedMicroBatch, WholeBatch, empty_reason
 from operators.trainer.checkpoint import find_checkpoints
 from operators.trainer.checkpoint_files import StoredState, TrainerPosition
 from operators.trainer.joint_actions import JointActions
@@ -172,16 +172,17 @@ class RankTraining:
         return values
 
     def _check_gradient(self, batch: WholeBatch, *, finite: bool) -> None:
-        """Raise RuntimeError after `max_skipped_batches` consecutive batches with a non-finite loss or gradient."""
+        """Raise CannotTrain after `max_skipped_batches` consecutive batches with a non-finite loss or gradient."""
         self._nonfinite = [] if finite else [*self._nonfinite, f"{batch.number} (up to {_offsets(batch)})"]
         if finite:
             return
-        log.error("batch %s has a non-finite loss or gradient: its optimizer step is skipped", self._nonfinite[-1])
+        log.error("batch %s has a non-finite loss or gradient: optimizer steps of it are skipped", self._nonfinite[-1])
         if len(self._nonfinite) >= self._config.learner.max_skipped_batches:
-            raise RuntimeError(
+            raise CannotTrain(
                 f"{len(self._nonfinite)} consecutive batches have a non-finite loss or gradient: "
                 f"{', '.join(self._nonfinite)}. Train them again with `laminar train replay` (a smaller "
-                "learning_rate, precision float32), or raise trainer.learner.max_skipped_batches"
+                "learning_rate, precision float32), or raise trainer.learner.max_skipped_batches and "
+                "resume the run"
             )
 
     def check(self) -> None:

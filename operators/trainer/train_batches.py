@@ -32,6 +32,7 @@ from operators.trainer.final_model import FinalModel
 from operators.trainer.learner import Learner
 from operators.trainer.learner_contract import OpenLearner
 from operators.trainer.manifest_history import ManifestOffsets, PublishedBatches
+from operators.trainer.metrics import finite
 from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.publishing import Publishing, PublishSettings
 from operators.trainer.rank_addresses import AddressTopic
@@ -241,4 +242,4 @@ class _Training:
         return self._publishing.publisher.published == self._training.position.version
 
     def _metric(self, values: dict[str, float]) -> Output:
-        return Output(METRICS, "trainer", Metric("trainer", self._training.trained, values, wall_ms()))
+        return Output(METRICS, "trainer", Metric("trainer", self._training.trained, finite(values), wall_ms()))

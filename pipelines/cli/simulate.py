@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_text
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.escaping import print_escaped
 from infra.files import write_atomically
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Calibrate, GpuHour, JsonOption, ReplicaGpus, TrainGpus, finite
@@ -43,6 +45,10 @@ def simulate(
     until: Annotated[
         float | None,
         typer.Option("--until", min=0, callback=finite, help="Stop the history at this second; print the state."),
+    ] = None,
+    step: Annotated[
+        float | None,
+        typer.Option("--step", min=0.001, callback=finite, help="Print events and state after each STEP seconds."),
     ] = None,
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", help="Write the events of one history, or a failing one, as a trace.")
@@ -84,11 +90,39 @@ def simulate(
       laminar simulate --seed 17 --timeline --perfetto history.json
       laminar simulate --explore 200 --shape repack --save failing.json
       laminar simulate --replay failing.json --until 12.5
+      laminar simulate --replay failing.json --step 1
       laminar simulate examples/emulated.toml --train-gpus 64 --replica-gpus 4
       laminar simulate run.toml --search --train-gpus 64 --replica-gpus 4 --plot splits.svg
       laminar simulate --calibrate runs/first --set rollout.slots=64
     """
-    if config is not None or calibrate is not None:
+    predicts = config is not None or calibrate is not None
+    of_histories = {
+        "--explore": count is not None,
+        "--seed": seed != 0,
+        "--shape": bool(shape),
+        "--replay": replay is not None,
+        "--timeline": timeline,
+        "--until": until is not None,
+        "--step": step is not None,
+        "--perfetto": perfetto is not None,
+        "--save": save is not None,
+    }
+    of_predictions = {
+        "--set": bool(changes),
+        "--search": search,
+        "--train-gpus": train_gpus != 1,
+        "--replica-gpus": replica_gpus != 1,
+        "--machine": bool(machine),
+        "--weights-gb": weights_gb != 0,
+        "--kv-kb": kv_kb != 0,
+        "--gpu-hour": gpu_hour != 0,
+        "--plot": plot is not None,
+    }
+    for name, given in (of_histories if predicts else of_predictions).items():
+        if given:
+            kind, change = ("histories", "leave out") if predicts else ("predictions", "add")
+            raise typer.BadParameter(f"only for {kind}: {change} CONFIG.toml or --calibrate", param_hint=name)
+    if predicts:
         from pipelines.cli.predict import PredictionOptions, predict_report
 
         question = PredictionOptions(
@@ -100,26 +134,51 @@ def simulate(
         if name not in SHAPES:
             known = ", ".join(SHAPES)
             raise typer.BadParameter(f"there is no shape {name!r}; choose from {known}", param_hint="--shape")
-    one = replay is not None or timeline or until is not None or (perfetto is not None and count is None)
+    one = (
+        replay is not None
+        or timeline
+        or until is not None
+        or step is not None
+        or (perfetto is not None and count is None)
+    )
     if one and count is not None:
-        reason = "it plays many histories: leave out --replay, --timeline, --until"
+        reason = "it plays many histories: leave out --replay, --timeline, --until, --step"
         raise typer.BadParameter(reason, param_hint="--explore")
+    if step is not None and json:
+        raise typer.BadParameter("it prints text: leave out --json, or take --until", param_hint="--step")
     logging.disable(logging.WARNING)  # each fault of each history would warn
     try:
         if one:
             drawn = draw_history(seed, shapes) if replay is None else read_history(replay)
-            return _one(drawn, until, perfetto, save, json)
+            return _one(drawn, until, step, perfetto, save, json)
         return _many(count or 100, seed, shapes, perfetto, save, json)
     finally:
         logging.disable(logging.NOTSET)
 
 
-def _one(drawn: SimulatedHistory, until: float | None, perfetto: Path | None, save: Path | None, json: bool) -> Report:
-    """Play one history and show its events, up to second `until` with the state there."""
-    history = play(drawn, record_events=True, until=math.inf if until is None else until)
+def _one(
+    drawn: SimulatedHistory,
+    until: float | None,
+    step: float | None,
+    perfetto: Path | None,
+    save: Path | None,
+    json: bool,
+) -> Report:
+    """Play one history and show its events, up to second `until` with the state there; or by steps."""
+    shown = 0
+
+    def show(history: SimulatedHistory) -> None:
+        nonlocal shown
+        print_escaped("\n".join([*lines(history, shown), *history.state]))
+        shown = len(history.events)
+        if sys.stdin.isatty():
+            typer.prompt("Enter continues", default="", show_default=False, prompt_suffix="")
+
+    ends, every = (math.inf if each is None else each for each in (until, step))
+    history = play(drawn, record_events=True, until=ends, step_s=every, at_step=show)
     _write(history, perfetto, save)
     data = {**to_json(history), "events": [list(event) for event in history.events], "state": history.state}
-    return Report(data, lambda: "\n".join([*lines(history), *_outcome(history)]), json, _exit_code(history))
+    return Report(data, lambda: "\n".join([*lines(history, shown), *_outcome(history)]), json, _exit_code(history))
 
 
 def _write(history: SimulatedHistory, perfetto: Path | None, save: Path | None) -> None:

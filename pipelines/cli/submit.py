@@ -25,11 +25,11 @@ from pipelines.roles import (
     SHARDED,
     configure_logging,
     import_pipeline,
+    permanent_errors,
     relay_of,
     run_process,
     submitted_process,
 )
-from schemas.release import OldRelease
 
 if TYPE_CHECKING:
     from pipelines.config import Config
@@ -133,14 +133,10 @@ def submit(
 
         if loaded.run.name:
             refuse_submitted(loaded, pipeline, index)
-        from infra.kafka.admin import OtherPartitions
-        from infra.kafka.log_gaps import CannotResume
-        from operators.prompts.question import SourceError
-        from operators.trainer.persist import CheckpointError
         from pipelines.run.run_guard import RunFailing
         from pipelines.run.submission.guard import claimed_store, guarded, prepare
     process = submitted_process(loaded, pipeline, index)
-    cannot_run = (RunFailing, ConfigError, SourceError, CheckpointError, CannotResume, OldRelease, OtherPartitions)
+    cannot_run: tuple[type[Exception], ...] = (RunFailing, *permanent_errors())
     configure_logging()
     try:
         with in_foreground(loaded, process.roles):

@@ -222,6 +222,7 @@ def _logged(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
     """Yield `updates`; write each to the metrics file and show it on the terminal."""
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from operators.trainer.metrics import finite
     from pipelines.inspect.metrics_file import MetricsFile
     from pipelines.present.view.console import console
     from schemas.records import Metric
@@ -232,7 +233,7 @@ def _logged(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
         bar = progress.add_task(f"replaying {task.config.run.name}", total=task.steps, reward="")
         for update in updates:
             if update.reason is None:
-                file.append([Metric("trainer", update.step, update.values, time.time_ns() // 10**6)])
+                file.append([Metric("trainer", update.step, finite(update.values), time.time_ns() // 10**6)])
                 progress.update(bar, completed=update.step, reward=f"reward {update.values['reward/mean']:.3f}")
             yield update
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from infra.machine import visible_gpus
 from infra.models.sizes import parameter_count
 from operators.trainer.config import WITHOUT_GROUPS
 from operators.trainer.presets import learning_rate, optimizer_steps, unused_clip_warning
@@ -67,6 +68,12 @@ def doubtful_settings(config: Config) -> Iterator[str]:
             )
     if config.emulated:
         return
+    size = _parameters(config)
+    if size >= SMALL_MODEL and config.trainer.device == "cpu" and visible_gpus():
+        yield (
+            f"trainer.device = 'cpu', the default, on a machine with GPUs: it trains {size / 1e9:.2g} billion "
+            "parameters on the CPU. Set trainer.device = 'cuda', and usually trainer.learner.precision = 'bfloat16'"
+        )
     rate = config.trainer.learner.learning_rate
     if rate < SMALL_RATE and (small := _small_model(config)):
         yield (
@@ -89,5 +96,10 @@ def _small_model(config: Config) -> str:
     """What the model is, if it is known to be small; otherwise empty."""
     if not config.model.path:
         return "that of a warm start"
-    size = parameter_count(Path(config.model.path))
+    size = _parameters(config)
     return f"one of {size / 1e6:.1f} million" if 0 < size < SMALL_MODEL else ""
+
+
+def _parameters(config: Config) -> int:
+    """The number of parameters of the model in `model.path`; 0 if unknown."""
+    return parameter_count(Path(config.model.path)) if config.model.path else 0

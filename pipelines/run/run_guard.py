@@ -146,7 +146,7 @@ class RunGuard:
         self._over_since = state.now if self._over_since is None else self._over_since
         if state.now - self._over_since >= self._end_ms:
             counts, resume = error_counts(state.score), self._more_epochs(state)
-            lines = first_error_lines(experiences(), 0) if counts.errors else ()
+            lines = first_error_lines(experiences(), 0) if counts.errors else []
             raise RunFailing(self._end_message(state, errors_text(counts)), lines, resume)
 
     def _more_epochs(self, state: RunState) -> str:

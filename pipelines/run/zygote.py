@@ -203,12 +203,8 @@ def _become_role(
 
 def _run(command: Mapping[str, Any]) -> int:
     """Run the role or job of `command`. Returns its exit code."""
-    from infra.kafka.log_gaps import CannotResume
-    from operators.prompts.question import SourceError
-    from operators.trainer.persist import CheckpointError
-    from pipelines.config import ConfigError, load_config
-    from pipelines.roles import Role, RoleProcess, configure_logging, run_process
-    from schemas.release import OldRelease
+    from pipelines.config import load_config
+    from pipelines.roles import Role, RoleProcess, configure_logging, permanent_errors, run_process
 
     configure_logging()
     try:
@@ -224,7 +220,7 @@ def _run(command: Mapping[str, Any]) -> int:
             run_trial(config, config.run_folder / RESULT_FILE)
         else:
             run_process(config, RoleProcess(command["start"], tuple(Role(*each) for each in command["roles"])))
-    except (ConfigError, SourceError, CheckpointError, CannotResume, OldRelease):
+    except permanent_errors():
         traceback.print_exc()
         return CANNOT_RUN
     finally:

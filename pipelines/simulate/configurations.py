@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -52,6 +53,8 @@ BASE: Mapping[str, Mapping[str, Any]] = {
 """A run of ten prompts with two samples, in batches of four. One emulated token takes a tenth of a second."""
 
 LONG_EVALUATION = "long evaluation"
+LONG_ANSWERS = "long answers"
+"""Answers whose owner may be replaced twice, each time before its first Progress."""
 _RELAYED = {
     "relay.store": "simulated",
     "relay.chunk_bytes": 4096,
@@ -67,6 +70,16 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "group above the bound": {"prompts.samples_per_prompt": 6, "prompts.size": 4, "experience.max_staleness": 0},
     "in step": {"experience.max_staleness": 0, "rollout.processes": 1},
     "two shards": {"kafka.partitions": 2, "experience.shards": 2},
+    "score shards": {"kafka.partitions": 2, "score.shards": 2},
+    LONG_ANSWERS: {
+        "prompts.max_new_tokens": 400,
+        "prompts.size": 6,
+        "rollout.context": 448,
+        "rollout.emulation.lengths": {"p50": 250, "p99": 400},
+        "rollout.processes": 3,
+        "rollout.progress_tokens": 400,
+        "rollout.progress_s": 30.0,
+    },
     "two replicas a process": {"rollout.replicas": 2, "experience.max_staleness": 2, **_LONG},
     "repack": {"rollout.replicas": 2, "rollout.slots": 6, "placement.repack_s": 1.0, **_LONG},
     "synchronous": {"placement.schedule": "synchronous"},
@@ -129,6 +142,16 @@ def wiring(shape: str) -> tuple[Wiring, ...]:
     """The roles of a shape."""
     questions = LONG_QUESTIONS if shape == LONG_EVALUATION else QUESTIONS
     return tuple(wire(configuration(shape), questions, RELAYS.get(shape, 0)))
+
+
+@cache
+def extended(shape: str) -> tuple[Config, tuple[Wiring, ...]] | None:
+    """Configuration and roles of a shape that is resumed with a later goal; None for one that has no goal."""
+    config = configuration(shape)
+    if config.trainer.optimizer_steps >= BASE["trainer"]["optimizer_steps"]:
+        return None
+    later = replace(config, trainer=replace(config.trainer, optimizer_steps=config.trainer.optimizer_steps + 1))
+    return later, tuple(wire(later, QUESTIONS, RELAYS.get(shape, 0)))
 
 
 def _copy(table: Any) -> Any:

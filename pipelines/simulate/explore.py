@@ -2,45 +2,74 @@
 
 from __future__ import annotations
 
-import math
 import re
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from infra.json_text import decode_json
+from infra.simulation.scheduler import EndlessLoop
 from infra.simulation.streams import Streams
-from pipelines.simulate.configurations import RELAYS, SHAPES, configuration, wiring
+from pipelines.simulate.configurations import RELAYS, SHAPES, configuration, extended, wiring
 from pipelines.simulate.faults import Fault, draw_faults
 from pipelines.simulate.world import FAULTS_UNTIL_S, SimulatedHistory, World
 
 MAX_PLAYS = 120
 """How many histories are played, at most, to shorten one."""
+MAX_CPU_S = 60.0
+"""The CPU time of a history, at most: it takes about a second."""
 
 
 def draw_history(seed: int, shapes: Sequence[str] = ()) -> SimulatedHistory:
     """The history of a seed, with a shape of `shapes` (default: any). The same seed gives the same history."""
     shape = Streams(seed).choose("shape", dict.fromkeys(shapes or SHAPES, 1.0))
     roles = [each.role.name for each in wiring(shape)]
-    return SimulatedHistory(seed, shape, draw_faults(seed, roles, FAULTS_UNTIL_S))
+    drawn = draw_faults(seed, roles, FAULTS_UNTIL_S)
+    faults = tuple(fault for fault in drawn if fault.kind != "extend_run" or extended(shape))
+    return SimulatedHistory(seed, shape, faults)
 
 
-def play(history: SimulatedHistory, *, record_events: bool = False, until: float = math.inf) -> SimulatedHistory:
-    """Play a history that has been drawn, or read from a file, up to second `until`.
+def play(history: SimulatedHistory, **options: Any) -> SimulatedHistory:
+    """Play a history that has been drawn, or read from a file; `options` are those of World.
 
     An error of the simulation itself is its failure.
     """
     fresh = SimulatedHistory(history.seed, history.shape, history.faults)
     config, roles, relays = configuration(history.shape), wiring(history.shape), RELAYS.get(history.shape, 0)
-    world = World(config, roles, fresh, record_events=record_events, relays=relays, until=until)
+    world = World(config, roles, fresh, relays=relays, **options)
     try:
-        return world.run()
+        with _cpu_limit():
+            return world.run()
     except Exception as error:  # noqa: BLE001 - the other histories are played, and this one is saved
         where = traceback.extract_tb(error.__traceback__)[-1]
         fresh.failure = f"the simulation ended with {type(error).__name__} in {where.name}: {error}"
         return fresh
+
+
+@contextmanager
+def _cpu_limit() -> Iterator[None]:
+    """Raise EndlessLoop, in the step that runs, after MAX_CPU_S seconds of CPU time; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def expire(number: int, frame: FrameType | None) -> None:
+        where = "" if frame is None else f" in {frame.f_code.co_qualname}"
+        raise EndlessLoop(f"a history has taken {MAX_CPU_S:g} s of CPU time{where}")
+
+    before = signal.signal(signal.SIGVTALRM, expire)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_CPU_S, MAX_CPU_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def explore(seeds: Sequence[int], shapes: Sequence[str] = ()) -> Iterator[SimulatedHistory]:

@@ -22,14 +22,17 @@ FaultKind = Literal[
     "pause_run",
     "restart_run",
     "upgrade_run",
+    "extend_run",
     "trim",
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 """`kill`: a process dies and is started again. `pause`: it stops for a while. `replace`: it stops, its successor
-starts, and it comes back. `requests`: some of its requests are lost, late or repeated. `cut`: none reaches the cluster.
+starts, and it comes back. `requests`: some of its requests are lost, late or repeated, and some partitions cannot be
+read for a while. `cut`: none reaches the cluster.
 `drain`: a person drains a replica. `slow`: its steps take longer. `pause_run`: a person pauses the run. `restart_run`:
 all processes of the run end at once and are started again; this one is the last. `upgrade_run`: the same, and the
-processes before it are of an earlier release, which wrote earlier versions of records. `links`: the link of its host is
+processes before it are of an earlier release, which wrote earlier versions of records. `extend_run`: the same as
+`restart_run`, with a later goal, if the run has one. `links`: the link of its host is
 slow, lossy, cut, or damages data. `restart_host`: all processes on its host end, and the weights stored there are lost.
 `trim`: a person trims the log of the run; the command is killed after these seconds."""
 PLACEMENT = "placement"
@@ -42,10 +45,14 @@ OF_THE_RUN = 100
 """The numbers of events of the whole run begin here."""
 MAX_VALUE = 10**6
 """Maximum of a fault's numbers."""
+EXTENDED_SHARE = 0.2
+"""Share of the histories in which a run with a goal is resumed with a later one."""
 UPGRADED_SHARE = 0.12
 """Share of the histories in which a run of an earlier release is upgraded."""
 TRIMMED_SHARE = 0.2
 """Share of the histories in which the log is trimmed."""
+LOST_SHARE = 0.15
+"""Share of the histories in which placement starts again after it has given the work of a lost rollout to others."""
 _SHARES: Mapping[FaultKind, int] = {
     "kill": 8, "pause": 4, "replace": 3, "requests": 8, "cut": 3, "drain": 1, "slow": 2,
 }  # fmt: skip
@@ -115,6 +122,7 @@ def draw_faults(seed: int, roles: Sequence[str], until_s: float) -> tuple[Fault,
     found += _pauses(streams.of("pause_run"), until_s)
     found += _restarts(streams, names, until_s)
     found += _trims(streams.of("trim"), until_s)
+    found += _losses(streams, rollouts, until_s)
     return tuple(sorted(found, key=lambda fault: (fault.at, fault.number)))
 
 
@@ -126,7 +134,11 @@ def _pauses(draws: random.Random, until_s: float) -> Iterator[Fault]:
 
 
 def _restarts(streams: Streams, names: Mapping[str, float], until_s: float) -> Iterator[Fault]:
-    shares: Mapping[FaultKind, float] = {"restart_run": RESTARTED_SHARE, "upgrade_run": UPGRADED_SHARE}
+    shares: Mapping[FaultKind, float] = {
+        "restart_run": RESTARTED_SHARE,
+        "upgrade_run": UPGRADED_SHARE,
+        "extend_run": EXTENDED_SHARE,
+    }
     for number, (kind, share) in enumerate(shares.items(), OF_THE_RUN + 10):
         draws = streams.of(kind)
         if draws.random() < share:
@@ -139,3 +151,11 @@ def _trims(draws: random.Random, until_s: float) -> Iterator[Fault]:
         for number in range(draws.choice((1, 2))):
             at, seconds = draws.uniform(5.0, until_s), draws.choice((0.5, 1.0, 30.0, 30.0)) * draws.uniform(0.2, 1.0)
             yield Fault(round(at, 3), "trim", PLACEMENT, round(seconds, 3), OF_THE_RUN + 20 + number)
+
+
+def _losses(streams: Streams, rollouts: Mapping[str, float], until_s: float) -> Iterator[Fault]:
+    draws = streams.of("lost rollout")
+    if draws.random() < LOST_SHARE:
+        at = draws.uniform(2.0, until_s - 8.0)
+        yield Fault(round(at, 3), "kill", streams.choose("lost rollout", rollouts), 1.0, OF_THE_RUN + 30)
+        yield Fault(round(at + draws.uniform(2.0, 8.0), 3), "kill", PLACEMENT, 1.0, OF_THE_RUN + 31)

@@ -112,8 +112,13 @@ class Invariants:
 
     @property
     def final(self) -> bool:
-        """Whether the final version has been published."""
-        return any(manifest.final for manifest in self.manifests.values())
+        """Whether the final version has been published: that of the present goal."""
+        goal = self._config.trainer.optimizer_steps
+        return any(manifest.final and manifest.version.number >= goal for manifest in self.manifests.values())
+
+    def extend(self, config: Config) -> None:
+        """The run goes on with `config`, which has a later goal."""
+        self._config = config
 
     def _prompt(self, where: Committed, prompt: Prompt) -> None:
         expected = self.prompts.get(where.topic, 0)

@@ -23,7 +23,7 @@ class SimulatedRole:
         self.slow_until = 0.0
         self._process: SimulatedProcess | None = None
         self._shard: ShardProcess | None = None
-        self._processes: list[SimulatedProcess] = []
+        self.processes: list[SimulatedProcess] = []
         """The present process, and earlier ones that are paused."""
         self.skew_s = world.skew_s((None if world.hosts is None else world.hosts.host_of(self.name)) or self.name)
         """By how much the clock of its host is wrong."""
@@ -45,7 +45,7 @@ class SimulatedRole:
         skew_s = self.skew_s + world.streams.of(self.name, "clock").uniform(-2, 2)
         process = SimulatedProcess(world.scheduler, self.name, ended, skew_s)
         self._process = process
-        self._processes = [*(each for each in self._processes if each.alive), process]
+        self.processes = [*(each for each in self.processes if each.alive), process]
         if world.hosts is not None:
             process.end = partial(world.hosts.end_process, process)
         self._shard = ShardProcess(self.wiring, process, world.connect(process), self._turn_s, world.transfers)
@@ -60,7 +60,7 @@ class SimulatedRole:
 
     def end(self) -> None:
         """End all its processes, paused ones too."""
-        for process in self._processes:
+        for process in self.processes:
             process.kill()
 
     def start_in(self, seconds: float) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 from pipelines.simulate.world import SimulatedHistory
 
 
-def lines(history: SimulatedHistory) -> Iterator[str]:
-    """One line for each event: time, role, what happened."""
+def lines(history: SimulatedHistory, first: int = 0) -> Iterator[str]:
+    """One line for each event from the one with number `first` on: time, role, what happened."""
     width = max((len(role) for _, role, _ in history.events), default=0)
-    for at, role, text in history.events:
+    for at, role, text in history.events[first:]:
         yield f"{at:9.3f} s  {role:{width}}  {text}"
 
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
 from infra.kafka.simulated_producer import EncodeForRelease, SimulatedRecord, as_it_is
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.data_network import LINK_FAULTS, LinkFault
-from infra.simulation.network import REQUEST_FAULTS, Network, RequestFaults, SimulatedConnection
+from infra.simulation.network import ONLY, REQUEST_FAULTS, Network, RequestFaults, SimulatedConnection
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import EventScheduler
 from infra.simulation.streams import Streams
 from pipelines.config import Config
 from pipelines.shards import partitions_of
+from pipelines.simulate.configurations import extended
 from pipelines.simulate.faults import Fault
 from pipelines.simulate.hosts import SimulatedHosts
 from pipelines.simulate.invariants import Invariants, InvariantViolated, audit_cluster
@@ -39,6 +41,11 @@ FAULTS_UNTIL_S = 25.0
 CALM_S = 240.0
 """How long after the last fault a run may take to finish: the bound of the liveness check."""
 
+ONLY_SHARE = 1 / 3
+"""Share of the faults of requests that only some kinds of requests have."""
+COMPACTED_SHARE = 0.5
+"""Share of the histories in which the broker compacts topics of which only the newest records of keys are needed."""
+COMPACT_EVERY_S = 3
 SKEWED_SHARE = 0.25
 """Share of the histories in which the clocks of hosts are wrong by minutes."""
 MAX_SKEW_S = 600.0
@@ -75,8 +82,12 @@ class World:
         record_events: bool = False,
         relays: int = 0,
         until: float = math.inf,
+        step_s: float = math.inf,
+        at_step: Callable[[SimulatedHistory], None] = lambda history: None,
     ) -> None:
+        """`at_step` is called after each `step_s` seconds, with the events and the state so far."""
         self.config, self.history, self._until = config, history, until
+        self._step_s, self._at_step = step_s, at_step
         self.scheduler = EventScheduler()
         self.cluster = SimulatedCluster(
             {topic.name(config.run.name): len(partitions_of(config, topic)) for topic in CATALOGUE.values()}
@@ -93,6 +104,7 @@ class World:
         LogObserver(self.cluster, config.run.name, self._committed, self._digest_message)
         self.hosts = SimulatedHosts(relays, self.scheduler, self.streams) if relays else None
         self.transfers = None if self.hosts is None else Transfers(config, self.hosts, self.fail)
+        self._compacts = self.streams.of("compaction").random() < COMPACTED_SHARE
         self._clocks_are_wrong = self.streams.of("clocks").random() < SKEWED_SHARE
         self._skews: dict[str, float] = {}
         self.roles = {each.role.name: SimulatedRole(self, each) for each in roles}
@@ -106,8 +118,14 @@ class World:
             scheduler.at(fault.at, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
         self._tick()
         calm_at = max((fault.at + fault.seconds for fault in history.faults), default=0.0)
+        end = min(calm_at + CALM_S, self._until)
         try:
-            scheduler.run(until=min(calm_at + CALM_S, self._until))
+            while scheduler.now + self._step_s < end and not scheduler.stopped:
+                scheduler.run(until=scheduler.now + self._step_s)
+                history.state = list(self.invariants.state_lines())
+                self._at_step(history)
+            history.state = []
+            scheduler.run(until=end)
             if history.failure is None and (scheduler.stopped or self._until > calm_at + CALM_S):
                 self._check_end()
             elif history.failure is None:
@@ -174,6 +192,8 @@ class World:
         """Each second: the cluster's clock, its time-outs, and whether all is done."""
         self.cluster.now = self.scheduler.now
         self.cluster.expire()
+        if self._compacts and round(self.scheduler.now) % COMPACT_EVERY_S == 0:
+            self._compact()
         if self.hosts is not None and (invalid := self.hosts.invalid_versions()):
             self.fail(f"visible with other bytes than the trainer's: {', '.join(invalid)}")
         last_fault = max((fault.at + fault.seconds for fault in self.history.faults), default=0.0)
@@ -181,6 +201,13 @@ class World:
             self.scheduler.stop()
             return
         self.scheduler.after(1.0, self._tick)
+
+    def _compact(self) -> None:
+        for topic in CATALOGUE.values():
+            if topic.retention == "newest":
+                for partition in self.cluster.partitions_of(topic.name(self.config.run.name)):
+                    log = self.cluster.log(Place(topic.name(self.config.run.name), partition))
+                    log.compact(attrgetter("key"))
 
     def _is_done(self) -> bool:
         """Whether the goal is reached, or every prompt is drawn and what is left fills no batch; and all evaluations
@@ -234,8 +261,12 @@ class World:
                 draws = self.streams.of("fault", str(fault.number))
                 kinds = tuple(draws.sample(REQUEST_FAULTS, draws.randint(1, 3)))
                 share = draws.choice((0.05, 0.2, 0.6))
-                end = self.scheduler.now + fault.seconds
-                self.network.faults.append(RequestFaults(fault.role, self.scheduler.now, end, kinds, share, draws))
+                end, only = self.scheduler.now + fault.seconds, self.streams.of("fault", str(fault.number), "only")
+                by_request = only.choice(ONLY) if only.random() < ONLY_SHARE else {}
+                faults = RequestFaults(
+                    fault.role, self.scheduler.now, end, kinds, 0.5 if by_request else share, draws, by_request
+                )
+                self.network.faults.append(faults)
             case "cut":
                 draws = self.streams.of("fault", str(fault.number))
                 end = self.scheduler.now + fault.seconds
@@ -255,14 +286,25 @@ class World:
                 process = SimulatedProcess(self.scheduler, "trim", self._trim_ended)
                 start_trim(process, self.cluster, self.config.run.name, partial(self.event, "trim"))
                 self.scheduler.after(fault.seconds, process.kill)
-            case "upgrade_run":
-                self._release = as_it_is
+            case "upgrade_run" | "restart_run" | "extend_run":
+                if fault.kind == "upgrade_run":
+                    self._release = as_it_is
+                if fault.kind == "extend_run" and not self._extend():
+                    return
                 for name, each in self.roles.items():
                     each.end()
-                    each.start_in(fault.seconds * (1.0 if each is role else self.streams.of(name, "upgrade").random()))
-            case "restart_run":
-                for name, each in self.roles.items():
-                    each.kill(fault.seconds * (1.0 if each is role else self.streams.of(name, "restart").random()))
+                    share = 1.0 if each is role else self.streams.of(name, fault.kind.removesuffix("_run")).random()
+                    each.start_in(fault.seconds * share)
+
+    def _extend(self) -> bool:
+        """Give the run a later goal; False if it has none."""
+        later = extended(self.history.shape)
+        if later is not None:
+            self.config, roles = later
+            self.invariants.extend(self.config)
+            for each in roles:
+                self.roles[each.role.name].wiring = each
+        return later is not None
 
     def _disturb_link(self, role: SimulatedRole, fault: Fault) -> None:
         host = None if self.hosts is None else self.hosts.host_of(role.name)

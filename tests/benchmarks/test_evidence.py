@@ -93,6 +93,12 @@ RESULTS: dict[str, Result] = {
 }
 
 
+def test_verdict_fails_for_an_arm_that_is_missing() -> None:
+    rest = {arm: result for arm, result in RESULTS.items() if arm != "shuffled"}
+    assert failed(1, rest) == ["seed 1: not measured: control: the same with shuffled rewards"]
+    assert len(failed(1, {})) == 1
+
+
 def test_verdict_passes_whoever_wins_beside_iterated_rejection() -> None:
     assert not failed(0, RESULTS)
 

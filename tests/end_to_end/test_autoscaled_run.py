@@ -22,7 +22,8 @@ from pipelines.roles import LIGHT
 from schemas.records import ReplicaStatus, ScalingDecision, ScalingOutcome, Trajectory
 from schemas.topics import REPLICAS, SCALING, TRAJECTORIES
 
-STEPS = 50
+STEPS = 35
+"""The second decision comes about half way."""
 
 
 def test_run_follows_a_price_and_loses_nothing(

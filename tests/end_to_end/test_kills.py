@@ -26,10 +26,10 @@ from operators.trainer.replay import folder_digest
 from schemas.records import LevelReply, LevelRequest
 from schemas.topics import CURRICULUM, PROMPTS
 
-STEPS = 40
+STEPS = 28
 """Enough for all levels; the kills happen in the first few."""
 LEVELS = (
-    "prompts.levels=[{max_terms=3}, {min_terms=4}, {max_terms=3}, {min_terms=4}, {max_terms=3}, {min_terms=4}]",
+    "prompts.levels=[{max_terms=3}, {min_terms=4}, {max_terms=3}, {min_terms=4}]",
     "placement.prompt_lead=8",
     "experience.sampler={name='curriculum', options={harder_above=0.01, easier_below=0, least=64}}",
 )
@@ -68,7 +68,7 @@ def test_run_survives_the_kill_of_each_process(
     assert "the zygote process was killed by SIGKILL" in run.output()
     assert not run.leftovers()
     assert re.search(r"^\[.* steps .*  curriculum level \d  ", run.output(), re.MULTILINE)
-    assert re.search(r"^  curriculum level +\d → 5 \(from 0\); rewards of several levels", run.output(), re.MULTILINE)
+    assert re.search(r"^  curriculum level +\d → 3 \(from 0\); rewards of several levels", run.output(), re.MULTILINE)
     assert_levels_follow_requests(run)
     arguments = ("train", "replay", run.name, "--folder", str(run.folder.parent), "--json")
     replay = Command(command_server, run.here / "replay", *arguments)
@@ -86,7 +86,7 @@ def assert_levels_follow_requests(run: LaminarRun) -> None:
         curriculum, prompts = ([row for record in read_topic(client, topic) for row in record.rows] for topic in topics)
     requests = [row for row in curriculum if isinstance(row, LevelRequest)]
     replies = [row for row in curriculum if isinstance(row, LevelReply)]
-    assert [row.level for row in requests] == [row.level for row in replies] == [1, 2, 3, 4, 5]
+    assert [row.level for row in requests] == [row.level for row in replies] == [1, 2, 3]
     assert all(row.answered >= 64 for row in requests)
     firsts = [0, *(row.first_prompt for row in replies), len(prompts)]
     assert [prompt.number for prompt in prompts] == list(range(len(prompts)))

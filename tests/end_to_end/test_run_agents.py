@@ -54,6 +54,7 @@ def run(
         f"agents.env={{LAMINAR_TEST_HOLD='{hold}'}}",
         "agents.concurrency=4",
         "gateway.branches=all",
+        "gateway.processes=2",  # they share the port: the other one answers while gateway-0 restarts
         "score.rewards=[{name='environment'}]",
         f"trainer.optimizer_steps={STEPS}",
         f"experience.global_batch={BATCH}",

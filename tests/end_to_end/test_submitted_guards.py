@@ -11,6 +11,7 @@ from kafka import KafkaProducer
 from laminar_runs import CommandServer
 from record_samples import PROMPT, TRAJECTORY
 from test_submit import submit
+from trainer_batches import make_batch
 
 from infra.kafka.broker import Broker
 from infra.kafka.topic_reader import read_topic
@@ -20,7 +21,7 @@ from pipelines.config import load_config
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
 from schemas.records import Experience
-from schemas.topics import EXPERIENCES, TRAJECTORIES
+from schemas.topics import BATCHES, EXPERIENCES, TRAJECTORIES
 
 
 def write_config(folder: Path, broker: Broker, run: str, **sections: object) -> Path:
@@ -54,6 +55,21 @@ def test_submitted_score_stops_when_every_reward_fails(
     assert f'File "{tmp_path}/mine.py", line 2, in fails' in output
     scored = [row for record in read_topic(broker.client(), EXPERIENCES.name(run_id)) for row in record.rows]
     assert sum(isinstance(row, Experience) for row in scored) == 8  # it committed before it ended
+
+
+def test_submitted_trainer_ends_at_a_missing_batch(
+    command_server: CommandServer, broker: Broker, run_id: str, tmp_path: Path
+) -> None:
+    """Another writer than the buffer wrote batch 2: the log has no batch 0, however often the trainer starts."""
+    settings = {"rollout": {"engine": "emulated"}, "trainer": {"missing_batch_wait_s": 0.0}}
+    file = write_config(tmp_path, broker, run_id, prompts={"source": "synthetic"}, **settings)
+    make_topics(load_config(file))
+    with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        value, headers = encode(make_batch(number=2)[0])
+        producer.send(BATCHES.name(run_id), value, None, list(headers))
+    command = submit(command_server, tmp_path / "here", "trainer", str(file))
+    assert command.wait() == 2  # its respawner does not submit it again
+    assert "laminar: global batch 0 is missing in batches partition 0: batch 2 is at offset 0" in command.output()
 
 
 def test_submitted_prompts_stop_when_too_many_rows_are_refused(

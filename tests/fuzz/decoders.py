@@ -337,7 +337,7 @@ DECODERS = {
                 b'<|python_tag|>{"name": "add", "parameters": {}}',
             ],
         ),
-        Decoder("simulated histories", _history, (ValueError,), _history_seeds),
+        Decoder("files of histories", _history, (ValueError,), _history_seeds),
         Decoder("manifests", _manifest, (UndecodableRecord, ValueError), lambda: [_ENCODED[r.WeightVersion][0], DEEP]),
         Decoder("deltas", _delta, (ValueError,), _delta_seeds),
         Decoder("seals", _seal, (StoreError,), lambda: [b'{"version": "2.17", "bytes": 5, "blake3": "b"}', DEEP]),

@@ -379,10 +379,8 @@ def _token(number: int, position: int) -> int:
 
 
 def _placement_shard() -> object:
-    committed = (
-        topic_input(topic, blocks=topic is TRAJECTORIES)
-        for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED)
-    )
+    topics = (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED)
+    committed = (topic_input(topic, blocks=topic is TRAJECTORIES) for topic in topics)
     heartbeats = topic_input(REPLICAS, start="latest", keys=("rollout-",))
     return shard("placement", *committed, topic_input(RELAY), heartbeats, ledger=("inbox",))
 

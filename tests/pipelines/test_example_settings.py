@@ -22,6 +22,7 @@ from pipelines.config import Config, load_config  # noqa: E402
 from pipelines.run.learnability import doubtful_settings, unlearnable  # noqa: E402
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.toml"))
+SETUPS = sorted((REPOSITORY / "examples" / "setups").glob("*.toml"))
 GOLDEN = Path(__file__).with_name("example_settings.json")
 
 
@@ -70,7 +71,7 @@ def devices(gpus: tuple[int, ...]) -> str:
     return f"GPUs {', '.join(map(str, gpus))}" if gpus else "the CPU"
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize("example", [*EXAMPLES, *SETUPS], ids=lambda path: path.name)
 def test_effective_settings_of_example_match_golden_file(example: Path) -> None:
     assert settings(example) == json.loads(GOLDEN.read_text())[example.name]
 
@@ -154,4 +155,4 @@ def rate(value: float) -> str:
 if __name__ == "__main__":
     for each in EXAMPLES:
         state_settings(each)
-    GOLDEN.write_text(json.dumps({each.name: settings(each) for each in EXAMPLES}, indent=1) + "\n")
+    GOLDEN.write_text(json.dumps({each.name: settings(each) for each in [*EXAMPLES, *SETUPS]}, indent=1) + "\n")

@@ -21,7 +21,7 @@ from schemas.topics import EXPERIENCES
 
 pytestmark = pytest.mark.usefixtures("killed_programs")
 
-GROUPS = 3000
+GROUPS = 1000
 IMPORT = "from pipelines.cli.main import main; main()"
 
 

@@ -33,16 +33,9 @@ quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCh
 @KINDS
 @quick
 @given(data=st.data())
-def test_decode_restores_encoded_record(kind: type, data: st.DataObject) -> None:
+def test_decode_restores_every_record_in_both_encodings(kind: type, data: st.DataObject) -> None:
     record = data.draw(records_of(kind))
     assert decode(*encode(record)) == [record]
-
-
-@KINDS
-@quick
-@given(data=st.data())
-def test_both_encodings_restore_every_record(kind: type, data: st.DataObject) -> None:
-    record = data.draw(records_of(kind))
     assert decode_arrow(kind, encode_arrow([record])) == [record]
     assert decode_json(kind, encode_json(record)) == record
     assert from_plain(kind, to_plain(record)) == record

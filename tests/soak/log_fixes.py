@@ -245,7 +245,12 @@ RESTARTS = (
     Fix(
         "a checkpoint that cannot be written is an error",
         "operators/trainer/persist.py",
-        (("            if number == tries:\n", "            if number == tries:\n                return\n"),),
+        (
+            (
+                "            if number >= tries:\n",
+                "            if number >= tries:\n                return None  # type: ignore[return-value]\n",
+            ),
+        ),
         "tests/operators/trainer/test_trainer_persists.py::test_failed_checkpoint_is_retried_then_ends_the_trainer",
     ),
     Fix(

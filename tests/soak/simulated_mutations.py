@@ -23,8 +23,8 @@ MUTATIONS_FOLDER = ROOT / "tests/pipelines/simulate"
 sys.path[:0] = [str(ROOT), str(MUTATIONS_FOLDER)]
 
 from mutations import MUTATIONS, Mutation  # noqa: E402
+from simulated_histories import simulated_code  # noqa: E402
 
-from benchmarks.results import SIMULATED_CODE, code_hash  # noqa: E402
 from infra.files import write_atomically  # noqa: E402
 from pipelines.simulate.explore import draw_history, play  # noqa: E402
 from pipelines.simulate.world import SimulatedHistory  # noqa: E402
@@ -64,7 +64,7 @@ def main() -> int:
     options.add_argument("--folder", type=Path, default=Path("build/soak/simulated"))
     arguments = options.parse_args()
     logging.disable(logging.CRITICAL)
-    file, code = arguments.folder / "mutations.json", code_hash(*SIMULATED_CODE, MUTATIONS_FOLDER)
+    file, code = arguments.folder / "mutations.json", simulated_code()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     found = json.loads(file.read_text()) if file.exists() else {}
     if found.get("code") != code:

@@ -22,6 +22,7 @@ def kubernetes_files(plan: DeploymentPlan) -> dict[str, str]:
         "network.yaml": list(network.resources(plan)),
         "monitoring.yaml": list(operators.monitoring(plan)),
         "strimzi.yaml": list(operators.strimzi(plan)),
+        "flink.yaml": list(operators.flink(plan)),
     }
     files = {name: _file(manifests) for name, manifests in documents.items() if manifests}
     kustomization = {

@@ -1,4 +1,4 @@
-"""Custom resources for operators that a cluster may have: Prometheus, and Strimzi for Kafka."""
+"""Custom resources for operators that a cluster may have: Prometheus, Strimzi for Kafka, and Flink's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from infra.deploy.kubernetes.names import labels_of, manifest
+from infra.deploy.kubernetes.pods import worker_pool_pod
 from infra.deploy.plan import DeploymentPlan
 from infra.kafka.acls import Acl
+from infra.runners.flink_jars import FLINK
 
 _RESOURCES = {"topic": "topic", "group": "group", "transactional-id": "transactionalId"}
 
@@ -50,6 +52,29 @@ def strimzi(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
         yield _of_cluster(
             cluster, manifest(plan, "kafka.strimzi.io/v1", "KafkaUser", plan.resource_name(user), spec=spec)
         )
+
+
+def flink(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
+    """A session cluster of Flink for the data plane. A worker pool listens on loopback, in the pod of a task manager.
+
+    In the mode `standalone` the task managers exist before a job: its capacity is checked before it is submitted.
+    """
+    if not plan.deploy.flink_slots:
+        return
+    spec = {
+        "image": f"flink:{FLINK}",
+        "flinkVersion": f"v{FLINK.replace('.', '_')}",
+        "mode": "standalone",
+        "serviceAccount": "flink",
+        "flinkConfiguration": {"taskmanager.numberOfTaskSlots": "1", "classloader.resolve-order": "parent-first"},
+        "jobManager": {"replicas": 1, "resource": {"cpu": 1, "memory": "1536m"}},
+        "taskManager": {
+            "replicas": plan.deploy.flink_slots,
+            "resource": {"cpu": 1, "memory": "1728m"},
+            "podTemplate": worker_pool_pod(plan),
+        },
+    }
+    yield manifest(plan, "flink.apache.org/v1beta1", "FlinkDeployment", plan.resource_name("flink"), spec=spec)
 
 
 def _of_cluster(cluster: str, made: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,10 @@ from infra.deploy.plan import AGENTS, ALIVE, CONFIG, GATEWAY, SECRETS, SILENT_MI
 from infra.machine import GATEWAY_URL
 from infra.machine import VARIABLE as MACHINE
 
+DATA_PLANE = ("prompts", "placement", "score", "experience", "evaluation")
+"""The roles that workers of Flink may run."""
+POOL_PORT = 50000
+"""The port of a worker pool, on loopback."""
 USER = 10001
 """The user id of the image; no container runs as root."""
 _PROBE_S = 10
@@ -78,6 +82,21 @@ def command_pod(plan: DeploymentPlan, name: str, command: Sequence[str], user: s
         "volumeMounts": _mounts(plan, unit),
     }
     return template(plan, name, {"containers": [container], "volumes": _volumes(plan, unit, user)})
+
+
+def worker_pool_pod(plan: DeploymentPlan) -> dict[str, Any]:
+    """The pod of a task manager of Flink, `flink-main-container`, with a worker pool for the data plane."""
+    pod: dict[str, Any] = command_pod(plan, "pool", ["python", "-m", "infra.runners.worker_pool", str(POOL_PORT)], "")
+    secrets = [name for role in DATA_PLANE for name in secrets_of(plan, role, weights=False)]
+    (pool,), volumes = pod["spec"]["containers"], pod["spec"]["volumes"]
+    volumes[-1]["projected"]["sources"] = [{"secret": {"name": name}} for name in secrets]
+    pool["volumeMounts"].append({"name": "volume", "mountPath": plan.deploy.volume_path, "readOnly": True})
+    volumes.append({"name": "volume", "persistentVolumeClaim": {"claimName": plan.name}})
+    main = {"name": "flink-main-container", "securityContext": {"allowPrivilegeEscalation": False}}
+    # Flink's image has a user of its own; only the pool has ours.
+    pool["securityContext"] |= {"runAsUser": USER, "runAsGroup": USER, "runAsNonRoot": True}
+    kept = {"containers": [main, pool], "volumes": volumes, "securityContext": {"fsGroup": USER}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"], "spec": kept}
 
 
 def _environment(plan: DeploymentPlan, unit: Unit) -> Iterator[dict[str, Any]]:

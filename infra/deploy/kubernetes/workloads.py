@@ -65,7 +65,7 @@ def accounts(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
 
 
 def jobs(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
-    """Create the topics, and with authentication first the users' ACLs, which Strimzi does itself. Both may run again."""
+    """Create the topics, and with authentication first the ACLs, which Strimzi does itself. Both may run again."""
     if plan.authenticated and not plan.deploy.strimzi_cluster:
         yield _job(plan, "acls", ["laminar", "acls", plan.run, "--apply", *plan.as_user(ADMIN)])
     yield _job(plan, "topics", ["laminar", "topics", "create", CONFIG])

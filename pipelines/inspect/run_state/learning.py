@@ -13,8 +13,11 @@ from schemas.metric_labels import UNFILLED_BATCHES
 WARN_STEPS = RunConfig.warn_steps
 MOST = 0.9
 """The share of groups without differences, or of cut responses, of which a run is warned."""
+LEAST_SKIPPED = 0.01
+"""Skipped optimizer steps, as a share of the updates, of which a run is warned."""
 ALL_ZERO, EQUAL, ZERO = "no reward", "equal rewards", "zero gradients"
 MOSTLY_EQUAL, MOSTLY_CUT, DROPPED = "mostly equal rewards", "mostly cut responses", "dropped trajectories"
+MISMATCH, SKIPPED = "mismatch", "skipped steps"
 FILTER = "change the questions or the reward, or the sampler, writer or eviction that drops them"
 NO_REWARD = "give partial credit, easier questions, or train the model on worked answers first"
 _TEXTS = {
@@ -27,14 +30,23 @@ _TEXTS = {
     "the model on worked answers first",
     MOSTLY_CUT: f"{100 * MOST:.0f} % of the responses or more are cut at their limit in {{}}: raise "
     "prompts.max_new_tokens, or let the model learn to end (prompts.stop, its chat template)",
+    MISMATCH: "the logprobs of rollout and trainer differed under the same weights in {}, by more than "
+    "trainer.learner.mismatch_bound: the log of the trainer names likely causes",
 }
+_SKIPPED_TEXT = (
+    "{} optimizer steps had no effect, because their loss or gradient was not finite: the log of the trainer names the "
+    "batches; set a smaller trainer.learner.learning_rate, or precision float32"
+)
+_INDEPENDENT = (MOSTLY_CUT, MISMATCH)
+"""Signs that neither rewards nor gradients cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearningSigns:
     """Over the updates of a run: consecutive ones with each sign up to the newest, and the most there were.
 
-    `clips`: whether the trainer reports how often its clip acted; `clipped`: whether it ever did.
+    `clips`: whether the trainer reports how often its clip acted; `clipped`: whether it ever did. `skipped`: optimizer
+    steps without an effect, because their loss or gradient was not finite.
     """
 
     steps: int = 0
@@ -42,6 +54,7 @@ class LearningSigns:
     most: Mapping[str, int] = field(default_factory=dict)
     clips: bool = False
     clipped: bool = False
+    skipped: int = 0
     warn_steps: int = WARN_STEPS
 
     def add(self, values: Mapping[str, float]) -> LearningSigns:
@@ -53,6 +66,7 @@ class LearningSigns:
             ZERO: values.get("grad_norm") == 0,
             MOSTLY_EQUAL: equal >= MOST,
             MOSTLY_CUT: cut >= MOST,
+            MISMATCH: values.get("mismatch/above_bound") == 1,
         }
         consecutive = {sign: self.consecutive.get(sign, 0) + 1 if holds else 0 for sign, holds in has.items()}
         shares = [values[name] for name in ("clip_ratio/low", "clip_ratio/high") if name in values]
@@ -63,6 +77,7 @@ class LearningSigns:
             most={sign: max(self.most.get(sign, 0), count) for sign, count in consecutive.items()},
             clips=self.clips or bool(shares),
             clipped=self.clipped or any(shares),
+            skipped=max(self.skipped, int(values.get("skipped_updates", 0))),
         )
 
 
@@ -76,12 +91,12 @@ def learning_signs(updates: Iterable[Mapping[str, float]], warn_steps: int = WAR
 
 def learning_warnings(signs: LearningSigns) -> dict[str, str]:
     """What the newest updates lack, by the name of the sign."""
-    return dict(_warnings(signs.consecutive, signs.warn_steps, "the last"))
+    return dict(_warnings(signs, signs.consecutive, "the last"))
 
 
 def learning_summary(signs: LearningSigns) -> Iterator[str]:
     """What the updates of a whole run lacked."""
-    yield from dict(_warnings(signs.most, signs.warn_steps, "up to")).values()
+    yield from dict(_warnings(signs, signs.most, "up to")).values()
     if signs.clips and not signs.clipped and signs.steps >= signs.warn_steps:
         yield f"the clip never acted in {signs.steps} optimizer steps: the policy changes little, or clip_* are wide"
 
@@ -96,9 +111,11 @@ def dropped_warning(experience: Mapping[str, float], warn_steps: int) -> dict[st
     }
 
 
-def _warnings(counts: Mapping[str, int], enough: int, which: str) -> Iterator[tuple[str, str]]:
-    """The signs of `enough` updates; of those about rewards and gradients only the first, which causes the others."""
-    found = [sign for sign in _TEXTS if counts.get(sign, 0) >= enough]
-    causes = [sign for sign in found if sign != MOSTLY_CUT][:1]
-    for sign in causes + [sign for sign in found if sign == MOSTLY_CUT]:
+def _warnings(signs: LearningSigns, counts: Mapping[str, int], which: str) -> Iterator[tuple[str, str]]:
+    """The signs of enough updates; of those about rewards and gradients only the first, which causes the others."""
+    found = [sign for sign in _TEXTS if counts.get(sign, 0) >= signs.warn_steps]
+    causes = [sign for sign in found if sign not in _INDEPENDENT][:1]
+    for sign in causes + [sign for sign in found if sign in _INDEPENDENT]:
         yield sign, _TEXTS[sign].format(f"{which} {counts[sign]} optimizer steps")
+    if signs.skipped and signs.skipped >= LEAST_SKIPPED * signs.steps:
+        yield SKIPPED, _SKIPPED_TEXT.format(signs.skipped)

@@ -19,6 +19,7 @@ from operators.io.config import ShardConfig
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.repartition import Placed, repartition
 from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
+from operators.placement.tracking import finished_columns
 from operators.rollout.emulated_backend import AnnouncedWeights
 from operators.rollout.emulated_engine import emulated_scheduling
 from operators.rollout.replica import Replica, ReplicaEvent, ReplicaOrder
@@ -82,6 +83,7 @@ class PredictedWorld:
         )
         self.replicas: dict[int, PredictedReplica] = {}
         self._incarnations = Counter[int]()
+        self._published = False
 
     def run(self) -> Measurement:
         """Run to the goal of `trainer.optimizer_steps`. Raises ValueError if the run stops before it."""
@@ -136,7 +138,7 @@ class PredictedWorld:
             scheduler, replica, engine, weights, self._publish_events, self._beat, config.rollout.linger_s
         )
         self.replicas[index] = predicted
-        if self.training.version:
+        if self._published:
             predicted.announce(version_of(self.training.version))
         share = (index % 16) / 16  # heartbeats of different replicas come at different times
         scheduler.after(share * config.rollout.heartbeat_s, lambda: self._keep_beating(predicted))
@@ -223,11 +225,12 @@ class PredictedWorld:
     def _publish_events(self, events: Sequence[ReplicaEvent]) -> None:
         if not events:
             return
+        if finished := [event for event in events if isinstance(event, Trajectory)]:
+            for trajectory in finished:
+                self._finished(trajectory)
+            self._send(TRAJECTORIES, [finished_columns(finished)])
         for event in events:
-            if isinstance(event, Trajectory):
-                self._finished(event)
-                self._send(TRAJECTORIES, [event])
-            elif not isinstance(event, Placed):
+            if not isinstance(event, Trajectory | Placed):
                 self._send(PROGRESS, [event])
         self._route([event for event in events if isinstance(event, Placed)])
 
@@ -255,7 +258,7 @@ class PredictedWorld:
 
     def _publish_version(self, number: int) -> None:
         goal = self._cluster.config.trainer.optimizer_steps
-        version = version_of(number)
+        self._published, version = True, version_of(number)
         batches = () if number == 0 else (number - 1,)
         manifest = WeightVersion(version, None, number, "", 0, "", (), batches, (0,), 0, number >= goal, self._now_ms())
         self._send(RELAY, [manifest])

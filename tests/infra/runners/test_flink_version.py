@@ -63,7 +63,7 @@ def test_cluster_of_another_version_is_rejected_with_both(version: object) -> No
         assert part in str(rejected.value)
 
 
-def test_cluster_with_too_few_slots_is_rejected_with_both_numbers() -> None:
+def test_cluster_with_too_few_slots_is_rejected_with_numbers() -> None:
     slots = json.dumps({"taskmanagers": 2, "slots-total": 3, "slots-available": 0}).encode()
     with cluster(config(FLINK), slots) as address:
         check_capacity(address, 3)

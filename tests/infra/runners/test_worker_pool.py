@@ -111,7 +111,7 @@ def test_worker_process_exits_when_a_step_exceeds_its_budget() -> None:
     assert "raise progress.score_s if such a step may take longer; this process exits" in log
 
 
-def test_worker_process_closes_its_shards_when_the_job_is_cancelled() -> None:
+def test_worker_process_closes_its_shards_after_its_job() -> None:
     closing = (
         "from infra.runners.stopping import AT_END, STOPPING\n"
         "AT_END.add(lambda: print('closed after', STOPPING.is_set(), file=__import__('sys').stderr, flush=True))"

@@ -44,6 +44,24 @@ def test_deleted_records_are_out_of_range(cluster: SimulatedCluster) -> None:
         log.delete_before(4)
 
 
+def test_compacted_log_keeps_the_newest_record_of_a_key(cluster: SimulatedCluster) -> None:
+    for value in (b"a1", b"b1", b"a2"):
+        cluster.send(PLACE, [value])
+    aborted, opened = cluster.init_producer_id("t"), cluster.init_producer_id("u")
+    for name, producer, value in (("t", aborted, b"a3"), ("u", opened, b"a4")):
+        cluster.add_partitions(name, producer, [PLACE])
+        cluster.produce(PLACE, [value], producer, name, 0)
+    cluster.end_transaction("t", aborted, commit=False)
+    log = cluster.log(PLACE)
+    log.compact(lambda value: value[:1])
+    assert log.fetch(0, committed=True) == [(1, b"b1"), (2, b"a2")]
+    assert log.fetch(0, committed=False) == [(1, b"b1"), (2, b"a2"), (4, b"a4")]
+    cluster.end_transaction("u", opened, commit=True)
+    log.compact(lambda value: value[:1])
+    assert log.fetch(0, committed=True) == [(1, b"b1"), (4, b"a4")]
+    assert (log.begin, log.end) == (0, 7)
+
+
 def test_unknown_producer_is_rejected(cluster: SimulatedCluster) -> None:
     with pytest.raises(InvalidProducerIdMapping):
         cluster.add_partitions("unknown", ProducerKey(7, 0), [PLACE])

@@ -81,6 +81,23 @@ def test_paused_process_reads_a_log_that_was_trimmed(replaced: bool) -> None:
     assert isinstance(world.errors["a"], Fenced if replaced else LogTruncated)
 
 
+def test_partition_that_fails_is_fetched_later() -> None:
+    world, read = World(), list[tuple[float, int]]()
+    world.cluster.send(IN_PLACE, [SimulatedRecord(None, b"x", (), 0)])
+
+    def reads(clients: SimulatedClients) -> None:
+        session = open_session(clients)
+        world.network.faults = [RequestFaults("d", 0, world.scheduler.now + 0.1, ("slow",), 1.0, random.Random(1))]
+        for _ in range(40):
+            read.append((world.scheduler.now, len(session.poll(0.1))))
+
+    world.process("d", reads)
+    world.scheduler.run()
+    assert world.errors == {"d": None}
+    assert sum(count for _, count in read) == 1
+    assert not read[0][1]
+
+
 @pytest.mark.parametrize("fault", REQUEST_FAULTS)
 def test_each_input_is_copied_once_despite_request_faults(fault: RequestFault) -> None:
     for seed in range(3):

@@ -46,7 +46,7 @@ def test_coalesce_separates_keys_partitions_and_topics() -> None:
     ]
 
 
-def test_trajectories_of_several_groups_share_a_record_by_purpose() -> None:
+def test_groups_of_one_purpose_share_a_record_of_trajectories() -> None:
     p3, p4, e1 = (
         trajectory(prompt(number, purpose=of), 0) for number, of in ((3, "train"), (4, "train"), (1, "evaluation"))
     )

@@ -9,7 +9,7 @@ from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.transforms.window import TimestampedValue
 
 from operators.io.elements import Polled, ReceivedRecord, Restored
-from operators.io.poll_times import timed
+from operators.io.read_branches import timed
 
 
 def poll(*times: float) -> Polled:

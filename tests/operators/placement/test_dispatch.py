@@ -110,47 +110,6 @@ def test_dispatch_gives_no_fresh_work_under_older_weights() -> None:
     assert len(names(placement.run())) == 4
 
 
-def test_only_replica_gets_its_next_batch_before_it_is_empty() -> None:
-    placement = Placement(admitted=100)
-    placement.prompts(*range(20))
-    old = placement.publish(0)
-    placement.beat(0, old)
-    assert len(names(placement.run())) == 4
-    new = placement.publish(1)
-    ahead = [each.record for each in placement.run() if isinstance(each.record, Assignment)]
-    assert [each.at_least for each in ahead] == [new] * 4
-    placement.publish(2)
-    assert names(placement.run()) == []  # one batch, whatever is published meanwhile
-    placement.finish(*(trajectory(prompt(n), m) for n in (0, 1) for m in (0, 1)))
-    assert names(placement.run()) == []
-    placement.beat(0, placement.publish(3))
-    assert names(placement.run()) == []  # the batch counts under the version with which it starts
-
-
-def test_restart_gives_no_third_batch_to_the_only_replica() -> None:
-    placement = Placement(admitted=100)
-    placement.prompts(*range(20))
-    old = placement.publish(0)
-    placement.beat(0, old)
-    placement.run()
-    placement.publish(1)
-    assert len(names(placement.run())) == 4
-    placement.restart()
-    placement.beat(0, old)
-    assert names(placement.run()) == []
-
-
-def test_no_batch_is_assigned_early_while_evaluation_waits() -> None:
-    placement = Placement(admitted=100)
-    placement.prompts(*range(20))
-    old = placement.publish(0)
-    placement.beat(0, old)
-    placement.run()
-    placement.publish(1)
-    placement.questions(0, under=version(5))
-    assert names(placement.run()) == []
-
-
 def test_dispatch_begins_a_batch_once_the_last_has_drained() -> None:
     placement = Placement()
     placement.prompts(*range(9))

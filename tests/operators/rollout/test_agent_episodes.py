@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from record_factories import prompt, version
 from scripted_engine import ScriptedWeights
-from tiny_engines import engine, plain_logprobs
+from tiny_engines import OnDisk, engine, plain_logprobs
 from tiny_models import VOCABULARY, tiny_model
 
+from infra.models.weights import save_weights
 from operators.rollout.agent_episodes import AgentEngine, EndedTurn, join_segments
 from operators.rollout.engine import PartialResponse, Request
 from operators.rollout.episodes import EpisodeEngine
@@ -218,6 +220,25 @@ def test_replica_publishes_the_tokens_of_a_turn_before_its_end() -> None:
     assert isinstance(trajectory, Trajectory)
     assert trajectory.prompt.token_ids.to_pylist() == [3, 4, 5, 6, 7]
     assert [(each.version, each.length) for each in trajectory.version_spans] == [(version(0), 6)]
+
+
+def test_interrupted_episode_records_the_version_of_each_turn(tmp_path: Path) -> None:
+    save_weights(tiny_model(), tmp_path / "weights")
+    weights = OnDisk(tmp_path / "weights")
+    it = Replica(0, 1, agent_engine(), weights, str, lambda: 7, interrupts=True)
+    it.announce(version(0))
+    it.accept(assignment())
+    events: list[Any] = []
+    for order in (FIRST, SECOND, end(WHOLE)):
+        it.play(order)
+        for _ in range(20):
+            events += it.step()
+        if order is FIRST:
+            weights.held.append(version(1))
+            it.announce(version(1))
+    (trajectory,) = [each for each in events if isinstance(each, Trajectory)]
+    spans = [(each.version, each.length) for each in trajectory.version_spans]
+    assert spans == [(version(0), 6 + 4), (version(1), 6)], "what the agent gave is of the version that was there"
 
 
 def test_rewards_follow_the_conversations_that_are_trained() -> None:

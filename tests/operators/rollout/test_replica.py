@@ -72,6 +72,17 @@ def test_replica_waits_for_its_first_weights() -> None:
     assert rig.replica.state == "running"
 
 
+def test_replica_is_not_busy_while_its_work_waits_for_weights() -> None:
+    rig = Rig()
+    rig.drain(1)
+    rig.publish(1, arrived=False)
+    rig.replica.accept(assignment(0, at_least=version(1)))
+    assert (rig.drain(), rig.replica.busy(), rig.replica.idle) == ([], False, False)
+    rig.publish(1)
+    assert rig.replica.busy()
+    assert [done.policy_version for done in rig.drain()] == [version(1)]  # type: ignore[union-attr]
+
+
 def test_replica_loads_only_announced_versions() -> None:
     rig = Rig()
     rig.weights.add(version(5))

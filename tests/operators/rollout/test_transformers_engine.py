@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,28 +9,14 @@ import numpy as np
 import pytest
 import torch
 from record_factories import prompt, version
-from tiny_engines import assert_same, engine, mixed, plain_logprobs, request, run
+from tiny_engines import OnDisk, assert_same, engine, mixed, plain_logprobs, request, run
 from tiny_models import CONTEXT, FAMILIES, MIXTURES, tiny_model
 
 from infra.models.weights import save_weights
 from operators.rollout.engine import Completion, PartialResponse, Request
 from operators.rollout.replica import Replica
 from operators.rollout.transformers_engine import TransformersEngine
-from schemas.records import Assignment, PolicyVersion, Sampling, Trajectory
-
-
-class OnDisk:
-    """A single weights file, with the version last written."""
-
-    def __init__(self, file: Path) -> None:
-        self._file, self.held = file, [version(0)]
-
-    def versions(self) -> list[PolicyVersion]:
-        return self.held
-
-    def pin(self, version: PolicyVersion) -> AbstractContextManager[Path]:
-        return nullcontext(self._file)
-
+from schemas.records import Assignment, Sampling, Trajectory
 
 # --- tokens and logprobs
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from record_factories import version
 from tiny_models import CONTEXT, VOCABULARY, tiny_model
 from transformers import PreTrainedModel
 
@@ -16,7 +19,7 @@ from operators.rollout.forward_runner import kv_geometry
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.speculation import Speculator
 from operators.rollout.transformers_engine import TransformersEngine
-from schemas.records import Sampling
+from schemas.records import PolicyVersion, Sampling
 
 
 def engine(family: str = "qwen2", slots: int = 8, dtype: str = "float32", **options: Any) -> TransformersEngine:
@@ -91,3 +94,16 @@ def assert_same(one: Completion, other: Completion) -> None:
     assert one.generated.token_ids.tolist() == other.generated.token_ids.tolist()
     assert np.abs(one.generated.logprobs - other.generated.logprobs).max() < 1e-4
     assert one.finish_reason == other.finish_reason
+
+
+class OnDisk:
+    """A single weights file, with the version last written."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self.held = file, [version(0)]
+
+    def versions(self) -> list[PolicyVersion]:
+        return self.held
+
+    def pin(self, version: PolicyVersion) -> AbstractContextManager[Path]:
+        return nullcontext(self._file)

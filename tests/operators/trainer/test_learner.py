@@ -260,9 +260,13 @@ def test_critic_warmup_trains_the_critic_alone(folder: Path) -> None:
     config = LearnerConfig(algorithm=AlgorithmConfig(name="ppo"), critic=CriticConfig(warmup_batches=1))
     learner = Learner(config, folder)
     before = digest(learner)
-    assert "loss" not in learner.update(make_batch())
+    metrics = learner.update(make_batch())
+    assert "loss" not in metrics
+    assert metrics["learning_rate"] == 0
     assert digest(learner) == before
-    assert "loss" in learner.update(make_batch())
+    metrics = learner.update(make_batch())
+    assert "loss" in metrics
+    assert metrics["learning_rate"] == config.learning_rate / config.warmup_steps  # its schedule begins here
     assert digest(learner) != before
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from trainer_batches import make_batch, save_tiny_model
 
+from operators.trainer.assembly import CannotTrain
 from operators.trainer.config import AlgorithmConfig, LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.rank_training import RankTraining
@@ -46,7 +47,7 @@ def test_trainer_fails_after_consecutive_nonfinite_gradients(tmp_path: Path, mod
     head.register_forward_hook(lambda *args: args[2] * math.inf)
     batches = r"2 \(up to offsets 12 of batches\), 3 \(up to offsets 13 of batches\)"
     message = f"2 consecutive batches have a non-finite loss or gradient: {batches}"
-    with pytest.raises(RuntimeError, match=message) as failed:
+    with pytest.raises(CannotTrain, match=message) as failed:
         training.train()
     for number, offset in re.findall(r"(\d+) \(up to offsets (\d+) of", str(failed.value)):
         until = [each for each in log if each[2] <= int(offset)]

@@ -23,8 +23,8 @@ LAYERS = 3
 """The largest layers, in addition to a rank's share, that it may hold at once."""
 ACTIVATIONS = 24 << 20
 """For activations of two hundred tokens and the libraries' own buffers."""
-SMALL = {"hidden_size": 384, "intermediate_size": 1344, "num_hidden_layers": 16, "vocab_size": 2048}
-"""33 M parameters."""
+SMALL = {"hidden_size": 256, "intermediate_size": 896, "num_hidden_layers": 16, "vocab_size": 2048}
+"""15 M parameters: with all of them a rank of four would exceed its bound nearly twice."""
 RANKS = (1, 4)
 
 

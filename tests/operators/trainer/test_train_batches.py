@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 import shutil
@@ -279,6 +280,41 @@ def test_close_frees_resources_after_a_failed_publish(trainer: Trainer) -> None:
     assert Producer.made[-1].closed
     with WeightStore(trainer.folder / "store") as store:
         store.reserve(8)  # the store has no other writer
+
+
+def feed_rewarded(trainer: Trainer, number: int, logprobs: dict[int, float] | None = None) -> None:
+    """Append a batch in whose groups the rewards differ, so that every row is trained."""
+    (row,) = make_batch(seed=number, number=number, groups=2, samples=2)
+    row = with_floats(row, "rewards", {0: 0.0, 1: 1.0, 2: 0.0, 3: 1.0})
+    trainer.log.append(BATCHES, with_floats(row, "logprobs", logprobs or {}))
+
+
+def test_trainer_goes_on_after_a_nonfinite_loss(trainer: Trainer) -> None:
+    """The metrics of the skipped step fit their record, without the values that are not finite."""
+    trainer.start()
+    trainer.run()
+    feed_rewarded(trainer, 0)
+    feed_rewarded(trainer, 1)
+    head = trainer.shard.fold._training.model.get_output_embeddings()  # type: ignore[union-attr]
+    hook = head.register_forward_hook(lambda *args: args[2] * math.inf)
+    trainer.run()
+    hook.remove()
+    trainer.run()
+    skipped, trained = (metric.values for metric in trainer.log.rows(METRICS))
+    assert not {"loss", "grad_norm", "entropy"} & set(skipped)
+    assert {"loss", "grad_norm", "entropy"} < set(trained)
+    assert skipped["skipped_updates"] == trained["skipped_updates"] == 1
+    assert [manifest[0] for manifest in trainer.manifests()] == ["1.0", "1.1", "1.2"]
+
+
+def test_distant_behaviour_logprobs_leave_metrics_finite(trainer: Trainer) -> None:
+    """Imported experience may have logprobs such as -100: π/μ is then beyond float32."""
+    trainer.start()
+    trainer.run()
+    feed_rewarded(trainer, 0, logprobs={-1: -100.0})
+    trainer.run()
+    (metric,) = trainer.log.rows(METRICS)
+    assert 20 < metric.values["kl/mismatch"] < math.inf
 
 
 class CountedLearner(Learner):

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from trainer_batches import make_batch
 
 from infra.store.weight_store import WeightStore
+from operators.io.coalesce import coalesce
 from operators.io.elements import PartitionKey
 from operators.trainer.config import LearnerConfig
 from operators.trainer.train_batches import TrainBatches
@@ -81,7 +82,7 @@ class Trainer:
     def run(self, turns: int = 1) -> None:
         """Run `turns` turns, and wait for the publish of each version."""
         for _ in range(turns):
-            self.shard.run()
+            coalesce(self.shard.run(), lambda topic: topic.name("run"))  # as the sink does
             self.settle()
 
     def settle(self) -> None:

@@ -6,25 +6,40 @@ import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pipelines.cli.main import main
+
 ROOT = Path(__file__).parents[3]
 
 
-def config(*words: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-c", "from pipelines.cli.main import main; main()", "config", *words]
-    return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+Config = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Config:
+    monkeypatch.chdir(ROOT)
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["config", *words])
+        return subprocess.CompletedProcess(words, int(ended.value.code or 0), *capsys.readouterr())
+
+    return call
 
 
 def test_config_explains_a_key() -> None:
-    done = config("--explain", "placement.repack_s", "--json")
+    program = [sys.executable, "-c", "from pipelines.cli.main import main; main()"]
+    words = ["config", "--explain", "placement.repack_s", "--json"]
+    done = subprocess.run([*program, *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     (setting,) = json.loads(done.stdout)
     assert (setting["key"], setting["default"], setting["unit"]) == ("placement.repack_s", "5", "seconds")
 
 
-def test_config_explains_a_section_without_nested_sections() -> None:
+def test_config_explains_a_section_without_nested_sections(config: Config) -> None:
     done = config("--explain", "prompts")
     assert "prompts.max_new_tokens: " in done.stdout
     assert "prompts.tasks[].max_new_tokens" not in done.stdout
@@ -32,24 +47,24 @@ def test_config_explains_a_section_without_nested_sections() -> None:
     assert "prompts.tasks[]" in done.stdout.splitlines()[-1]
 
 
-def test_config_names_similar_keys() -> None:
+def test_config_names_similar_keys(config: Config) -> None:
     done = config("--explain", "placement.repak_s")
     assert done.returncode != 0
     assert "similar: placement.repack_s" in done.stderr
 
 
-def test_config_defaults_are_toml() -> None:
+def test_config_defaults_are_toml(config: Config) -> None:
     assert tomllib.loads(config("--defaults").stdout)["placement"]["repack_s"] == 5
 
 
-def test_config_diff_of_two_files() -> None:
+def test_config_diff_of_two_files(config: Config) -> None:
     done = config("--diff", "examples/chain_sum.toml", "examples/gcd.toml", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["prompts.task"] == ["chain_sum", "gcd"]
     assert config("--diff", "examples/gcd.toml", "examples/gcd.toml").returncode == 0
 
 
-def test_config_diff_leaves_out_what_each_run_has_for_itself(tmp_path: Path) -> None:
+def test_config_diff_leaves_out_what_each_run_has_for_itself(config: Config, tmp_path: Path) -> None:
     base = (
         "[model]\npath = '{model}'\n[run]\nname = '{name}'\nfolder = '{folder}'\n[relay]\nstore = '/dev/shm/{name}'\n"
     )
@@ -72,10 +87,10 @@ def test_config_diff_leaves_out_what_each_run_has_for_itself(tmp_path: Path) -> 
     assert len(lines) == 4
 
 
-def test_config_schema_is_json() -> None:
+def test_config_schema_is_json(config: Config) -> None:
     assert json.loads(config("--schema").stdout)["properties"].keys() >= {"run", "kafka", "trainer"}
 
 
 @pytest.mark.parametrize("words", [("--diff", "one.toml"), ("--defaults", "--schema"), ("--schema", "extra")])
-def test_config_rejects_invalid_usage(words: tuple[str, ...]) -> None:
+def test_config_rejects_invalid_usage(config: Config, words: tuple[str, ...]) -> None:
     assert config(*words).returncode == 2

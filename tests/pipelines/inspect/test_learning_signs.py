@@ -22,6 +22,7 @@ EQUAL = {"grad_norm": 0.0, "frac_reward_zero_std": 1.0}
 ZERO = {"grad_norm": 0.0, "frac_reward_zero_std": 0.5}
 RARE = {"grad_norm": 0.5, "frac_reward_zero_std": 0.95}
 CUT = {**GOOD, "response_length/clip_ratio": 0.97}
+MISMATCHED = {**GOOD, "mismatch/above_bound": 1.0}
 UNCLIPPED = {**GOOD, "clip_ratio/low": 0.0, "clip_ratio/high": 0.0}
 FEW, ENOUGH = WARN_STEPS - 1, WARN_STEPS
 
@@ -43,6 +44,14 @@ FEW, ENOUGH = WARN_STEPS - 1, WARN_STEPS
         ([RARE] * ENOUGH, "rewards do not differ within 90 % of the groups", "rewards do not differ within 90 %"),
         ([RARE] * FEW, "", ""),
         ([*[RARE] * ENOUGH, GOOD], "", "rewards do not differ within 90 % of the groups"),
+        ([MISMATCHED] * ENOUGH, "the logprobs of rollout and trainer differed", "the logprobs of rollout and trainer"),
+        ([*[MISMATCHED] * FEW, GOOD], "", ""),
+        (
+            [{**GOOD, "skipped_updates": 3.0}] * 300,
+            "3 optimizer steps had no effect",
+            "3 optimizer steps had no effect",
+        ),
+        ([{**GOOD, "skipped_updates": 3.0}] * 301, "", ""),
         ([CUT] * ENOUGH, "90 % of the responses or more are cut at their limit", "90 % of the responses or more"),
     ],
 )

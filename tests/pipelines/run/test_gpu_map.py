@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipelines.config import parse_config
 from pipelines.roles import Role
+from pipelines.run import learnability
+from pipelines.run.learnability import doubtful_settings
 from pipelines.run.preflight import gpu_problems, shared_gpus
 
 
@@ -59,3 +62,19 @@ def test_shared_gpus_of_submitted_roles(role: str, others: str, visible: str, sa
     problems = list(shared_gpus(config, Role(name, int(index)), here, tuple(visible)))
     assert len(problems) == bool(says)
     assert says in "".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "megabytes", "device", "doubtful"),
+    [(1, 400, "cpu", 1), (0, 400, "cpu", 0), (1, 4, "cpu", 0), (1, 400, "cuda", 0)],
+)
+def test_training_on_the_cpu_beside_gpus_is_doubtful(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, megabytes: int, device: str, doubtful: int
+) -> None:
+    monkeypatch.setattr(learnability, "visible_gpus", lambda: ("0",) * gpus)
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(megabytes * 10**6)  # only its size is read
+    config = parse_config({"model": {"path": str(tmp_path)}, "trainer": {"device": device}}, "my.toml")
+    found = [text for text in doubtful_settings(config) if "on a machine with GPUs" in text]
+    assert len(found) == doubtful
+    assert all("0.1 billion parameters on the CPU. Set trainer.device = 'cuda'" in text for text in found)

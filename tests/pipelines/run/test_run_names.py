@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from contextlib import nullcontext
@@ -11,7 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
+from operators.trainer import assembly, rank_training
 from pipelines.config import ConfigError, parse_config
+from pipelines.run import learnability
 from pipelines.run.local import check_resumable
 from pipelines.run.run_names import check_new, with_run_name
 from schemas.release import RELEASE
@@ -57,3 +60,14 @@ def test_resumed_run_rejects_other_settings() -> None:
         check_resumable(before, parse_config({"trainer": {"learner": {"learning_rate": 0.5}}}, "test"))
     with pytest.raises(ConfigError, match="optimizer_steps = 3 is less than the run's goal of 80 steps"):
         check_resumable(before, parse_config({"trainer": {"optimizer_steps": 3}}, "test"))
+
+
+def test_resumed_run_takes_the_settings_that_errors_name() -> None:
+    advised = {
+        (assembly, "trainer.lost_batches"): "[7]",
+        (rank_training, "trainer.learner.max_skipped_batches"): 99,
+        (learnability, "run.allow_no_learning"): "true",
+    }
+    for (module, key), value in advised.items():
+        assert key in inspect.getsource(module)
+        check_resumable(parse_config({}, "test"), parse_config({}, "test", [f"{key}={value}"]))

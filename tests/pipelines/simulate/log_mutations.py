@@ -1,4 +1,8 @@
-"""Planted defects of sessions, commits and the cluster."""
+"""Planted defects of sessions, commits and the cluster.
+
+Producers that do not fence, repeated ends of transactions and reads of uncommitted records are planted in the simulated
+clients: `infra/kafka/transactions.py` and kafka-python run in no history, tests/infra/simulation compares them.
+"""
 
 from __future__ import annotations
 

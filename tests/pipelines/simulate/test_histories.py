@@ -17,6 +17,7 @@ import pytest
 import typer
 from clean_histories import DIGESTS, play_clean, quiet
 from mutations import MUTATIONS
+from regressions import REGRESSIONS, fails, play_without_the_fix, recorded
 
 from infra.kafka.note import Note
 from infra.kafka.topic_reader import schema_of
@@ -53,73 +54,12 @@ def test_history_is_the_same_on_every_machine(shape: str) -> None:
     assert history.digest == expected[shape], "if that is intended: python tests/pipelines/simulate/clean_histories.py"
 
 
-@pytest.mark.parametrize(
-    "history",
-    [
-        # A restart of placement reads the end of an answer again before the record that it is settled.
-        SimulatedHistory(
-            333,
-            "two replicas a process",
-            (
-                Fault(2.784, "replace", "trainer", 1.598, 12),
-                Fault(8.153, "pause", "rollout-1", 12.78, 7),
-                Fault(14.183, "replace", "placement", 0.266, 3),
-            ),
-        ),
-        # A paused start of the trainer finds no note, and then the offsets that its successor has committed.
-        SimulatedHistory(1330, LONG_EVALUATION, (Fault(0.106, "replace", "trainer", 7.277, 0),)),
-        # Placement reads of a replica's end before the record that its last answer is finished.
-        SimulatedHistory(
-            145,
-            "with a goal",
-            (
-                Fault(10.25, "requests", "rollout-0", 2.69, 4),
-                Fault(13.85, "pause", "placement", 21.095, 2),
-                Fault(16.071, "kill", "rollout-0", 0.272, 3),
-                Fault(19.178, "replace", "trainer", 0.112, 0),
-                Fault(19.23, "drain", "rollout-1", 1.269, 6),
-                Fault(20.196, "kill", "trainer", 20.807, 7),
-                Fault(23.186, "requests", "trainer", 17.713, 1),
-            ),
-        ),
-        # Evaluation starts at the late manifest of a paused trainer, and then reads the next one of its successor.
-        SimulatedHistory(
-            3682,
-            "two shards",
-            (
-                Fault(3.945, "kill", "trainer", 20.457, 9),
-                Fault(5.724, "kill", "evaluation", 5.891, 12),
-                Fault(6.075, "replace", "rollout-1", 0.126, 6),
-                Fault(6.97, "replace", "prompts", 0.149, 4),
-                Fault(7.798, "pause", "experience-1", 17.488, 2),
-                Fault(8.956, "requests", "evaluation", 22.225, 8),
-                Fault(9.423, "requests", "trainer", 6.938, 10),
-                Fault(15.587, "replace", "trainer", 12.026, 0),
-            ),
-        ),
-        # A paused start of score reads on where its successor has read, and where the log was trimmed since.
-        SimulatedHistory(
-            2026,
-            "two shards",
-            (
-                Fault(2.541, "replace", "score", 16.8, 0),
-                Fault(8.624, "trim", "placement", 7.9, 120),
-            ),
-        ),
-        # The goal is reached while score has a transaction open, which the audit waits for.
-        SimulatedHistory(44, "one_step", (Fault(11.468, "kill", "trainer", 1.757, 0),)),
-    ],
-    ids=[
-        "progress-of-settled-answers",
-        "note-of-a-successor",
-        "answers-of-an-ended-replica",
-        "late-manifest",
-        "trim-behind-a-successor",
-        "open-transaction-at-the-goal",
-    ],
-)
-def test_history_that_once_failed_violates_no_invariant(history: SimulatedHistory) -> None:
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_regression_history_fails_without_its_fix(name: str) -> None:
+    history = recorded(name)
     assert play(history).failure is None
+    hint = f"another history: python tests/pipelines/simulate/regressions.py {name}"
+    assert fails(name, play_without_the_fix(name, history)), hint
 
 
 def test_first_evaluation_does_not_stop_training() -> None:
@@ -139,6 +79,25 @@ def test_restart_of_the_run_starts_every_role_again() -> None:
     again = [(role, at) for role, at in starts if at > 6.0]
     assert sorted(role for role, _ in again) == sorted(role for role, at in starts if at < 6.0)
     assert again[-1] == ("score", 10.0)
+
+
+@pytest.mark.parametrize(("at", "final"), [(5.0, ["2.4"]), (16.0, ["1.3", "2.4"])])
+def test_run_is_resumed_with_a_later_goal(at: float, final: list[str]) -> None:
+    history = play(SimulatedHistory(0, "with a goal", (Fault(at, "extend_run", "score", 4.0, 0),)), record_events=True)
+    assert history.failure is None
+    texts = [text for _, _, text in history.events]
+    assert [text.split()[1].rstrip(",") for text in texts if text.endswith(", final")] == final
+
+
+def test_restart_of_the_run_ends_replaced_processes() -> None:
+    faults = (Fault(5.0, "replace", "score", 10.0, 0), Fault(6.0, "restart_run", "prompts", 4.0, 1))
+    world = World(configuration("plain"), wiring("plain"), SimulatedHistory(0, "plain", faults), until=7.0)
+    alive = list[int]()
+    for at in (5.5, 6.5):
+        world.scheduler.at(at, lambda: alive.append(sum(each.alive for each in world.roles["score"].processes)))
+    assert world.run().failure is None
+    assert alive[0] == 2
+    assert alive[1] < 2  # the new one may have started
 
 
 @pytest.mark.parametrize("shape", ["repack", "relays and moves"])
@@ -291,6 +250,16 @@ def test_simulate_command_stops_at_a_second_with_the_state(tmp_path: Path) -> No
     assert simulate(replay=file, until=9.0).text() == text
     with pytest.raises(typer.BadParameter, match="plays many histories"):
         simulate(count=3, replay=file)
+
+
+def test_simulate_command_steps_through_a_history(capsys: pytest.CaptureFixture[str]) -> None:
+    report = simulate(seed=0, shape=["plain"], until=9.0, step=4.0)
+    text = f"{capsys.readouterr().out}{report.text()}"
+    assert len(re.findall("^not settled: ", text, re.MULTILINE)) == 3  # at 4, 8 and 9 s
+    whole = [line for line in simulate(seed=0, shape=["plain"], until=9.0).text().splitlines() if " s  " in line]
+    assert [line.split() for line in text.splitlines() if " s  " in line] == [line.split() for line in whole]
+    with pytest.raises(typer.BadParameter, match="it prints text"):
+        simulate(step=1.0, json=True)
 
 
 @pytest.mark.parametrize(

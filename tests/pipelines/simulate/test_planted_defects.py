@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "soak"))
 import simulated_mutations
 
 from operators.score.score_trajectories import _Scoring
-from pipelines.simulate.configurations import wiring
+from pipelines.simulate.configurations import LONG_ANSWERS, wiring
 from pipelines.simulate.explore import play
 from pipelines.simulate.faults import Fault, FaultKind
 from pipelines.simulate.world import SimulatedHistory, World
@@ -55,6 +55,17 @@ RARE = {
 }
 """Defects that need rarer faults than those of HISTORIES: tests/soak/simulated_mutations.py plays them."""
 
+FOUND = {
+    "end_of_a_transaction_is_sent_again": SimulatedHistory(
+        0, "plain", (Fault(6.0, "requests", "experience", 14.0, 14),)
+    ),
+    "old_lease_is_accepted": SimulatedHistory(
+        0, LONG_ANSWERS, (Fault(8.0, "kill", "rollout-0", 1.0, 0), Fault(12.0, "kill", "placement", 1.0, 1))
+    ),
+}
+"""Histories that find rare defects: EndTxn is late and Produce slow, by the number of the fault; and an owner is lost
+before the restart of placement."""
+
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
@@ -72,9 +83,16 @@ def digests() -> list[str]:
     return [each.digest for each in played]
 
 
-@pytest.mark.parametrize("name", sorted(RARE))
+@pytest.mark.parametrize("name", sorted(RARE - FOUND.keys()))
 def test_rare_planted_defect_fits_the_code(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     MUTATIONS[name](monkeypatch)  # raises if what it patches is gone
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_rare_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    assert play(FOUND[name]).failure is None
+    MUTATIONS[name](monkeypatch)
+    assert play(FOUND[name]).failure is not None
 
 
 @pytest.mark.parametrize("name", sorted(MUTATIONS.keys() - RARE))

@@ -258,6 +258,47 @@ def test_commands_refuse_numbers_that_are_not_finite(commands: Any, number: str)
     assert (done.exit_code, "Invalid value for '--weights-gb'" in done.output) == (2, True)
 
 
+HISTORY_OPTIONS = (
+    ("--explore", "3"),
+    ("--seed", "1"),
+    ("--shape", "plain"),
+    ("--replay", "failing.json"),
+    ("--timeline",),
+    ("--until", "3"),
+    ("--step", "1"),
+    ("--perfetto", "trace.json"),
+    ("--save", "failing.json"),
+)
+PREDICTION_OPTIONS = (
+    ("--set", "rollout.slots=64"),
+    ("--search",),
+    ("--train-gpus", "2"),
+    ("--replica-gpus", "2"),
+    ("--machine", "H80O"),
+    ("--weights-gb", "1"),
+    ("--kv-kb", "1"),
+    ("--gpu-hour", "2"),
+    ("--plot", "splits.svg"),
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "change"),
+    [
+        (("run.toml",), HISTORY_OPTIONS, "leave out CONFIG.toml or"),
+        (("--calibrate", "runs/first"), HISTORY_OPTIONS, "leave out CONFIG.toml or"),
+        ((), PREDICTION_OPTIONS, "add CONFIG.toml or"),
+    ],
+)
+def test_simulate_rejects_options_of_its_other_use(
+    arguments: tuple[str, ...], options: tuple[tuple[str, ...], ...], change: str
+) -> None:
+    for option in options:
+        done = CliRunner().invoke(simulate_module.app, [*arguments, *option])
+        assert (done.exit_code, f"Invalid value for {option[0]}" in done.output.replace("'", "")) == (2, True), option
+        assert change in done.output
+
+
 def test_simulate_command_predicts_a_configuration(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     save_config(small_config(trainer__optimizer_steps=4), file)

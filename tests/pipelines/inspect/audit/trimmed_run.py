@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from audit_records import assignment, experience, manifest, micro_batch, settled, trajectory
-from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
+from kafka import KafkaAdminClient, KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NoError, NotCoordinatorError
 
 from infra.kafka.admin import TopicSpec, admin_client, beginning_offsets, create_topics, end_offsets
@@ -69,23 +70,25 @@ class TrimmedRun:
         """Commit the end offsets for every role and its topics."""
         with admin_client(self.client) as admin:
             ends = end_offsets(admin, [topic.name(self.run) for topic in TOPICS])
-        for topic in TOPICS:
-            for role in topic.consumers:
-                self.commit(role, topic, ends[TopicPartition(topic.name(self.run), 0)])
+            for role in sorted({role for topic in TOPICS for role in topic.consumers}):
+                places = [TopicPartition(topic.name(self.run), 0) for topic in TOPICS if role in topic.consumers]
+                self._commit(admin, role, {place: ends[place] for place in places})
 
     def commit(self, role: str, topic: Topic, offset: int) -> None:
-        where = TopicPartition(topic.name(self.run), 0)
-        deadline = time.monotonic() + 60.0
         with admin_client(self.client) as admin:
-            while True:
-                try:
-                    moved = {where: OffsetAndMetadata(offset, "", -1)}
-                    (error,) = admin.alter_group_offsets(group_name(self.run, role), moved).values()
-                    if error is NoError:
-                        return
-                    raise error
-                except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
-                    assert time.monotonic() < deadline  # the broker creates its offsets topic for the first group
+            self._commit(admin, role, {TopicPartition(topic.name(self.run), 0): offset})
+
+    def _commit(self, admin: KafkaAdminClient, role: str, offsets: Mapping[TopicPartition, int]) -> None:
+        moved = {place: OffsetAndMetadata(offset, "", -1) for place, offset in offsets.items()}
+        deadline = time.monotonic() + 60.0
+        while True:
+            try:
+                errors = set(admin.alter_group_offsets(group_name(self.run, role), moved).values()) - {NoError}
+                if not errors:
+                    return
+                raise errors.pop()
+            except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
+                assert time.monotonic() < deadline  # the broker creates its offsets topic for the first group
 
     def plan(self, version: str) -> TrimPlan:
         """Plan a trim to `version`, which has a checkpoint."""

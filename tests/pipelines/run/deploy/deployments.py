@@ -48,6 +48,7 @@ image = "images.example/laminar:0.3"
 image_pull_secret = "images"
 node_labels = { "nvidia.com/gpu.present" = "true" }
 strimzi_cluster = "kafka"
+flink_slots = 3
 prometheus = true
 """
 _EMULATED = """
@@ -96,8 +97,20 @@ def run_file(folder: Path, name: str) -> Path:
     return file
 
 
+_MADE: dict[str, list[dict[str, Any]]] = {}
+"""By the text of a configuration."""
+
+
 def deployment(file: Path) -> list[dict[str, Any]]:
-    """All Kubernetes documents of the configuration in `file`, but for the kustomization."""
+    """All Kubernetes documents of the configuration in `file`, but for the kustomization. Tests only read them."""
+    text = file.read_text()
+    if text not in _MADE:
+        _MADE[text] = generated(file)
+    return _MADE[text]
+
+
+def generated(file: Path) -> list[dict[str, Any]]:
+    """As `deployment`, generated anew."""
     files = files_of(plan_of(file))
     texts = [text for name, text in files.items() if name.startswith("kubernetes/") and name.endswith(".yaml")]
     return [each for text in texts for each in yaml.safe_load_all(text) if each["kind"] != "Kustomization"]

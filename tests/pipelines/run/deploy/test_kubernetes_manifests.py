@@ -11,7 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from deployments import CONFIG_TEXTS, deployment, run_file
+from deployments import CONFIG_TEXTS, deployment, generated, run_file
 
 from infra.kafka.properties import ClientProperties
 from pipelines.config import ConfigError
@@ -19,7 +19,7 @@ from pipelines.run.deployment import files_of, plan_of, units_of
 from schemas.topics import CATALOGUE
 
 VERSIONS = ("1.29", "1.34")
-CUSTOM = {"ServiceMonitor", "KafkaTopic", "KafkaUser"}
+CUSTOM = {"ServiceMonitor", "KafkaTopic", "KafkaUser", "FlinkDeployment"}
 KUBECTL = shutil.which("kubectl")
 
 
@@ -34,7 +34,7 @@ def pods(documents: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict
 
 
 def jobs(file: Path) -> set[str]:
-    return {each["metadata"]["name"] for each in deployment(file) if each["kind"] == "Job"}
+    return {each["metadata"]["name"] for each in generated(file) if each["kind"] == "Job"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -224,6 +224,27 @@ def test_runs_of_one_kafka_share_no_strimzi_user(tmp_path: Path) -> None:
 def _renamed(file: Path) -> Path:
     file.write_text(file.read_text().replace("Big_run", "other"))
     return file
+
+
+def test_flink_task_managers_have_a_worker_pool_beside_them(tmp_path: Path) -> None:
+    """As the operator's CustomResourceDefinition has it; no operator has executed it."""
+    documents = deployment(run_file(tmp_path, "secured"))
+    (flink,) = (each for each in documents if each["kind"] == "FlinkDeployment")
+    spec, managers = flink["spec"], flink["spec"]["taskManager"]
+    assert (spec["flinkVersion"], spec["mode"], managers["replicas"]) == ("v1_19", "standalone", 3)
+    assert all({"cpu", "memory"} == spec[part]["resource"].keys() for part in ("jobManager", "taskManager"))
+    template = managers["podTemplate"]
+    main, pool = template["spec"]["containers"]
+    assert (main["name"], pool["command"][-2:]) == ("flink-main-container", ["infra.runners.worker_pool", "50000"])
+    volumes = {each["name"]: each for each in template["spec"]["volumes"]}
+    assert {mount["name"] for mount in pool["volumeMounts"]} == volumes.keys()
+    secrets = {each["secret"]["name"] for each in volumes["secrets"]["projected"]["sources"]}
+    roles = ("prompts", "placement", "score", "experience", "evaluation")
+    assert secrets == {f"laminar-big-run-kafka-{role}" for role in roles}
+    whole = {**main, "image": "flink"}  # the operator completes its container
+    pod = {**template, "metadata": {"name": "task"}, "spec": {**template["spec"], "containers": [whole, pool]}}
+    for version in VERSIONS:
+        kubernetes_validate.validate(pod, version, strict=True)
 
 
 def test_restoring_roles_have_their_time_before_they_are_alive(file: Path) -> None:
