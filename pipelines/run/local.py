@@ -183,7 +183,7 @@ class _Resumed:
     """
 
     def __init__(self, file: Path, begin: Callable[[], None], options: str, accepts: bool) -> None:
-        self._file, self._state, self._begin = file, file.read_bytes(), begin
+        self._file, self._state, self._begin = file, file.read_text("utf-8"), begin
         self._options, self._accepts, self.begun = options, accepts, False
 
     def __call__(self) -> None:
@@ -259,7 +259,7 @@ def _write_report(state: RunStateFile, audit: Mapping[str, Any] | None) -> dict[
     return summary
 
 
-def _end_failed(state: RunStateFile, error: BaseException, options: str) -> None:
+def _end_failed(state: RunStateFile, error: BaseException, options: str = "") -> None:
     """Write to state.json why the run failed, and add to `error` how to resume it, if it can be, with `options`."""
     if (is_out_of_space(error) or is_full(state.folder)) and not isinstance(error, BrokerDiskFull):
         error.add_note(f"the disk is full: {describe_free_space(state.folder)}")

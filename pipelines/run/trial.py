@@ -28,6 +28,7 @@ from operators.prompts.rendering import PromptTooLong, render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
 from pipelines.config import Config, ConfigError
+from pipelines.inspect.run_files import CONFIG_FILE
 from pipelines.run.learnability import doubtful_settings
 from pipelines.run.paths import files_read
 from pipelines.run.preflight import model_problems
@@ -154,14 +155,18 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
 
 
 def _check_enough(config: Config, totals: Sequence[int | None], found: TrialResult) -> None:
-    """The questions of all tasks, `totals`, must suffice for all optimizer steps, if none of the tasks is endless."""
+    """The questions of all tasks, `totals`, must suffice for all optimizer steps, if none of the tasks is endless.
+
+    Of a run that is resumed this is a warning: `laminar import` may have filled it.
+    """
     questions = [total for total in totals if total is not None]
     samples = [task.samples_per_prompt for task in config.prompts.mixture]
     steps, batch = config.trainer.optimizer_steps, config.experience.global_batch
     if len(questions) < len(totals) or (most := sum(map(mul, questions, samples))) >= steps * batch:
         return
     lower = f", or lower trainer.optimizer_steps to {most // batch}" if most >= batch else ""
-    found.add_problem(
+    add = found.warnings.append if (config.run_folder / CONFIG_FILE).exists() else found.add_problem
+    add(
         f"prompts.epochs: {sum(questions)} questions × samples_per_prompt are {most} trajectories, but "
         f"trainer.optimizer_steps = {steps} × experience.global_batch = {batch} need {steps * batch}: raise "
         f"prompts.epochs, or leave it out to draw without end{lower}"

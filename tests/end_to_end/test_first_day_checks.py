@@ -70,7 +70,7 @@ def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
     model, long = shell.here / "model", {**QUESTIONS[0], "question": "x" * 600}
     rows = [long, {"answer": "2"}, *QUESTIONS[:18]]
     (shell.here / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "no json\n")
-    (shell.here / "exits.py").write_text('import argparse\n\nargparse.ArgumentParser().parse_args(["--x"])\n')
+    (shell.here / "exits.py").write_text("import sys\n\nsys.exit(2)\n")
     settings = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**settings, "vocab_size": 12}))
     with (model / "model.safetensors").open("wb") as file:

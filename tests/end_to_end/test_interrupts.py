@@ -169,8 +169,7 @@ def test_reached_run_is_extended(start_run: StartRun, broker: Broker, run_id: st
     assert (run.audit()["trained"], (run.folder / "summary.json").exists()) == (2 * 16, True)
     assert (run.folder / "model").is_dir()
     reward.write_text("def mine(text): return len(text) / 50\n")
-    words = printed_commands(run.output())[-1]
-    assert words[:2] == ["runs", "resume"]
+    words = [words for words in printed_commands(run.output()) if words[:2] == ["runs", "resume"]][-1]
     before = len(run.output())
     run.start_again(*words)
     assert run.wait() == 0, run.output()

@@ -49,8 +49,8 @@ def training_verdict(summary: RunSummary) -> str:
         sentences.append(f"Greedy accuracy on held-out questions was {before:.2f}; there is no final evaluation.")
     elif after is not None:
         sentences.append(f"Greedy accuracy on held-out questions is {after:.2f}; the first is not measured.")
-    known = any(summary.get(key) is not None for key in ("optimizer_steps", "trajectories_scored", "heldout_questions"))
-    return " ".join(sentences) or ("No trajectory was trained." if known else "No metrics of training are known.")
+    what = "No reward of a trained trajectory is known." if summary.get("optimizer_steps") else ""
+    return " ".join(sentences) or what or "No trajectory was trained."
 
 
 def verdicts(summary: RunSummary, folder: Path) -> list[str]:

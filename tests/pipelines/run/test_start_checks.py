@@ -18,7 +18,7 @@ from operators.trainer.advantages import generalised, whitened_returns
 from operators.trainer.algorithms import FUNCTIONS
 from operators.trainer.config import WITHOUT_GROUPS
 from pipelines.config import Config, ConfigProblems, parse_config
-from pipelines.run.learnability import unlearnable
+from pipelines.run.learnability import doubtful_settings, unlearnable
 from pipelines.run.preflight import (
     host_problems,
     missing_requirements,
@@ -66,6 +66,29 @@ def test_schedule_that_ends_at_0_before_the_goal_is_refused(total: int, final: f
     found = list(unlearnable(config_of(prompts={"task": "gcd"}, trainer={"optimizer_steps": 16, "learner": learner})))
     assert len(found) == refused
     assert all("total_steps = 12: the schedule ends at a learning rate of 0 before the 16" in each for each in found)
+
+
+@pytest.mark.parametrize(("rate", "megabytes", "doubtful"), [(1e-6, 4, 1), (1e-6, 400, 0), (2e-4, 4, 0)])
+def test_rate_of_a_large_model_for_a_small_one_is_doubtful(
+    tmp_path: Path, rate: float, megabytes: int, doubtful: int
+) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(megabytes * 10**6)  # only its size is read
+    learner = {"learning_rate": rate}
+    config = config_of(prompts={"task": "gcd"}, model={"path": str(tmp_path)}, trainer={"learner": learner})
+    found = [text for text in doubtful_settings(config) if "learning_rate" in text]
+    assert len(found) == doubtful
+    assert all("one of 1.0 million hardly changes" in text for text in found)
+
+
+def test_warm_start_beside_a_model_is_doubtful(tmp_path: Path) -> None:
+    run = {"name": "checked", "folder": str(tmp_path)}
+    config = config_of(run=run, prompts={"task": "gcd"}, warm_start={}, trainer={"learner": {"learning_rate": 2e-4}})
+    named = replace(config, model=replace(config.model, path=str(tmp_path / "my-model")))
+    resumed = replace(config, model=replace(config.model, path=str(tmp_path / "warm-starts" / "abc")))
+    found = [[text for text in doubtful_settings(each) if "warm_start" in text] for each in (config, named, resumed)]
+    assert [len(each) for each in found] == [0, 1, 0]
+    assert found[1][0].startswith("[warm_start] has no effect beside model.path")
 
 
 def test_algorithms_without_groups_are_those_of_their_advantages() -> None:
