@@ -2,10 +2,10 @@
 
 A leader opens a control connection to each member, on which it sends plans of steps and changes of KV rows, in order,
 and one for heartbeats of both ends: a leader or a member whose process or machine hangs is lost like one that has
-ended. Hidden states travel along another chain of connections: from the leader to the first member, from member to member, and
-from the last one back. A member that loses a neighbour keeps its stage and its KV until the leader has fetched it, or
-closes the control connection. It may be waiting for a neighbour that hangs: the heartbeats then say that the group is
-broken, and the member stops waiting.
+ended. Hidden states travel along another chain of connections: from the leader to the first member, from member to
+member, and from the last one back. A member that loses a neighbour keeps its stage and its KV until the leader has
+fetched it, or closes the control connection. It may be waiting for a neighbour that hangs: a heartbeat then says that
+the group is broken, and the member stops waiting.
 """
 
 from __future__ import annotations

@@ -226,27 +226,6 @@ def _renamed(file: Path) -> Path:
     return file
 
 
-def test_flink_task_managers_have_a_worker_pool_beside_them(tmp_path: Path) -> None:
-    """As the operator's CustomResourceDefinition has it; no operator has executed it."""
-    documents = deployment(run_file(tmp_path, "secured"))
-    (flink,) = (each for each in documents if each["kind"] == "FlinkDeployment")
-    spec, managers = flink["spec"], flink["spec"]["taskManager"]
-    assert (spec["flinkVersion"], spec["mode"], managers["replicas"]) == ("v1_19", "standalone", 3)
-    assert all({"cpu", "memory"} == spec[part]["resource"].keys() for part in ("jobManager", "taskManager"))
-    template = managers["podTemplate"]
-    main, pool = template["spec"]["containers"]
-    assert (main["name"], pool["command"][-2:]) == ("flink-main-container", ["infra.runners.worker_pool", "50000"])
-    volumes = {each["name"]: each for each in template["spec"]["volumes"]}
-    assert {mount["name"] for mount in pool["volumeMounts"]} == volumes.keys()
-    secrets = {each["secret"]["name"] for each in volumes["secrets"]["projected"]["sources"]}
-    roles = ("prompts", "placement", "score", "experience", "evaluation")
-    assert secrets == {f"laminar-big-run-kafka-{role}" for role in roles}
-    whole = {**main, "image": "flink"}  # the operator completes its container
-    pod = {**template, "metadata": {"name": "task"}, "spec": {**template["spec"], "containers": [whole, pool]}}
-    for version in VERSIONS:
-        kubernetes_validate.validate(pod, version, strict=True)
-
-
 def test_restoring_roles_have_their_time_before_they_are_alive(file: Path) -> None:
     for workload, pod in pods(deployment(file)):
         for container in pod["containers"]:
