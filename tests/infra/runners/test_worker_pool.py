@@ -125,6 +125,18 @@ def test_worker_process_closes_its_shards_after_its_job() -> None:
     assert "closed after True" in log
 
 
+def test_worker_process_exits_when_its_drain_fails() -> None:
+    failing = (
+        "import threading, time\nfrom infra.runners import worker\n"
+        "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "worker.drain = lambda: 1 / 0"
+    )
+    with worker(failing) as (runner, process):
+        runner.ended.set()
+        _, log = process.communicate(timeout=60)
+    assert "the last outputs may be lost" in log
+
+
 def test_exposed_addresses_has_sockets_of_all_interfaces() -> None:
     with socket.create_server(("0.0.0.0", 0)) as open_to_all, socket.create_server(("127.0.0.1", 0)) as loopback:
         found = listening_sockets([psutil.Process()])
