@@ -92,7 +92,7 @@ def check_cluster(master: str) -> None:
 
 def check_capacity(master: str, parallelism: int) -> None:
     """Check that the Flink at `master` has as many task slots as `parallelism`. Slots in use count: an earlier job may
-    be about to end. Raises UnsupportedFlink with both numbers; Flink would let the job wait for minutes, and log nothing.
+    be about to end. Raises UnsupportedFlink with both numbers; Flink would let the job wait for minutes, without a log.
 
     A cluster without slots is accepted with a warning: it may start task managers on demand (YARN, Kubernetes in the
     mode native).

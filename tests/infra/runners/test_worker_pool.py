@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import grpc
 import psutil
@@ -97,6 +97,30 @@ def worker(before: str) -> Iterator[tuple[_Runner, subprocess.Popen[str]]]:
     finally:
         runner.ended.set()
         server.stop(1).wait()
+
+
+def test_worker_pool_waits_for_its_workers_at_sigterm() -> None:
+    runner, server = _Runner(), grpc.server(ThreadPoolExecutor(4))
+    beam_fn_api_pb2_grpc.add_BeamFnControlServicer_to_server(runner, server)
+    request = fn_api.StartWorkerRequest(worker_id="1-1")
+    request.control_endpoint.url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    command = [sys.executable, "-W", "ignore", "-m", "infra.runners.worker_pool", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as pool:
+        assert pool.stdout is not None
+        address = pool.stdout.readline().rpartition("localhost:")[2].strip()
+        with grpc.insecure_channel(f"127.0.0.1:{address}") as channel:
+            beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolStub(channel).StartWorker(request)
+        assert runner.connected.wait(60)
+        pool.terminate()
+        with suppress(ConnectionError):  # until the pool has stopped serving
+            while True:
+                socket.create_connection(("127.0.0.1", int(address))).close()
+        server.stop(0)  # as the task manager ends
+        _, log = pool.communicate(timeout=60)
+    runner.ended.set()
+    assert pool.returncode == 0
+    assert "the runner is gone" in log
 
 
 def test_worker_process_exits_when_a_step_exceeds_its_budget() -> None:
