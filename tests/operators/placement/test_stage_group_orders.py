@@ -180,6 +180,14 @@ def test_member_about_to_end_is_replaced_while_it_has_its_kv() -> None:
     assert cluster.advance() == ([], [])
 
 
+def test_leader_about_to_end_gets_a_member_for_a_lost_one() -> None:
+    cluster = formed()
+    lost = {"failed": "g3-1", "error": "gone", "lost": (1,)}
+    cluster.beat(0, V1, group="g3-1", leads=True, end=2, refusal="its process is about to end", **lost)
+    ((order,), _) = cluster.advance()
+    assert ranges(order) == [(0, 0, 2), (2, 2, 4)]
+
+
 def test_group_stays_while_nobody_can_replace_its_member() -> None:
     cluster = formed()
     cluster.beat(2, refusal="its process is about to end")
