@@ -292,7 +292,3 @@ def test_each_layer_is_whole_at_one_joiner_after_its_share(sources: int, joiners
     held = [parts.held(chunks) for chunks in firsts]
     assert any(each.ends for each in held)
     assert set().union(*(each.layers for each in held)) == set(range(13))
-
-
-def test_shares_are_even_for_a_version_without_layers() -> None:
-    assert chunk_orders(None, 5, 2) == [[0, 1, 2, 3, 4], [2, 3, 4, 0, 1]]
