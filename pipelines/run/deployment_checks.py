@@ -10,7 +10,7 @@ from infra.listening import is_loopback
 from operators.gateway.config import GatewayConfig
 from operators.relay.config import RelayConfig
 from pipelines.config import Config, ConfigProblems
-from pipelines.roles import ALL_PIPELINES
+from pipelines.roles import roles_of
 from pipelines.run.paths import files_read
 from pipelines.run.preflight import unknown_environments
 from pipelines.run.run_names import UNNAMED
@@ -37,8 +37,9 @@ def deployment_problems(config: Config) -> list[str]:
     if not config.kafka.bootstrap_servers:
         found.append("kafka.bootstrap_servers is not set: name the brokers as pods reach them")
     for key in ("memory_gib", "cpus"):
-        for role in sorted(set(getattr(config.deploy, key)) - set(ALL_PIPELINES)):
-            found.append(f"deploy.{key} has {role!r}, which is no role: {', '.join(ALL_PIPELINES)}")
+        roles = dict.fromkeys(role.pipeline for role in roles_of(config))
+        for role in sorted(getattr(config.deploy, key).keys() - roles.keys()):
+            found.append(f"deploy.{key} has {role!r}, which is no role of this run: {', '.join(roles)}")
     found += unknown_environments(config)
     found += _outside_volume(config)
     if not config.emulated and is_loopback(config.relay.listen):

@@ -160,7 +160,8 @@ def test_requests_of_roles_can_be_set(tmp_path: Path) -> None:
     assert (units["trainer"].memory_gib, units["trainer"].cpus) == (64 * 8, 8 * 8), "eight ranks share a container"
     assert (units["score"].memory_gib, units["score"].cpus) == (3, 0.5)
     for change, reason in (
-        ("deploy.cpus={scores = 2}", "deploy.cpus has 'scores', which is no role: autoscaler, "),
+        ("deploy.cpus={scores = 2}", "deploy.cpus has 'scores', which is no role of this run: autoscaler, "),
+        ("deploy.memory_gib={agents = 2}", "deploy.memory_gib has 'agents', which is no role of this run"),
         ("deploy.cpus={score = 0}", r"cpus\.score must be positive, not 0"),
     ):
         with pytest.raises(ConfigError, match=reason):
