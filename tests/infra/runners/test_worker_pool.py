@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import grpc
 import psutil
@@ -21,9 +21,11 @@ from apache_beam.portability.api import beam_fn_api_pb2 as fn_api
 from apache_beam.portability.api import beam_fn_api_pb2_grpc
 
 from infra.listening import exposed_addresses, listening_sockets
+from infra.runners import worker_pool
 from infra.runners.liveness import EXIT_CODE
 from infra.runners.options import RunnerName, pipeline_options
-from infra.runners.worker_pool import local_worker_pool
+from infra.runners.worker import CLOSE_S, DRAIN_S
+from infra.runners.worker_pool import WorkerProcesses, local_worker_pool
 
 
 @pytest.mark.parametrize("runner", ["prism", "flink", "portable"])
@@ -99,28 +101,22 @@ def worker(before: str) -> Iterator[tuple[_Runner, subprocess.Popen[str]]]:
         server.stop(1).wait()
 
 
-def test_worker_pool_waits_for_its_workers_at_sigterm() -> None:
-    runner, server = _Runner(), grpc.server(ThreadPoolExecutor(4))
-    beam_fn_api_pb2_grpc.add_BeamFnControlServicer_to_server(runner, server)
-    request = fn_api.StartWorkerRequest(worker_id="1-1")
-    request.control_endpoint.url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    command = [sys.executable, "-W", "ignore", "-m", "infra.runners.worker_pool", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as pool:
-        assert pool.stdout is not None
-        address = pool.stdout.readline().rpartition("localhost:")[2].strip()
-        with grpc.insecure_channel(f"127.0.0.1:{address}") as channel:
-            beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolStub(channel).StartWorker(request)
-        assert runner.connected.wait(60)
-        pool.terminate()
-        with suppress(ConnectionError):  # until the pool has stopped serving
-            while True:
-                socket.create_connection(("127.0.0.1", int(address))).close()
-        server.stop(0)  # as the task manager ends
-        _, log = pool.communicate(timeout=60)
-    runner.ended.set()
-    assert pool.returncode == 0
-    assert "the runner is gone" in log
+def test_worker_pool_waits_for_its_workers_at_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping, waited, wait = threading.Event(), list[int | None](), WorkerProcesses.wait
+    stopping.set()
+    monkeypatch.setattr(worker_pool, "STOPPING", stopping)
+    monkeypatch.setattr(worker_pool, "stop_on_signals", lambda: None)
+
+    def wait_with_a_worker(pool: WorkerProcesses, timeout_s: float) -> None:
+        assert timeout_s > DRAIN_S + CLOSE_S
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.2)"]) as process:
+            pool._running.append(process)
+            wait(pool, 60)
+            waited.append(process.returncode)
+
+    monkeypatch.setattr(WorkerProcesses, "wait", wait_with_a_worker)
+    worker_pool.main(0)
+    assert waited == [0]
 
 
 def test_worker_process_exits_when_a_step_exceeds_its_budget() -> None:
