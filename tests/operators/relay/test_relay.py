@@ -22,6 +22,7 @@ from infra.transport.endpoint import Endpoint
 from infra.transport.relay_node import RelayNode
 from infra.transport.tls import Tls
 from operators.io.elements import Output, PartitionKey, Polled, ReceivedRecord
+from operators.relay import relay as relay_module
 from operators.relay.config import RelayConfig
 from operators.relay.relay import RelayFold, RelayStep, low_water_mark, manifest_mismatch, versions_to_forget
 from schemas.codec import decode, encode
@@ -171,6 +172,21 @@ def test_relay_reports_a_store_that_is_too_small(relay: Relay, caplog: pytest.Lo
     relay.receive(*(manifest(f"1.{number}", bytes=1 << 60) for number in (1, 2)))
     (line,) = [each for each in caplog.messages if "relay.keep_versions" in each]
     assert f"keep_versions = 2 and the version that arrives need {3 << 60}: enlarge it" in line
+
+
+def test_relay_frees_memory_of_ended_runs_at_new_versions(
+    relay: Relay, store: WeightStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAMINAR_MACHINE", "node-1")
+    ended = store.root.parent / "laminar-ended"
+    WeightStore(ended).close()
+    for path in (*ended.iterdir(), ended):
+        os.utime(path, (1, 1))
+    relay.receive(manifest("1.1"))
+    assert ended.exists()  # its start was just now
+    monkeypatch.setattr(relay_module, "FREE_EVERY_S", 0.0)
+    relay.receive(manifest("1.2"))
+    assert not ended.exists()
 
 
 def test_relay_keeps_a_version_after_an_invalid_manifest(relay: Relay, store: WeightStore) -> None:
