@@ -324,16 +324,23 @@ def table(results: Results, sources: Sequence[int]) -> str:
             found = results.get("oracle" if k == 0 else f"{arm} k={k}")
             if found is None:
                 continue
-            staged = found if found["first_whole"] else results.get("staged k=4")
-            at = staged["first_whole"] if staged and staged["first_whole"] else 0.0
+            at = found["first_whole"] or _first_whole(results, k or 4)
             tokens = max((count for second, count in found["tokens"] if second <= at), default=0)
             equal = 0 if oracle is None else sum(found["responses"][n] == r for n, r in oracle["responses"].items())
-            whole = "-" if k == 0 else f"{found['first_whole']:.1f} s"
+            whole = (
+                f"{found['first_whole']:.1f} s" if found["first_whole"] else "-" if k == 0 else "after all were done"
+            )
             lines.append(
                 f"| {k or '-'} | {arm} | {found['ttft_p50']:.1f} s | {found['ttft_p99']:.1f} s | {whole} | {tokens} "
                 f"| {found['completion']:.1f} s | {equal} of {REQUESTS} |"
             )
     return "\n".join(lines)
+
+
+def _first_whole(results: Results, sources: int) -> float:
+    """When the first joiner of either arm was whole, for arms that had none or had ended by then; 0 if not measured."""
+    found = (results.get(f"{arm} k={sources}") for arm in ("staged", "full"))
+    return min((each["first_whole"] for each in found if each and each["first_whole"]), default=0.0)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from infra.machine import machine_name
 from infra.store.weight_store import WeightStore
 from infra.transport.endpoint import Endpoint
 from infra.transport.kv_transfer import KVTransfers
@@ -86,7 +87,7 @@ def main(root: Path, number: int, rate: float) -> None:
     staging = ReplicaStaging(member, store, StageService(transfers))
     config = RolloutConfig(slots=SLOTS, context=CONTEXT)
     replica = Replica(number, 1, engine, store, str, _now, config, kv_transfers=transfers, staging=staging)
-    maker = StatusMaker(node, str(root), time.monotonic())
+    maker = StatusMaker(node, str(root), time.monotonic(), machine_name())
     lock = threading.Lock()
 
     def publish(record: Any) -> None:

@@ -190,7 +190,7 @@ def _print_recipe(name: str, cells: Mapping[str, Any], options: argparse.Namespa
         console.print(f"limit of two cores: {found[slower]:.3f} s a batch, the {slower} of the control on one core")
         ours = _median(cells, name, "laminar", "mean_seconds_per_batch")
         if ours is not None:
-            console.print(f"Laminar takes {ours / found[slower]:.2f} of that")
+            console.print(f"Laminar takes {ours / found[slower]:.2f} times this limit")
     for line in _use_of_cores(name, cells, options):
         console.print(line)
 

@@ -203,8 +203,17 @@ def run_process(
         run_pipeline(graph_of(config, process, runner), runner, beam_options, close_shards)
 
 
+def transient_errors() -> tuple[type[Exception], ...]:
+    """Kinds of `permanent_errors` that another start may not raise again."""
+    from operators.trainer.persist import CheckpointsUnavailable
+
+    return (CheckpointsUnavailable,)
+
+
 def permanent_errors() -> tuple[type[Exception], ...]:
-    """The errors that another start would raise again: a process that ends with one exits with CANNOT_RUN."""
+    """The errors that another start would raise again: a process that ends with one exits with CANNOT_RUN. Handle
+    `transient_errors` first.
+    """
     from infra.kafka.admin import OtherPartitions
     from infra.kafka.log_gaps import CannotResume
     from operators.prompts.question import SourceError

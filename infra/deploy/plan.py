@@ -78,6 +78,8 @@ class DeploymentPlan:
     """Paths of the gateway's certificate and key, below SECRETS."""
     agent_files: Sequence[str] = ()
     """Paths of the secret of episodes' keys and of the gateway's authority, below SECRETS: for gateway and agents."""
+    data_plane: Sequence[str] = ()
+    """The units that `laminar submit data-plane` runs in one job."""
     topics: Sequence[TopicSpec] = ()
     acls: Sequence[Acl] = ()
     note: str = ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import re
 import sys
@@ -22,6 +23,8 @@ from infra.maven import PrintProgress
 from infra.runners.flink_jars import BEAM, FLINK, JARS
 from infra.runners.local_server import ALLOW_VARIABLE, running_server
 from infra.runners.loopback import loopback_command
+
+log = logging.getLogger(__name__)
 
 _BUNDLES_ANOTHER_BEAM = "beam-sdks-java-harness-"
 """A jar for Java steps that bundles classes of another Beam version."""
@@ -88,11 +91,19 @@ def check_cluster(master: str) -> None:
 
 
 def check_capacity(master: str, parallelism: int) -> None:
-    """Check that the Flink at `master` has as many task slots as `parallelism`, used or not: a job of before may have
-    them. Raises UnsupportedFlink with both numbers; Flink would let the job wait for minutes without a word.
+    """Check that the Flink at `master` has as many task slots as `parallelism`. Slots in use count: an earlier job may
+    be about to end. Raises UnsupportedFlink with both numbers; Flink would let the job wait for minutes, without a log.
+
+    A cluster without slots is accepted with a warning: it may start task managers on demand (YARN, Kubernetes in the
+    mode native).
     """
     slots = _value(master, "/overview", "slots-total")
-    if isinstance(slots, int) and slots < parallelism:
+    if slots == 0:
+        log.warning(
+            "the cluster at %s has no task slots yet: the job waits until task managers with %d have started",
+            *(master, parallelism),
+        )
+    elif isinstance(slots, int) and slots < parallelism:
         raise UnsupportedFlink(
             f"the cluster at {master} has {slots} task slots, but the job needs {parallelism}: start more task "
             "managers, or lower --parallelism, score.shards and experience.shards"

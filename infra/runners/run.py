@@ -131,7 +131,7 @@ def local_job_server(runner: RunnerName, options: Sequence[str]) -> AbstractCont
         return running_flink(log.info, flink.flink_master, flink.parallelism)
     if runner == "flink":
         log.info(
-            "the job server is yours: the versions of its Beam and of its Flink are not compared with Beam %s here",
+            "the job server is not Laminar's: its versions of Beam and Flink are not compared with Beam %s here",
             beam.__version__,
         )
     return nullcontext()

@@ -45,9 +45,13 @@ def main(control_address: str, worker_id: str) -> None:
         log.warning("the runner is gone: %s", error)
         code = 1
     finally:
-        drain()
-        logging.shutdown()
-        os._exit(code)  # a source that still polls would keep the process, and its shard, alive
+        try:
+            drain()
+        except Exception:
+            log.exception("the last outputs may be lost")
+        finally:
+            logging.shutdown()
+            os._exit(code)  # a source that still polls would keep the process, and its shard, alive
 
 
 def drain() -> None:
@@ -58,7 +62,7 @@ def drain() -> None:
     STOPPING.set()
     if AT_END:
         time.sleep(DRAIN_S)
-    for close in AT_END:
+    for close in [*AT_END]:
         closing = threading.Thread(target=close, name="close", daemon=True)
         closing.start()
         closing.join(CLOSE_S)

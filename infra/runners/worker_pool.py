@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -23,9 +24,12 @@ from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPool
 
 from infra.processes import die_with_parent_command
 from infra.runners.stopping import STOPPING, stop_on_signals
+from infra.runners.worker import CLOSE_S, DRAIN_S
 
 HOST = "127.0.0.1"
 _STOP_S = 1.0
+_WORKERS_S = 2.0 + DRAIN_S + CLOSE_S
+"""Seconds in which workers notice that their task manager ends, and end."""
 _CHANNEL = (("grpc.http2.max_pings_without_data", 0), ("grpc.http2.max_ping_strikes", 0), ("grpc.so_reuseport", 0))
 
 
@@ -82,17 +86,29 @@ class WorkerProcesses:
             return fn_api.StartWorkerResponse(error=f"worker {request.worker_id} cannot be started: {error}")
         return fn_api.StartWorkerResponse()
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all workers have ended, at most `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        for each in self._running:
+            with suppress(subprocess.TimeoutExpired):
+                each.wait(max(0.0, deadline - time.monotonic()))
+
     def StopWorker(self, request: fn_api.StopWorkerRequest, _: object) -> fn_api.StopWorkerResponse:
         """Confirm the request."""
         return fn_api.StopWorkerResponse()
 
 
 def main(port: int) -> None:
-    """Serve a pool of worker processes until SIGTERM."""
+    """Serve a pool of worker processes until SIGTERM.
+
+    The end of a pod or a machine sends it to the task manager, too: the workers then commit their last outputs.
+    """
     stop_on_signals()
-    with _serving(WorkerProcesses(), port) as bound:
+    pool = WorkerProcesses()
+    with _serving(pool, port) as bound:
         print(f"--environment_type=EXTERNAL --environment_config=localhost:{bound}", flush=True)
         STOPPING.wait()
+    pool.wait(_WORKERS_S)
 
 
 if __name__ == "__main__":

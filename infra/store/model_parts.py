@@ -65,17 +65,14 @@ def model_parts(manifest: WeightVersion) -> ModelParts:
     return ModelParts(frozenset(ends), tuple(frozenset(parts[number]) for number in numbers))
 
 
-def chunk_orders(parts: ModelParts | None, chunks: int, groups: int) -> list[list[int]]:
+def chunk_orders(parts: ModelParts, chunks: int, groups: int) -> list[list[int]]:
     """An order of all `chunks` chunks for each of `groups` groups of machines: first a share of the parts, then the
     parts that follow, round and round.
 
     The shares are whole parts, as even as they allow: once each group has received the longest share, each part is
-    whole at one of them. Without `parts` the shares are even. The first group's begins with the ends.
+    whole at one of them. The first group's begins with the ends.
     """
-    if parts is None:
-        listed = [[chunk] for chunk in range(chunks)]
-    else:
-        listed = [sorted(part) for part in (parts.ends, *parts.layers)]
+    listed = [sorted(part) for part in (parts.ends, *parts.layers)]
     starts, known = [], set[int]()
     for part in listed:
         starts.append(len(known))

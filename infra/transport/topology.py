@@ -38,7 +38,7 @@ def upstream_of(chain: RelayChain, relay: int, chunks: int, parts: ModelParts | 
         return Upstream((), (TRAINER, *order[1:]), frozenset((TRAINER,)))
     if relay in chain.joining and complete:
         joining = [each for each in order if each in chain.joining]
-        orders = chunk_orders(parts, chunks, min(len(complete), len(joining)))
+        orders = None if parts is None else chunk_orders(parts, chunks, min(len(complete), len(joining)))
         plan = pulls_of("binomial", complete, joining, relay, chunks, orders)
         return Upstream(tuple(plan), tuple(complete), _upstream_sources(plan, complete))
     plan = pulls_of(chain.schedule, complete[:1], complete[1:], relay, chunks)

@@ -61,8 +61,8 @@ class Command:
             "LAMINAR_TARGET": str(decision.target),
             "LAMINAR_REASON": decision.reason,
         }
-        with TemporaryFile() as out, TemporaryFile() as err:  # not pipes: a child that it leaves may keep them open
-            try:
+        try:
+            with TemporaryFile() as out, TemporaryFile() as err:  # not pipes: a child that it leaves may keep them open
                 code = subprocess.run(
                     [*self.command],
                     env=environment,
@@ -72,17 +72,17 @@ class Command:
                     timeout=timeout_s,
                     check=False,
                 ).returncode
-            except subprocess.TimeoutExpired as error:
-                raise ActuatorFailed(
-                    f"{self.command[0]} did not end in {timeout_s:g} s (autoscaling.actuator_timeout_s)"
-                ) from error
-            except OSError as error:
-                raise ActuatorFailed(
-                    f"autoscaling.command {self.command[0]!r} cannot be run: {error.strerror}"
-                ) from error
-            if code:
                 output = _end_of(err) or _end_of(out) or "without output"
-                raise ActuatorFailed(f"{self.command[0]} exited with code {code}: {output}")
+        except subprocess.TimeoutExpired as error:
+            raise ActuatorFailed(
+                f"{self.command[0]} did not end in {timeout_s:g} s (autoscaling.actuator_timeout_s)"
+            ) from error
+        except OSError as error:  # of the program, or of the file for its output
+            raise ActuatorFailed(
+                f"autoscaling.command {self.command[0]!r} cannot be run: {error.strerror} ({error.filename})"
+            ) from error
+        if code:
+            raise ActuatorFailed(f"{self.command[0]} exited with code {code}: {output}")
 
 
 def _end_of(file: IO[bytes]) -> str:

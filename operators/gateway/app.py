@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -48,6 +48,7 @@ from operators.io.episode_keys import PEOPLE, WORKERS, EpisodeKeys
 from schemas.codec import ValueTooLarge
 from schemas.records import TokenRange
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_SEEN = 100_000
@@ -294,7 +295,8 @@ class Gateway:
         return await self._claims_for(name).claim(request, await self._body(request))
 
     async def _release(self, request: Request, name: str) -> HttpResponse:
-        return await self._claims_for(name).release(await self._body(request))
+        body = await self._body(request)
+        return await while_connected(request, self._claims_for(name).release(body))
 
     def _claims_for(self, name: str) -> ClaimRequests:
         if name != WORKERS:
@@ -305,7 +307,8 @@ class Gateway:
 
     async def _end(self, request: Request, name: str) -> HttpResponse:
         _check_episode(name)
-        await self.player.end(name, parse_report(await self._body(request)))
+        report = parse_report(await self._body(request))
+        await while_connected(request, self.player.end(name, report))
         return JSONResponse({"episode": name, "finished": True, "error": self.table.error_of(name)})
 
 
@@ -314,10 +317,10 @@ def _check_episode(name: str) -> None:
         raise ApiError(403, "this key is not that of an episode", "permission_error")
 
 
-async def while_connected(request: Request, work: Awaitable[RecordedResponse]) -> RecordedResponse:
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled once the client of `request`, whose body has been read, has gone.
 
-    The turn continues at its owner: a repetition of the request gets its response. Raises ClientDisconnect.
+    A turn continues at its owner: a repetition of the request gets its response. Raises ClientDisconnect.
     """
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
     try:

@@ -27,8 +27,8 @@ from schemas.topics import INBOX, inbox_partition
 _RECHECK_S = 5.0
 """A waiting request looks at its episode after so many seconds at the latest."""
 
-_OTHERS_S = 5.0
-"""A request that waits for the turn of another one sends its order after so many seconds."""
+_OTHERS_S = 10.0
+"""A request that waits for the turn of another one sends its order after so many seconds without progress."""
 
 SEND_AGAIN_S = 15.0
 """An order that has changed nothing for so long may be lost: it is sent again, and its owner ignores a second one."""
@@ -124,6 +124,7 @@ class Player:
         deadline = self._clock() + self._timeout_s
         known: tuple[Any, ...] | None = None
         send_at = shown = 0.0
+        reached = self._table.length(name)
         async with self._changes.watching(name) as changed:
             while True:
                 changed.clear()
@@ -137,6 +138,8 @@ class Player:
                 if order is not None and (key := (order.turn_id, order.lease, order.start)) != known:
                     own = order.turn_id == options.turn_id  # that of another request is sent by it, unless it has gone
                     known, send_at = key, self._clock() + (0.0 if own else _OTHERS_S)
+                elif (length := self._table.length(name)) > reached:  # its owner has the order
+                    reached, send_at = length, self._clock() + SEND_AGAIN_S
                 if order is not None and self._clock() >= send_at:
                     await asyncio.to_thread(self._send, order)
                     send_at = self._clock() + SEND_AGAIN_S

@@ -2,7 +2,9 @@
 
 Placement decides from heartbeats: relays report the chunks that have arrived, replicas whether they can run in stages
 and the groups they are in. An order goes to the leader of a group; it opens the stages of the others. A group that has
-lost a member gets a new one with the same leader. Nothing is kept across a restart: the heartbeats have all of it.
+lost a member gets a new one with the same leader, while the relays of its replicas report its version. Nothing is kept
+across a restart: the heartbeats have the groups, but manifests are not read again, so only versions published after it
+get groups and new members.
 """
 
 from __future__ import annotations
@@ -191,7 +193,9 @@ class StageGroups:
             return found
         for replica, (status, _) in self._staged.items():
             free = replica not in busy and not status.group and not self._has_weights(replica)
-            if status.refusal or replica in self._avoid or not (replica in members or free):
+            if replica in self._avoid or not (replica in members or free):
+                continue
+            if status.refusal and not (status.leads and replica in members):  # a leader stays it until it ends
                 continue
             held = self._held(status, version)
             if held is not None:

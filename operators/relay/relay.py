@@ -36,11 +36,20 @@ from schemas.topics import RELAY, REPLICAS
 
 log = logging.getLogger(__name__)
 
+FREE_EVERY_S = 600.0
+"""A new version frees the memory of ended runs, at most once in this time."""
 _REFUSED = "refused"
 _MAX_WAITING = 8
 """Maximum of manifests of one version that wait for its bytes."""
 _MAX_REFUSED = 64
 """Maximum of offsets of rejected manifests in a commit note."""
+
+
+def free_ended_runs(store: Path) -> None:
+    """On a machine of a cluster, remove the stores of ended runs beside `store`."""
+    if MACHINE in os.environ:
+        for root in remove_ended_stores(store):
+            log.warning("removed %s, the weights of a run that has ended", root)
 
 
 def manifest_mismatch(manifest: WeightVersion, seal: Seal) -> str | None:
@@ -94,11 +103,9 @@ class RelayStep:
     def restore(self, restored: Restored) -> RelayFold:
         """Return a relay without manifests; reading resumes at the oldest manifest that it needs.
 
-        The agent of a machine of a cluster first frees the memory of ended runs, which nobody else can.
+        That of a machine of a cluster first frees the memory of ended runs, which nobody else can.
         """
-        if MACHINE in os.environ:
-            for root in remove_ended_stores(Path(self.config.store).parent):
-                log.warning("removed %s, the weights of a run that has ended", root)
+        free_ended_runs(Path(self.config.store))
         store = WeightStore(Path(self.config.store), self.config.keep_versions)
         endpoint = self.config.endpoint(self.client.bootstrap_servers)
         return self.open(restored, store, endpoint, lambda: BoundedProducer(self.client))
@@ -167,6 +174,8 @@ class RelayFold:
         self._held: dict[PolicyVersion, ReceivedRecord] = {}
         self._reported: tuple[tuple[PolicyVersion, ...], int] | None = None
         """The held versions, newest first, and their bytes; one object, since the heartbeat thread reads it."""
+        self._freed_at = clock()
+        """When the memory of ended runs was freed."""
         self._is_checked = False
         """Whether the size of the store has been compared with that of a version."""
         refused = state.get(_REFUSED, [])
@@ -203,6 +212,9 @@ class RelayFold:
         match received.record:
             case WeightVersion() as manifest:
                 self._check_size(manifest.bytes)
+                if self._clock() - self._freed_at >= FREE_EVERY_S:  # runs may have ended since
+                    self._freed_at = self._clock()
+                    free_ended_runs(self._store.root)
                 self._waiting.setdefault(manifest.version, []).append(received)
             case RelayChain() as chain:
                 self._node.set_chain(chain)
@@ -216,7 +228,7 @@ class RelayFold:
         return []
 
     def _check_size(self, version_bytes: int) -> None:
-        """Report a store that is too small for the versions that it is to keep and the one that arrives."""
+        """Report a store that, empty, is too small for the versions that it is to keep and the one that arrives."""
         if self._is_checked:
             return
         self._is_checked, needed = True, version_bytes * (self._config.keep_versions + 1)

@@ -29,6 +29,7 @@ from pipelines.roles import (
     relay_of,
     run_process,
     submitted_process,
+    transient_errors,
 )
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ def submit(
                     import_pipeline(role)
             with claimed_store(loaded, process), guarded(loaded, process):
                 run_process(loaded, process, runner, context.args)
+    except transient_errors():
+        raise
     except cannot_run as error:  # another start would fail again
         raise _cannot_run(error) from None
     except KeyboardInterrupt:  # before the pipeline runs; from then on Ctrl-C drains it

@@ -18,7 +18,7 @@ from operators.agents.agent_process import AUTHORITY
 from operators.gateway.config import GatewayConfig
 from operators.trainer.memory_plan import offloaded_bytes, plan_rank, shape_of
 from pipelines.config import Config, load_config
-from pipelines.roles import AUTOSCALER, SHARDED, pipelines_of, roles_of
+from pipelines.roles import AUTOSCALER, DATA_PLANE, SHARDED, pipelines_of, roles_of, submitted_process
 from pipelines.run.deployment_checks import check_deployable, is_secret
 from pipelines.run.topics import topic_spec
 from schemas.topics import CATALOGUE
@@ -52,6 +52,7 @@ def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
         relay_files=tuple(filter(None, (relay.token_file, relay.certificate_file, relay.authority_file))),
         gateway_files=tuple(filter(None, (gateway.certificate_file, gateway.key_file))),
         agent_files=tuple(filter(None, (gateway.secret_file, authority if is_secret(authority) else ""))),
+        data_plane=tuple(role.pipeline for role in submitted_process(config, DATA_PLANE).roles),
         topics=[topic_spec(config, topic) for topic in CATALOGUE.values()],
         acls=role_acls(config.run.name, pipelines_of(config)),
         note="\n".join(filter(None, (_missing_model(config), _agents_elsewhere(config)))),

@@ -10,7 +10,7 @@ from infra.listening import is_loopback
 from operators.gateway.config import GatewayConfig
 from operators.relay.config import RelayConfig
 from pipelines.config import Config, ConfigProblems
-from pipelines.roles import ALL_PIPELINES
+from pipelines.roles import roles_of
 from pipelines.run.paths import files_read
 from pipelines.run.preflight import unknown_environments
 from pipelines.run.run_names import UNNAMED
@@ -33,11 +33,13 @@ def deployment_problems(config: Config) -> list[str]:
     found += _agents(config)
     if config.autoscaling is not None and config.autoscaling.actuator == "local":
         found.append("autoscaling.actuator is 'local': in a cluster set 'kubernetes', or a command")
+    found += _flink(config)
     if not config.kafka.bootstrap_servers:
         found.append("kafka.bootstrap_servers is not set: name the brokers as pods reach them")
     for key in ("memory_gib", "cpus"):
-        for role in sorted(set(getattr(config.deploy, key)) - set(ALL_PIPELINES)):
-            found.append(f"deploy.{key} has {role!r}, which is no role: {', '.join(ALL_PIPELINES)}")
+        roles = dict.fromkeys(role.pipeline for role in roles_of(config))
+        for role in sorted(getattr(config.deploy, key).keys() - roles.keys()):
+            found.append(f"deploy.{key} has {role!r}, which is no role of this run: {', '.join(roles)}")
     found += unknown_environments(config)
     found += _outside_volume(config)
     if not config.emulated and is_loopback(config.relay.listen):
@@ -71,6 +73,20 @@ def _loopback_relay(relay: RelayConfig) -> str:
             needed[key] = f"{SECRETS}/{name}"
     listed = ", ".join(f'{key} = "{value}"' for key, value in needed.items())
     return f"relay.listen is {relay.listen}, where relays of other machines cannot connect: set in [relay] {listed}"
+
+
+def _flink(config: Config) -> Iterator[str]:
+    """What a session cluster of Flink lacks for the job of the data plane."""
+    slots, shards = config.deploy.flink_slots, max(config.score.shards, config.experience.shards)
+    if not slots:
+        return
+    if slots < shards:
+        yield f"deploy.flink_slots is {slots}, but score.shards and experience.shards need {shards}: set {shards}"
+    if config.autoscaling is not None and config.autoscaling.actuator == "kubernetes":
+        yield (
+            "autoscaling.actuator is 'kubernetes', but with deploy.flink_slots the autoscaler runs beside verifiers, "
+            "without a service account: set a command"
+        )
 
 
 def is_secret(path: str) -> bool:

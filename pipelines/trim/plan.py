@@ -103,6 +103,11 @@ def plan_trim(
     target = _version(run, whole, checkpoints, needs, version)
     if earlier is not None and target <= earlier.version:
         if undeleted := _undeleted(client, run, earlier):
+            if version not in (None, earlier.version):
+                raise TrimRefused(
+                    f"a trim of run {run} to version {earlier.version} was interrupted: repeat that one first, without "
+                    "--version"
+                )
             return TrimPlan(run, earlier, None, undeleted, audit)
         raise TrimRefused(f"the log of run {run} begins at version {earlier.version}; {target} is not newer")
     last = whole.last_batch(target)

@@ -6,8 +6,8 @@ from typing import Any
 
 from infra.deploy.plan import DeploymentPlan
 
-RUN, ROLE, WEIGHTS = "laminar/run", "laminar/role", "laminar/weights"
-"""Labels: the run, the role, and whether a pod maps its machine's weights."""
+RUN, ROLE, WEIGHTS, FLINK_OF = "laminar/run", "laminar/role", "laminar/weights", "laminar/flink-of"
+"""Labels: the run, the role, whether a pod maps its machine's weights, and the run of a pod of Flink's."""
 
 
 def labels_of(plan: DeploymentPlan, role: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from infra.deploy.kubernetes.names import RUN, WEIGHTS, labels_of, manifest
+from infra.deploy.kubernetes.names import FLINK_OF, RUN, WEIGHTS, labels_of, manifest
 from infra.deploy.plan import AGENTS, GATEWAY, METRICS_PORT, DeploymentPlan
 
 _API_SERVER = [{"protocol": "TCP", "port": port} for port in (443, 6443)]
@@ -62,6 +62,10 @@ def _policies(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
             yield _policy(plan, unit.name, {"podSelector": selector, "policyTypes": ["Egress"], "egress": egress})
     if plan.gateway_port:
         yield from _gateway_policies(plan)
+    if plan.deploy.flink_slots:
+        peers = [{"podSelector": {"matchLabels": {FLINK_OF: plan.run}}}]
+        rules = {"podSelector": {"matchLabels": labels_of(plan, "pool")}, "policyTypes": ["Ingress", "Egress"]}
+        yield _policy(plan, "flink", {**rules, "ingress": [{"from": peers}], "egress": [{"to": peers}]})
     scraped = {"ports": [{"protocol": "TCP", "port": METRICS_PORT}]}
     selector = {"matchLabels": labels_of(plan, "metrics")}
     yield _policy(plan, "metrics", {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [scraped]})

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from infra.deploy.kubernetes.names import labels_of, manifest
+from infra.deploy.kubernetes.names import FLINK_OF, labels_of, manifest
 from infra.deploy.kubernetes.pods import worker_pool_pod
 from infra.deploy.plan import DeploymentPlan
 from infra.kafka.acls import Acl
@@ -66,6 +66,7 @@ def flink(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
         "flinkVersion": f"v{FLINK.replace('.', '_')}",
         "mode": "standalone",
         "serviceAccount": "flink",
+        "podTemplate": {"metadata": {"labels": {FLINK_OF: plan.run}}},
         "flinkConfiguration": {"taskmanager.numberOfTaskSlots": "1", "classloader.resolve-order": "parent-first"},
         "jobManager": {"replicas": 1, "resource": {"cpu": 1, "memory": "1536m"}},
         "taskManager": {

@@ -12,8 +12,6 @@ from infra.deploy.plan import AGENTS, ALIVE, CONFIG, GATEWAY, SECRETS, SILENT_MI
 from infra.machine import GATEWAY_URL
 from infra.machine import VARIABLE as MACHINE
 
-DATA_PLANE = ("prompts", "placement", "score", "experience", "evaluation")
-"""The roles that workers of Flink may run."""
 POOL_PORT = 50000
 """The port of a worker pool, on loopback."""
 USER = 10001
@@ -85,18 +83,24 @@ def command_pod(plan: DeploymentPlan, name: str, command: Sequence[str], user: s
 
 
 def worker_pool_pod(plan: DeploymentPlan) -> dict[str, Any]:
-    """The pod of a task manager of Flink, `flink-main-container`, with a worker pool for the data plane."""
+    """The pod of a task manager of Flink, `flink-main-container`, with a worker pool for the data plane.
+
+    Its slot may have a shard of each role, so the pool has the resources of all.
+    """
+    units = [unit for unit in plan.units if unit.name in plan.data_plane]
     pod: dict[str, Any] = command_pod(plan, "pool", ["python", "-m", "infra.runners.worker_pool", str(POOL_PORT)], "")
-    secrets = [name for role in DATA_PLANE for name in secrets_of(plan, role, weights=False)]
-    (pool,), volumes = pod["spec"]["containers"], pod["spec"]["volumes"]
+    secrets = [name for unit in units for name in secrets_of(plan, unit.name, weights=False)]
+    (pool,), volumes, rights = (pod["spec"][key] for key in ("containers", "volumes", "securityContext"))
+    whole = Unit("pool", cpus=sum(unit.cpus for unit in units), memory_gib=sum(unit.memory_gib for unit in units))
+    pool["resources"] = _resources(plan, whole)
     volumes[-1]["projected"]["sources"] = [{"secret": {"name": name}} for name in secrets]
     pool["volumeMounts"].append({"name": "volume", "mountPath": plan.deploy.volume_path, "readOnly": True})
     volumes.append({"name": "volume", "persistentVolumeClaim": {"claimName": plan.name}})
     main = {"name": "flink-main-container", "securityContext": {"allowPrivilegeEscalation": False}}
     # Flink's image has a user of its own; only the pool has ours.
-    pool["securityContext"] |= {"runAsUser": USER, "runAsGroup": USER, "runAsNonRoot": True}
-    kept = {"containers": [main, pool], "volumes": volumes, "securityContext": {"fsGroup": USER}}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"], "spec": kept}
+    pool["securityContext"] |= {key: rights.pop(key) for key in ("runAsUser", "runAsGroup", "runAsNonRoot")}
+    pod["spec"]["containers"] = [main, pool]
+    return {"apiVersion": "v1", "kind": "Pod", **pod}
 
 
 def _environment(plan: DeploymentPlan, unit: Unit) -> Iterator[dict[str, Any]]:

@@ -24,14 +24,14 @@ from infra.transport.frames import MAX_ARRAY_BYTES, FrameKind, TransportError, r
 from infra.transport.kv_transfer import decode_parts
 from operators.rollout.kv_rows import RowCopy
 from operators.rollout.runner import RunnerLost
-from operators.rollout.staged.service import GONE_S, WATCH_S, StageInput, StageService
+from operators.rollout.staged.service import HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, StageInput, StageService
 from schemas.records import KVManifest, StageGroup
 from schemas.records import Stage as StagePlace
 
 PROBE_S = 5.0
 """Seconds in which a member has to answer after the group has broken."""
 RESULT_S = 120.0
-"""Seconds after which a pass is taken as lost."""
+"""Seconds after which a pass is taken as lost: of a member that sends heartbeats, but whose computation hangs."""
 
 
 class GroupFailed(RunnerLost):
@@ -43,12 +43,18 @@ class GroupFailed(RunnerLost):
 
 
 class _Member:
-    """The connections to one member: control, and `watch` for signs of life."""
+    """The connections to one member: control, and `watch` for heartbeats."""
 
     def __init__(self, place: StagePlace, control: Connection, watch: Connection) -> None:
         self.place, self.control, self.watch = place, control, watch
         self.layers = range(place.first, place.end)
         self.alive = True
+        self._sending = threading.Lock()
+
+    def send_heartbeat(self, **body: bool) -> None:
+        """Send a heartbeat; with `broken=True` the member stops waiting for its neighbours. Raises TransportError."""
+        with self._sending:
+            send(self.watch, FrameKind.STAGE_WATCH, **body)
 
     def close(self) -> None:
         """Close both connections: the member drops its stage."""
@@ -131,11 +137,11 @@ class StagePipeline:
         return member
 
     def _watch(self, member: _Member) -> None:
-        """Exchange signs of life with `member`. Without them it is lost, and what waits for it fails."""
-        member.watch.settimeout(GONE_S)
+        """Exchange heartbeats with `member`. Without them it is lost, and what waits for it fails."""
+        member.watch.settimeout(HEARTBEAT_TIMEOUT_S)
         with suppress(TransportError, OSError):
-            while not self._closed.wait(WATCH_S):
-                send(member.watch, FrameKind.STAGE_WATCH)
+            while not self._closed.wait(HEARTBEAT_S):
+                member.send_heartbeat()
                 receive(member.watch)
         member.watch.close()
         member.alive = False
@@ -265,6 +271,9 @@ class StagePipeline:
         """Find out which members are gone; the others keep their KV."""
         if self._first is not None:
             interrupt(self._first)
+        for member in self.members:
+            with suppress(TransportError):  # it may wait for a neighbour that hangs, and could not reply
+                member.send_heartbeat(broken=True)
         for member in self.members:
             member.control.settimeout(PROBE_S)
             try:

@@ -1,10 +1,11 @@
 """The members' side of stage groups: serves the stages of a process's replicas to the leaders of their groups.
 
 A leader opens a control connection to each member, on which it sends plans of steps and changes of KV rows, in order,
-and one on which both ends send signs of life: a leader or a member that hangs is lost like one that has ended.
-Hidden states travel along another chain of connections: from the leader to the first member, from member to member, and
-from the last one back. A member that loses a neighbour keeps its stage and its KV until the leader has fetched it, or
-closes the control connection.
+and one for heartbeats of both ends: a leader or a member whose process or machine hangs is lost like one that has
+ended. Hidden states travel along another chain of connections: from the leader to the first member, from member to
+member, and from the last one back. A member that loses a neighbour keeps its stage and its KV until the leader has
+fetched it, or closes the control connection. It may be waiting for a neighbour that hangs: a heartbeat then says that
+the group is broken, and the member stops waiting.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ log = logging.getLogger(__name__)
 CONNECT_S = 5.0
 INPUT_TIMEOUT_S = 20.0
 """Seconds in which the stage before must connect."""
-WATCH_S = 2.0
-"""Seconds between the signs of life of a leader and a member."""
-GONE_S = 10.0
+HEARTBEAT_S = 2.0
+"""Seconds between the heartbeats of a leader and a member."""
+HEARTBEAT_TIMEOUT_S = 10.0
 """Seconds without one after which the other end is taken as lost."""
 
 
@@ -56,8 +57,8 @@ class StageService:
         self.transfers = transfers
         self._members: dict[int, StageMember] = {}
         self._inputs: dict[tuple[str, int], StageInput] = {}
-        self._watched: dict[tuple[str, int], list[Connection]] = {}
-        """The control connections of a stage whose leader gives signs of life."""
+        self._watched: dict[tuple[str, int], _Watched] = {}
+        """By group and index: the stages whose leaders send heartbeats."""
         self._changed = threading.Condition()
         transfers.handlers[FrameKind.STAGE] = self._serve
         transfers.handlers[FrameKind.STAGE_INPUT] = self._hold_input
@@ -105,21 +106,27 @@ class StageService:
             held.done.wait()
 
     def _watch(self, connection: Connection, body: Mapping[str, Any]) -> None:
-        """Reply to the signs of life of a leader; without them its stage ends."""
-        key, controls = (str(body.get("group"))[:80], _integer(body, "index")), list[Connection]()
-        connection.settimeout(GONE_S)
+        """Reply to the heartbeats of a leader; without them its stage ends. At one `broken` it stops waiting."""
+        key, watched = (str(body.get("group"))[:80], _integer(body, "index")), _Watched()
         with self._changed:
-            self._watched[key] = controls
+            self._watched[key] = watched
             self._changed.notify_all()
         try:
             while True:
-                expect(receive(connection), FrameKind.STAGE_WATCH)
-                send(connection, FrameKind.STAGE_WATCH)
+                connection.settimeout(HEARTBEAT_TIMEOUT_S)
+                heartbeat = receive(connection)
+                expect(heartbeat, FrameKind.STAGE_WATCH)
+                if heartbeat.body.get("broken"):  # has no reply
+                    watched.break_stages()
+                else:
+                    send(connection, FrameKind.STAGE_WATCH)
         finally:
             with self._changed:
-                self._watched.pop(key, None)
-            for control in controls:
+                if self._watched.get(key) is watched:
+                    del self._watched[key]
+            for control in watched.controls:
                 interrupt(control)
+            watched.break_stages()
 
     def _serve(self, connection: Connection, body: Mapping[str, Any]) -> None:
         """One stage, from its leader's request to the end of the control connection."""
@@ -131,8 +138,9 @@ class StageService:
             key = group, _integer(body, "index")
             with self._changed:
                 if not self._changed.wait_for(lambda: key in self._watched, CONNECT_S):
-                    raise StageRefused("its leader gives no signs of life")
-                self._watched[key].append(connection)
+                    raise StageRefused(f"its leader sent no heartbeat for {CONNECT_S:g} s")
+                watched = self._watched[key]
+                watched.controls.append(connection)
             version = PolicyVersion.parse(str(body.get("version")))
             layers = range(_integer(body, "first"), _integer(body, "end"))
             shape = _integer(body, "rows"), _integer(body, "context")
@@ -144,7 +152,9 @@ class StageService:
             index, next_index = key[1], _integer(body, "next_index")
             output = self.connect(str(body.get("next")), FrameKind.STAGE_INPUT, group=group, index=next_index)
             self._send(connection, "ready")
-            _ServedStage(self, connection, stage, group, version, index, output).run()
+            served = _ServedStage(self, connection, stage, group, version, index, output)
+            watched.stages.append(served)
+            served.run()
         finally:
             if output is not None:
                 output.close()
@@ -184,7 +194,7 @@ class _ServedStage:
         except (IndexError, TypeError, ValueError, RuntimeError) as error:
             log.warning("the stage of group %s has ended: its leader sent an invalid message: %s", self._group, error)
         finally:
-            self._break()
+            self.stop_waiting()
 
     def _apply(self, message: ArrayMessage) -> None:
         arrays = message.arrays
@@ -212,6 +222,8 @@ class _ServedStage:
         try:
             if self._input is None:
                 self._input = self._service.take_input(self._group, self._index)
+                if self._broken:  # `stop_waiting` did not find the input
+                    raise TransportError("the group is broken")
             step, blocks = decode_plan(message.arrays[:PLAN_ARRAYS], self._stage.rows, self._stage.context)
             stored = None if len(message.arrays) == PLAN_ARRAYS else message.arrays[PLAN_ARRAYS].tolist()
             received = receive_message(self._input.connection, self._transfers.receiving, MAX_ARRAY_BYTES)
@@ -220,7 +232,7 @@ class _ServedStage:
                 send_message(self._output, self._transfers.sending, "hidden", [self._stage.to_bytes(x)])
         except (TransportError, RuntimeError, IndexError, ValueError) as error:
             log.warning("stage %d of group %s failed: %s", self._index, self._group, error)
-            self._break()
+            self.stop_waiting()
 
     def _offer(self, row: int, tokens: int) -> None:
         """Offer the KV of a row to the next owner of its trajectory."""
@@ -249,13 +261,26 @@ class _ServedStage:
     def _reply(self, kind: str, **body: Any) -> None:
         send_message(self._control, self._transfers.sending, kind, **body)
 
-    def _break(self) -> None:
-        """Close the connections to both neighbours, which then do the same: so the leader notices."""
+    def stop_waiting(self) -> None:
+        """Close the connections to both neighbours, which then do the same: so the leader notices. From any thread."""
         self._broken = True
         interrupt(self._output)
         if self._input is not None:
             interrupt(self._input.connection)
             self._input.done.set()
+
+
+@dataclass(eq=False)
+class _Watched:
+    """What ends with the heartbeats of a leader: the control connection of its stage, and what the stage waits for."""
+
+    controls: list[Connection] = field(default_factory=list)
+    stages: list[_ServedStage] = field(default_factory=list)
+
+    def break_stages(self) -> None:
+        """Let the stage stop waiting for its neighbours."""
+        for stage in self.stages:
+            stage.stop_waiting()
 
 
 def _integer(body: Mapping[str, Any], name: str) -> int:

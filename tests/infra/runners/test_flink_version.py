@@ -71,6 +71,14 @@ def test_cluster_with_too_few_slots_is_rejected_with_numbers() -> None:
             run_pipeline(lambda pipeline: None, "flink", [f"--flink_master={address}", "--parallelism=4"])
 
 
+def test_cluster_without_slots_is_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """It may start task managers when a job is submitted."""
+    with cluster(config(FLINK), b'{"taskmanagers": 0, "slots-total": 0}') as address:
+        check_capacity(address, 4)
+    (line,) = caplog.messages
+    assert line.endswith("has no task slots yet: the job waits until task managers with 4 have started")
+
+
 def test_versions_of_a_users_job_server_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with local_job_server("flink", ["--job_endpoint=jobs:8099"]) as endpoint:

@@ -21,9 +21,11 @@ from apache_beam.portability.api import beam_fn_api_pb2 as fn_api
 from apache_beam.portability.api import beam_fn_api_pb2_grpc
 
 from infra.listening import exposed_addresses, listening_sockets
+from infra.runners import worker_pool
 from infra.runners.liveness import EXIT_CODE
 from infra.runners.options import RunnerName, pipeline_options
-from infra.runners.worker_pool import local_worker_pool
+from infra.runners.worker import CLOSE_S, DRAIN_S
+from infra.runners.worker_pool import WorkerProcesses, local_worker_pool
 
 
 @pytest.mark.parametrize("runner", ["prism", "flink", "portable"])
@@ -99,6 +101,24 @@ def worker(before: str) -> Iterator[tuple[_Runner, subprocess.Popen[str]]]:
         server.stop(1).wait()
 
 
+def test_worker_pool_waits_for_its_workers_at_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping, waited, wait = threading.Event(), list[int | None](), WorkerProcesses.wait
+    stopping.set()
+    monkeypatch.setattr(worker_pool, "STOPPING", stopping)
+    monkeypatch.setattr(worker_pool, "stop_on_signals", lambda: None)
+
+    def wait_with_a_worker(pool: WorkerProcesses, timeout_s: float) -> None:
+        assert timeout_s > DRAIN_S + CLOSE_S
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.2)"]) as process:
+            pool._running.append(process)
+            wait(pool, 60)
+            waited.append(process.returncode)
+
+    monkeypatch.setattr(WorkerProcesses, "wait", wait_with_a_worker)
+    worker_pool.main(0)
+    assert waited == [0]
+
+
 def test_worker_process_exits_when_a_step_exceeds_its_budget() -> None:
     step = (
         "from infra.runners.liveness import LIVENESS, StepBudget\n"
@@ -123,6 +143,18 @@ def test_worker_process_closes_its_shards_after_its_job() -> None:
         _, log = process.communicate(timeout=60)
         assert process.returncode == 0
     assert "closed after True" in log
+
+
+def test_worker_process_exits_when_its_drain_fails() -> None:
+    failing = (
+        "import threading, time\nfrom infra.runners import worker\n"
+        "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "worker.drain = lambda: 1 / 0"
+    )
+    with worker(failing) as (runner, process):
+        runner.ended.set()
+        _, log = process.communicate(timeout=60)
+    assert "the last outputs may be lost" in log
 
 
 def test_exposed_addresses_has_sockets_of_all_interfaces() -> None:

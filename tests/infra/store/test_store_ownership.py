@@ -51,17 +51,21 @@ def test_store_is_stale_once_all_its_users_are_gone(tmp_path: Path) -> None:
 
 def test_ended_stores_are_those_unused_for_long(tmp_path: Path) -> None:
     """A run that is being restarted keeps its weights, and so does one that works without a change."""
-    for run in ("ended", "restarted", "working"):
+    for run in ("ended", "restarted", "working", "own"):
         with WeightStore(default_root(run, tmp_path)) as store:
             add(store, PolicyVersion(1, 1))
-    for run in ("ended", "working"):
+    for run in ("ended", "working", "own"):
         root = default_root(run, tmp_path)
         for path in (*root.iterdir(), root):
             os.utime(path, (1, 1))
     lock = open_folder(default_root("working", tmp_path))
-    assert remove_ended_stores(tmp_path) == [default_root("ended", tmp_path)]
+    assert remove_ended_stores(default_root("own", tmp_path)) == [default_root("ended", tmp_path)]
     lock.release()
-    assert {each.root.name for each in stale_stores(tmp_path)} == {"laminar-restarted", "laminar-working"}
+    assert {each.root.name for each in stale_stores(tmp_path)} == {
+        "laminar-own",
+        "laminar-restarted",
+        "laminar-working",
+    }
 
 
 def test_process_that_opens_a_stale_store_owns_it(tmp_path: Path) -> None:

@@ -208,6 +208,7 @@ def test_key_that_the_gateway_rejects_ends_the_role(tmp_path: Path, reports: Rep
     def fold_on() -> None:
         while True:
             fold.fold(polled)
+            time.sleep(0.01)
 
     with pytest.raises(WrongKey, match=r"is gateway.secret_file the same file for the roles agents and gateway\?"):
         fold_on()

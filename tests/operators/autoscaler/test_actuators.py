@@ -7,6 +7,7 @@ import os
 import signal
 import ssl
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,6 +51,12 @@ def test_command_gets_the_decision_in_its_environment(tmp_path: Path) -> None:
 def test_command_that_fails_is_an_error_with_its_output(command: Any, timeout_s: float, problem: str) -> None:
     with pytest.raises(ActuatorFailed, match=problem):
         Command("first", command).apply(DECISION, timeout_s)
+
+
+def test_command_without_a_place_for_its_output_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    with pytest.raises(ActuatorFailed, match=r"'true' cannot be run: No such file or directory \(/nonexistent/"):
+        Command("first", ("true",)).apply(DECISION, 30)
 
 
 def test_command_may_leave_a_child_with_its_output() -> None:

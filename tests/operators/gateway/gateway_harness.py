@@ -153,6 +153,13 @@ class ScriptedRun:
         turn = TurnEnded(NAME, order.lease, order.replica, 1, order.turn_id, order.start, stop, reason, None, 0)
         self.write("progress", Progress(NAME, *owner, order.start, gained, span, None, 0, 0), turn)
 
+    def gain(self, order: TurnRequest, tokens: int) -> None:
+        """Write `tokens` more tokens of the turn of `order`, which goes on; with none only wake who waits."""
+        at, owner = max(order.start, self.table.length(NAME)), (order.lease, 1, order.replica, order.incarnation)
+        gained = Response(token_ids([BASE] * tokens), floats([-0.5] * tokens), flags([True] * tokens))
+        span = (VersionSpan(PolicyVersion(1, 0), tokens),)
+        self.write("progress", *([Progress(NAME, *owner, at, gained, span, None, 0, 0)] if tokens else []))
+
     def recorded(self, order: TurnRequest) -> str:
         """The text that the model read for `order`, `$` for the stop token."""
         known = self.table.tokens(NAME)

@@ -10,7 +10,6 @@ import httpx2
 import pytest
 from gateway_harness import NAME, ForgettingTokenizer, ScriptedRun, chat, play, user
 
-from operators.gateway import play as turn_player
 from schemas.records import EpisodeEnd, TokenRange, TurnRequest
 
 HELLO, AGAIN = user("hello"), user("again")
@@ -292,39 +291,6 @@ def test_request_without_response_times_out_and_is_repeatable() -> None:
         assert len(run.orders) == 1
 
     play(ScriptedRun("hi$", turn_timeout_s=0.05), scenario)
-
-
-def test_order_of_a_turn_is_sent_by_its_own_request() -> None:
-    """Others wait: if each sent the pending order at each change, n requests at once would write n² records."""
-
-    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
-        run.paused = True
-        requests = [asyncio.create_task(chat(client, user(text))) for text in "abc"]
-        for at in range(3):
-            while len(run.orders) <= at:
-                await asyncio.sleep(0)
-            run.respond(run.orders[at])
-        bodies = [await each for each in requests]
-        assert {body["choices"][0]["message"]["content"] for body in bodies} == {"one", "two", "six"}
-        assert len(run.orders) == 3
-
-    play(ScriptedRun("one$", "two$", "six$"), scenario)
-
-
-def test_order_that_changes_nothing_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_player, "SEND_AGAIN_S", 0.05)
-    monkeypatch.setattr(turn_player, "_RECHECK_S", 0.01)
-
-    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
-        run.paused = True  # the owner gets nothing
-        request = asyncio.create_task(chat(client, HELLO))
-        while len(run.orders) < 2:
-            await asyncio.sleep(0.01)
-        run.respond(run.orders[1])
-        assert (await request)["choices"][0]["message"]["content"] == "hi"
-        assert len({each.turn_id for each in turns(run)}) == 1
-
-    play(ScriptedRun("hi$"), scenario)
 
 
 def test_request_that_is_too_large_for_the_log_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,14 @@ def test_member_about_to_end_is_replaced_while_it_has_its_kv() -> None:
     assert cluster.advance() == ([], [])
 
 
+def test_leader_about_to_end_gets_a_member_for_a_lost_one() -> None:
+    cluster = formed()
+    lost = {"failed": "g3-1", "error": "gone", "lost": (1,)}
+    cluster.beat(0, V1, group="g3-1", leads=True, end=2, refusal="its process is about to end", **lost)
+    ((order,), _) = cluster.advance()
+    assert ranges(order) == [(0, 0, 2), (2, 2, 4)]
+
+
 def test_group_stays_while_nobody_can_replace_its_member() -> None:
     cluster = formed()
     cluster.beat(2, refusal="its process is about to end")
@@ -284,7 +292,3 @@ def test_each_layer_is_whole_at_one_joiner_after_its_share(sources: int, joiners
     held = [parts.held(chunks) for chunks in firsts]
     assert any(each.ends for each in held)
     assert set().union(*(each.layers for each in held)) == set(range(13))
-
-
-def test_shares_are_even_for_a_version_without_layers() -> None:
-    assert chunk_orders(None, 5, 2) == [[0, 1, 2, 3, 4], [2, 3, 4, 0, 1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -160,7 +161,7 @@ def test_lost_member_costs_only_the_kv_of_its_stage(
 def test_member_that_hangs_is_lost(
     replicas: Replicas, version: Version, expected: dict[str, Completion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "WATCH_S", 0.05)
+    monkeypatch.setattr(pipeline, "HEARTBEAT_S", 0.05)
     leader, member, other = replicas(3)
     leader.arrive(version, (0, 1), ends=True)
     for each in (member, other):
@@ -183,16 +184,64 @@ def test_member_that_hangs_is_lost(
     assert_all_same(done | finish(leader), expected)
 
 
+def test_member_that_waits_for_a_hung_one_keeps_its_kv(
+    replicas: Replicas, version: Version, expected: dict[str, Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "HEARTBEAT_S", 0.05)
+    made = replicas(4)
+    for each, layers in zip(made, [(0, 1), (2, 3), (4,), (2, 3)], strict=True):
+        each.arrive(version, layers, ends=each is made[0])
+    leader, waiting = made[0], made[2]
+    with closing(Network(made[1].transfers.address)) as network:
+        place = replace(made[1].stage(2, 4), address=network.address)
+        lead(leader, group(version, [leader.stage(0, 2), place, waiting.stage(4, 5)]))
+        assert leader.staging.leading, leader.staging.status(0).error
+        submit(leader, mixed(18))
+
+        def hang(step: int) -> None:
+            if step == 3:
+                leader.staging._led[1].members[0].watch.settimeout(0.05)  # type: ignore[index]
+                network.partitioned.set()
+
+        done = finish(leader, 4, hang)
+        assert (leader.engine.due() > 0, leader.staging.status(0).lost) == (True, (1,))
+        lead(leader, group(version, [leader.stage(0, 2), made[3].stage(2, 4), waiting.stage(4, 5)], "g-2"))
+        assert leader.staging.status(0).group == "g-2", leader.staging.status(0).error
+        assert_all_same(done | finish(leader), expected)
+
+
+@pytest.mark.parametrize("in_a_pass", [False, True])
 def test_member_drops_its_stage_when_its_leader_hangs(
-    replicas: Replicas, version: Version, monkeypatch: pytest.MonkeyPatch
+    replicas: Replicas, version: Version, monkeypatch: pytest.MonkeyPatch, in_a_pass: bool
 ) -> None:
     leader, member = replicas(2)
     leader.arrive(version, (0, 1), ends=True)
     member.arrive(version, (2, 3, 4))
-    monkeypatch.setattr(service, "GONE_S", 1.0)
-    monkeypatch.setattr(pipeline, "WATCH_S", 1000.0)
+    monkeypatch.setattr(pipeline, "HEARTBEAT_S", 0.05)
     lead(leader, group(version, [leader.stage(0, 2), member.stage(2, 5)]))
-    wait(lambda: member.staging.status(0).group == "" and member.staging.may_load(PolicyVersion(1, 2)))
+    newer = PolicyVersion(1, 2)
+    assert leader.staging.leading, leader.staging.status(0).error
+    assert member.staging.status(0).group == "g-1"
+    assert not member.staging.may_load(newer)
+    hangs, goes_on = threading.Event(), threading.Event()
+    original = pipeline.send_message
+
+    def hang(connection: Any, link: Any, kind: str, *args: Any, **body: Any) -> None:
+        if kind == "hidden":  # the member has the plan of the step, and waits for these
+            hangs.set()
+            goes_on.wait(60)
+        original(connection, link, kind, *args, **body)
+
+    if in_a_pass:
+        monkeypatch.setattr(pipeline, "send_message", hang)
+        submit(leader, mixed(1))
+        threading.Thread(target=leader.engine.step, daemon=True).start()
+        assert hangs.wait(30)
+    monkeypatch.setattr(service, "HEARTBEAT_TIMEOUT_S", 0.5)
+    time.sleep(0.5)  # the member applies it at the next heartbeat
+    monkeypatch.setattr(pipeline, "HEARTBEAT_S", 1000.0)
+    wait(lambda: member.staging.status(0).group == "" and member.staging.may_load(newer))
+    goes_on.set()
 
 
 def test_members_vanish_one_after_another_until_leader_is_whole(

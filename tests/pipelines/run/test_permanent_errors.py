@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 
 from operators.trainer.assembly import CannotTrain, MissingBatch
-from operators.trainer.persist import CheckpointError
+from operators.trainer.persist import CheckpointError, CheckpointsUnavailable, persist
 from pipelines import config as configs
 from pipelines import roles
 from pipelines.run import zygote
@@ -22,10 +23,9 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("error", "message"), ERRORS, ids=[type(error).__name__ for error, _ in ERRORS])
-def test_role_is_not_restarted_after_a_permanent_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception, message: str
-) -> None:
+def run_role(monkeypatch: pytest.MonkeyPatch, folder: Path, error: Exception) -> int:
+    """The exit code of a role whose process raises `error`."""
+
     def run_process(*_: object) -> None:
         raise error
 
@@ -33,6 +33,28 @@ def test_role_is_not_restarted_after_a_permanent_error(
     monkeypatch.setattr(roles, "configure_logging", lambda: None)
     monkeypatch.setattr(roles, "run_process", run_process)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
-    command = {"config": str(tmp_path), "start": "score", "roles": [["score", 0]]}
-    assert zygote._run(command) == roles.CANNOT_RUN
+    return zygote._run({"config": str(folder), "start": "score", "roles": [["score", 0]]})
+
+
+@pytest.mark.parametrize(("error", "message"), ERRORS, ids=[type(error).__name__ for error, _ in ERRORS])
+def test_role_is_not_restarted_after_a_permanent_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception, message: str
+) -> None:
+    assert run_role(monkeypatch, tmp_path, error) == roles.CANNOT_RUN
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("cause", "restarted"), [(TimeoutError("no answer"), True), (OSError(ENOSPC, "full"), False)])
+def test_role_is_restarted_if_its_storage_did_not_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cause: OSError, restarted: bool
+) -> None:
+    def read() -> None:
+        raise CheckpointError("cannot be listed") from cause
+
+    with pytest.raises(CheckpointError) as found:
+        persist(read, 2, wait=lambda seconds: False)
+    if not restarted:
+        assert run_role(monkeypatch, tmp_path, found.value) == roles.CANNOT_RUN
+        return
+    with pytest.raises(CheckpointsUnavailable):
+        run_role(monkeypatch, tmp_path, found.value)

@@ -48,7 +48,6 @@ image = "images.example/laminar:0.3"
 image_pull_secret = "images"
 node_labels = { "nvidia.com/gpu.present" = "true" }
 strimzi_cluster = "kafka"
-flink_slots = 3
 prometheus = true
 """
 _EMULATED = """

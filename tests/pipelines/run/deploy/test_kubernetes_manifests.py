@@ -160,7 +160,8 @@ def test_requests_of_roles_can_be_set(tmp_path: Path) -> None:
     assert (units["trainer"].memory_gib, units["trainer"].cpus) == (64 * 8, 8 * 8), "eight ranks share a container"
     assert (units["score"].memory_gib, units["score"].cpus) == (3, 0.5)
     for change, reason in (
-        ("deploy.cpus={scores = 2}", "deploy.cpus has 'scores', which is no role: autoscaler, "),
+        ("deploy.cpus={scores = 2}", "deploy.cpus has 'scores', which is no role of this run: autoscaler, "),
+        ("deploy.memory_gib={agents = 2}", "deploy.memory_gib has 'agents', which is no role of this run"),
         ("deploy.cpus={score = 0}", r"cpus\.score must be positive, not 0"),
     ):
         with pytest.raises(ConfigError, match=reason):
@@ -224,27 +225,6 @@ def test_runs_of_one_kafka_share_no_strimzi_user(tmp_path: Path) -> None:
 def _renamed(file: Path) -> Path:
     file.write_text(file.read_text().replace("Big_run", "other"))
     return file
-
-
-def test_flink_task_managers_have_a_worker_pool_beside_them(tmp_path: Path) -> None:
-    """As the operator's CustomResourceDefinition has it; no operator has executed it."""
-    documents = deployment(run_file(tmp_path, "secured"))
-    (flink,) = (each for each in documents if each["kind"] == "FlinkDeployment")
-    spec, managers = flink["spec"], flink["spec"]["taskManager"]
-    assert (spec["flinkVersion"], spec["mode"], managers["replicas"]) == ("v1_19", "standalone", 3)
-    assert all({"cpu", "memory"} == spec[part]["resource"].keys() for part in ("jobManager", "taskManager"))
-    template = managers["podTemplate"]
-    main, pool = template["spec"]["containers"]
-    assert (main["name"], pool["command"][-2:]) == ("flink-main-container", ["infra.runners.worker_pool", "50000"])
-    volumes = {each["name"]: each for each in template["spec"]["volumes"]}
-    assert {mount["name"] for mount in pool["volumeMounts"]} == volumes.keys()
-    secrets = {each["secret"]["name"] for each in volumes["secrets"]["projected"]["sources"]}
-    roles = ("prompts", "placement", "score", "experience", "evaluation")
-    assert secrets == {f"laminar-big-run-kafka-{role}" for role in roles}
-    whole = {**main, "image": "flink"}  # the operator completes its container
-    pod = {**template, "metadata": {"name": "task"}, "spec": {**template["spec"], "containers": [whole, pool]}}
-    for version in VERSIONS:
-        kubernetes_validate.validate(pod, version, strict=True)
 
 
 def test_restoring_roles_have_their_time_before_they_are_alive(file: Path) -> None:

@@ -1,0 +1,93 @@
+"""The FlinkDeployment of a run, as the operator's CustomResourceDefinition has it; no operator has executed it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from deployments import deployment, run_file
+
+from pipelines.config import ConfigError
+from pipelines.run.deployment import plan_of
+
+VERSIONS = ("1.29", "1.34")
+BY_COMMAND = 'actuator = "command"\ncommand = ["/volume/scale"]'
+
+
+def flink_file(folder: Path, name: str = "secured", more: str = "", actuator: str = BY_COMMAND) -> Path:
+    """The configuration `name` with three slots of Flink, and `more` in [deploy]."""
+    file = run_file(folder, name)
+    text = file.read_text().replace("[deploy]", f"[deploy]\nflink_slots = 3\n{more}")
+    file.write_text(text.replace('actuator = "kubernetes"', actuator))
+    return file
+
+
+def manifest_of(documents: list[dict[str, Any]], kind: str, name: str = "laminar-big-run-flink") -> dict[str, Any]:
+    (found,) = (each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def secrets_of(flink: dict[str, Any]) -> set[str]:
+    """The Secrets that the worker pool mounts."""
+    volumes = {each["name"]: each for each in flink["spec"]["taskManager"]["podTemplate"]["spec"]["volumes"]}
+    return {each["secret"]["name"] for each in volumes["secrets"]["projected"]["sources"]}
+
+
+def test_flink_task_managers_have_a_worker_pool_beside_them(tmp_path: Path) -> None:
+    flink = manifest_of(deployment(flink_file(tmp_path, more="memory_gib = { score = 12 }")), "FlinkDeployment")
+    spec, managers = flink["spec"], flink["spec"]["taskManager"]
+    assert (spec["flinkVersion"], spec["mode"], managers["replicas"]) == ("v1_19", "standalone", 3)
+    assert all({"cpu", "memory"} == spec[part]["resource"].keys() for part in ("jobManager", "taskManager"))
+    template = managers["podTemplate"]
+    main, pool = template["spec"]["containers"]
+    assert (main["name"], pool["command"][-2:]) == ("flink-main-container", ["infra.runners.worker_pool", "50000"])
+    assert {mount["name"] for mount in pool["volumeMounts"]} == {each["name"] for each in template["spec"]["volumes"]}
+    roles = ("autoscaler", "prompts", "placement", "score", "experience", "evaluation")
+    assert secrets_of(flink) == {f"laminar-big-run-kafka-{role}" for role in roles}
+    assert pool["resources"]["requests"] == {"cpu": "6", "memory": f"{5 * 2 + 12}Gi"}
+    whole = {**main, "image": "flink"}  # the operator completes its container
+    pod = {**template, "metadata": {"name": "task"}, "spec": {**template["spec"], "containers": [whole, pool]}}
+    for version in VERSIONS:
+        kubernetes_validate.validate(pod, version, strict=True)
+
+
+def test_flink_task_managers_have_the_rights_of_other_pods(tmp_path: Path) -> None:
+    flink = manifest_of(deployment(flink_file(tmp_path)), "FlinkDeployment")
+    pod = flink["spec"]["taskManager"]["podTemplate"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["imagePullSecrets"] == [{"name": "images"}]
+    assert pod["securityContext"].keys() == {"fsGroup", "fsGroupChangePolicy", "seccompProfile"}  # Flink's own user
+    rights = pod["containers"][1]["securityContext"]
+    assert rights["runAsNonRoot"]
+    assert (rights["readOnlyRootFilesystem"], rights["capabilities"]) == (True, {"drop": ["ALL"]})
+
+
+def test_network_policy_lets_flinks_pods_connect(tmp_path: Path) -> None:
+    documents = deployment(flink_file(tmp_path))
+    spec = manifest_of(documents, "FlinkDeployment")["spec"]
+    policy = manifest_of(documents, "NetworkPolicy")
+    for version in VERSIONS:
+        kubernetes_validate.validate(policy, version, strict=True)
+    rules = policy["spec"]
+    pool = spec["taskManager"]["podTemplate"]["metadata"]["labels"]
+    assert rules["podSelector"]["matchLabels"].items() <= pool.items()
+    peers = [{"podSelector": {"matchLabels": spec["podTemplate"]["metadata"]["labels"]}}]  # of job and task managers
+    assert (rules["ingress"], rules["egress"]) == ([{"from": peers}], [{"to": peers}])
+
+
+def test_flink_of_an_emulated_run_mounts_secrets_that_exist(tmp_path: Path) -> None:
+    file = flink_file(tmp_path, "emulated")
+    users = 'client_properties = "/etc/laminar-secrets/{role}.properties"'
+    file.write_text(file.read_text().replace("[kafka]", f"[kafka]\n{users}"))
+    flink = manifest_of(deployment(file), "FlinkDeployment", "laminar-emulated-flink")
+    roles = ("prompts", "placement", "score", "experience")
+    assert secrets_of(flink) == {f"laminar-emulated-kafka-{role}" for role in roles}
+
+
+def test_flink_that_cannot_run_the_job_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"flink_slots is 3, but .*score.shards.* need 4: set 4"):
+        plan_of(flink_file(tmp_path), ("score.shards=4", "kafka.partitions=4"))
+    with pytest.raises(ConfigError, match=r"actuator is 'kubernetes', but with deploy.flink_slots .*set a command"):
+        plan_of(flink_file(tmp_path, actuator='actuator = "kubernetes"'))
