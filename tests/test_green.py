@@ -53,7 +53,8 @@ def test_green_ignores_a_run_during_which_the_commit_changed(tmp_path: Path, com
 
 
 def test_green_names_processes_that_a_run_leaves(tmp_path: Path) -> None:
-    program = command(tmp_path, f'cd "$TMPDIR"; sleep 600 > /dev/null 2>&1 & echo $! > {tmp_path}/pid')
+    started = "until grep -q sleep /proc/$!/comm; do :; done"  # a shell's child has its name before
+    program = command(tmp_path, f'cd "$TMPDIR"; sleep 600 > /dev/null 2>&1 & echo $! > {tmp_path}/pid; {started}')
     green.run_missing(tmp_path, {"abc/0": 0}, command=program)
     (result,) = green.read_results(tmp_path).values()
     pid = int((tmp_path / "pid").read_text())

@@ -15,7 +15,16 @@ log = logging.getLogger(__name__)
 PAUSE_S = 1.0
 """Pause before the second attempt; doubled before each further one."""
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError)
-_LASTING = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC, errno.EDQUOT}
+_LASTING = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENOSPC,
+    errno.EDQUOT,
+}
 """Errors of a file system that another start would meet again."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hooks_document import FILES, TEXT, with_functions, with_programs, write_files
 
-from operators.agents.agent_process import attempt, environment_of, read_report, start_command
+from operators.agents.agent_process import REPORT_FILE, attempt, environment_of, read_report, start_command
 from operators.agents.function_server import load_function, report_of
 from operators.autoscaler.actuators import ActuatorFailed, Command
 from operators.autoscaler.observation import Observation
@@ -148,15 +148,15 @@ class Completions(BaseHTTPRequestHandler):
 
 def test_agent_command_of_the_document_reports(programs: Config, folder: Path) -> None:
     assert programs.agents is not None
-    report, transcript = folder / "report.json", folder / "transcript.log"
+    transcript = folder / "transcript.log"
     with ThreadingHTTPServer(("127.0.0.1", 0), Completions) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         task = {"text": "2 + 2?", "reference": {"answer": 4}}
-        environment = environment_of(f"http://127.0.0.1:{server.server_port}/v1", "lm-key", task, report)
+        environment = environment_of(f"http://127.0.0.1:{server.server_port}/v1", "lm-key", task, folder)
         start = start_command((sys.executable, *programs.agents.command[1:]), environment, transcript)
         assert attempt(start, transcript, 120, threading.Event()) == ""
         server.shutdown()
-    assert read_report(report) == {"answer": "/v1/chat/completions Bearer lm-key 2 + 2? 4", "reward": 1.0}
+    assert read_report(folder / REPORT_FILE) == {"answer": "/v1/chat/completions Bearer lm-key 2 + 2? 4", "reward": 1.0}
 
 
 def test_buffer_classes_of_the_document_are_made(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ def test_metric_of_a_batch_has_what_the_buffer_holds() -> None:
     buffer.shard.run()
     (metric,) = buffer.log.rows(METRICS)
     assert metric.values == {
+        "batches": 1.0,
         "buffer/trajectories": 1.0,
         "buffer/groups": 1.0,
         "dropped_stale": 2.0,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from record_factories import prompt, trajectory
 
 from operators.io.coalesce import coalesce
 from operators.io.elements import Output
 from schemas.codec import decode
 from schemas.columns import token_ids
 from schemas.records import Assignment, Cancel, Metric, Prompt, Sampling
-from schemas.topics import INBOX, METRICS, PROMPTS, TRAJECTORIES
+from schemas.topics import INBOX, METRICS, PROMPTS
 
 PROMPT = Prompt(3, "train", "sum", "2 + 3?", token_ids([1, 2]), "{}", 4, Sampling(1.0, 1.0, 0, 8, (2,), 1))
 ASSIGNMENT = Assignment(PROMPT, 1, 5, 1, 0, 4, None, None, 1_700_000_000_000)
@@ -44,15 +43,6 @@ def test_coalesce_separates_keys_partitions_and_topics() -> None:
         (PROMPTS.name("run"), None, b"b", [PROMPT]),
         (PROMPTS.name("run"), 1, b"a", [PROMPT]),
     ]
-
-
-def test_groups_of_one_purpose_share_a_record_of_trajectories() -> None:
-    p3, p4, e1 = (
-        trajectory(prompt(number, purpose=of), 0) for number, of in ((3, "train"), (4, "train"), (1, "evaluation"))
-    )
-    outputs = [Output(TRAJECTORIES, key, row, 0) for key, row in (("p3", p3), ("e1", e1), ("p4", p4))]
-    name = TRAJECTORIES.name("run")
-    assert written(*outputs) == [(name, 0, b"p3", [p3, p4]), (name, 0, b"e1", [e1])]
 
 
 def test_coalesce_writes_one_json_record_per_output() -> None:
