@@ -79,8 +79,9 @@ def test_trim_repeats_deletions_that_were_interrupted(run: TrimmedRun, monkeypat
         with pytest.raises(KafkaTimeoutError):
             run.trim("1.2")
     assert set(run.begins().values()) == {0}
+    other = PolicyVersion(1, 1)
     with pytest.raises(TrimRefused, match=r"to version 1\.2 was interrupted"):
-        run.plan("1.1")
+        plan_trim(run.client, run.run, {other: Path("checkpoints/1.1")}, other)
     again = run.trim("1.2")
     assert {cut.held_by for cut in again.cuts.values()} == {"an interrupted trim"}
     assert (run.begins()["settled"], run.begins()["batches"]) == (12, 2)
