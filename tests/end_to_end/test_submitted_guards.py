@@ -70,6 +70,7 @@ def test_submitted_trainer_ends_at_a_missing_batch(
     command = submit(command_server, tmp_path / "here", "trainer", str(file))
     assert command.wait() == 2  # its respawner does not submit it again
     assert "laminar: global batch 0 is missing in batches partition 0: batch 2 is at offset 0" in command.output()
+    remove_store(default_root(run_id))
 
 
 def test_submitted_prompts_stop_when_too_many_rows_are_refused(
