@@ -27,6 +27,8 @@ from benchmarks.emulated_runs import LIMIT_S, WARM_UP, RunFailed
 from benchmarks.ended_runs import rows_of
 from benchmarks.many_replicas import BATCH, EXAMPLE, changes
 from infra.processes import is_running, spawn
+from infra.store.names import default_root
+from infra.store.ownership import remove_store
 from pipelines.config import load_config
 from pipelines.distribution import LAMINAR
 from pipelines.inspect.audit.audit_run import audit
@@ -95,6 +97,7 @@ def run(options: argparse.Namespace, folder: Path, spread: bool) -> float:
             steps = batches(here(lambda: rows_of(cluster.client, METRICS.name(name), Metric)))
         finally:
             cluster.stop()
+            remove_store(default_root(name), in_use=True)  # its processes were killed
         dropped = sum(rule.dropped for rule in network.rules.values())
         delayed = sum(rule.delayed for rule in network.rules.values())
     if not found.passed:
