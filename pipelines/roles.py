@@ -37,7 +37,7 @@ ROLE, ADMIN = "{role}", "admin"
 """`{role}` in the path of a client.properties file stands for the role that reads it; ADMIN is that of the commands."""
 
 CANNOT_RUN = 2
-"""Exit code of a role that cannot run with its configuration or log (`permanent_errors`); it is not restarted."""
+"""Exit code of a role that cannot run with its configuration or log (`is_permanent`); it is not restarted."""
 
 WITH_MODEL = {"evaluation", "relay", *AGENT_PIPELINES}
 """Pipelines that an emulated run omits, as it has no model and no weights."""
@@ -203,26 +203,18 @@ def run_process(
         run_pipeline(graph_of(config, process, runner), runner, beam_options, close_shards)
 
 
-def transient_errors() -> tuple[type[Exception], ...]:
-    """Kinds of `permanent_errors` that another start may not raise again."""
-    from operators.trainer.persist import CheckpointsUnavailable
-
-    return (CheckpointsUnavailable,)
-
-
-def permanent_errors() -> tuple[type[Exception], ...]:
-    """The errors that another start would raise again: a process that ends with one exits with CANNOT_RUN. Handle
-    `transient_errors` first.
-    """
+def is_permanent(error: Exception) -> bool:
+    """Whether another start would raise `error` again: a process that ends with it exits with CANNOT_RUN."""
     from infra.kafka.admin import OtherPartitions
     from infra.kafka.log_gaps import CannotResume
     from operators.prompts.question import SourceError
     from operators.trainer.assembly import CannotTrain
-    from operators.trainer.persist import CheckpointError
+    from operators.trainer.persist import CheckpointError, CheckpointsUnavailable
     from pipelines.config import ConfigError
     from schemas.release import OldRelease
 
-    return (ConfigError, SourceError, CheckpointError, CannotTrain, CannotResume, OldRelease, OtherPartitions)
+    kinds = (ConfigError, SourceError, CheckpointError, CannotTrain, CannotResume, OldRelease, OtherPartitions)
+    return isinstance(error, kinds) and not isinstance(error, CheckpointsUnavailable)
 
 
 def flink_options(config: Config, process: RoleProcess) -> list[str]:

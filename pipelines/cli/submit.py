@@ -25,11 +25,10 @@ from pipelines.roles import (
     SHARDED,
     configure_logging,
     import_pipeline,
-    permanent_errors,
+    is_permanent,
     relay_of,
     run_process,
     submitted_process,
-    transient_errors,
 )
 
 if TYPE_CHECKING:
@@ -137,7 +136,6 @@ def submit(
         from pipelines.run.run_guard import RunFailing
         from pipelines.run.submission.guard import claimed_store, guarded, prepare
     process = submitted_process(loaded, pipeline, index)
-    cannot_run: tuple[type[Exception], ...] = (RunFailing, *permanent_errors())
     configure_logging()
     try:
         with in_foreground(loaded, process.roles):
@@ -148,10 +146,10 @@ def submit(
                     import_pipeline(role)
             with claimed_store(loaded, process), guarded(loaded, process):
                 run_process(loaded, process, runner, context.args)
-    except transient_errors():
+    except Exception as error:
+        if isinstance(error, RunFailing) or is_permanent(error):  # another start would fail again
+            raise _cannot_run(error) from None
         raise
-    except cannot_run as error:  # another start would fail again
-        raise _cannot_run(error) from None
     except KeyboardInterrupt:  # before the pipeline runs; from then on Ctrl-C drains it
         raise typer.Exit(130) from None
     return None

@@ -204,14 +204,7 @@ def _become_role(
 def _run(command: Mapping[str, Any]) -> int:
     """Run the role or job of `command`. Returns its exit code."""
     from pipelines.config import load_config
-    from pipelines.roles import (
-        Role,
-        RoleProcess,
-        configure_logging,
-        permanent_errors,
-        run_process,
-        transient_errors,
-    )
+    from pipelines.roles import Role, RoleProcess, configure_logging, is_permanent, run_process
 
     configure_logging()
     try:
@@ -227,9 +220,9 @@ def _run(command: Mapping[str, Any]) -> int:
             run_trial(config, config.run_folder / RESULT_FILE)
         else:
             run_process(config, RoleProcess(command["start"], tuple(Role(*each) for each in command["roles"])))
-    except transient_errors():
-        raise
-    except permanent_errors():
+    except Exception as error:
+        if not is_permanent(error):
+            raise
         traceback.print_exc()
         return CANNOT_RUN
     finally:
