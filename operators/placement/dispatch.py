@@ -225,9 +225,10 @@ class Dispatcher:
         So it does not wait for a decision between two batches. None while work of other versions needs it to become
         free: evaluation, and lost trajectories with tokens.
         """
+        if not self._alone or self._rules.refresh != "drain" or replica.target or replica.resumed:
+            return 0
         lost = self._tracking.table.lost("train")
-        waits = self._has("evaluation") or any(self._partial(owned.work) is not None for owned in lost)
-        if not self._alone or self._rules.refresh != "drain" or waits or replica.target or replica.resumed:
+        if self._has("evaluation") or any(self._partial(owned.work) is not None for owned in lost):
             return 0
         batch = self._config.replica_batch or replica.status.capacity
         return min(replica.quota_ahead(batch), 2 * batch - self._tracking.table.load(replica.owner))
