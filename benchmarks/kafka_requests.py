@@ -30,19 +30,6 @@ EXAMPLE, FOLDER = Path("examples/chain_sum.toml"), Path("build/kafka_requests")
 WARM_UP = 20
 """Optimizer steps before the first count; as many at the end are left out."""
 LIMIT_S = 900.0
-KINDS = {
-    0: "Produce",
-    1: "Fetch",
-    2: "ListOffsets",
-    3: "Metadata",
-    9: "OffsetFetch",
-    18: "ApiVersions",
-    24: "AddPartitionsToTxn",
-    25: "AddOffsetsToTxn",
-    26: "EndTxn",
-    28: "TxnOffsetCommit",
-}
-"""By API key; others are named by it."""
 
 
 class RequestCounter:
@@ -53,7 +40,7 @@ class RequestCounter:
 
     async def on_request(self, connection: Connection, request: Request) -> bool:
         """Count `request`, which passes."""
-        self.counts[KINDS.get(request.api, f"api {request.api}")] += 1
+        self.counts[request.kind] += 1
         return True
 
     async def on_response(self, connection: Connection, request: Request, response: bytes) -> bool:

@@ -12,13 +12,15 @@ from enum import IntEnum
 
 
 class Api(IntEnum):
-    """API keys that faults select; other requests are shown by number."""
+    """API keys that faults select or counts name; other requests are shown by number."""
 
     PRODUCE = 0
     FETCH = 1
+    LIST_OFFSETS = 2
     METADATA = 3
     OFFSET_FETCH = 9
     FIND_COORDINATOR = 10
+    API_VERSIONS = 18
     INIT_PRODUCER_ID = 22
     ADD_PARTITIONS_TO_TXN = 24
     ADD_OFFSETS_TO_TXN = 25
@@ -57,9 +59,13 @@ class Request:
     transactional_id: str | None
     frame: bytes
 
+    @property
+    def kind(self) -> str:
+        """The name of its API; one without a name here has its number."""
+        return Api(self.api).name if self.api in Api._value2member_map_ else f"api {self.api}"
+
     def __str__(self) -> str:
-        name = Api(self.api).name if self.api in Api._value2member_map_ else f"api {self.api}"
-        return f"{name} v{self.version}" + (f" of {self.transactional_id}" if self.transactional_id else "")
+        return f"{self.kind} v{self.version}" + (f" of {self.transactional_id}" if self.transactional_id else "")
 
 
 def parse_request(frame: bytes) -> Request:
