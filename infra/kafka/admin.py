@@ -253,7 +253,7 @@ ABORT_S = 30.0
 def stable_ends(
     client: KafkaAdminClient,
     topic: str,
-    transaction_timeout_s: float = 60.0,
+    transaction_timeout_s: float,
     pause: Callable[[float], None] = time.sleep,
 ) -> dict[int, int]:
     """The committed end of each partition, once every record written before the call is committed or aborted.

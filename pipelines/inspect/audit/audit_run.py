@@ -13,6 +13,7 @@ from infra.kafka.note import Note, notes_in, place_of
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from infra.kafka.topic_reader import StoredRecord, read_batches, read_partition
+from pipelines.config import KafkaConfig
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit
@@ -34,8 +35,8 @@ from schemas.topics import (
 
 READ_ORDER: tuple[Topic, ...] = (RELAY, SETTLED, BATCHES, EXPERIENCES, TRAJECTORIES, INBOX)
 
-TRANSACTION_TIMEOUT_S = 60.0
-"""`kafka.transaction_timeout_s` unless a run sets it."""
+TRANSACTION_TIMEOUT_S = KafkaConfig.transaction_timeout_s
+"""Of a run whose configuration is not known here."""
 
 CommittedOffsets = Mapping[tuple[str, int], int]
 """Restore offsets of one pipeline by topic and partition: no record below is pending."""

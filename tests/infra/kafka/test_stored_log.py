@@ -79,7 +79,7 @@ ANSWERS: dict[str, Callable[[ClientProperties], Any]] = {
 def lags(client: ClientProperties) -> Any:
     with admin_client(client) as admin:
         groups = list_groups(admin, "group")
-        return groups, group_lags(admin, groups), stable_ends(admin, "many")
+        return groups, group_lags(admin, groups), stable_ends(admin, "many", 60.0)
 
 
 def topics(client: ClientProperties) -> Any:

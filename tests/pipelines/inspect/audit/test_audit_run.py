@@ -186,7 +186,7 @@ def test_audit_ignores_aborted_and_waits_for_open_transactions(
         with admin_client(run.client) as admin:
             with pytest.raises(RuntimeError, match="has been open for 40 s"):
                 stable_ends(admin, name, 10.0, lambda _: None)
-            stable_ends(admin, name, pause=pause)
+            stable_ends(admin, name, 60.0, pause)
         expected = "score" if end == producer.abort_transaction else "experience"
         assert audit(run.client, run_id).in_flight == {expected: 1}
     producer.close()
