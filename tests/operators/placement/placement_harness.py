@@ -140,6 +140,11 @@ def assigned(outputs: list[Output]) -> list[tuple[str, int, int]]:
     return [(record.trajectory_id, record.replica, record.attempt) for record in records]
 
 
+def names(outputs: list[Output]) -> list[str]:
+    """The assigned trajectories, in order."""
+    return [name for name, _, _ in assigned(outputs)]
+
+
 def leases(outputs: list[Output]) -> dict[str, int]:
     return {o.record.trajectory_id: o.record.lease for o in outputs if isinstance(o.record, Assignment)}
 

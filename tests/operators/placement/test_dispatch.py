@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from placement_harness import Placement, assigned, cancelled, leases
+from placement_harness import Placement, assigned, cancelled, leases, names
 from record_factories import prompt, settled, trajectory, version
 
 from schemas.records import Assignment, PolicyVersion, Trajectory
 from schemas.topics import SETTLED
-
-
-def names(outputs: list) -> list[str]:
-    return [name for name, _, _ in assigned(outputs)]
 
 
 @pytest.mark.parametrize(

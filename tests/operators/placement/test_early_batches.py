@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from placement_harness import Placement, assigned, leases, progress
+from placement_harness import Placement, assigned, leases, names, progress
 from record_factories import prompt, trajectory, version
 
-from schemas.records import Assignment
+from schemas.records import Assignment, PolicyVersion
 from schemas.topics import PROGRESS
 
 
-def names(outputs: list) -> list[str]:
-    return [name for name, _, _ in assigned(outputs)]
+def one_behind() -> tuple[Placement, PolicyVersion]:
+    """The only replica has a batch of four under version 0; version 1, which is returned, has just been published."""
+    placement = Placement(admitted=100)
+    placement.prompts(*range(20))
+    placement.beat(0, placement.publish(0))
+    assert len(names(placement.run())) == 4
+    return placement, placement.publish(1)
 
 
 def test_only_replica_gets_its_next_batch_before_it_is_empty() -> None:
-    placement = Placement(admitted=100)
-    placement.prompts(*range(20))
-    old = placement.publish(0)
-    placement.beat(0, old)
-    assert len(names(placement.run())) == 4
-    new = placement.publish(1)
+    placement, new = one_behind()
     ahead = [each.record for each in placement.run() if isinstance(each.record, Assignment)]
     assert [each.at_least for each in ahead] == [new] * 4
     placement.publish(2)
@@ -31,25 +31,15 @@ def test_only_replica_gets_its_next_batch_before_it_is_empty() -> None:
 
 
 def test_restart_gives_no_third_batch_to_the_only_replica() -> None:
-    placement = Placement(admitted=100)
-    placement.prompts(*range(20))
-    old = placement.publish(0)
-    placement.beat(0, old)
-    placement.run()
-    placement.publish(1)
+    placement, _ = one_behind()
     assert len(names(placement.run())) == 4
     placement.restart()
-    placement.beat(0, old)
+    placement.beat(0, version(0))
     assert names(placement.run()) == []
 
 
 def test_no_batch_is_assigned_early_while_evaluation_waits() -> None:
-    placement = Placement(admitted=100)
-    placement.prompts(*range(20))
-    old = placement.publish(0)
-    placement.beat(0, old)
-    placement.run()
-    placement.publish(1)
+    placement, _ = one_behind()
     placement.questions(0, under=version(5))
     assert names(placement.run()) == []
 

@@ -158,6 +158,17 @@ def test_lost_member_costs_only_the_kv_of_its_stage(
     assert_all_same(done | finish(leader), expected)
 
 
+def partition_in_step_3(leader: Replica, network: Network) -> Callable[[int], None]:
+    """What `finish` calls in each step: in step 3 the first member of `leader`, behind `network`, hangs."""
+
+    def hang(step: int) -> None:
+        if step == 3:
+            leader.staging._led[1].members[0].watch.settimeout(0.05)  # type: ignore[index]
+            network.partitioned.set()
+
+    return hang
+
+
 def test_member_that_hangs_is_lost(
     replicas: Replicas, version: Version, expected: dict[str, Completion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,13 +182,7 @@ def test_member_that_hangs_is_lost(
         lead(leader, group(version, [leader.stage(0, 2), place]))
         assert leader.staging.leading, leader.staging.status(0).error
         submit(leader, mixed(18))
-
-        def hang(step: int) -> None:
-            if step == 3:
-                leader.staging._led[1].members[0].watch.settimeout(0.05)  # type: ignore[index]
-                network.partitioned.set()
-
-        done = finish(leader, 4, hang)
+        done = finish(leader, 4, partition_in_step_3(leader, network))
         status = leader.staging.status(0)
         assert (leader.engine.due() > 0, status.failed, status.lost) == (True, "g-1", (1,))
     lead(leader, group(version, [leader.stage(0, 2), other.stage(2, 5)], "g-2"))
@@ -197,13 +202,7 @@ def test_member_that_waits_for_a_hung_one_keeps_its_kv(
         lead(leader, group(version, [leader.stage(0, 2), place, waiting.stage(4, 5)]))
         assert leader.staging.leading, leader.staging.status(0).error
         submit(leader, mixed(18))
-
-        def hang(step: int) -> None:
-            if step == 3:
-                leader.staging._led[1].members[0].watch.settimeout(0.05)  # type: ignore[index]
-                network.partitioned.set()
-
-        done = finish(leader, 4, hang)
+        done = finish(leader, 4, partition_in_step_3(leader, network))
         assert (leader.engine.due() > 0, leader.staging.status(0).lost) == (True, (1,))
         lead(leader, group(version, [leader.stage(0, 2), made[3].stage(2, 4), waiting.stage(4, 5)], "g-2"))
         assert leader.staging.status(0).group == "g-2", leader.staging.status(0).error
