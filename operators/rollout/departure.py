@@ -1,6 +1,6 @@
 """A rollout process that has been given notice: its trajectories leave with their KV, and then it stops.
 
-Its replicas drain, so placement moves what has room elsewhere, and stages of groups to other members. What is left when
+Its replicas drain: placement moves their requests to replicas with room, and their stages to others. What is left when
 the time is up is not lost: the last poll publishes all tokens, and other replicas resume from them.
 """
 
