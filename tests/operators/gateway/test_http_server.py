@@ -7,8 +7,10 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,9 @@ class Served:
     def __enter__(self) -> Served:
         self._thread.start()
         assert self.ready.wait(30)
+        while not self.server.started:  # until then it can still replace the application
+            time.sleep(0.001)
+            assert self._thread.is_alive()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -193,10 +198,10 @@ def test_errors_of_paths_and_of_the_gateway_have_openai_shape(tmp_path: Path) ->
         served.server.config.loaded_app = served.gateway.application()
         for path, body, status in (("/v1/x", None, 404), ("/v1/models", {}, 405), ("/v1/episode", None, 500)):
             with served.connection(served.request(path, body)) as made:
-                text = made.makefile("rb").read1(65536)
-                head, _, content = text.partition(b"\r\n\r\n")
-                assert int(head.split()[1]) == status
-                assert json.loads(content)["error"].keys() == {"message", "type", "param", "code"}
+                response = HTTPResponse(made)
+                response.begin()
+                assert response.status == status
+                assert json.load(response)["error"].keys() == {"message", "type", "param", "code"}
         assert served.status(served.request("/v1/models/laminar")) == 200
         assert served.status(served.request("/v1/models/other")) == 404
 

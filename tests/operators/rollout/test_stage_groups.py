@@ -231,16 +231,20 @@ def test_member_drops_its_stage_when_its_leader_hangs(
             goes_on.wait(60)
         original(connection, link, kind, *args, **body)
 
+    step = threading.Thread(target=leader.engine.step, daemon=True)
     if in_a_pass:
         monkeypatch.setattr(pipeline, "send_message", hang)
         submit(leader, mixed(1))
-        threading.Thread(target=leader.engine.step, daemon=True).start()
+        step.start()
         assert hangs.wait(30)
     monkeypatch.setattr(service, "HEARTBEAT_TIMEOUT_S", 0.5)
     time.sleep(0.5)  # the member applies it at the next heartbeat
     monkeypatch.setattr(pipeline, "HEARTBEAT_S", 1000.0)
     wait(lambda: member.staging.status(0).group == "" and member.staging.may_load(newer))
     goes_on.set()
+    if in_a_pass:
+        step.join(60)
+        assert not step.is_alive()
 
 
 def test_members_vanish_one_after_another_until_leader_is_whole(
