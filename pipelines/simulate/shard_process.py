@@ -1,24 +1,26 @@
 """A process of a simulated role: the real source, fold, maps and commits, in two fibers as in two threads.
 
 One fiber polls and folds; the other commits what has been emitted, as the sink's thread does. A session that is lost
-makes the source open another; every other error ends the process.
+makes the source open another; every other error ends the process. A process that is asked to end commits its last
+outputs first.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 
 from infra.kafka.session import SessionLost, Sessions
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import Signal
 from operators.io.commits import ShardCommits
-from operators.io.elements import Emission, Restored
+from operators.io.elements import Emission, Polled, Restored
 from operators.io.fold_records import FoldRunner, idle_seconds_of
 from operators.io.map_outputs import map_emission
 from operators.io.source import ShardSource
-from pipelines.simulate.steps import SimulatedStep
+from pipelines.simulate.steps import SimulatedNotice, SimulatedStep
 from pipelines.simulate.transfers import Transfers
 from pipelines.simulate.wiring import Wiring
 
@@ -46,9 +48,12 @@ class ShardProcess:
             sessions=self._sessions,
             wait=process.wait,
         )
-        self._runner = FoldRunner(SimulatedStep(wiring.step, process, clients, transfers), now=process.unix_ms)
+        self.notice = SimulatedNotice(process)
+        step = SimulatedStep(wiring.step, process, clients, transfers, self.notice)
+        self._runner = FoldRunner(step, now=process.unix_ms)
         self._commits = ShardCommits(wiring.shard, self._sessions, process.monotonic)
         self._waiting: list[Emission] = []
+        self._committing = False
         self._changed = Signal()
         process.start("source", self._poll)
         process.start("sink", self._commit)
@@ -60,8 +65,8 @@ class ShardProcess:
         return 0 if session is None else session.start
 
     def _poll(self) -> None:
-        runner, scheduler = self._runner, self.process.scheduler
-        while True:
+        runner = self._runner
+        while not self.process.stopping:
             fold = runner.fold
             idle_s = math.inf if fold is None else idle_seconds_of(fold)
             element = self._source.next(wait=idle_s)
@@ -69,25 +74,33 @@ class ShardProcess:
                 runner.close()
                 runner.restore(element)
                 continue
-            emission = runner.apply(element)
-            if emission is not None:
-                for function in self.wiring.maps:
-                    emission = map_emission(emission, function)
-                while len(self._waiting) >= MAX_EMISSIONS:
-                    scheduler.wait([self._changed])
-                self._waiting.append(emission)
-                scheduler.notify(self._changed)
+            self._emit(element)
             if not idle_s:
                 self.process.sleep(self._turn_s())
+        if (last := self._source.final_poll()) is not None and runner.fold is not None:
+            self._emit(last)
+        while self._waiting or self._committing:
+            self.process.scheduler.wait([self._changed])
+
+    def _emit(self, polled: Polled) -> None:
+        emission, scheduler = self._runner.apply(polled), self.process.scheduler
+        if emission is None:
+            return
+        for function in self.wiring.maps:
+            emission = map_emission(emission, function)
+        while len(self._waiting) >= MAX_EMISSIONS:
+            scheduler.wait([self._changed])
+        self._waiting.append(emission)
+        scheduler.notify(self._changed)
 
     def _commit(self) -> None:
         scheduler = self.process.scheduler
         while True:
             while not self._waiting:
                 scheduler.wait([self._changed])
-            emissions, self._waiting = self._waiting, []
+            emissions, self._waiting, self._committing = self._waiting, [], True
             scheduler.notify(self._changed)
-            try:
+            with suppress(SessionLost):  # the source opens a new session
                 self._commits.commit(emissions)
-            except SessionLost:
-                continue  # the source opens a new session
+            self._committing = False
+            scheduler.notify(self._changed)

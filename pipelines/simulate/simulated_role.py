@@ -68,6 +68,24 @@ class SimulatedRole:
         if self._process is not None:
             self._restart(self._process, seconds)
 
+    def stop(self) -> None:
+        """Ask the process to end; another starts then."""
+        if self._process is not None:
+            self._process.stopping = True
+
+    def give_notice(self, seconds: float) -> None:
+        """Tell the process that it will be killed in `seconds`: it hands its work over."""
+        process, shard = self._process, self._shard
+        if process is None or shard is None or not process.alive:
+            return
+        shard.notice.give()
+
+        def kill() -> None:
+            if self._process is process:
+                self.kill(1.0)
+
+        self._world.scheduler.after(seconds, kill)
+
     def pause(self, seconds: float) -> None:
         """Pause the process."""
         if self._process is not None:

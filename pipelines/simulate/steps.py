@@ -26,13 +26,33 @@ from pipelines.simulate.transfers import Transfers
 from schemas.topics import PROMPTS, group_name
 
 
+class SimulatedNotice:
+    """The notice that a process will end, as `infra.runners.stopping.TerminationNotice`."""
+
+    def __init__(self, process: SimulatedProcess) -> None:
+        self._process = process
+        self.given_at: float | None = None
+
+    def give(self) -> None:
+        self.given_at = self._process.monotonic()
+
+    def end(self) -> None:
+        self._process.stopping = True
+
+
 class SimulatedStep:
     """`step` as a process of a simulation runs it. With `transfers` weights and KV have bytes."""
 
     def __init__(
-        self, step: FoldStep, process: SimulatedProcess, clients: SimulatedClients, transfers: Transfers | None = None
+        self,
+        step: FoldStep,
+        process: SimulatedProcess,
+        clients: SimulatedClients,
+        transfers: Transfers | None,
+        notice: SimulatedNotice,
     ) -> None:
         self._step, self._process, self._clients, self._transfers = step, process, clients, transfers
+        self._notice = notice
 
     def restore(self, restored: Restored) -> ShardFold:
         """The fold of a start. Raises TypeError for a step that cannot be simulated."""
@@ -98,7 +118,10 @@ class SimulatedStep:
         ]
         heartbeats.set_replicas(replicas)
         return RolloutFold(
-            step.config, replicas, heartbeats, backend, process.monotonic, state=restored.state, kv_transfers=kv
+            *(step.config, replicas, heartbeats, backend, process.monotonic),
+            state=restored.state,
+            kv_transfers=kv,
+            notice=self._notice,
         )
 
 

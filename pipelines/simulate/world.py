@@ -15,7 +15,7 @@ from infra.kafka.simulated_consumer import CommitSignals
 from infra.kafka.simulated_producer import EncodeForRelease, SimulatedRecord, as_it_is
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.data_network import LINK_FAULTS, LinkFault
-from infra.simulation.network import ONLY, REQUEST_FAULTS, Network, RequestFaults, SimulatedConnection
+from infra.simulation.network import OF_COORDINATORS, ONLY, REQUEST_FAULTS, Network, RequestFaults, SimulatedConnection
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import EventScheduler
 from infra.simulation.streams import Streams
@@ -271,6 +271,18 @@ class World:
                 draws = self.streams.of("fault", str(fault.number))
                 end = self.scheduler.now + fault.seconds
                 self.network.faults.append(RequestFaults(fault.role, self.scheduler.now, end, ("lost",), 1.0, draws))
+            case "stop":
+                role.stop()
+            case "notice":
+                role.give_notice(fault.seconds)
+            case "move_coordinator":
+                draws, end = self.streams.of("fault", str(fault.number)), self.scheduler.now + fault.seconds
+                moved = RequestFaults(
+                    fault.role, self.scheduler.now, end, (), 1.0, draws, dict.fromkeys(OF_COORDINATORS, "moved")
+                )
+                self.network.faults.append(moved)
+            case "markers":
+                self._delay_markers(fault)
             case "drain":
                 self._drain(role)
             case "pause_run":
@@ -295,6 +307,18 @@ class World:
                     each.end()
                     share = 1.0 if each is role else self.streams.of(name, fault.kind.removesuffix("_run")).random()
                     each.start_in(fault.seconds * share)
+
+    def _delay_markers(self, fault: Fault) -> None:
+        draws, end = self.streams.of("fault", str(fault.number)), self.scheduler.now + fault.seconds
+        most = draws.choice((0.05, 0.5, 4.0))
+
+        def later(write: Callable[[], None]) -> None:
+            if self.scheduler.now < end:
+                self.scheduler.after(most * draws.random() ** 2, write)
+            else:
+                write()
+
+        self.cluster.later = later
 
     def _extend(self) -> bool:
         """Give the run a later goal; False if it has none."""
