@@ -21,8 +21,7 @@ from pipelines.config import load_config, save_config
 from pipelines.inspect.audit.trim_points import newest_trim_point
 from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
 from pipelines.inspect.submissions import Submission
-from pipelines.trim.cuts import Cut
-from pipelines.trim.needs import LogPartition
+from pipelines.trim.cuts import Cut, LogPartition
 from pipelines.trim.plan import freed_bytes
 from schemas.records import PolicyVersion
 from schemas.release import RELEASE
