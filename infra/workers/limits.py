@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ def limit_memory_and_files(memory_limit_mb: int) -> None:
     lower_limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
     lower_limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
     lower_limit(resource.RLIMIT_CORE, 0)
+
+
+def limit_memory(pid: int, megabytes: int) -> None:
+    """Limit what process `pid`, and each that it starts from now on, can write to in memory of its own.
+
+    Not its address space, as in workers: JavaScript engines and others reserve far more of it than they use.
+    """
+    with suppress(ProcessLookupError):  # it has ended
+        resource.prlimit(pid, resource.RLIMIT_DATA, (megabytes * 2**20, megabytes * 2**20))
 
 
 def limit_cpu(seconds: float) -> None:
