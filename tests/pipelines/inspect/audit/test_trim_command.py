@@ -143,7 +143,7 @@ def test_trim_names_an_invalid_version(trim: Trim) -> None:
     assert "newest" in error
 
 
-def test_lineage_ends_at_the_trim_point_and_says_so(run: TrimmedRun, laminar: Trim) -> None:
+def test_lineage_ends_at_the_trim_point_and_reports_it(run: TrimmedRun, laminar: Trim) -> None:
     run.trim("1.2")
     place = ("--run", run.run, "-b", run.servers, "--depth", "0")
     code, text, error = laminar("lineage", "latest", *place)
