@@ -14,12 +14,11 @@ from typing import Literal
 from operators.io.elements import Output
 from operators.io.repartition import Moved, MoveReason
 from operators.placement.config import PlacementConfig
-from operators.placement.leases import Leases
 from operators.placement.queue_balancing import plan_queue_balancing
 from operators.placement.repack import KVLoad, Move, plan_repack
 from operators.placement.replicas import ReplicaTable, TrackedReplica
 from operators.placement.tracking import TrajectoryTracker
-from operators.placement.work_table import HandOver, Owner
+from operators.placement.work_table import HandOver, Leases, Owner
 from schemas.records import PlannedMove, PolicyVersion, RepackPlan, ReplicaLoad, Reserve
 from schemas.topics import PLANS
 

@@ -20,17 +20,15 @@ from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.repartition import LiveReplicas, Moved, Placed
 from operators.placement.config import PlacementConfig
-from operators.placement.dispatch import Dispatcher
-from operators.placement.leases import Leases
+from operators.placement.dispatch import Dispatcher, Rounds
 from operators.placement.moves import MoveCoordinator
 from operators.placement.pauses import RunPause, WorkCounts
 from operators.placement.relay_chain import RelayChainManager
 from operators.placement.replicas import ReplicaTable
-from operators.placement.rounds import Rounds
 from operators.placement.stage_groups import StageGroups
 from operators.placement.tracking import TrajectoryTracker
 from operators.placement.waiting_work import WaitingWork
-from operators.placement.work_table import Owner
+from operators.placement.work_table import Leases, Owner
 from schemas.block import Block
 from schemas.bounds import fits_inbox
 from schemas.identity import Purpose

@@ -20,10 +20,9 @@ from operators.io.ledger import TrajectoryLedger
 from operators.io.partial_pool import PartialPool, PooledPartial
 from operators.io.pending import PendingOffsets
 from operators.placement.inbox_ledger import restore_inboxes
-from operators.placement.leases import Leases
 from operators.placement.length_statistics import LengthStatistics
 from operators.placement.move_outcomes import MoveOutcomes
-from operators.placement.work_table import Owned, Owner, Work, WorkTable, failed_trajectory
+from operators.placement.work_table import Leases, Owned, Owner, Work, WorkTable, failed_trajectory
 from schemas.block import Block
 from schemas.identity import TrajectoryKey, parse_trajectory_id, trajectory_id
 from schemas.records import (
