@@ -77,7 +77,7 @@ def _trim(
     from pipelines.config import load_config
     from pipelines.inspect.run_folders import config_file
     from pipelines.training_step import checkpoints_of
-    from pipelines.trim.needs import UnknownGroup
+    from pipelines.trim.cuts import UnknownGroup
     from pipelines.trim.plan import TrimRefused, freed_bytes, plan_trim
     from pipelines.trim.plan import execute as execute_trim
     from schemas.records import PolicyVersion

@@ -39,7 +39,7 @@ _TICK_S = 0.05
 _TRAINING_MODULES = (
     "infra.models.checkpoint_folder",
     "infra.models.demo",
-    "operators.rollout.transformers_backend",
+    "operators.rollout.model_backend",
     "operators.trainer.train_batches",
     "pipelines.run.warm_start",
     "reasoning_gym",

@@ -32,8 +32,16 @@ from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import COUNTERS, Audit
 from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point
 from pipelines.inspect.log.manifests import Manifests
-from pipelines.trim.cuts import Cut, RetainReason, find_cut, retain_manifests, retain_trajectories
-from pipelines.trim.needs import LogPartition, Needs, needs_of
+from pipelines.trim.cuts import (
+    Cut,
+    LogPartition,
+    Needs,
+    RetainReason,
+    find_cut,
+    needs_of,
+    retain_manifests,
+    retain_trajectories,
+)
 from schemas.codec import encode
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, Prompt, TrimPoint

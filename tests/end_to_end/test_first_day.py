@@ -248,7 +248,7 @@ def test_run_is_quiet_and_writes_no_file_outside_its_folder(ended: Answer, shell
         (("runs", "list", "--folder", "nowhere"), "there are no runs under nowhere/"),
     ],
 )
-def test_command_without_results_says_so(words: tuple[str, ...], said: str, ended: Answer, shell: Shell) -> None:
+def test_command_without_results_reports_it(words: tuple[str, ...], said: str, ended: Answer, shell: Shell) -> None:
     assert said in shell(*words).text
 
 
@@ -316,7 +316,7 @@ def test_accuracy_is_the_share_of_full_rewards_beside_the_mean(ended: Answer, sh
         assert re.search(rf"^  {label} +[\d.]+ → [\d.]+$", ended.text, re.M), label
 
 
-def test_replay_says_how_weights_and_rewards_differ(ended: Answer, shell: Shell) -> None:
+def test_replay_reports_how_weights_and_rewards_differ(ended: Answer, shell: Shell) -> None:
     again = shell("train", "replay", "first")
     assert (again.code, "the weights equal the run's, bit by bit" in again.text) == (0, True)
     other = shell("train", "replay", "first", "--set", "trainer.learner.learning_rate=1e-5")

@@ -70,9 +70,9 @@ def test_first_evaluation_does_not_stop_training() -> None:
     history = play(SimulatedHistory(0, LONG_EVALUATION, ()), record_events=True)
     assert history.failure is None
     events = [text for _, _, text in history.events]
-    answered = [at for at, text in enumerate(events) if re.match(r"e(\d|1\d|2[0-3])\.0 stop .* version 1\.0$", text)]
+    answered = [at for at, text in enumerate(events) if re.match(r"e(\d|1\d|2[0-3])\.0: stop .* version 1\.0$", text)]
     assert len(answered) == LONG_QUESTIONS
-    assert "version 1.3, batches [2]" in events[: answered[-1]]
+    assert "version 1.3, batches [2], step 3" in events[: answered[-1]]
 
 
 def test_restart_of_the_run_starts_every_role_again() -> None:
@@ -211,7 +211,7 @@ def test_paused_run_begins_nothing_and_completes_after_the_pause() -> None:
     assert history.failure is None
     texts = [text for _, _, text in history.events]
     paused, ended = texts.index("request 1: the run is paused"), texts.index("request 2: the run continues")
-    begun = [at for at, text in enumerate(texts) if re.search(r" to replica .* lease \d+$", text)]
+    begun = [at for at, text in enumerate(texts) if re.search(r": assigned to [^,]*, lease \d+(, attempt \d+)?$", text)]
     versions = [at for at, text in enumerate(texts) if text.startswith("version ")]
     assert not [at for at in begun if paused < at < ended]
     assert [at for at in begun if at > ended]

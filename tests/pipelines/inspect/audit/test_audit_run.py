@@ -243,7 +243,7 @@ def test_audit_command_prints_a_passed_audit(correct: Run, capsys: pytest.Captur
     assert found["named"]["in_flight"] == [{"trajectory_id": NAMES[7], "stage": "score"}]
 
 
-def test_audit_command_waits_as_the_runs_time_out_says(
+def test_audit_command_waits_for_the_time_out_of_the_run(
     correct: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -19,7 +19,7 @@ from infra.kafka.note import Note
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.trim_points import newest_trim_point
 from pipelines.trim import plan as plan_module
-from pipelines.trim.needs import LogPartition, UnknownGroup
+from pipelines.trim.cuts import LogPartition, UnknownGroup
 from pipelines.trim.plan import TrimRefused, execute, plan_trim
 from schemas.records import CommitNote, PolicyVersion
 from schemas.topics import (
