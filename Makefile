@@ -142,7 +142,10 @@ environments-test: environments-env  ## environments of verifiers and OpenEnv
 	.venv-environments/bin/pytest -W ignore tests/operators/rollout/test_environment_packages.py $(ARGS)
 
 # Readers of what a run leaves: TRL's trainers and verl's dataset class read exports, MLflow reads metrics.
+exports-test: export LAMINAR_EXPORTS := build/exports
 exports-test: exports-env  ## exports read by TRL and verl, metrics by MLflow
+	rm -rf $(LAMINAR_EXPORTS)
+	$(BIN)/pytest -k "views_have or verl_view" tests/end_to_end/test_first_day.py
 	.venv-exports/bin/pytest -W ignore tests/operators/export/test_trainers_read_exports.py \
 		tests/pipelines/present/report/test_trackers.py $(ARGS)
 
