@@ -15,6 +15,10 @@ from first_day import QUESTIONS, Answer, Shell, write_folder
 from hooks_document import with_functions, with_programs, write_files
 from laminar_runs import CommandServer, kill_processes_in
 
+from infra.models.checkpoint_folder import save_folder
+from infra.models.demo import build_demo_model
+from infra.models.demo_config import DemoModelConfig
+
 MINE = """
 import time
 
@@ -226,10 +230,11 @@ def test_wrong_keys_and_types_are_named_at_once(shell: Shell) -> None:
 
 @pytest.mark.parametrize("task", ["leg_counting", "countdown"])
 def test_tasks_of_reasoning_gym_work_with_a_named_model(task: str, shell: Shell) -> None:
-    table = {"model": {"path": "model"}, "trainer": {"learner": LEARNER}}
+    """By its name alone: the model has room for any question, as a user's."""
+    save_folder(*build_demo_model(DemoModelConfig(layers=1, max_positions=4096)), shell.here / "larger")
+    table = {"model": {"path": "larger"}, "trainer": {"learner": LEARNER}, "run": {"check_timeout_s": 200.0}}
     (shell.here / "gym.toml").write_text(tomli_w.dumps(table))
-    changes = (f"prompts.task={task}", "prompts.max_refused_share=1", "run.check_timeout_s=200")
-    answer = shell("run", "gym.toml", "--check", *(word for change in changes for word in ("--set", change)))
+    answer = shell("run", "gym.toml", "--check", "--set", f"prompts.task={task}")
     assert answer.code == 0, answer.text
     assert f"model and prompts ({task}) work, so do its rewards on the first prompts of each task" in answer.text
 
