@@ -132,7 +132,9 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
         if config.model.path and (missing := list(model_problems(config))):
             raise ConfigError("; ".join(missing))  # at once: the import of the tokenizer's library takes seconds
         shared, context, vocabulary = _model(config, started)
-        encode = partial(continuation, shared, split_special_tokens=True) if shared else (lambda _: [])
+        encode: Callable[[str], list[int]] = lambda _: []  # noqa: E731 - synthetic prompts have no text
+        if shared is not None:
+            encode = partial(continuation, shared, split_special_tokens=True)
         _check_capacity(config, context, found)
         first = []
         for task, levels in zip(config.prompts.mixture, sources, strict=True):
