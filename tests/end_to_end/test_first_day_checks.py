@@ -199,9 +199,11 @@ def test_missing_model_is_named_with_other_problems(shell: Shell) -> None:
 
 def test_chat_template_that_fails_is_named(shell: Shell) -> None:
     (shell.here / "model" / "chat_template.jinja").write_text("{{ raise_exception('Only poems.') }}")
-    answer = run(shell, prompts={"chat_template": True})
+    score = {"memory_limit_mb": 5, "rewards": [{"name": "mine.py:nan"}]}
+    answer = run(shell, prompts={"chat_template": True}, score=score)
     assert answer.code == 1
     assert "Only poems." in answer.text
+    assert "score.memory_limit_mb = 5 is too small: a process that has loaded no code of yours has " in answer.text
 
 
 def test_doubtful_settings_are_warned_of(shell: Shell) -> None:
@@ -244,6 +246,15 @@ def test_environments_are_found_by_module_and_class(shell: Shell) -> None:
         answer = run(shell, "--check", prompts={"environment": name}, score={"rewards": [{"name": "environment"}]})
         assert answer.code == 0, answer.text
         assert f"checks environment {name.rpartition(':')[2]}\n" in answer.text
+
+
+def test_observations_without_room_for_a_turn_are_named(shell: Shell) -> None:
+    for most, tokens, expected in ((8, 11, "Echo fails at its reset on each of the first 8 prompts: "), (14, 18, "")):
+        prompts = {"environment": "my_environment.py:Echo", "max_new_tokens": most}
+        answer = run(shell, "--check", prompts=prompts, score={"rewards": [{"name": "environment"}]})
+        assert answer.code == (1 if expected else 0), answer.text
+        room = f"{tokens} tokens of observations leave no room for a turn in an episode's max_new_tokens = {most}"
+        assert f"{expected or 'prompts, after the first turn '}{room}" in answer.text
 
 
 def test_configurations_of_the_hooks_document_are_checked(shell: Shell) -> None:

@@ -75,7 +75,7 @@ def test_trl_takes_a_step(
     export = Path(OF_COMMAND, view).absolute() if of_command else exported(tmp_path / "export", view, messages)
     dataset = load_dataset(str(export), split="train", cache_dir=str(tmp_path / "cache"))
     tokenizer = AutoTokenizer.from_pretrained(model)
-    if messages:
+    if messages or of_command:
         tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     trainer = getattr(trl, f"{name}Trainer")(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),

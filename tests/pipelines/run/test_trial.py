@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,12 +55,6 @@ class Sleeps(Works):
 
 class Text(Works):
     def step(self, text): return "", "1", True, {}
-
-class Long(Works):
-    def reset(self, prompt): return "abcd" * 80
-
-class Longer(Works):
-    def step(self, text): return "abcd" * 80, 0.0, False, {}
 
 class Odd(Works):
     def reset(self, prompt): return "?" if int(prompt["reference"]["answer"]) % 2 else prompt["refrence"]
@@ -254,7 +247,6 @@ def test_trial_tries_whole_responses(answer: str, problem: bool, hint: str, tmp_
         ("Silent", "", "Silent is a class without __call__(self, text, ...), which returns the reward"),
         ("Near", "", "missing 1 required positional argument: 'within'"),
         ("right", "Number", "TypeError: an observation must be text, not int (mine.py:29)"),
-        ("right", "Long", "320 tokens of observations leave no room for a turn in an episode's max_new_tokens = 256"),
         ("right", "Hangs", "Hangs fails at its reset on the first prompt: a step of the environment took longer than"),
         (
             "right",
@@ -271,22 +263,6 @@ def test_trial_names_the_failing_code(reward: str, environment: str, expected: s
     (problem,) = trial(config_of(tmp_path, reward, environment), tmp_path).problems
     assert expected in problem
     assert problem.startswith("rollout.environments: " if environment else "score.rewards: ")
-
-
-def test_trial_names_a_memory_limit_below_an_empty_process(tmp_path: Path) -> None:
-    rows(tmp_path)
-    config = config_of(tmp_path)
-    small = replace(config, score=replace(config.score, memory_limit_mb=5))
-    (problem,) = trial(small, tmp_path).problems
-    assert re.search(
-        r"score\.memory_limit_mb = 5 is too small: a process that has loaded no code of yours has \d+ MiB", problem
-    )
-
-
-def test_trial_warns_of_observations_without_room_for_a_turn(tmp_path: Path) -> None:
-    rows(tmp_path)
-    (warning,) = trial(config_of(tmp_path, "right", "Longer"), tmp_path).warnings
-    assert "Longer: on 8 of the first 8 prompts, after the first turn 322 tokens of observations leave no" in warning
 
 
 def test_trial_limits_the_import_of_user_code(tmp_path: Path) -> None:
