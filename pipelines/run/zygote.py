@@ -124,6 +124,8 @@ class _Zygote:
         sys.stdout.flush()
         sys.stderr.flush()
         zygote = os.getpid()
+        if any(pipeline == "gateway" for pipeline, _ in command.get("roles", ())):
+            _hold_listener(Path(command["config"]))
         # Signals stay pending until the child has restored their handlers; ignored ones would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         try:
@@ -169,6 +171,20 @@ class _Zygote:
             remove_store(self._store, in_use=True)
         if self._temporary_folder is not None:
             shutil.rmtree(self._temporary_folder, ignore_errors=True)
+
+
+def _hold_listener(config_file: Path) -> None:
+    """Listen for the run's gateway here, where its kills do not end the socket."""
+    from operators.gateway.config import GatewayConfig
+    from operators.gateway.serve_agents import hold_listener
+    from pipelines.config import load_config
+    from pipelines.shards import files_folder
+
+    try:
+        config = load_config(config_file)
+    except ValueError:
+        return  # the gateway reports it
+    hold_listener(config.gateway or GatewayConfig(), files_folder(config))
 
 
 def _become_role(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,10 @@ class LogPartition(NamedTuple):
         return f"{self.short_name}:{self.partition}"
 
 
+class UnknownGroup(ValueError):
+    """No program other than the run's roles reads as this consumer group."""
+
+
 class Need(NamedTuple):
     """`who` reads a partition from `offset`."""
 
@@ -49,8 +53,12 @@ class Needs:
         return min(found, default=None)
 
 
-def needs_of(client: ClientProperties, run: str) -> Needs:
-    """The offsets in the commit notes of `run`'s roles and exports, and those that other groups have committed."""
+def needs_of(client: ClientProperties, run: str, ignored: Collection[str] = ()) -> Needs:
+    """The offsets in the commit notes of `run`'s roles and exports, and those that other groups have committed.
+
+    `ignored`: groups of exports and other programs that will not read again. Raises UnknownGroup for one of a role, or
+    that does not exist.
+    """
     prefix = run_prefix(run)
     lowest: dict[LogPartition, Need] = {}
 
@@ -61,13 +69,19 @@ def needs_of(client: ClientProperties, run: str) -> Needs:
 
     with admin_client(client) as admin:
         groups = list_groups(admin, prefix)
-        for lag in group_lags(admin, groups):
+        notes = committed_notes(client, RESTORE.name(run))
+        others = {group for group in {*groups, *notes} if _pipeline(group, prefix) not in ALL_PIPELINES}
+        if wrong := sorted(set(ignored) - others):
+            known = f"the others are {', '.join(sorted(others))}" if others else "it has no other"
+            raise UnknownGroup(f"run {run} has no group {wrong[0]} beside those of its roles; {known}")
+        for lag in group_lags(admin, [group for group in groups if group not in ignored]):
             short_name, pipeline = lag.topic.removeprefix(prefix), _pipeline(lag.group, prefix)
             topic = CATALOGUE.get(short_name)
             if topic is not None and (pipeline in topic.consumers or pipeline not in ALL_PIPELINES):
                 need(short_name, lag.partition, lag.committed, f"group {lag.group}")
-        notes = committed_notes(client, RESTORE.name(run))
         for group, note in notes.items():
+            if group in ignored:
+                continue
             if (pipeline := _pipeline(group, prefix)) not in READS:  # an export, whose group's offsets expire
                 for place, offset in note.offsets.items():
                     topic_name, partition = place_of(place)
