@@ -151,7 +151,10 @@ install-test: $(READY)  ## the wheel with its dependencies from the registry, in
 	environment/bin/laminar doctor && environment/bin/laminar run run.toml --check
 
 # Readers of what a run leaves: TRL's trainers and verl's dataset class read exports, MLflow reads metrics.
+exports-test: export LAMINAR_EXPORTS := build/exports
 exports-test: exports-env  ## exports read by TRL and verl, metrics by MLflow
+	rm -rf $(LAMINAR_EXPORTS)
+	$(BIN)/pytest -k "views_have or verl_view" tests/end_to_end/test_first_day.py
 	.venv-exports/bin/pytest -W ignore tests/operators/export/test_trainers_read_exports.py \
 		tests/pipelines/present/report/test_trackers.py $(ARGS)
 
