@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 from infra.escaping import print_escaped
 from infra.quiet_libraries import quiet_libraries
+from infra.runners.garbage_collection import reduce_gc_frequency
 from pipelines.roles import CANNOT_RUN, EMULATED, PIPELINES, WITH_MODEL
 
 GRACE_S = 3.5
@@ -83,6 +84,8 @@ def import_role_modules(model: str = "") -> None:
         importlib.import_module(module)
     if model and not emulated:
         importlib.import_module("infra.models.checkpoint_folder").preload_model_code(Path(model))
+    # Roles share these objects for ever: a collection of a role would copy 150 MB of them, and take half a second.
+    reduce_gc_frequency()
     # A fork copies one thread: a lock that another holds would stay locked in every role.
     if threading.active_count() > 1:
         raise RuntimeError(f"imports started threads: {threading.enumerate()}")
