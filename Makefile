@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help install check docs run test lint types pytest prism flink-test soak green requirements sbom clean image \
-	vllm-test environments-test exports-test agents-test cgroup-test object-store-test verl-vectors \
+	vllm-test environments-test install-test exports-test agents-test cgroup-test object-store-test verl-vectors \
 	benchmark-end-to-end gpu-check
 
 help:  ## list the targets
@@ -141,8 +141,20 @@ vllm-test: vllm-env  ## the tests of every engine with vLLM on the CPU
 environments-test: environments-env  ## environments of verifiers and OpenEnv
 	.venv-environments/bin/pytest -W ignore tests/operators/rollout/test_environment_packages.py $(ARGS)
 
+# As a user has it: the wheel with the newest dependencies that it allows, tried outside of the checkout.
+install-test: $(READY)  ## the wheel with its dependencies from the registry, in a new environment (6 GB)
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(BIN)/uv build --quiet --out-dir $$folder . && \
+	$(BIN)/uv venv --quiet --python $(BIN)/python $$folder/environment && \
+	$(BIN)/uv pip install --quiet --python $$folder/environment/bin/python $$folder/*.whl && \
+	cp examples/chain_sum.toml $$folder/run.toml && cd $$folder && \
+	environment/bin/laminar doctor && environment/bin/laminar run run.toml --check
+
 # Readers of what a run leaves: TRL's trainers and verl's dataset class read exports, MLflow reads metrics.
+exports-test: export LAMINAR_EXPORTS := build/exports
 exports-test: exports-env  ## exports read by TRL and verl, metrics by MLflow
+	rm -rf $(LAMINAR_EXPORTS)
+	$(BIN)/pytest -k "views_have or verl_view" tests/end_to_end/test_first_day.py
 	.venv-exports/bin/pytest -W ignore tests/operators/export/test_trainers_read_exports.py \
 		tests/pipelines/present/report/test_trackers.py $(ARGS)
 

@@ -35,10 +35,10 @@ from infra.store.names import default_root, weight_file
 from infra.store.weight_files import tensor_places
 from infra.store.weight_store import WeightStore
 from operators.placement.config import PlacementConfig
+from operators.placement.moves import plan_shares
 from operators.placement.repack import KVLoad
 from operators.placement.replicas import ReplicaTable
 from operators.placement.stage_groups import StageGroups
-from operators.placement.stage_shares import plan_shares
 from schemas.columns import token_ids
 from schemas.records import (
     Assignment,

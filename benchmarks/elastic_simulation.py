@@ -31,7 +31,7 @@ from rich.table import Table
 from benchmarks.relay_simulation import arrivals
 from infra.store.model_parts import ModelParts, chunk_orders
 from infra.transport.schedules import SCHEDULES, TransferStep
-from operators.placement.stage_pipelines import plan_pipelines
+from operators.placement.stage_groups import plan_pipelines
 
 BLOCKS, STARTUP_S, POINTS = 256, 50e-6, 24
 PIPELINED = 0.84

@@ -29,8 +29,7 @@ from operators.prompts.sources import heldout_questions, open_source
 from operators.rollout.engine import Completion, Request
 from operators.rollout.transformers_engine import TransformersEngine
 from operators.trainer.learner import Learner
-from operators.trainer.traces import answer_of
-from operators.trainer.warm_start import warm_start
+from operators.trainer.warm_start import answer_of, warm_start
 from operators.trainer.warm_start_record import WarmStart
 from pipelines.config import Config, load_config
 from pipelines.run.warm_start import warm_start_questions

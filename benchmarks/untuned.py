@@ -37,7 +37,7 @@ from infra.models.demo import build_demo_model
 from infra.models.weights import save_weights
 from operators.prompts.sources import heldout_questions
 from operators.trainer.imitation import Example, LearningRates, imitate
-from operators.trainer.traces import bare_answer
+from operators.trainer.warm_start import bare_answer
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.config import Config, load_config
 from pipelines.present.report.machine import describe_machine

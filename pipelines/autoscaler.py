@@ -9,8 +9,7 @@ from operators.autoscaler.actuators import Actuator, Command, LocalFleet
 from operators.autoscaler.config import AutoscalingConfig
 from operators.autoscaler.kubernetes import StatefulSetScale
 from operators.autoscaler.load import TRAINER
-from operators.autoscaler.report_decisions import ReportDecisions
-from operators.autoscaler.scale_rollouts import ScaleRollouts
+from operators.autoscaler.scale_rollouts import ReportDecisions, ScaleRollouts
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
@@ -16,9 +16,14 @@ from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailable
 
 from infra.kafka.admin import admin_client, committed_offsets
 from infra.kafka.note import uncommitted_consumer
-from infra.kafka.open_transactions import check_own_transactions, end_own_transactions
+from infra.kafka.open_transactions import (
+    check_own_transactions,
+    describe_blocking_transactions,
+    end_own_transactions,
+)
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import connection_problem, retry_transient
+from infra.kafka.session_config import Partition
 from infra.kafka.transactions import TransactionalProducer
 
 MAX_POLL_RECORDS = 2000
@@ -69,6 +74,9 @@ class SessionClients(Protocol):
 
     def end_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
         """End the transactions of `producer_id` that are open in `places`, see `open_transactions`."""
+
+    def blocking(self, places: Sequence[TopicPartition]) -> Sequence[str]:
+        """A line for each open transaction in `places`, with its producer and the command that ends it."""
 
     def lock(self) -> Lock:
         """A new lock."""
@@ -135,6 +143,9 @@ class KafkaClients:
 
     def end_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
         end_own_transactions(self._client, group, producer_id, places)
+
+    def blocking(self, places: Sequence[TopicPartition]) -> Sequence[str]:
+        return describe_blocking_transactions(self._client, [Partition(*place) for place in places])
 
     def lock(self) -> Lock:
         return threading.Lock()

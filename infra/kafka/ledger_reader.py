@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kafka import TopicPartition
@@ -20,12 +20,13 @@ def read_committed(
     position: Callable[[TopicPartition], int],
     clock: Callable[[], float],
     patience_s: float,
-    check: Callable[[ConsumerRecord], None] | None = None,
+    check: Callable[[ConsumerRecord], None] | None,
+    blocking: Callable[[Sequence[TopicPartition]], Sequence[str]],
 ) -> list[ConsumerRecord]:
     """The committed records from `begins` to `ends`, or a little beyond; each is passed to `check`.
 
     `consumer` has the partitions; `position` is its next offset, `clock` monotonic seconds. Raises KafkaTimeoutError
-    without progress for `patience_s` seconds, and what `check` raises.
+    without progress for `patience_s` seconds, with what `blocking` finds in the partitions, and what `check` raises.
     """
     for place, offset in begins.items():
         consumer.seek(place, offset)
@@ -40,9 +41,8 @@ def read_committed(
         if (now := sum(map(position, ends))) != before:
             before, moved_at = now, clock()
         elif clock() - moved_at > patience_s:
-            hidden = ", ".join(f"{p.topic}:{p.partition} to {end}" for p, end in ends.items() if position(p) < end)
-            raise KafkaTimeoutError(
-                f"the outputs of this shard cannot be read ({hidden}): if a transaction is open there, `laminar topics "
-                "transactions list` shows it, `abort` ends it"
-            )
+            hidden = {place: end for place, end in ends.items() if position(place) < end}
+            places = ", ".join(f"{place.topic}:{place.partition} to {end}" for place, end in hidden.items())
+            reason = "; ".join(blocking(list(hidden))) or "no transaction is open there"
+            raise KafkaTimeoutError(f"the outputs of this shard cannot be read ({places}): {reason}")
     return records

@@ -330,7 +330,7 @@ class Session:
         reach = {tp: ends[tp] for tp in ledger}
         check = self._check_not_own if note is None else None
         self.ledger = read_committed(
-            consumer, floors, reach, self._position, self._clients.monotonic, patience_s, check
+            consumer, floors, reach, self._position, self._clients.monotonic, patience_s, check, self._clients.blocking
         )
         consumer.assign(assigned)
         for tp, source in self._inputs():

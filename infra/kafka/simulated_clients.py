@@ -62,6 +62,9 @@ class SimulatedClients:
     def end_own_transactions(self, group: str, producer_id: int, places: Collection[TopicPartition]) -> None:
         self.check_own_transactions(group, producer_id, places)  # a simulated cluster loses no markers
 
+    def blocking(self, places: Sequence[TopicPartition]) -> Sequence[str]:
+        return ()
+
     def fence(self, transactional_id: str) -> None:
         """Fence the holder of a transactional.id, see `fencing.fence`. Raises CannotFence."""
         if (reason := self.problem()) is not None:

@@ -27,10 +27,12 @@ from infra.kafka.transactions import TransactionInDoubt
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.errors import (
     BrokerError,
+    ConcurrentTransactions,
     ConnectionLost,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
     InvalidTransactionState,
+    NotCoordinator,
     OutOfOrderSequence,
     ProducerFenced,
 )
@@ -41,6 +43,11 @@ from schemas.codec import Headers
 RETRIES = 6
 """How often a request that may be repeated is sent."""
 RETRY_S = 0.3
+NOT_EXECUTED = ConcurrentTransactions, NotCoordinator
+"""Responses to requests that were not executed: kafka-python repeats them."""
+NOT_EXECUTED_S = 0.05
+PATIENCE_S = 60.0
+"""How long requests that were not executed are repeated."""
 _ERRORS: Mapping[type[BrokerError], type[KafkaError]] = {
     InvalidProducerEpoch: InvalidProducerEpochError,
     ProducerFenced: ProducerFencedError,
@@ -110,11 +117,16 @@ def place_of(cluster: SimulatedCluster, topic: str, key: bytes | None, partition
 
 def resend(connection: SimulatedConnection, request: str, execute: Callable[[], _Result]) -> _Result:
     """Send a request that may be repeated until it is answered. Raises KafkaTimeoutError, and the broker's error."""
-    for attempt in range(RETRIES):
+    process, attempts = connection.process, 0
+    deadline = process.monotonic() + PATIENCE_S
+    while attempts < RETRIES and process.monotonic() < deadline:
         try:
             return connection.call(request, execute, idempotent=True)
+        except NOT_EXECUTED:
+            process.sleep(NOT_EXECUTED_S)
         except ConnectionLost:
-            connection.process.sleep(RETRY_S * (attempt + 1))
+            attempts += 1
+            process.sleep(RETRY_S * attempts)
         except BrokerError as error:
             raise _ERRORS.get(type(error), KafkaError)(str(error)) from error
     raise KafkaTimeoutError(f"{request} was not answered")
@@ -227,10 +239,16 @@ class SimulatedProducer:
             each.offset = first + index
 
     def _once(self, request: str, execute: Callable[[], Any]) -> None:
-        """Send a request that must not be repeated. Raises KafkaError."""
+        """Send a request that must not be executed twice. Raises KafkaError."""
         self._check()
         try:
-            self._connection.call(request, execute)
+            while True:
+                try:
+                    self._connection.call(request, execute)
+                    return
+                except NOT_EXECUTED:
+                    self._connection.process.sleep(NOT_EXECUTED_S)
+                    self._check()
         except ConnectionLost as error:
             self.failure = TransactionInDoubt(f"the connection broke while {request} was in flight: {error}")
             raise self.failure from error

@@ -2,16 +2,18 @@
 
 The transaction protocol is the one that kafka-python speaks: before KIP-890's version 2, with its check that a
 partition was added to the transaction. `tests/infra/simulation` compares every response with that of the real broker. A
-transaction's end is complete, markers included, when the request returns.
+transaction's end is complete, markers included, when the request returns, unless `later` delays the markers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from infra.simulation.errors import (
+    ConcurrentTransactions,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
     InvalidTransactionState,
@@ -19,7 +21,8 @@ from infra.simulation.errors import (
 )
 from infra.simulation.partition import PartitionLog, ProducerKey
 
-TransactionPhase = Literal["empty", "ongoing", "committed", "aborted"]
+TransactionPhase = Literal["empty", "ongoing", "ending", "committed", "aborted"]
+"""`ending`: how it ends is decided, but some of its markers are not written."""
 
 
 class Place(NamedTuple):
@@ -40,6 +43,10 @@ class _Transaction:
     places: set[Place] = field(default_factory=set)
     groups: set[str] = field(default_factory=set)
     started_at: float = 0.0
+    end: TransactionPhase = "empty"
+    """How it ends, from then on."""
+    unwritten: int = 0
+    """Markers that are not written yet."""
 
 
 class SimulatedCluster:
@@ -50,6 +57,8 @@ class SimulatedCluster:
         self._partitions = {topic: list(range(count)) for topic, count in topics.items()}
         self.committed: Callable[[Place], None] = lambda place: None
         """Called for each partition when the records that a read_committed consumer sees in it may have changed."""
+        self.later: Callable[[Callable[[], None]], None] = lambda write: write()
+        """Called to write a marker of a transaction that ends, now or later."""
         self._logs = {
             Place(topic, number): PartitionLog() for topic, count in topics.items() for number in range(count)
         }
@@ -85,20 +94,24 @@ class SimulatedCluster:
         return self._partitions.get(topic, [])
 
     def init_producer_id(self, transactional_id: str, timeout_s: float = 60.0) -> ProducerKey:
-        """Fence the earlier producers of an id, abort their open transaction, and return the new producer."""
+        """Fence the earlier producers of an id, abort their open transaction, and return the new producer.
+
+        Raises ConcurrentTransactions until that transaction has ended.
+        """
         found = self._transactions.get(transactional_id)
         if found is None:
             found = self._transactions[transactional_id] = _Transaction(self._next_producer_id, -1, timeout_s)
             self._next_producer_id += 1
         elif found.state == "ongoing":
             self._fence_and_abort(found)
+        self._check_ended(transactional_id, found)
         found.epoch, found.state, found.timeout_s = found.epoch + 1, "empty", timeout_s
         return ProducerKey(found.producer_id, found.epoch)
 
     def add_partitions(self, transactional_id: str, producer: ProducerKey, places: Iterable[Place]) -> None:
         """Begin a transaction, or add partitions to it.
 
-        Raises InvalidProducerIdMapping, ProducerFenced.
+        Raises InvalidProducerIdMapping, ProducerFenced, ConcurrentTransactions.
         """
         self._begin(transactional_id, producer).places.update(places)
 
@@ -117,6 +130,7 @@ class SimulatedCluster:
         if not log.is_open(producer):
             log.attempt(producer, sequence)
             found = self._verified(transactional_id, producer)
+            self._check_ended(transactional_id, found)
             if found.state != "ongoing" or place not in found.places:
                 raise InvalidTransactionState(f"{place} is not in a transaction of {transactional_id}")
         return log.append(values, producer, sequence)
@@ -136,6 +150,7 @@ class SimulatedCluster:
         """
         if (group, producer) not in self._pending:
             found = self._verified(transactional_id, producer)
+            self._check_ended(transactional_id, found)
             if found.state != "ongoing" or group not in found.groups:
                 raise InvalidTransactionState(f"group {group} is not in a transaction of {transactional_id}")
         self._offset_writes += 1
@@ -149,9 +164,13 @@ class SimulatedCluster:
         `add_partitions`.
         """
         found = self._known(transactional_id, producer)
+        end: TransactionPhase = "committed" if commit else "aborted"
         if found.state == "ongoing":
             self._end(found, producer, commit=commit)
-        elif found.state != ("committed" if commit else "aborted"):
+            return
+        if found.end == end:
+            self._check_ended(transactional_id, found)
+        if found.state != end:
             raise InvalidTransactionState(f"the transaction of {transactional_id} is {found.state}")
 
     def expire(self) -> None:
@@ -162,7 +181,7 @@ class SimulatedCluster:
 
     def open_transactions(self) -> list[str]:
         """The transactional ids with an open transaction, sorted."""
-        return sorted(name for name, found in self._transactions.items() if found.state == "ongoing")
+        return sorted(name for name, found in self._transactions.items() if found.state in ("ongoing", "ending"))
 
     def committed_offsets(self, group: str) -> Mapping[Place, int]:
         """The offsets that a group has committed."""
@@ -183,8 +202,14 @@ class SimulatedCluster:
         except ProducerFenced as error:
             raise InvalidProducerEpoch(str(error)) from error
 
+    @staticmethod
+    def _check_ended(transactional_id: str, found: _Transaction) -> None:
+        if found.state == "ending":
+            raise ConcurrentTransactions(f"{found.unwritten} markers of {transactional_id} are not written")
+
     def _begin(self, transactional_id: str, producer: ProducerKey) -> _Transaction:
         found = self._known(transactional_id, producer)
+        self._check_ended(transactional_id, found)
         if found.state != "ongoing":
             found.state, found.places, found.groups, found.started_at = "ongoing", set(), set(), self.now
         return found
@@ -197,12 +222,27 @@ class SimulatedCluster:
     def _end(self, found: _Transaction, producer: ProducerKey, *, commit: bool) -> None:
         """Write the markers with the coordinator's epoch, and decide the pending offsets."""
         marker = ProducerKey(found.producer_id, found.epoch)
+        found.state, found.end = "ending", "committed" if commit else "aborted"
+        found.unwritten = len(found.places) + len(found.groups)
         for place in sorted(found.places):
-            self._logs[place].end_transaction(marker, commit=commit)
-            self.committed(place)
+            self.later(partial(self._mark, found, place, marker))
         for group in sorted(found.groups):
-            pending = self._pending.pop((group, producer), {})
-            if commit:
-                known = self._offsets.setdefault(group, {})
-                known.update({place: max(each, known.get(place, each)) for place, each in pending.items()})
-        found.state = "committed" if commit else "aborted"
+            self.later(partial(self._decide, found, group, producer))
+
+    def _mark(self, found: _Transaction, place: Place, marker: ProducerKey) -> None:
+        self._logs[place].end_transaction(marker, commit=found.end == "committed")
+        self.committed(place)
+        self._written(found)
+
+    def _decide(self, found: _Transaction, group: str, producer: ProducerKey) -> None:
+        pending = self._pending.pop((group, producer), {})
+        if found.end == "committed":
+            known = self._offsets.setdefault(group, {})
+            known.update({place: max(each, known.get(place, each)) for place, each in pending.items()})
+        self._written(found)
+
+    @staticmethod
+    def _written(found: _Transaction) -> None:
+        found.unwritten -= 1
+        if not found.unwritten:
+            found.state = found.end

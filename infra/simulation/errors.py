@@ -23,6 +23,14 @@ class InvalidTransactionState(BrokerError):
     """The request does not fit the state of the transaction."""
 
 
+class ConcurrentTransactions(BrokerError):
+    """The producer's last transaction is still ending: repeat the request."""
+
+
+class NotCoordinator(BrokerError):
+    """Another broker has become the coordinator: find it, and repeat the request."""
+
+
 class OutOfOrderSequence(BrokerError):
     """A batch before this one is missing, or it was repeated so late that the broker has forgotten it."""
 

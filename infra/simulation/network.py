@@ -11,15 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
-from infra.simulation.errors import BrokerError, ConnectionLost
+from infra.simulation.errors import BrokerError, ConnectionLost, NotCoordinator
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import EventScheduler, Signal
 from infra.simulation.streams import Streams
 
-RequestFault = Literal["lost", "unanswered", "late", "slow", "repeated"]
+RequestFault = Literal["lost", "unanswered", "late", "slow", "repeated", "moved"]
 REQUEST_FAULTS: tuple[RequestFault, ...] = ("lost", "unanswered", "late", "slow", "repeated")
 """`lost`: it never arrives. `unanswered`: it is executed, but its response is lost. `late`: its sender gives it up, and
-it is executed later. `slow`: it takes long. `repeated`: it arrives twice, the second time late, if that is harmless."""
+it is executed later. `slow`: it takes long. `repeated`: it arrives twice, the second time late, if that is harmless.
+Only of coordinators: `moved`, its broker is not the coordinator any more, and does not execute it."""
+OF_COORDINATORS = ("InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
 ONLY: tuple[Mapping[str, RequestFault], ...] = (
     {"EndTxn": "late", "Produce": "slow"},
     {"EndTxn": "unanswered"},
@@ -113,7 +115,7 @@ class SimulatedConnection:
 
         def deliver(answered: bool) -> None:
             try:
-                found: Any = execute()
+                found: Any = execute() if fault != "moved" else NotCoordinator(request)
             except BrokerError as error:
                 found = error
             if answered:
@@ -125,7 +127,7 @@ class SimulatedConnection:
             there += 3.0 * draws.random()
         if fault in ("late", "repeated"):
             scheduler.after(there + LATEST_S * draws.random() ** 2, lambda: deliver(False))
-        if fault in (None, "slow", "repeated"):
+        if fault in (None, "slow", "repeated", "moved"):
             scheduler.after(there, lambda: deliver(True))
             scheduler.wait([arrived])
             (found,) = outcome

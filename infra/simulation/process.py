@@ -22,6 +22,8 @@ class SimulatedProcess:
     ) -> None:
         self.name, self.scheduler, self.skew_s = name, scheduler, skew_s
         self.alive = True
+        self.stopping = False
+        """Whether it has been asked to end."""
         self.end: Callable[[Callable[[], None]], None] = lambda end_fibers: end_fibers()
         """Ends the fibers by calling its argument, and frees what a kernel frees then."""
         self._ended = ended
@@ -64,9 +66,9 @@ class SimulatedProcess:
         self.scheduler.sleep(seconds)
 
     def wait(self, seconds: float) -> bool:
-        """Wait in the present fiber; False, since nobody asks a simulated process to stop."""
+        """Wait in the present fiber; returns whether the process has been asked to end."""
         self.scheduler.sleep(seconds)
-        return False
+        return self.stopping
 
     def lock(self) -> SimulatedLock:
         """A lock between the fibers of this process."""

@@ -8,7 +8,7 @@ lost or the chain changes: only the missing chunks are pulled again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -25,7 +25,6 @@ from infra.transport.dialer import Dialer
 from infra.transport.endpoint import Endpoint
 from infra.transport.fetch import Fetch, TransferCounts
 from infra.transport.frames import FrameKind
-from infra.transport.incremental_hasher import IncrementalHasher
 from infra.transport.peer import Peer
 from infra.transport.serving import Server
 from infra.transport.throttle import Link
@@ -351,3 +350,32 @@ def _parts_of(manifest: WeightVersion) -> ModelParts | None:
         return model_parts(manifest)
     except ValueError:
         return None
+
+
+class IncrementalHasher:
+    """Hashes arriving bytes, one chunk per call, while chunks arrive more slowly than they are hashed.
+
+    Otherwise hashing would take processor time from the transfer; the seal then hashes the rest with all processors.
+    """
+
+    def __init__(
+        self, blob: ChunkedBlob, buffer: BlobBuffer, arriving: IncomingVersion, clock: Callable[[], float]
+    ) -> None:
+        self._blob, self._buffer, self._arriving, self._clock = blob, buffer, arriving, clock
+        self._hash_s = 0.0
+        self._last_end = 0.0
+
+    def __call__(self) -> None:
+        began = self._clock()
+        if began - self._last_end >= self._hash_s:
+            end = min(complete_prefix(self._blob, self._buffer), self._arriving.hashed + self._blob.chunk_bytes)
+            if end > self._arriving.hashed:
+                self._arriving.hash_to(end)
+                self._hash_s = self._clock() - began
+        self._last_end = self._clock()
+
+
+def complete_prefix(blob: ChunkedBlob, buffer: BlobBuffer) -> int:
+    """The number of bytes before the first missing chunk."""
+    missing = buffer.missing()
+    return blob.span(missing[0]).start if missing else blob.bytes

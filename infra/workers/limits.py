@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,34 @@ def die_with(parent: int) -> None:
         os._exit(0)
 
 
-def limit_memory_and_files(memory_limit_mb: int) -> None:
-    """Limit address space, file sizes and descriptors, and disable core files."""
+def limit_memory_and_files(memory_limit_mb: int, setting: str) -> None:
+    """Limit address space, file sizes and descriptors, and disable core files.
+
+    Raises ValueError naming `setting` if this process has as much address space already: calls would fail at random.
+    """
+    if (used := _address_space_mb()) >= memory_limit_mb:
+        least = f"a process that has loaded no code of yours has {used} MiB of address space"
+        raise ValueError(f"{setting} = {memory_limit_mb} is too small: {least}")
     lower_limit(resource.RLIMIT_AS, memory_limit_mb * 1024 * 1024)
     lower_limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
     lower_limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
     lower_limit(resource.RLIMIT_CORE, 0)
+
+
+def _address_space_mb() -> int:
+    """The present address space of this process in MiB (Linux; elsewhere 0)."""
+    if sys.platform != "linux":
+        return 0
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() >> 20
+
+
+def limit_memory(pid: int, megabytes: int) -> None:
+    """Limit what process `pid`, and each that it starts from now on, can write to in memory of its own.
+
+    Not its address space, as in workers: JavaScript engines and others reserve far more of it than they use.
+    """
+    with suppress(ProcessLookupError):  # it has ended
+        resource.prlimit(pid, resource.RLIMIT_DATA, (megabytes * 2**20, megabytes * 2**20))
 
 
 def limit_cpu(seconds: float) -> None:
@@ -53,8 +76,7 @@ def limit_cpu(seconds: float) -> None:
 def lower_limit(which: int, value: int) -> None:
     """Set the soft and hard limit, at most to the current hard limit."""
     _, hard = resource.getrlimit(which)
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
+    value = min(value, sys.maxsize if hard == resource.RLIM_INFINITY else hard)
     resource.setrlimit(which, (value, value))
 
 

@@ -26,6 +26,7 @@ from infra.http_client import post_json
 from infra.json_text import decode_json
 from infra.machine import GATEWAY_URL
 from infra.processes import die_with_parent_command, kill_session
+from infra.workers.limits import limit_memory
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import REPORT_FIELDS, FunctionProcess, FunctionServer
 from operators.io.episode_keys import ADDRESS_FILE, ATTEMPT, EpisodeKeys
@@ -136,7 +137,7 @@ def _run_attempt(
         if functions is None
         else partial(functions.start, environment, str(transcript))
     )
-    return attempt(start, transcript, config.timeout_s, stop)
+    return attempt(start, transcript, config.timeout_s, stop, config.memory_limit_mb)
 
 
 @contextmanager
@@ -165,22 +166,26 @@ def start_command(command: Sequence[str], environment: Mapping[str, str], transc
     return partial(CommandProcess, command, environment, transcript)
 
 
-def attempt(start: Start, transcript: Path, timeout_s: float, stop: threading.Event) -> str:
+def attempt(
+    start: Start, transcript: Path, timeout_s: float, stop: threading.Event, memory_limit_mb: int | None = None
+) -> str:
     """Run an agent once, for `timeout_s` seconds at most; returns why it failed, "" if it did not."""
-    begin = _size_of(transcript)
+    begin, code = _size_of(transcript), None
     try:
         process = start()
     except OSError as error:
         return f"it cannot be started: {error}"
     deadline = time.monotonic() + timeout_s
     try:
-        while (code := process.poll()) is None:
+        if memory_limit_mb is not None:
+            limit_memory(process.pid, memory_limit_mb)
+        while code is None:
             if time.monotonic() > deadline:
                 return f"it ran for longer than agents.timeout_s, {timeout_s:g} s"
+            if (code := process.poll()) is None and stop.wait(_POLL_S):
+                return "it was stopped"
             if _size_of(transcript) - begin > MAX_OUTPUT_BYTES:
                 return f"it has printed more than {MAX_OUTPUT_BYTES} bytes"
-            if stop.wait(_POLL_S):
-                return "it was stopped"
     finally:
         process.kill()
     return f"exit status {code}: {_tail(transcript, begin)}".rstrip(": ") if code else ""
@@ -206,6 +211,7 @@ class CommandProcess:
                 env={**os.environ, **environment},
                 start_new_session=True,
             )
+        self.pid = self._process.pid
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""

@@ -6,23 +6,24 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from infra.runners.step_metrics import phase
-from operators.autoscaler.actuators import Actuator
+from operators.autoscaler.actuators import Actuator, ActuatorFailed
 from operators.autoscaler.config import AutoscalingConfig
 from operators.autoscaler.decide import Decision, History, ScalingLimits, decide
-from operators.autoscaler.execution import Execution
 from operators.autoscaler.load import Load
 from operators.autoscaler.observation import Observation
 from operators.autoscaler.policies import Policy, make_policy
 from operators.autoscaler.prices import Prices
 from operators.io.clocks import wall_ms
-from operators.io.elements import Checkpoint, PartitionKey, Polled, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
+from operators.io.map_outputs import MapOutputs
 from schemas.records import Metric, ScalingDecision, ScalingOutcome
-from schemas.topics import METRICS, SCALING
+from schemas.topics import DECISION, METRICS, OUTCOME, SCALING
 
 log = logging.getLogger(__name__)
 
@@ -172,3 +173,103 @@ class ScalingFold:
         }
         values = {name: value for name, value in known.items() if value is not None}
         return Metric(NAME, self._number, {"running": seen.running, "target": self._target, **values}, self._now())
+
+
+class Execution:
+    """Carries out the newest decision by `actuator`, in a thread of its own.
+
+    A decision is requested only once it has been read back from its topic, so an actuator gets committed ones, and a
+    restart reads a decision again that has no outcome. A later decision replaces an earlier one.
+    """
+
+    def __init__(self, actuator: Actuator, timeout_s: float, retry_s: float, now: Callable[[], int]) -> None:
+        self._actuator, self._timeout_s, self._retry_s, self._now = actuator, timeout_s, retry_s, now
+        self._thread = ThreadPoolExecutor(1, "actuator")
+        self._decision: ScalingDecision | None = None
+        self._offset: int | None = None
+        self._since = self._due = 0.0
+        self._asking: tuple[int, Future[None]] | None = None
+        self._asked = False
+        self._error = ""
+
+    @property
+    def needed_offset(self) -> int | None:
+        """The offset of the decision without an outcome, from which a restart must read; None without one."""
+        return self._offset
+
+    def take(self, decision: ScalingDecision, offset: int, clock: float) -> None:
+        """Carry out `decision`, read at `offset` of its topic, from `clock` (monotonic seconds) on."""
+        if decision.dry_run or (self._decision is not None and decision.number <= self._decision.number):
+            return
+        self._decision, self._offset = decision, offset
+        self._since = self._due = clock
+        self._asked, self._error = False, ""
+
+    def advance(self, running: int, clock: float) -> list[ScalingOutcome]:
+        """Ask the actuator if that is due. Returns the outcome of the decision, once; and an error when it is new.
+
+        `running` processes generate.
+        """
+        decision = self._decision
+        if decision is None or self._offset is None:
+            return []
+        failed = self._take_answer(decision)
+        if failed:
+            self._due = clock + self._retry_s
+        if self._asked and running == decision.target:
+            self._offset = None
+            return [self._outcome(decision, running, "", clock - self._since)]
+        if self._asking is None and not self._asked and clock >= self._due:
+            request = self._thread.submit(self._actuator.apply, decision, self._timeout_s)
+            self._asking = decision.number, request
+        if failed in ("", self._error):
+            return []
+        self._error = failed
+        return [self._outcome(decision, running, failed, clock - self._since)]
+
+    def close(self) -> None:
+        """Ask for nothing more. A request under way is not waited for."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _take_answer(self, decision: ScalingDecision) -> str:
+        """The error of the request that has ended; "" without one."""
+        if self._asking is None or not self._asking[1].done():
+            return ""
+        (number, request), self._asking = self._asking, None
+        error = request.exception()
+        if number != decision.number:  # of an earlier decision; the present one is asked for next
+            return ""
+        if error is None:
+            self._asked = True
+            return ""
+        if not isinstance(error, ActuatorFailed):
+            raise error
+        return str(error)
+
+    def _outcome(self, decision: ScalingDecision, running: int, error: str, seconds: float) -> ScalingOutcome:
+        return ScalingOutcome(decision.number, self._actuator.name, running, error, round(seconds, 3), self._now())
+
+
+class ReportDecisions(MapOutputs):
+    """Writes decisions and outcomes to `scaling`, and what was observed to `metrics`."""
+
+    writes = (SCALING, METRICS)
+
+    def __init__(self) -> None:
+        super().__init__(report_decisions)
+
+
+def report_decisions(outputs: Sequence[Any]) -> list[Any]:
+    """The records of the decisions, outcomes and metrics in `outputs`; all other outputs stay, in their place."""
+    return [_reported(output) for output in outputs]
+
+
+def _reported(output: Any) -> Any:
+    match output:
+        case ScalingDecision():
+            return Output(SCALING, DECISION, output)
+        case ScalingOutcome():
+            return Output(SCALING, OUTCOME, output)
+        case Metric():
+            return Output(METRICS, NAME, output)
+    return output

@@ -51,6 +51,9 @@ from schemas.records import TokenRange
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+REPORTED = (ApiError, ValueTooLarge, DeliveryFailed, TimeoutError)
+"""Errors of requests. Any other is a defect: status 500."""
+
 MAX_SEEN = 100_000
 """Requests whose repetitions are counted."""
 MAX_EPISODE_REQUESTS = 64
@@ -123,14 +126,10 @@ class Gateway:
                 response = await handler(request, name)
                 await response(request.scope, request.receive, send)
             return
-        except ApiError as error:
-            response = JSONResponse(error.body(), error.status)
-        except ValueTooLarge as error:
-            response = JSONResponse(ApiError(413, f"the request cannot be recorded: {error}").body(), 413)
-        except (DeliveryFailed, TimeoutError) as error:
-            log.warning("a request was not written: %s", error)
-            unavailable = ApiError(503, "the log is not available; repeat the request", "server_error")
-            response = JSONResponse(unavailable.body(), 503, {"retry-after": "1"})
+        except REPORTED as error:
+            reported = api_error_of(error)
+            headers = {"retry-after": "1"} if reported.status == 503 else None
+            response = JSONResponse(reported.body(), reported.status, headers)
         except ClientDisconnect:
             return
         await response(request.scope, request.receive, send)
@@ -370,6 +369,20 @@ def tokens_in(tokens: Sequence[int], ranges: Sequence[TokenRange]) -> list[int]:
 
 
 async def _chain(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """All parts of a streamed response. Raises ApiError, whose event ends the stream."""
     yield first
-    async for each in rest:
-        yield each
+    try:
+        async for each in rest:
+            yield each
+    except REPORTED as error:
+        raise api_error_of(error) from error
+
+
+def api_error_of(error: Exception) -> ApiError:
+    """What a client gets for an error of `REPORTED`."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ValueTooLarge):
+        return ApiError(413, f"the request cannot be recorded: {error}")
+    log.warning("a request was not written: %s", error)
+    return ApiError(503, "the log is not available; repeat the request", "server_error")

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -215,11 +216,27 @@ class GatewayFold(ShardFold):
             self._loop.close()
 
 
+_held: list[socket.socket] = []
+
+
+def hold_listener(config: GatewayConfig, folder: Path) -> None:
+    """Listen for the gateway that will be forked from this process, and for its successors: while none runs, requests
+    wait for the next one instead of being refused. Several gateways answer for one another, so each listens itself.
+
+    An address that is not available is left for the gateway to report.
+    """
+    if config.processes == 1 and not _held:
+        with suppress(OSError):
+            _held.append(listen(config, folder))
+
+
 def listen(config: GatewayConfig, folder: Path) -> socket.socket:
     """The listening socket, at the port of the run's first start; the URL is written to `folder`.
 
     Several processes share the port. Raises OSError if the address is not available.
     """
+    if _held:
+        return _held[0].dup()
     file = folder / ADDRESS_FILE
     port = config.port
     if not port and file.exists():

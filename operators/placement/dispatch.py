@@ -12,12 +12,10 @@ from heapq import heapify, heappop, heappush
 from operators.io.partial_pool import PooledPartial
 from operators.io.repartition import Placed, PlacementReason
 from operators.placement.config import PlacementConfig
-from operators.placement.leases import Leases
 from operators.placement.replicas import TrackedReplica
-from operators.placement.rounds import Rounds
 from operators.placement.tracking import TrajectoryTracker
 from operators.placement.waiting_work import WaitingWork
-from operators.placement.work_table import Owned, Owner, Work, under_lease
+from operators.placement.work_table import Leases, Owned, Owner, Work, under_lease
 from schemas.bounds import fits_inbox
 from schemas.identity import Purpose
 from schemas.records import NextOwner, PolicyVersion
@@ -320,3 +318,24 @@ def _reason(work: Work, partial: PooledPartial | None) -> PlacementReason:
     if not work.lease:
         return "dispatch"
     return "failover" if partial is None else "resume"
+
+
+class Rounds:
+    """Under a schedule with a global boundary, a round begins once the previous one is generated completely.
+
+    Counts the trajectories that the present round may still begin (`left`), of `size` in a round.
+    """
+
+    def __init__(self, size: int, left: int = 0) -> None:
+        self._size = size
+        self.left = left
+
+    def admits(self, unfinished: int, room: int) -> bool:
+        """Whether another group may begin, with `unfinished` trajectories and `room` below the bound."""
+        if unfinished == 0:
+            self.left = min(self._size, room)
+        return self.left > 0
+
+    def count(self) -> None:
+        """Count a trajectory that begins."""
+        self.left -= 1

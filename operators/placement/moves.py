@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from operators.io.elements import Output
 from operators.io.repartition import Moved, MoveReason
 from operators.placement.config import PlacementConfig
-from operators.placement.leases import Leases
-from operators.placement.plans import plan_record
 from operators.placement.queue_balancing import plan_queue_balancing
 from operators.placement.repack import KVLoad, Move, plan_repack
 from operators.placement.replicas import ReplicaTable, TrackedReplica
-from operators.placement.stage_shares import plan_shares
 from operators.placement.tracking import TrajectoryTracker
-from operators.placement.work_table import HandOver, Owner
-from schemas.records import PolicyVersion, Reserve
+from operators.placement.work_table import HandOver, Leases, Owner
+from schemas.records import PlannedMove, PolicyVersion, RepackPlan, ReplicaLoad, Reserve
 from schemas.topics import PLANS
 
 
@@ -266,3 +264,71 @@ class MoveCoordinator:
     def _is_at(self, name: str, owner: Owner) -> bool:
         owned = self._tracking.table.owned(name)
         return owned is not None and owned.owner == owner
+
+
+def plan_record(
+    plan_id: str,
+    version: PolicyVersion,
+    loads: Sequence[KVLoad],
+    moves: Sequence[Move],
+    names_at: Callable[[int], Sequence[str]],
+    now: int,
+    reason: Literal["repack", "drain", "balance"] | None = None,
+) -> RepackPlan:
+    """The plan with `moves` among replicas with `loads`; `names_at` returns the ids at a source, oldest first.
+
+    `reason` is that of the moves; None: it follows from them.
+    """
+    left: dict[int, list[str]] = {}
+    planned = []
+    for move in moves:
+        names = left.setdefault(move.source, list(names_at(move.source)))
+        chosen = slice(len(names) - move.requests, None) if move.waiting else slice(move.requests)
+        planned.append(PlannedMove(move.source, move.destination, tuple(names[chosen]), move.kv))
+        del names[chosen]
+    involved = [load for load in loads if any(load.replica in (move.source, move.destination) for move in moves)]
+    return RepackPlan(
+        plan_id=plan_id,
+        policy_version=version,
+        moves=tuple(planned),
+        before=tuple(ReplicaLoad(load.replica, load.kv_used, load.kv_capacity, load.requests) for load in involved),
+        after=tuple(_after(load, moves) for load in involved),
+        reason=reason or _reason(involved, moves),
+        planned_at=now,
+    )
+
+
+def _reason(involved: Sequence[KVLoad], moves: Sequence[Move]) -> Literal["repack", "drain", "balance"]:
+    """The reason to record for a plan."""
+    if all(move.waiting for move in moves):
+        return "balance"
+    sources = {move.source for move in moves}
+    return "drain" if all(load.leaving for load in involved if load.replica in sources) else "repack"
+
+
+def _after(load: KVLoad, moves: Sequence[Move]) -> ReplicaLoad:
+    kv, requests = load.kv_used, load.requests
+    for move in moves:
+        sign = (move.destination == load.replica) - (move.source == load.replica)
+        kv, requests = kv + sign * move.kv, requests + sign * move.requests
+    return ReplicaLoad(load.replica, kv, load.kv_capacity, requests)
+
+
+def plan_shares(leader: KVLoad, whole: Sequence[KVLoad], others: int, kv_share: float = 0.99) -> list[Move]:
+    """Moves from `leader` that give each of the `whole` members an even share of the requests.
+
+    The `others` members, the leader included, keep theirs. A member that lacks less than a quarter of its share gets
+    nothing, because a move costs the transfer of KV. No member exceeds `kv_share` of its KV, growth included, or
+    its maximum number of requests.
+    """
+    total = leader.requests + sum(load.requests for load in whole)
+    share = total // max(1, len(whole) + others)
+    left, moves = leader.requests, []
+    each = max(1, -(-(leader.kv_used + leader.growth) // max(1, leader.requests)))
+    for load in whole:
+        room = min(load.most_requests - load.requests, (int(kv_share * load.kv_capacity) - load.kv_used) // each)
+        count = min(share - load.requests, left, room)
+        if count > share // 4:
+            moves.append(Move(leader.replica, load.replica, count, leader.kv_used * count // leader.requests))
+            left -= count
+    return moves

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.kafka.fencing import CannotFence, fence
-from infra.kafka.log_ends import log_ends
+from infra.kafka.log_ends import EndsUnknown, log_ends
 from infra.kafka.session_config import Partition
 from infra.runners.step_metrics import phase
 from operators.io.clocks import wall_ms
@@ -20,20 +20,18 @@ from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.repartition import LiveReplicas, Moved, Placed
 from operators.placement.config import PlacementConfig
-from operators.placement.dispatch import Dispatcher
-from operators.placement.ended_owners import EndedOwners, Ends
-from operators.placement.leases import Leases
+from operators.placement.dispatch import Dispatcher, Rounds
 from operators.placement.moves import MoveCoordinator
 from operators.placement.pauses import RunPause, WorkCounts
-from operators.placement.prompt_numbers import PromptNumbers
 from operators.placement.relay_chain import RelayChainManager
 from operators.placement.replicas import ReplicaTable
-from operators.placement.rounds import Rounds
 from operators.placement.stage_groups import StageGroups
 from operators.placement.tracking import TrajectoryTracker
 from operators.placement.waiting_work import WaitingWork
+from operators.placement.work_table import Leases, Owner
 from schemas.block import Block
 from schemas.bounds import fits_inbox
+from schemas.identity import Purpose
 from schemas.records import (
     AssignmentRejected,
     Cancel,
@@ -60,7 +58,7 @@ PlacementOutput = Output | LiveReplicas | Placed | Moved | Cancel | Reserve | St
 
 @dataclass(frozen=True)
 class PlaceTrajectories:
-    """`admitted` bounds the outstanding training trajectories (`coverage.py`); `global_batch` of them are a batch.
+    """`admitted` bounds the outstanding training trajectories (`Coverage`); `global_batch` of them are a batch.
 
     The group that crosses the bound is still admitted. Each rollout process hosts `hosted` replicas, in order of
     process number; there are inboxes for `replicas`. No fresh work follows version number `goal`.
@@ -300,3 +298,63 @@ def _replica_of(output: PlacementOutput) -> int | None:
         case Cancel() | Reserve() | StageGroup():
             return output.replica
     return None
+
+
+MAX_AHEAD = 10_000
+"""How far the number of a prompt may be ahead of all earlier ones."""
+
+
+class PromptNumbers:
+    """The next number of each purpose, 0 before the first prompt. Prompts are numbered densely: a wrong number would
+    leave a permanent gap.
+
+    `state` is that of the last commit, {} before the first commit. None if its note has no such state: the first prompt
+    of each purpose may then have any number.
+    """
+
+    def __init__(self, state: Mapping[Purpose, int] | None) -> None:
+        self._next: dict[Purpose, int] = dict(state or {})
+        self._accepts_any = state is None
+
+    def invalid_reason(self, purpose: Purpose, number: int) -> str | None:
+        """Why the number is invalid; None if it is valid, which is recorded."""
+        expected = self._next.get(purpose, number if self._accepts_any else 0)
+        if number > expected + MAX_AHEAD:
+            return f"prompt number {number} is more than {MAX_AHEAD} ahead of number {expected - 1}"
+        self._next[purpose] = max(expected, number + 1)
+        return None
+
+    def state(self) -> Mapping[Purpose, int]:
+        """The next numbers, for the commit note."""
+        return self._next
+
+
+Ends = Mapping[PartitionKey, int]
+
+
+class EndedOwners:
+    """The last records of replicas that have ended: their work is not lost before placement has read them.
+
+    The end of a replica and its last records are on different topics, so placement may read of the end first.
+    `read_ends` returns the present ends of the topics that replicas write, open transactions included.
+    """
+
+    def __init__(self, read_ends: Callable[[], Ends]) -> None:
+        self._read_ends = read_ends
+        self._ends: dict[Owner, Ends] = {}
+        """By ended owner of work: the ends of the topics after its last record."""
+
+    def fully_read(self, ended: Iterable[Owner], positions: Ends) -> set[Owner]:
+        """Those of `ended`, all ended owners of work, whose records are all before `positions`."""
+        owners = set(ended)
+        self._ends = {owner: ends for owner, ends in self._ends.items() if owner in owners}
+        if new := owners - self._ends.keys():
+            try:
+                self._ends |= dict.fromkeys(new, self._read_ends())
+            except EndsUnknown as error:
+                log.warning("the work of ended replicas waits, since the ends of topics are unknown: %s", error)
+        return {
+            owner
+            for owner, ends in self._ends.items()
+            if all(positions.get(place, end) >= end for place, end in ends.items())
+        }

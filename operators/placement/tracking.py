@@ -6,7 +6,7 @@ settled here before it has finished here, and the last records of an owner may a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -19,12 +19,10 @@ from operators.io.elements import Output, PartitionKey, ReceivedRecord, Restored
 from operators.io.ledger import TrajectoryLedger
 from operators.io.partial_pool import PartialPool, PooledPartial
 from operators.io.pending import PendingOffsets
-from operators.placement.coverage import Coverage
 from operators.placement.inbox_ledger import restore_inboxes
-from operators.placement.leases import Leases
 from operators.placement.length_statistics import LengthStatistics
 from operators.placement.move_outcomes import MoveOutcomes
-from operators.placement.work_table import Owned, Owner, Work, WorkTable, failed_trajectory
+from operators.placement.work_table import Leases, Owned, Owner, Work, WorkTable, failed_trajectory
 from schemas.block import Block
 from schemas.identity import TrajectoryKey, parse_trajectory_id, trajectory_id
 from schemas.records import (
@@ -358,3 +356,37 @@ class TrajectoryTracker:
         """Release what is held for a trajectory; readers of Progress learn that it is closed."""
         self._progress.release(name)
         return [Output(PROGRESS, name, TrajectoryClosed(name))] if self.pool.drop(name) else []
+
+
+class Coverage:
+    """Settled trajectories that are still outstanding, by batch: no weight version covers it yet.
+
+    A manifest covers its batches and all earlier ones, so a slow trainer delays new work. Until its batch is
+    covered, a restart must read the Settled record of a trajectory again.
+    """
+
+    def __init__(self, covered: int = -1) -> None:
+        self._uncovered: dict[int, dict[str, int]] = {}  # by batch: settled trajectories and their offsets
+        self.covered = covered
+        """The last batch that a manifest covers."""
+
+    def settle(self, settled: Settled, offset: int) -> bool:
+        """Record a trajectory settled at `offset`; return whether it is still outstanding."""
+        if settled.batch is None or settled.batch <= self.covered:
+            return False
+        self._uncovered.setdefault(settled.batch, {}).setdefault(settled.trajectory_id, offset)
+        return True
+
+    def cover(self, batches: Collection[int]) -> Iterable[str]:
+        """Record the `batches` of a manifest; return the trajectories that are no longer outstanding."""
+        self.covered = max([self.covered, *batches])
+        done = [batch for batch in self._uncovered if batch <= self.covered]
+        return [name for batch in done for name in self._uncovered.pop(batch)]
+
+    def __contains__(self, name: str) -> bool:
+        return any(name in members for members in self._uncovered.values())
+
+    def oldest_offset(self) -> int | None:
+        """The lowest offset that a restart must read again; None if it needs none."""
+        # Settled records are read in order, so the first member of a batch has its lowest offset.
+        return min((next(iter(members.values())) for members in self._uncovered.values()), default=None)

@@ -250,3 +250,15 @@ def failed_trajectory(owned: Owned, reason: str, newest: PolicyVersion | None, n
         first_token_at=None,
         finished_at=now,
     )
+
+
+class Leases:
+    """Rising numbers; `last` is the latest one minted. Only placement mints them, so a lease above it is invalid."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def mint(self) -> int:
+        """The next lease."""
+        self.last += 1
+        return self.last

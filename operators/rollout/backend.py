@@ -73,7 +73,7 @@ class TransformersSpec(_ModelSpec):
     """TransformersEngine: runs the model in this process."""
 
     def open(self) -> Backend:
-        from operators.rollout.transformers_backend import TransformersBackend
+        from operators.rollout.model_backend import TransformersBackend
 
         return TransformersBackend(self.config, self.model, self.store, self.process)
 
@@ -82,7 +82,7 @@ class VllmSpec(_ModelSpec):
     """VllmEngine. `open` raises ModuleNotFoundError if vLLM is not installed."""
 
     def open(self) -> Backend:
-        from operators.rollout.vllm_backend import VllmBackend
+        from operators.rollout.model_backend import VllmBackend
 
         return VllmBackend(self.config, self.model, self.store, self.process)
 

@@ -1,24 +1,28 @@
-"""The common part of backends that run a real model: its tokenizer, and this machine's weight store."""
+"""Backends that run a real model: with its tokenizer, and weights from this machine's store."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from infra.machine import visible_gpus
 from infra.models.chat import continuation
 from infra.models.checkpoint_folder import load_tokenizer
+from infra.models.empty_model import allocate, empty_model, read_weights
+from infra.models.sizes import context_length
 from infra.store.weight_store import WeightStore
 from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import Engine
+from operators.rollout.replica_memory import choose_slots
+from operators.rollout.staged.member import StageMember
+from operators.rollout.staged.replica_staging import ReplicaStaging
+from operators.rollout.staged.service import StageService
+from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import PolicyVersion, Prompt
-
-if TYPE_CHECKING:
-    from operators.rollout.staged.replica_staging import ReplicaStaging
 
 
 class ModelBackend:
@@ -67,3 +71,53 @@ class ModelBackend:
     def close(self) -> None:
         """Close the store."""
         self.weights.close()
+
+
+class TransformersBackend(ModelBackend):
+    """Engines over the model folder's architecture, with no weight version loaded."""
+
+    _service: StageService | None = None
+
+    def engine(self) -> Engine:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        slots = choose_slots(self.config, self.model, device)
+        model = empty_model(self.model)
+        allocate(model, device, getattr(torch, self.config.weights_dtype))
+        read_weights(model, self.model)
+        return TransformersEngine(
+            model,
+            slots=slots,
+            context=self.config.context,
+            kv_capacity=self.config.kv_capacity,
+            speculation=self.config.speculation,
+        )
+
+    def staging(
+        self, index: int, incarnation: int, engine: Engine, transfers: KVTransfers | None
+    ) -> ReplicaStaging | None:
+        if transfers is None or not isinstance(engine, TransformersEngine):
+            return None
+        if self._service is None:
+            self._service = StageService(transfers)
+        member = StageMember(index, incarnation, engine, self.weights.root)
+        return ReplicaStaging(member, self.weights, self._service)
+
+
+class VllmBackend(ModelBackend):
+    """Engines over the model folder, with no weight version loaded."""
+
+    def engine(self) -> Engine:
+        from operators.rollout.vllm_engine import VllmEngine, open_vllm  # deferred: vLLM is not always installed
+
+        config = self.config
+        options: dict[str, Any] = dict(config.vllm)
+        vllm = open_vllm(
+            self.model,
+            slots=config.most_slots,
+            context=config.context or context_length(self.model),
+            kv_capacity=config.kv_capacity,
+            dtype=config.weights_dtype,
+            gpus=config.tensor_parallel,
+            **options,
+        )
+        return VllmEngine(vllm)

@@ -22,8 +22,8 @@ def main(parent: int) -> None:
     die_with(parent)
     requests, replies = take_channels()
     setup = read_frame(requests)
-    limit_memory_and_files(setup["memory_limit_mb"])
     try:
+        limit_memory_and_files(setup["memory_limit_mb"], "score.memory_limit_mb")
         judges = [
             (make_judge(reward["name"], reward["options"]), Extraction(*reward["extraction"]))
             for reward in setup["rewards"]

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from infra.kafka.producer import BoundedProducer
+from infra.models.checkpoint_folder import load_tokenizer, write_model
 from infra.models.dtypes import tensor_specs
 from infra.runners.step_metrics import phase
 from infra.runners.stopping import STOPPING
@@ -28,7 +30,6 @@ from operators.trainer.assembly import RejectedMicroBatch, WholeBatch, dead_lett
 from operators.trainer.checkpoint import CheckpointPositions, check_writable
 from operators.trainer.checkpoint_writer import CheckpointWriter
 from operators.trainer.clean_stop import fold_with_ranks, keep_newest
-from operators.trainer.final_model import FinalModel
 from operators.trainer.learner import Learner
 from operators.trainer.learner_contract import OpenLearner
 from operators.trainer.manifest_history import ManifestOffsets, PublishedBatches
@@ -36,7 +37,7 @@ from operators.trainer.metrics import finite
 from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.publishing import Publishing, PublishSettings
 from operators.trainer.rank_addresses import AddressTopic
-from operators.trainer.rank_training import start_rank_training
+from operators.trainer.rank_training import RankTraining, start_rank_training
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.version_publisher import VersionPublisher
 from schemas.records import Metric, MicroBatch, RelayChain, WeightVersion
@@ -243,3 +244,28 @@ class _Training:
 
     def _metric(self, values: dict[str, float]) -> Output:
         return Output(METRICS, "trainer", Metric("trainer", self._training.trained, finite(values), wall_ms()))
+
+
+@dataclass(frozen=True)
+class FinalModel:
+    """Writes the weights of `training` to the Hugging Face folder `folder`, with the tokenizer of `model`."""
+
+    training: RankTraining
+    model: Path
+    folder: Path
+    tries: int
+
+    def write(self) -> None:
+        """Write it, unless an earlier epoch has: weights are a function of the log.
+
+        Raises CheckpointError after `tries` attempts.
+        """
+        if not self.folder.exists():
+            persist(self._write, self.tries)
+
+    def _write(self) -> None:
+        weights = self.training.full_weights
+        try:
+            write_model(self.training.model, load_tokenizer(self.model), weights.specs(), weights.items(), self.folder)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot write the final model to {self.folder.absolute()}: {error}") from error

@@ -12,7 +12,7 @@ class WarmStartConfig:
     """Supervised training of a small model built in code. Raises ValueError naming the invalid field.
 
     Phase 1 imitates worked answers. `careless_share` of them come from a careless teacher, who makes an error with
-    probability `slip_rate` at every step where `traces.py` defines one (a forgotten carry, an early end). This bounds
+    probability `slip_rate` at every step where its trace defines one (a forgotten carry, an early end). This bounds
     the accuracy of imitation at any number of steps: greedy answers follow the majority, sampled answers are correct as
     often as the teachers'. Phase 2, if `habit_steps` is not 0, teaches a bad habit: `habit_share` of its answers are
     bare, without steps.

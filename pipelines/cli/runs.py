@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +14,7 @@ from pipelines.cli import compare, delete, drain, local_runs, logs, pauses, resu
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.inspect.audit.result import STAGES, Audit
+from pipelines.inspect.run_folders import RUNS, config_file, folder_of
 from pipelines.present.output import Report
 
 if TYPE_CHECKING:
@@ -70,7 +73,8 @@ def audit(
 
     connection = address.open_log()
     trim_point = newest_trim_point(connection.client, connection.run)
-    found = audit_run(connection.client, connection.run, ended=ended)
+    timeout_s = _transaction_timeout_s(folder_of(RUNS, address.run or connection.run))
+    found = audit_run(connection.client, connection.run, ended=ended, transaction_timeout_s=timeout_s)
     begins_at = trim_point and {
         "trim_point": trim_point.number,
         "version": str(trim_point.version),
@@ -82,6 +86,16 @@ def audit(
         as_json=json,
         exit_code=0 if found.passed else 1,
     )
+
+
+def _transaction_timeout_s(folder: Path) -> float:
+    """Of the configuration in a run's folder; the default if there is none, or this release cannot read it."""
+    from pipelines.config import ConfigError, KafkaConfig, load_config
+
+    with suppress(ConfigError):
+        if (file := config_file(folder)) is not None:
+            return load_config(file).kafka.transaction_timeout_s
+    return KafkaConfig.transaction_timeout_s
 
 
 def _lines(run: str, audit: Audit) -> Iterator[str]:

@@ -31,6 +31,12 @@ def trim_command(
             "--version", metavar="VERSION", help="epoch.number (1.12); by default the newest with a checkpoint."
         ),
     ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ignore-group", metavar="GROUP", help="A consumer group, as of an export, that will not read again."
+        ),
+    ] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Delete the records; without it, a dry run.")] = False,
     run: RunOption = None,
     folder: RunsFolder = RUNS,
@@ -38,11 +44,12 @@ def trim_command(
 ) -> Report:
     """Delete the oldest records of a run's log, up to a version that has a checkpoint. Dry run unless --execute.
 
-    Only records of settled trajectories that no restart, export or consumer group needs are deleted. A trim point with
-    their counts and hashes is written first, and the checkpoint is kept in trim-points/ in the run's folder. Audit,
-    replay and lineage then begin at the trim point; the audit's counts do not change. The run may keep running. Exits
-    with 1 if the audit fails. Kafka frees disk space by whole segments (segment.bytes, by default 1 GiB): a small log
-    stays as large as it is.
+    Only records of settled trajectories that no restart, export or consumer group needs are deleted. An export retains
+    what it has not read, also if it will not run again: then give --ignore-group its group, from the column limited_by.
+    A trim point with counts and hashes is written first, and the checkpoint kept in trim-points/ in the run's folder.
+    Audit, replay and lineage then begin at the trim point; the audit's counts do not change. The run may keep running.
+    Exits with 1 if the audit fails. Kafka frees disk space by whole segments (segment.bytes, by default 1 GiB): a small
+    log stays as large as it is.
 
     \b
     Examples:
@@ -53,13 +60,15 @@ def trim_command(
 
     with ProgressPrinter("connecting to the run's Kafka") as progress:
         connection = connect(run, kafka.brokers, kafka.command_config, folder, read_only=not execute)
-        return _trim(connection, find_run(folder, run or connection.run), version, progress, execute, json)
+        found = find_run(folder, run or connection.run)
+        return _trim(connection, found, version, ignore or [], progress, execute, json)
 
 
 def _trim(
     connection: RunClient,
     found: RunFolder,
     version: str | None,
+    ignored: list[str],
     progress: ProgressPrinter,
     execute: bool,
     json: bool,
@@ -68,6 +77,7 @@ def _trim(
     from pipelines.config import load_config
     from pipelines.inspect.run_folders import config_file
     from pipelines.training_step import checkpoints_of
+    from pipelines.trim.cuts import UnknownGroup
     from pipelines.trim.plan import TrimRefused, freed_bytes, plan_trim
     from pipelines.trim.plan import execute as execute_trim
     from schemas.records import PolicyVersion
@@ -83,7 +93,10 @@ def _trim(
             *(connection.client, connection.run, checkpoints, chosen),
             begin=progress.begin,
             transaction_timeout_s=config.kafka.transaction_timeout_s,
+            ignored_groups=ignored,
         )
+    except UnknownGroup as error:
+        raise typer.BadParameter(str(error), param_hint="--ignore-group") from error
     except TrimRefused as refusal:
         reason = str(refusal)
         return Report(

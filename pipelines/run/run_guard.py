@@ -113,7 +113,11 @@ MIN_DRAWN = 256
 END_MS = 30_000
 """How long nothing is left to train before the run is stopped; agents may be between two requests for longer."""
 
-Experiences = Iterable[Mapping[str, Any]]
+SHARD_AGE_MS = 60_000
+"""How much older than the newest metric of score another shard's last one may be."""
+
+Experiences = Callable[[int], Iterable[Mapping[str, Any]]]
+"""Reads the experiences of a run that were written at a Unix time in milliseconds, or later."""
 
 
 class RunGuard:
@@ -124,17 +128,22 @@ class RunGuard:
         self._limits = {task.task_name: task.max_refused_share for task in config.prompts.mixture}
         self._has_tasks = bool(config.prompts.tasks)
         self._started_at, self._folder = started_at, config.run_folder
+        self._earlier_errors, self._correct_until = 0, started_at
         self._epochs = config.prompts.epochs
         self._end_ms = END_MS + (0 if config.agents is None else 1000 * config.agents.timeout_s)
         self._over_since: int | None = None
 
-    def check(self, state: RunState, experiences: Callable[[], Experiences], earlier: bool = False) -> None:
+    def check(self, state: RunState, experiences: Experiences, earlier: bool = False) -> None:
         """Raise RunFailing if the run must stop; `experiences` reads its experiences, for the first error.
 
         `earlier` as in `ErrorGuard.failing`.
         """
+        counts = error_counts(state.score)
+        if earlier or counts.errors <= self._earlier_errors:
+            correct = state.last_metric_at.get("score", 0) - SHARD_AGE_MS
+            self._earlier_errors, self._correct_until = counts.errors, max(self._started_at, correct)
         if (recent := self._errors.failing(state, earlier)) is not None:
-            lines = first_error_lines(experiences(), self._started_at)
+            lines = first_error_lines(experiences(self._correct_until), self._started_at)
             raise RunFailing(failing_message(recent, self._folder), lines, "--accept-changes")  # of user code
         for task, (drawn, share) in drawn_and_refused(state.prompts).items():
             limit = self._limits.get(task, 1.0)
@@ -145,8 +154,9 @@ class RunGuard:
             return
         self._over_since = state.now if self._over_since is None else self._over_since
         if state.now - self._over_since >= self._end_ms:
-            counts, resume = error_counts(state.score), self._more_epochs(state)
-            lines = first_error_lines(experiences(), 0) if counts.errors else []
+            resume = self._more_epochs(state)
+            since = self._correct_until if counts.errors > self._earlier_errors else 0
+            lines = first_error_lines(experiences(since), since) if counts.errors else []
             raise RunFailing(self._end_message(state, errors_text(counts)), lines, resume)
 
     def _more_epochs(self, state: RunState) -> str:

@@ -339,8 +339,8 @@ class Supervisor:
     def _check_errors(self, state: RunState) -> None:
         """Raise RunFailing if the run cannot learn, once its samples are written."""
 
-        def read() -> Iterable[Mapping[str, object]]:
-            return rows_of(self.config.kafka.client(), self.config.run.name, EXPERIENCES, COLUMNS)
+        def read(since_ms: int) -> Iterable[Mapping[str, object]]:
+            return rows_of(self.config.kafka.client(), self.config.run.name, EXPERIENCES, COLUMNS, since_ms)
 
         if (earlier := not self._is_log_read) and self._watch.source is not None:
             self._is_log_read = self._watch.source.caught_up()

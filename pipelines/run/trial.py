@@ -17,7 +17,7 @@ from operator import mul
 from pathlib import Path
 
 from infra.files import write_atomically
-from infra.models.chat import ChatTokenizer
+from infra.models.chat import ChatTokenizer, ConversationTokenizer, continuation
 from infra.models.sizes import vocabulary_size
 from operators.agents.function_server import load_function
 from operators.autoscaler.policies import make_policy
@@ -132,6 +132,9 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
         if config.model.path and (missing := list(model_problems(config))):
             raise ConfigError("; ".join(missing))  # at once: the import of the tokenizer's library takes seconds
         shared, context, vocabulary = _model(config, started)
+        encode: Callable[[str], list[int]] = lambda _: []  # noqa: E731 - synthetic prompts have no text
+        if shared is not None:
+            encode = partial(continuation, shared, split_special_tokens=True)
         _check_capacity(config, context, found)
         first = []
         for task, levels in zip(config.prompts.mixture, sources, strict=True):
@@ -142,7 +145,7 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
                 name = task.task_name if len(levels) == 1 else f"{task.task_name}, level {level}"
                 of_levels.append(_render_some(task, source, tokenizer, context, vocabulary, found, name))
             if of_levels[0]:
-                first.append(TaskPrompts(task, of_levels[0]))
+                first.append(TaskPrompts(task, of_levels[0], encode))
             _check_heldout(task, levels[0].heldout, tokenizer, context, found)
         return first
     except (ValueError, OSError) as error:
@@ -189,7 +192,7 @@ def _without_heldout(prompts: PromptsConfig) -> PromptsConfig:
     return replace(prompts, heldout=0, heldout_path="", tasks=tasks)
 
 
-def _model(config: Config, started: Started) -> tuple[ChatTokenizer | None, int, int | None]:
+def _model(config: Config, started: Started) -> tuple[ConversationTokenizer | None, int, int | None]:
     """The tokenizer (None: synthetic prompts), the context length and the vocabulary size of the run's model."""
     if config.emulated or config.prompts.mixture[0].source == "synthetic":
         return None, config.context, None

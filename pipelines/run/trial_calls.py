@@ -32,10 +32,11 @@ Started = Callable[[str], None]
 
 
 class TaskPrompts(NamedTuple):
-    """A task and the first of its prompts, at least one."""
+    """A task and the first of its prompts, at least one; `encode` gives the tokens of an observation."""
 
     task: TaskConfig
     prompts: Sequence[Prompt]
+    encode: Callable[[str], Sequence[int]]
 
 
 class Failure(NamedTuple):
@@ -59,7 +60,7 @@ def check_rewards(config: Config, tasks: Sequence[TaskPrompts], found: TrialResu
                 started(subject)
             named.add(subject)
             _judge(_alone(rubric, config.score), (), limit, found)
-    for task, prompts in tasks:
+    for task, prompts, _ in tasks:
         name = prompts[0].task
         of_task = rubric_of(config.score, name)
         one = _alone(of_task, config.score)
@@ -177,18 +178,18 @@ def _reference_answer(prompt: Prompt) -> str:
 
 def check_environments(config: Config, tasks: Sequence[TaskPrompts], found: TrialResult, started: Started) -> None:
     """Start each environment; reset it on the first prompts that use it, and make one step with a response."""
-    used = {task.environment: prompts for task, prompts in reversed(tasks) if task.environment}
+    used = {each.task.environment: each for each in reversed(tasks) if each.task.environment}
     for spec in config.rollout.environments:
-        prompts = used.get(spec.resolved_name)
-        if prompts is None:
+        task = used.get(spec.resolved_name)
+        if task is None:
             continue
         started(f"environment {spec.resolved_name}")
-        texts = [trial_response(each, rubric_of(config.score, each.task)) for each in prompts]
-        _try_environment(spec, prompts, texts, config.run.check_timeout_s, found)
+        texts = [trial_response(each, rubric_of(config.score, each.task)) for each in task.prompts]
+        _try_environment(spec, task, texts, config.run.check_timeout_s, found)
 
 
 def _try_environment(
-    spec: EnvironmentSpec, prompts: Sequence[Prompt], texts: Sequence[str], limit_s: float, found: TrialResult
+    spec: EnvironmentSpec, task: TaskPrompts, texts: Sequence[str], limit_s: float, found: TrialResult
 ) -> None:
     try:
         pool = EnvironmentPool(spec, start_limit_s=limit_s)
@@ -196,11 +197,12 @@ def _try_environment(
         found.add_problem(_unavailable("rollout.environments", error, limit_s))
         return
     failures: list[Failure] = []
+    cut: list[str] = []
     deadline, tried = time.monotonic() + limit_s, 0
     try:
-        for prompt, text in zip(prompts, texts, strict=True):
+        for prompt, text in zip(task.prompts, texts, strict=True):
             begun = time.monotonic()
-            if failure := _play(pool, prompt, tried, text):
+            if failure := _play(pool, prompt, tried, text, task.encode, cut):
                 failures.append(failure)
             tried += 1
             if (now := time.monotonic()) > deadline or now - begun >= spec.seconds:  # a call that hangs is not repeated
@@ -212,19 +214,38 @@ def _try_environment(
         text = f" with the response {texts[failures[0].prompt][:60]!r}" if method == "step" else ""
         head = f"rollout.environments: {spec.resolved_name} fails at its {method}"
         _report(found, head, failures, tried, text, ". Such episodes fail")
+    if cut:
+        of = f"{len(cut)} of the first {tried} prompts"
+        found.warnings.append(f"rollout.environments: {spec.resolved_name}: on {of}, after the first turn {cut[0]}")
 
 
-def _play(pool: EnvironmentPool, prompt: Prompt, number: int, text: str) -> Failure | None:
-    """Reset an episode of `prompt`, and make one step with `text` unless it is done."""
+def _play(
+    pool: EnvironmentPool,
+    prompt: Prompt,
+    number: int,
+    text: str,
+    encode: Callable[[str], Sequence[int]],
+    cut: list[str],
+) -> Failure | None:
+    """Reset an episode of `prompt`, and make one step with `text`. Adds to `cut` why no other turn can follow."""
     fields: dict[str, Any] = {"text": prompt.text, "task": prompt.task, "number": prompt.number}
     fields["reference"] = json.loads(prompt.reference)
-    method = "reset"
-    try:
-        pool.play(f"trial {number}", fields, (), last=False).result()
-        method = "step"
-        pool.play(f"trial {number}", fields, (text,), last=True).result()
-    except EnvironmentFailed as error:
-        return Failure(method, number, error.reason)
+    tokens, most = 0, prompt.sampling.max_new_tokens
+    steps: tuple[tuple[str, tuple[str, ...]], ...] = ("reset", ()), ("step", (text,))
+    for method, texts in steps:
+        try:
+            state = pool.play(f"trial {number}", fields, texts, last=bool(texts)).result()
+        except EnvironmentFailed as error:
+            return Failure(method, number, error.reason)
+        tokens += len(encode(state.observations[-1] or ""))
+        if tokens >= most and not state.done and len(texts) < pool.spec.turns:
+            reason = (
+                f"{tokens} tokens of observations leave no room for a turn in an episode's max_new_tokens = {most}: "
+                "raise prompts.max_new_tokens, or shorten them"
+            )
+            if not texts:
+                return Failure(method, number, reason)
+            cut.append(reason)
     return None
 
 

@@ -40,7 +40,7 @@ _TICK_S = 0.05
 _TRAINING_MODULES = (
     "infra.models.checkpoint_folder",
     "infra.models.demo",
-    "operators.rollout.transformers_backend",
+    "operators.rollout.model_backend",
     "operators.trainer.train_batches",
     "pipelines.run.warm_start",
     "reasoning_gym",
@@ -127,6 +127,8 @@ class _Zygote:
         sys.stdout.flush()
         sys.stderr.flush()
         zygote = os.getpid()
+        if any(pipeline == "gateway" for pipeline, _ in command.get("roles", ())):
+            _hold_listener(Path(command["config"]))
         # Signals stay pending until the child has restored their handlers; ignored ones would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         try:
@@ -172,6 +174,20 @@ class _Zygote:
             remove_store(self._store, in_use=True)
         if self._temporary_folder is not None:
             shutil.rmtree(self._temporary_folder, ignore_errors=True)
+
+
+def _hold_listener(config_file: Path) -> None:
+    """Listen for the run's gateway here, where its kills do not end the socket."""
+    from operators.gateway.config import GatewayConfig
+    from operators.gateway.serve_agents import hold_listener
+    from pipelines.config import load_config
+    from pipelines.shards import files_folder
+
+    try:
+        config = load_config(config_file)
+    except ValueError:
+        return  # the gateway reports it
+    hold_listener(config.gateway or GatewayConfig(), files_folder(config))
 
 
 def _become_role(

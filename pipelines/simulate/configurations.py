@@ -32,6 +32,7 @@ BASE: Mapping[str, Mapping[str, Any]] = {
         "heartbeat_s": 2.0,
         "progress_tokens": 16,
         "progress_s": 2.0,
+        "termination_notice_s": 12.0,
         "kv_megabytes": 0,
         "emulation": {
             "block": 4,

@@ -24,6 +24,10 @@ FaultKind = Literal[
     "upgrade_run",
     "extend_run",
     "trim",
+    "markers",
+    "move_coordinator",
+    "stop",
+    "notice",
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 """`kill`: a process dies and is started again. `pause`: it stops for a while. `replace`: it stops, its successor
@@ -34,7 +38,10 @@ all processes of the run end at once and are started again; this one is the last
 processes before it are of an earlier release, which wrote earlier versions of records. `extend_run`: the same as
 `restart_run`, with a later goal, if the run has one. `links`: the link of its host is
 slow, lossy, cut, or damages data. `restart_host`: all processes on its host end, and the weights stored there are lost.
-`trim`: a person trims the log of the run; the command is killed after these seconds."""
+`trim`: a person trims the log of the run; the command is killed after these seconds. `markers`: the markers of
+transactions that end are written late, in each partition at another time. `move_coordinator`: the coordinator of its
+transactions moves to another broker, and rejects requests meanwhile. `stop`: a process is asked to end, and commits its
+last outputs. `notice`: a rollout has these seconds until it is killed, and hands its work over."""
 PLACEMENT = "placement"
 """The role that a pause of the run is about."""
 PAUSED_SHARE = 0.25
@@ -53,6 +60,10 @@ TRIMMED_SHARE = 0.2
 """Share of the histories in which the log is trimmed."""
 LOST_SHARE = 0.15
 """Share of the histories in which placement starts again after it has given the work of a lost rollout to others."""
+COORDINATORS_SHARE = 0.15
+"""Share of the histories for each kind of fault of coordinators."""
+STOPPED_SHARE = 0.15
+"""Share of the histories in which processes are asked to end, and of those in which rollouts get notice."""
 _SHARES: Mapping[FaultKind, int] = {
     "kill": 8, "pause": 4, "replace": 3, "requests": 8, "cut": 3, "drain": 1, "slow": 2,
 }  # fmt: skip
@@ -123,6 +134,8 @@ def draw_faults(seed: int, roles: Sequence[str], until_s: float) -> tuple[Fault,
     found += _restarts(streams, names, until_s)
     found += _trims(streams.of("trim"), until_s)
     found += _losses(streams, rollouts, until_s)
+    found += _coordinators(streams, names, until_s)
+    found += _stops(streams, {"stop": names, "notice": rollouts}, until_s)
     return tuple(sorted(found, key=lambda fault: (fault.at, fault.number)))
 
 
@@ -159,3 +172,22 @@ def _losses(streams: Streams, rollouts: Mapping[str, float], until_s: float) -> 
         at = draws.uniform(2.0, until_s - 8.0)
         yield Fault(round(at, 3), "kill", streams.choose("lost rollout", rollouts), 1.0, OF_THE_RUN + 30)
         yield Fault(round(at + draws.uniform(2.0, 8.0), 3), "kill", PLACEMENT, 1.0, OF_THE_RUN + 31)
+
+
+def _coordinators(streams: Streams, names: Mapping[str, float], until_s: float) -> Iterator[Fault]:
+    kinds: tuple[FaultKind, ...] = ("markers", "move_coordinator")
+    for number, kind in enumerate(kinds, OF_THE_RUN + 40):
+        draws = streams.of(kind)
+        if draws.random() < COORDINATORS_SHARE:
+            at, seconds = draws.uniform(0.0, until_s), draws.choice((2.0, 6.0, 20.0)) * draws.uniform(0.5, 1.5)
+            yield Fault(round(at, 3), kind, streams.choose(kind, names), round(seconds, 3), number)
+
+
+def _stops(streams: Streams, roles: Mapping[FaultKind, Mapping[str, float]], until_s: float) -> Iterator[Fault]:
+    for index, (kind, names) in enumerate(roles.items()):
+        draws = streams.of(kind)
+        if draws.random() < STOPPED_SHARE:
+            for number in range(draws.choice((1, 2, 4))):
+                role, at = streams.choose(f"{kind} {number}", names), draws.uniform(1.0, until_s)
+                seconds = draws.choice((6.0, 12.0, 30.0))
+                yield Fault(round(at, 3), kind, role, seconds, OF_THE_RUN + 50 + 10 * index + number)

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from infra.kafka.simulated_producer import SimulatedRecord
 from infra.simulation.cluster import Place, SimulatedCluster
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
+from pipelines.inspect.log.describe import describe_record
 from schemas.codec import UndecodableRecord, decode
 from schemas.identity import trajectory_id
-from schemas.records import Assignment, CommitNote, MicroBatch, Pause, Prompt, Settled, Trajectory, WeightVersion
+from schemas.records import CommitNote, Prompt
 from schemas.topics import (
     BATCHES,
     CATALOGUE,
@@ -99,28 +100,15 @@ class LogObserver:
 
 
 def event_text(record: Any) -> str:
-    """What a record says; "" for one that a timeline omits."""
+    """What a record contains, after the name of its prompt or trajectory; "" for one that a timeline omits."""
     match record:
-        case Prompt():
-            return f"prompt {record.prompt_id}"
-        case Assignment():
-            start = f" from token {len(record.partial.token_ids)}" if record.partial is not None else ""
-            return (
-                f"{record.trajectory_id} to replica {record.replica}.{record.incarnation}, lease {record.lease}{start}"
-            )
-        case Trajectory():
-            versions = ", ".join(str(span.version) for span in record.version_spans)
-            return f"{record.trajectory_id} {record.finish_reason} on replica {record.replica}, version {versions}"
-        case DecodedRecord():
-            return f"{trajectory_id(*record.key)} scored"
-        case Settled():
-            return f"{record.trajectory_id} {record.outcome}" + ("" if record.batch is None else f" in {record.batch}")
-        case MicroBatch():
-            return f"batch {record.batch}, part {record.index + 1} of {record.count}: {len(record.trajectory_ids)} rows"
-        case WeightVersion():
-            return f"version {record.version}, batches {list(record.batches)}" + (", final" if record.final else "")
-        case Pause():
-            return f"request {record.number}: the run {'is paused' if record.paused else 'continues'}"
         case CommitNote():
             return ""
-    return str(record)[:200]
+        case DecodedRecord():
+            return f"{trajectory_id(*record.key)} scored"
+        case UndecodableRecord():
+            return str(record)[:200]
+        case Prompt():
+            return f"{record.prompt_id}: {describe_record(record)}"
+    name = getattr(record, "trajectory_id", "")
+    return f"{name}{name and ': '}{describe_record(record)}"

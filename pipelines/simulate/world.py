@@ -9,13 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 
+from infra.kafka.properties import ClientProperties
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
+from infra.kafka.simulated_inspection import InspectionClients
 from infra.kafka.simulated_producer import EncodeForRelease, SimulatedRecord, as_it_is
+from infra.kafka.topic_reader import schema_of
 from infra.simulation.cluster import Place, SimulatedCluster
 from infra.simulation.data_network import LINK_FAULTS, LinkFault
-from infra.simulation.network import ONLY, REQUEST_FAULTS, Network, RequestFaults, SimulatedConnection
+from infra.simulation.network import OF_COORDINATORS, ONLY, REQUEST_FAULTS, Network, RequestFaults, SimulatedConnection
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import EventScheduler
 from infra.simulation.streams import Streams
@@ -26,15 +30,34 @@ from pipelines.simulate.faults import Fault
 from pipelines.simulate.hosts import SimulatedHosts
 from pipelines.simulate.invariants import Invariants, InvariantViolated, audit_cluster
 from pipelines.simulate.observer import Committed, LogObserver, event_text
-from pipelines.simulate.releases import EarlierRelease
 from pipelines.simulate.simulated_role import SimulatedRole
 from pipelines.simulate.transfers import Transfers
-from pipelines.simulate.trims import start_trim
 from pipelines.simulate.wiring import Wiring
-from schemas.codec import encode
+from pipelines.trim.plan import TrimRefused, execute, plan_trim
+from schemas.codec import Headers, as_version, encode, versions_of
 from schemas.identity import parse_trajectory_id
 from schemas.records import Drain, Pause
 from schemas.topics import CATALOGUE, CONTROL, INBOX, PAUSE, PROMPTS
+
+
+class EarlierRelease:
+    """Writes each class of records at an earlier version, which `streams` draws once, where its fields fit that."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._versions: dict[str, int] = {}
+
+    def __call__(self, value: bytes, headers: Headers) -> tuple[bytes, Headers]:
+        """Value and headers as this release writes them."""
+        schema = schema_of(headers)
+        version = self._versions.get(schema)
+        if version is None:
+            versions = versions_of(schema)
+            earlier = versions[:-1] or versions
+            version = self._streams.of("earlier release", schema).choice(earlier) if earlier else 0
+            self._versions[schema] = version
+        return as_version(value, headers, version)
+
 
 FAULTS_UNTIL_S = 25.0
 """No fault begins after this time."""
@@ -271,6 +294,18 @@ class World:
                 draws = self.streams.of("fault", str(fault.number))
                 end = self.scheduler.now + fault.seconds
                 self.network.faults.append(RequestFaults(fault.role, self.scheduler.now, end, ("lost",), 1.0, draws))
+            case "stop":
+                role.stop()
+            case "notice":
+                role.give_notice(fault.seconds)
+            case "move_coordinator":
+                draws, end = self.streams.of("fault", str(fault.number)), self.scheduler.now + fault.seconds
+                moved = RequestFaults(
+                    fault.role, self.scheduler.now, end, (), 1.0, draws, dict.fromkeys(OF_COORDINATORS, "moved")
+                )
+                self.network.faults.append(moved)
+            case "markers":
+                self._delay_markers(fault)
             case "drain":
                 self._drain(role)
             case "pause_run":
@@ -295,6 +330,18 @@ class World:
                     each.end()
                     share = 1.0 if each is role else self.streams.of(name, fault.kind.removesuffix("_run")).random()
                     each.start_in(fault.seconds * share)
+
+    def _delay_markers(self, fault: Fault) -> None:
+        draws, end = self.streams.of("fault", str(fault.number)), self.scheduler.now + fault.seconds
+        most = draws.choice((0.05, 0.5, 4.0))
+
+        def later(write: Callable[[], None]) -> None:
+            if self.scheduler.now < end:
+                self.scheduler.after(most * draws.random() ** 2, write)
+            else:
+                write()
+
+        self.cluster.later = later
 
     def _extend(self) -> bool:
         """Give the run a later goal; False if it has none."""
@@ -349,3 +396,25 @@ class World:
         message = SimulatedRecord(b"", value, tuple(headers), 0)
         self.cluster.send(Place(INBOX.name(self.config.run.name), replica), [message])
         self.scheduler.after(20.0, lambda: role.kill(1.0))
+
+
+REQUEST_S = 0.004
+"""Seconds from a request to its response."""
+
+
+def start_trim(process: SimulatedProcess, cluster: SimulatedCluster, run: str, event: Callable[[str], None]) -> None:
+    """Trim the log of `run` in `process`, which may be killed meanwhile; `event` is called with the result."""
+    clients = InspectionClients(cluster, process.sleep, process.unix_ms, REQUEST_S)
+    client = ClientProperties.of_clients(clients)
+
+    def trim() -> None:
+        try:
+            plan = plan_trim(client, run, {}, now=process.unix_ms)
+        except TrimRefused as refused:
+            event(f"the trim is refused: {refused}")
+            return
+        event(f"trims the log to version {plan.trim_point.version}")
+        execute(client, plan, Path())
+        event(f"{sum(plan.trim_point.record_counts)} records are deleted")
+
+    process.start("trim", trim)

@@ -8,7 +8,7 @@ the trim point and deletes the records; if it is killed between two of these, th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -32,8 +32,16 @@ from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import COUNTERS, Audit
 from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point
 from pipelines.inspect.log.manifests import Manifests
-from pipelines.trim.cuts import Cut, RetainReason, find_cut, retain_manifests, retain_trajectories
-from pipelines.trim.needs import LogPartition, Needs, needs_of
+from pipelines.trim.cuts import (
+    Cut,
+    LogPartition,
+    Needs,
+    RetainReason,
+    find_cut,
+    needs_of,
+    retain_manifests,
+    retain_trajectories,
+)
 from schemas.codec import encode
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, Prompt, TrimPoint
@@ -80,15 +88,16 @@ def plan_trim(
     now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     begin: Callable[[str], None] = lambda _: None,
     transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
+    ignored_groups: Collection[str] = (),
 ) -> TrimPlan:
     """Plan a trim to `version`, by default the newest version that has a checkpoint. `begin` reports what begins.
 
-    Raises TrimRefused, and RuntimeError as the audit does.
+    Raises TrimRefused, RuntimeError as the audit does, and UnknownGroup for one of `ignored_groups`.
     """
     begin("auditing the whole log")
     earlier = newest_trim_point(client, run)
     before = None if earlier is None else TrimmedHistory.of(earlier)
-    needs = needs_of(client, run)  # first, because the needs of an active run only shrink
+    needs = needs_of(client, run, ignored_groups)  # first, because the needs of an active run only shrink
     snapshot = snapshot_of(client, run, earlier, transaction_timeout_s)
     whole = fold_run(client, run, snapshot, before)
     audit = whole.audit()

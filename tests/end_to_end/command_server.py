@@ -88,10 +88,10 @@ def start(arguments: list[str], folder: str, output: str) -> int:
     if pid:
         return pid
     os.chdir(folder)
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    file = os.open(output, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOCTTY, 0o644)
     pipelines.run.zygote_process.start_zygote = lambda log, model: ForkedZygote(log)  # type: ignore[assignment,return-value]
     sys.argv = ["laminar", *arguments]  # as at a terminal: signals after a run's end are ignored
-    run_forked(laminar, os.open(os.devnull, os.O_RDONLY), file, file)
+    run_forked(laminar, file if os.isatty(file) else os.open(os.devnull, os.O_RDONLY), file, file)
 
 
 def exit_code(pid: int) -> int | None:

@@ -17,7 +17,7 @@ QUESTIONS = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "unit": "ap
 UNUSABLE = [{"question": "And now?", "answer": None, "unit": "apples"}]
 """One of forty rows: refused, but few enough."""
 NOISE = re.compile(
-    r"apitools|absl|^E0000|Loading weights|Writing model|SyntaxWarning|Traceback|\[Errno|: : |^:|"
+    r"apitools|absl|^E0000|Loading weights|Writing model|\w+Warning:|Traceback|\[Errno|: : |^:|"
     r"\b(?:INFO|WARNING|DEBUG)\b",
     re.M,
 )
@@ -74,7 +74,7 @@ class Shell:
         return Answer(command.wait(seconds), command.output())
 
     def start(self, *words: str, here: Path | None = None, terminal: Path | None = None) -> Command:
-        """Start `laminar WORDS`, which prints to `terminal` if that is given."""
+        """Start `laminar WORDS`, at `terminal` if that is given."""
         return Command(self.server, here or self.here, *words, output=terminal or next(self._files))
 
 
@@ -107,7 +107,7 @@ def write_folder(folder: Path, model: Path) -> dict[str, Any]:
             "learner": {"learning_rate": 1e-3, "algorithm": {"name": "grpo"}},
         },
     }
-    (folder / "train.toml").write_text(tomli_w.dumps(table))
+    (folder / "train.toml").write_text(f"#:schema laminar.schema.json\n{tomli_w.dumps(table)}")
     return table
 
 

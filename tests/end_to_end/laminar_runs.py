@@ -144,8 +144,15 @@ class LaminarRun(Command):
             return {}
 
     def until_phase(self, phase: str, seconds: float = 90.0) -> None:
-        """Wait until the run has entered `phase`."""
-        self.until(lambda: (s := self.state()) and phase in (s["phase"], *s["phases"]), seconds, f"phase {phase!r}")
+        """Wait until the run has entered `phase`; "starting" is the start of its roles, after its checks."""
+
+        def entered() -> bool:
+            state = self.state()
+            if phase == "starting":  # the first phase has this name, too
+                return state.get("phase") == phase and "checks" in state["phases"]
+            return bool(state) and phase in (state["phase"], *state["phases"])
+
+        self.until(entered, seconds, f"phase {phase!r}")
 
     def pid_of(self, role: str, seconds: float = 30.0) -> int:
         """The process id of `role`, once it has a process."""

@@ -96,19 +96,21 @@ def test_run_is_stopped_when_every_reward_fails(
     assert "fails_later: KeyError" in ask(*words)
     compared = ask("runs", "compare", run_id, run_id)
     assert re.search(r"^share of trajectories with an error +1(\.0+)? ", compared, re.M)
-    served = Command(command_server, run.here, "metrics", "serve", "--port", "0", "--run", run_id)
-    address = served.until(lambda: re.search(r"http://\S+/metrics", served.output()), 60, "its address")[0]
-    with urllib.request.urlopen(address, timeout=30) as response:
-        metrics = response.read().decode()
-    scored, failed, share = (
-        float(re.search(rf"^laminar_{name}{{.*}} (\S+)$", metrics, re.M)[1])  # type: ignore[index]
-        for name in ("score_trajectories", "score_reward_errors", "error_share")
-    )
+    scored, failed, share = served(command_server, run, "score_trajectories", "score_reward_errors", "error_share")
     assert (scored == failed > 0, share) == (True, 1.0)
-    served.signal(signal.SIGINT)
-    served.wait(30)
     assert "reward 0.00" in ask("samples", "--run", run_id)
     assert "starting Apache Kafka" not in run.output().partition("laminar: ")[2]  # the log was read from its files
+
+
+def served(server: CommandServer, run: LaminarRun, *names: str) -> list[float]:
+    """The metrics `names` of `run`, from `laminar metrics serve`."""
+    command = Command(server, run.here, "metrics", "serve", "--port", "0", "--run", run.name)
+    address = command.until(lambda: re.search(r"http://\S+/metrics", command.output()), 60, "its address")[0]
+    with urllib.request.urlopen(address, timeout=30) as response:
+        metrics = response.read().decode()
+    command.signal(signal.SIGINT)
+    command.wait(30)
+    return [float(re.search(rf"^laminar_{name}{{.*}} (\S+)$", metrics, re.M)[1]) for name in names]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -272,6 +274,8 @@ def test_environment_that_fails_later_stops_the_run(
     status = json.loads(ask("runs", "status", "--run", run_id, "--json"))
     assert status["error_share"] == 1.0
     assert "errors      100 % of " in ask("runs", "status", "--run", run_id)
+    scored, failed, share = served(command_server, run, "score_trajectories", "score_episode_errors", "error_share")
+    assert (scored == failed > 0, share) == (True, 1.0)
     summary = json.loads((run.folder / "summary.json").read_text())
     assert summary["error_share"] == 1.0
     assert "(episodes " in (run.folder / "report.html").read_text()

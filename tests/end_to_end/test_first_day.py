@@ -248,7 +248,7 @@ def test_run_is_quiet_and_writes_no_file_outside_its_folder(ended: Answer, shell
         (("runs", "list", "--folder", "nowhere"), "there are no runs under nowhere/"),
     ],
 )
-def test_command_without_results_says_so(words: tuple[str, ...], said: str, ended: Answer, shell: Shell) -> None:
+def test_command_without_results_reports_it(words: tuple[str, ...], said: str, ended: Answer, shell: Shell) -> None:
     assert said in shell(*words).text
 
 
@@ -316,7 +316,7 @@ def test_accuracy_is_the_share_of_full_rewards_beside_the_mean(ended: Answer, sh
         assert re.search(rf"^  {label} +[\d.]+ → [\d.]+$", ended.text, re.M), label
 
 
-def test_replay_says_how_weights_and_rewards_differ(ended: Answer, shell: Shell) -> None:
+def test_replay_reports_how_weights_and_rewards_differ(ended: Answer, shell: Shell) -> None:
     again = shell("train", "replay", "first")
     assert (again.code, "the weights equal the run's, bit by bit" in again.text) == (0, True)
     other = shell("train", "replay", "first", "--set", "trainer.learner.learning_rate=1e-5")
@@ -326,10 +326,16 @@ def test_replay_says_how_weights_and_rewards_differ(ended: Answer, shell: Shell)
     assert "rewards are the run's" in other.text
 
 
+@pytest.fixture
+def exports(tmp_path: Path) -> Path:
+    """Where `laminar export` writes; TRL's and verl's classes read what is kept (`make exports-test`)."""
+    return Path(os.environ.get("LAMINAR_EXPORTS", tmp_path)).absolute()
+
+
 @pytest.mark.parametrize("view", ["trl", "sft", "preference", "verl", "conversations", "full"])
-def test_views_have_a_purpose_and_no_held_out_rows(view: str, second: str, shell: Shell, tmp_path: Path) -> None:
+def test_views_have_a_purpose_and_no_held_out_rows(view: str, second: str, shell: Shell, exports: Path) -> None:
     """Of `sft` and `conversations` the run with an environment has rows: complete answers with full rewards, turns."""
-    folder = tmp_path / view
+    folder = exports / view
     run = second if view in ("sft", "conversations") else "first"
     answer = shell("export", "experiences", str(folder), "--view", view, "--run", run)
     assert answer.code == 0, answer.text
@@ -344,10 +350,10 @@ def test_views_have_a_purpose_and_no_held_out_rows(view: str, second: str, shell
     assert NOISE.search(verified.text) is None
 
 
-def test_verl_view_has_messages_plain_answers_and_a_test_file(ended: Answer, shell: Shell, tmp_path: Path) -> None:
+def test_verl_view_has_messages_plain_answers_and_a_test_file(ended: Answer, shell: Shell, exports: Path) -> None:
     questions = {}
     for split, purpose in (("train", "train"), ("test", "evaluation")):
-        folder = tmp_path / split
+        folder = exports / f"verl-{split}"
         words = ("--view", "verl", "--split", split, "--run", "first")
         assert shell("export", "experiences", str(folder), *words).code == 0
         rows = pq.read_table(folder / "data").to_pylist()

@@ -15,6 +15,10 @@ from first_day import QUESTIONS, Answer, Shell, write_folder
 from hooks_document import with_functions, with_programs, write_files
 from laminar_runs import CommandServer, kill_processes_in
 
+from infra.models.checkpoint_folder import save_folder
+from infra.models.demo import build_demo_model
+from infra.models.demo_config import DemoModelConfig
+
 MINE = """
 import time
 
@@ -195,9 +199,11 @@ def test_missing_model_is_named_with_other_problems(shell: Shell) -> None:
 
 def test_chat_template_that_fails_is_named(shell: Shell) -> None:
     (shell.here / "model" / "chat_template.jinja").write_text("{{ raise_exception('Only poems.') }}")
-    answer = run(shell, prompts={"chat_template": True})
+    score = {"memory_limit_mb": 5, "rewards": [{"name": "mine.py:nan"}]}
+    answer = run(shell, prompts={"chat_template": True}, score=score)
     assert answer.code == 1
     assert "Only poems." in answer.text
+    assert "score.memory_limit_mb = 5 is too small: a process that has loaded no code of yours has " in answer.text
 
 
 def test_doubtful_settings_are_warned_of(shell: Shell) -> None:
@@ -226,10 +232,11 @@ def test_wrong_keys_and_types_are_named_at_once(shell: Shell) -> None:
 
 @pytest.mark.parametrize("task", ["leg_counting", "countdown"])
 def test_tasks_of_reasoning_gym_work_with_a_named_model(task: str, shell: Shell) -> None:
-    table = {"model": {"path": "model"}, "trainer": {"learner": LEARNER}}
+    """By its name alone: the model has room for any question, as a user's."""
+    save_folder(*build_demo_model(DemoModelConfig(layers=1, max_positions=4096)), shell.here / "larger")
+    table = {"model": {"path": "larger"}, "trainer": {"learner": LEARNER}, "run": {"check_timeout_s": 200.0}}
     (shell.here / "gym.toml").write_text(tomli_w.dumps(table))
-    changes = (f"prompts.task={task}", "prompts.max_refused_share=1", "run.check_timeout_s=200")
-    answer = shell("run", "gym.toml", "--check", *(word for change in changes for word in ("--set", change)))
+    answer = shell("run", "gym.toml", "--check", "--set", f"prompts.task={task}")
     assert answer.code == 0, answer.text
     assert f"model and prompts ({task}) work, so do its rewards on the first prompts of each task" in answer.text
 
@@ -239,6 +246,15 @@ def test_environments_are_found_by_module_and_class(shell: Shell) -> None:
         answer = run(shell, "--check", prompts={"environment": name}, score={"rewards": [{"name": "environment"}]})
         assert answer.code == 0, answer.text
         assert f"checks environment {name.rpartition(':')[2]}\n" in answer.text
+
+
+def test_observations_without_room_for_a_turn_are_named(shell: Shell) -> None:
+    for most, tokens, expected in ((8, 11, "Echo fails at its reset on each of the first 8 prompts: "), (14, 18, "")):
+        prompts = {"environment": "my_environment.py:Echo", "max_new_tokens": most}
+        answer = run(shell, "--check", prompts=prompts, score={"rewards": [{"name": "environment"}]})
+        assert answer.code == (1 if expected else 0), answer.text
+        room = f"{tokens} tokens of observations leave no room for a turn in an episode's max_new_tokens = {most}"
+        assert f"{expected or 'prompts, after the first turn '}{room}" in answer.text
 
 
 def test_configurations_of_the_hooks_document_are_checked(shell: Shell) -> None:

@@ -37,6 +37,11 @@ def test_ctrl_c_stops_a_run_in_every_phase(
     if phase == "training":
         run.until(run.checkpoints, 90, "a checkpoint")
     stop_cleanly(run, signal.SIGINT)
+    if phase == "draining":  # as its message says
+        (words,) = [words for words in printed_commands(run.output()) if words[:2] == ["runs", "resume"]]
+        run.start_again(*words)
+        assert run.wait() == 0, run.output()
+        assert run.audit()["trained"] == 2 * 16
     if phase == "training":  # the newest version is kept: it can be pulled, and its batches are not trained again
         assert list_checkpoints(run.folder / "checkpoints")
         steps = json.loads((run.folder / "summary.json").read_text())["optimizer_steps"]
@@ -80,10 +85,12 @@ def test_ctrl_c_stops_a_warm_start(start_run: StartRun, broker: Broker, run_id: 
     stop_cleanly(run, signal.SIGINT)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_other_stop_signals_stop_a_run(number: int, start_run: StartRun, broker: Broker, run_id: str) -> None:
+@pytest.mark.parametrize(("number", "phase"), [(signal.SIGTERM, "starting"), (signal.SIGHUP, "checks")])
+def test_other_stop_signals_stop_a_run(
+    number: int, phase: str, start_run: StartRun, broker: Broker, run_id: str
+) -> None:
     run = start_run(run_id, f"kafka.bootstrap_servers={broker.bootstrap_servers}")
-    run.until_phase("starting")
+    run.until_phase(phase)
     stop_cleanly(run, number)
 
 

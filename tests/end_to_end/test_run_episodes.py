@@ -10,8 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from first_day import Shell
 from kills import kill
-from laminar_runs import LaminarRun, StartRun
+from laminar_runs import CommandServer, LaminarRun, StartRun
 from small_runs import COMPACT, SMALL
 
 from infra.kafka.broker import Broker
@@ -167,6 +168,15 @@ def test_tasks_have_separate_rewards_and_metrics(run: tuple[LaminarRun, object],
     metrics = [metric for metric in read_metrics(run[0].folder / "metrics.jsonl") if metric.name == "experience"]
     for task, count in counts.items():
         assert sum(values_by_task(metric.values, "trajectories").get(task, 0.0) for metric in metrics) == count
+
+
+def test_samples_are_of_the_task_that_is_named(
+    run: tuple[LaminarRun, object], command_server: CommandServer, tmp_path: Path
+) -> None:
+    shell = Shell(command_server, run[0].here, tmp_path)
+    for task in ("talk", "sums"):
+        found = shell("samples", "--task", task, "--run", run[0].name, "--json").json
+        assert {group["task"] for group in found} == {task}
 
 
 def test_episode_of_a_killed_replica_resumes_identically(

@@ -178,6 +178,10 @@ def test_commands_find_pipelines_in_the_foreground(
     assert {name.removesuffix("-0"): pid for name, pid in pids.items()} == {name: each.pid for name, each in commands}
     assert re.search(r"^  score +up, pid \d+", shell("runs", "status", *place).text, re.M)
     assert "experience" in shell("topics", "lag", *place).text
+    assert re.search(r"^p\d+  chain_sum, ", shell("samples", *place, "-n", "1").text, re.M)
+    assert f"{STEPS}/{STEPS} steps" in shell("watch", "--plain", *place).text
+    audited = shell("runs", "audit", *place)
+    assert (audited.code, "the audit passed" in audited.text) == (0, True), audited.text
     assert "no role of run" in shell("runs", "resume", *place).text
 
 

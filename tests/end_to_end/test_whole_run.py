@@ -87,7 +87,7 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
     here = tmp_path_factory.mktemp("here")
     run = LaminarRun(_Terminal(tmp_path_factory.mktemp("tmp")), here, small_config, NAME, *WARM_START)  # type: ignore[arg-type]
     try:
-        run.until_phase("starting", 170)
+        run.until(run.state, 170, "its state")
         sockets: set[tuple[str, int]] = set()
         unix: set[str] = set()
         owners: set[tuple[int, str]] = set()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from operators.experience.config import OverAge
-from operators.placement.config import PlacementConfig
-from operators.placement.schedules import Schedule
+from operators.placement.config import PlacementConfig, Schedule
 
 TIMEOUT_S = 3.0
 

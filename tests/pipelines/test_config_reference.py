@@ -61,7 +61,7 @@ def test_sections_follow_the_file_order() -> None:
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_schema_knows_every_key_of_the_examples(file: Path) -> None:
+def test_schema_has_every_key_of_the_examples(file: Path) -> None:
     schema = json_schema()
 
     def check(value: object, node: dict, path: str) -> None:

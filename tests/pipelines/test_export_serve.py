@@ -44,7 +44,7 @@ def read(client: flight.FlightClient, ticket: dict[str, Any]) -> tuple[list[str]
     return names, metadata
 
 
-def test_flight_endpoint_says_that_its_port_is_in_use() -> None:
+def test_flight_endpoint_reports_that_its_port_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"):

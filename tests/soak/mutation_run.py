@@ -47,7 +47,7 @@ from swapped_code import swap_code  # noqa: E402
 from infra.files import write_atomically  # noqa: E402
 
 MODULES = (
-    *("losses", "passes", "advantages", "algorithms", "learner", "metrics", "trained_model", "optimizer", "packing"),
+    *("losses", "passes", "advantages", "algorithms", "learner", "metrics", "trained_model", "packing"),
     *("policy", "critic", "global_batch_metadata", "batch", "packed_attention", "lora", "ranks", "device_sharing"),
     *("mismatch", "presets", "context_parallel", "published_weights"),
 )
@@ -60,12 +60,11 @@ LEFT_OUT = {
     "files, records and versions: kills (`campaign.py`) and faults (`fault_campaign.py`) test them": (
         *("adapter_folder", "assembly", "checkpoint", "checkpoint_files", "checkpoint_writer", "clean_stop", "persist"),
         *("manifest_history", "publishing", "version_file", "version_publisher", "weight_parts", "train_batches"),
-        "final_model",
     ),
     "what ranks and roles do together: kills test them": (
         *("joint_actions", "rank_addresses", "rank_training", "rendezvous", "train_follower", "replay"),
     ),
-    "not a part of a run's training": ("emulate_training", "imitation", "memory_plan", "traces", "warm_start"),
+    "not a part of a run's training": ("emulate_training", "imitation", "memory_plan", "warm_start"),
 }
 """The other modules, by the reason for which they have no mutants."""
 TESTS_FOLDER = "tests/operators/trainer"

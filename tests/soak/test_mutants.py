@@ -83,7 +83,7 @@ def test_swapped_code_leaves_imported_values(modules: tuple[ModuleType, ModuleTy
     assert user.CHOICES == changed.CHOICES == {"one": 1}
 
 
-def test_mutants_know_the_lines_of_their_statement() -> None:
+def test_mutants_have_the_lines_of_their_statement() -> None:
     found = {mutant.what: (mutant.lines, mutant.function) for mutant in mutants(SOURCE)}
     assert found["20.5 to 41.0: LIMIT = 20.5"] == ((3, 3), False)
     assert found["min to max: return max(least, min(value, LIMIT))"] == ((6, 6), True)

@@ -23,8 +23,8 @@ def main(parent: int) -> None:
     die_with(parent)
     requests, replies = take_channels()
     setup, errors = read_frame(requests), ErrorText()
-    limit_memory_and_files(setup["memory_mb"])
     try:
+        limit_memory_and_files(setup["memory_mb"], "memory_mb")
         kind = load_environment(setup["target"], setup["options"])
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
         write_frame(replies, {"error": errors.describe(error)})

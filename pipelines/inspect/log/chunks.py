@@ -11,8 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
-from infra.kafka.ranges import PartitionRange, UnknownTopic, partition_ranges
+from infra.kafka.ranges import PartitionRange, UnknownTopic, resolve_span
 from infra.kafka.record_batches import RecordBatch
 from infra.kafka.topic_reader import StoredRecord, read_batches
 from operators.export.columns import RecordRows, as_table
@@ -136,11 +137,16 @@ def _split(topic: Topic, batches: list[RecordBatch], lengths: Iterator[int]) -> 
         first = after
 
 
-def rows_of(client: ClientProperties, run: str, topic: Topic, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """`columns` (of `columns.row_schema`) of all rows of `topic`; no rows if the run has no such topic."""
+def rows_of(
+    client: ClientProperties, run: str, topic: Topic, columns: Sequence[str], since_ms: int = 0
+) -> Iterator[Mapping[str, Any]]:
+    """`columns` (of `columns.row_schema`) of all rows of `topic`; no rows if the run has no such topic.
+
+    With `since_ms` only those of records with this Unix time or a later one.
+    """
     name = topic.name(run)
     try:
-        ranges = partition_ranges(client, name)
+        ranges = resolve_span(client, name, OffsetSpan(Edge("time", since_ms), None))
     except UnknownTopic:
         return
     for chunk in read_chunks(client, topic, name, ranges):

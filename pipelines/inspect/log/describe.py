@@ -10,9 +10,11 @@ from schemas.records import (
     Assignment,
     AssignmentRejected,
     Cancel,
+    DeadLetter,
     EpisodeEnd,
     Experience,
     MicroBatch,
+    Pause,
     Progress,
     Prompt,
     Release,
@@ -62,7 +64,7 @@ def _behind(staleness: int) -> str:
 
 
 def describe_record(record: Any) -> str:
-    """The content of `record`, in one line."""
+    """The content of `record`, in one line, without its prompt or trajectory."""
     match record:
         case Prompt():
             return f"prompt, {record.samples} samples: {_cut(record.text)}"
@@ -98,7 +100,9 @@ def describe_record(record: Any) -> str:
             return f"plan {record.plan_id} ({record.reason}) moves it"
         case Trajectory():
             error = f": {record.error}" if record.error else ""
-            return f"finished by replica {record.replica}, lease {record.lease}{_attempt(record)}{error}"
+            versions = ", ".join(str(span.version) for span in record.version_spans) or "none"
+            ended = f"{record.finish_reason} on replica {record.replica}, lease {record.lease}{_attempt(record)}"
+            return f"{ended}, version {versions}{error}"
         case Experience():
             counted = " + ".join(
                 f"{part.name} {part.value:g} × {part.weight:g}" for part in record.components if part.weight
@@ -114,7 +118,12 @@ def describe_record(record: Any) -> str:
         case MicroBatch():
             return f"batch {record.batch}, part {record.index + 1} of {record.count} of rank {record.rank}"
         case WeightVersion():
-            return f"version {record.version} trained on that batch, step {record.step}"
+            final = ", final" if record.final else ""
+            return f"version {record.version}, batches {list(record.batches)}, step {record.step}{final}"
+        case Pause():
+            return f"request {record.number}: the run {'is paused' if record.paused else 'continues'}"
+        case DeadLetter():
+            return f"{record.step} cannot process {record.topic} {record.partition}:{record.offset}: {record.reason}"
     return type(record).__name__
 
 

@@ -58,16 +58,26 @@ def with_busy_time(times: BusyTimes, metric: Metric, window_ms: float = WINDOW_M
     added = BusyPoint(metric.measured_at, last.seconds + worked if points else 0.0, counter)
     if len(points) > 1 and added.at - points[-2].at < POINT_MS:
         points = points[:-1]
+    return {**times, key: _extended(points, added, window_ms)}
+
+
+def _extended(points: tuple[BusyPoint, ...], added: BusyPoint, window_ms: float) -> tuple[BusyPoint, ...]:
     points = (*points, added)
     while len(points) > 2 and added.at - points[1].at >= window_ms:
         points = points[1:]
-    return {**times, key: points}
+    return points
 
 
-def busy_shares(times: BusyTimes) -> dict[str, float]:
-    """The share of the time in which each role worked, that of its busiest shard or process; the busiest role first."""
+def busy_shares(times: BusyTimes, trainer_idle_until: int = 0) -> dict[str, float]:
+    """The share of the time in which each role worked, that of its busiest shard or process; the busiest role first.
+
+    The trainer has measured nothing since its last update; if it is known to be idle since then, give that time, in
+    Unix milliseconds.
+    """
     shares: dict[str, float] = {}
     for (role, _), points in times.items():
+        if role == TRAINER and trainer_idle_until > points[-1].at:
+            points = _extended(points, points[-1]._replace(at=trainer_idle_until), WINDOW_MS)
         if points[-1].at > points[0].at:
             share = (points[-1].seconds - points[0].seconds) / ((points[-1].at - points[0].at) / 1000)
             shares[role] = max(shares.get(role, 0.0), min(1.0, share))

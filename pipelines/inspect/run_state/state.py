@@ -6,6 +6,7 @@ the run's length. Records may be repeated after a restart; the newest record of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.inspect.run_state.buffers import SHARD, Values, merge_shards
-from pipelines.inspect.run_state.busy import BusyTimes, with_busy_time
+from pipelines.inspect.run_state.busy import BusyTimes, busy_shares, with_busy_time
 from pipelines.inspect.run_state.curve import NO_POINTS, Curve
 from pipelines.inspect.run_state.evaluation import Evaluation, merge_evaluation
 from pipelines.inspect.run_state.events import (
@@ -111,6 +112,12 @@ class RunState:
     def score(self) -> Values:
         """The metrics of score."""
         return merge_shards(list(self.scores.values()) or [{}])
+
+    @property
+    def busy_shares(self) -> dict[str, float]:
+        """The share of the last minute in which each role worked. A trainer that has trained all batches is idle."""
+        is_idle = self.step >= self.experience.get("batches", math.inf)
+        return busy_shares(self.busy, self.now if is_idle else 0)
 
     @property
     def trajectories_trained(self) -> int | None:

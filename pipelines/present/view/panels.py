@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.inspect.run_state.busy import busy_shares, busy_text
+from pipelines.inspect.run_state.busy import busy_text
 from pipelines.inspect.run_state.errors import refused_text, score_errors_text
 from pipelines.inspect.run_state.events import RoleState
 from pipelines.inspect.run_state.rates import progress, rates
@@ -133,7 +133,7 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
         f"{count(speed.trajectories)} trajectories/s   {count(speed.tokens_trained)} tokens/s trained with prompts   "
         f"{count(speed.tokens_generated)} tokens/s generated{last_step_text(state)}",
     )
-    if busy := busy_text(busy_shares(state.busy), "the last minute"):
+    if busy := busy_text(state.busy_shares, "the last minute"):
         yield "busy", busy
     yield "lag", lag_text(state)
     if errors := score_errors_text(state.score):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.inspect.run_state.busy import busy_shares
 from pipelines.inspect.run_state.errors import error_counts, errors_by_task, refused_rows
 from pipelines.inspect.run_state.rates import rates
 from pipelines.inspect.run_state.state import RunState
@@ -28,7 +27,7 @@ def measured(state: RunState) -> dict[str, Any]:
         "waits_for": waiting_for(state),
         "refused_rows": refused_rows(state.prompts),
         "warnings": list(warnings_of(state).values()),
-        "busy": busy_shares(state.busy),
+        "busy": state.busy_shares,
         "lag": dict(state.lag),
     }
 

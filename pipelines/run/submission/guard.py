@@ -145,14 +145,14 @@ class _Guard:
         newest = last_records(client, self._topic, EARLIER_METRICS)
         before = self._metrics(each for each in newest if each.offset < self._ends[each.partition])
         state = fold_all(new_run(run, None, self._started_at), before)
-        guard.check(state, tuple, earlier=True)
+        guard.check(state, lambda _: (), earlier=True)
         shards = {metric.values.get(SHARD) for metric in before}
         may_be_older = sum(self._ends.values()) > EARLIER_METRICS
         for records in follow_topic(client, self._topic, self._ends):
             metrics = self._metrics(records)
             state, seen = fold_all(state, metrics), {metric.values.get(SHARD) for metric in metrics}
             is_first, shards = may_be_older and not seen <= shards, shards | seen  # its counts may be of earlier starts
-            guard.check(state, lambda: rows_of(client, run, EXPERIENCES, COLUMNS), earlier=is_first)
+            guard.check(state, lambda since: rows_of(client, run, EXPERIENCES, COLUMNS, since), earlier=is_first)
             if self.ended.is_set():
                 return
 

@@ -48,11 +48,14 @@ def test_stall_watch_repeats_report_after_interval() -> None:
     assert reports == [0, 1, 0, 1]
 
 
-def test_ledger_behind_an_open_transaction_is_named() -> None:
+@pytest.mark.parametrize("found", [["a transaction of other.0", "another"], []])
+def test_ledger_behind_an_open_transaction_is_named(found: list[str]) -> None:
     consumer = SimpleNamespace(seek=lambda *_: None, poll=lambda timeout_ms: {})
-    ends = {TopicPartition("settled", 0): 5, TopicPartition("settled", 1): 3}
-    with pytest.raises(KafkaTimeoutError, match=r"\(settled:0 to 5\): .* `laminar topics transactions list` shows it"):
-        read_committed(consumer, dict.fromkeys(ends, 0), ends, lambda place: 3, count().__next__, 1.0)
+    begins, ends = {}, {TopicPartition("settled", 0): 5, TopicPartition("settled", 1): 3}
+    clock, blocking = count().__next__, {TopicPartition("settled", 0): found}
+    reason = "; ".join(found) or "no transaction is open there"
+    with pytest.raises(KafkaTimeoutError, match=rf"\(settled:0 to 5\): {reason}"):
+        read_committed(*(consumer, begins, ends, lambda place: 3, clock, 1.0, None), lambda places: blocking[places[0]])
 
 
 def test_blocking_transaction_names_producer(

@@ -31,7 +31,7 @@ def test_flink_options_set_checkpoints_and_small_bundles() -> None:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_beam_knows_every_default_option(runner: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_beam_has_every_default_option(runner: str, caplog: pytest.LogCaptureFixture) -> None:
     """Beam warns of an option that it does not know as if the job server did not get it."""
     caplog.set_level("WARNING", logger="apache_beam")  # a role in the same process has made it quiet
     options = pipeline_options(runner)  # type: ignore[arg-type]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from infra.simulation.cluster import Place, SimulatedCluster
-from infra.simulation.errors import InvalidProducerIdMapping, OffsetOutOfRange, ProducerFenced
+from infra.simulation.errors import (
+    ConcurrentTransactions,
+    InvalidProducerIdMapping,
+    InvalidTransactionState,
+    OffsetOutOfRange,
+    ProducerFenced,
+)
 from infra.simulation.partition import ProducerKey
 
 PLACE = Place("topic", 0)
@@ -29,6 +37,62 @@ def test_expired_transaction_is_aborted_and_its_producer_fenced(cluster: Simulat
     assert cluster.log(PLACE).fetch(0, committed=True) == []
     with pytest.raises(ProducerFenced):
         cluster.end_transaction("t", producer, commit=True)
+
+
+def test_transaction_has_ended_once_all_markers_are_written() -> None:
+    cluster = SimulatedCluster({"topic": 2})
+    places, writes = [Place("topic", 0), Place("topic", 1)], list[Callable[[], None]]()
+    cluster.later = writes.append
+    producer = cluster.init_producer_id("t")
+    cluster.add_partitions("t", producer, places)
+    cluster.add_offsets("t", producer, "group")
+    for place in places:
+        cluster.produce(place, [b"a"], producer, "t", 0)
+    cluster.commit_offsets("t", "group", producer, {places[0]: 7})
+    cluster.end_transaction("t", producer, commit=True)
+
+    def visible() -> list[int]:
+        return [len(cluster.log(place).fetch(0, committed=True)) for place in places]
+
+    def is_refused(*requests: Callable[[], object]) -> bool:
+        for request in requests:
+            with pytest.raises(ConcurrentTransactions):
+                request()
+        return cluster.open_transactions() == ["t"]
+
+    seen = []
+    for write in writes:
+        seen.append((visible(), dict(cluster.committed_offsets("group"))))
+        assert is_refused(
+            lambda: cluster.init_producer_id("t"),
+            lambda: cluster.add_partitions("t", producer, places),
+            lambda: cluster.add_offsets("t", producer, "group"),
+            lambda: cluster.end_transaction("t", producer, commit=True),
+        )
+        with pytest.raises(InvalidTransactionState):
+            cluster.end_transaction("t", producer, commit=False)
+        write()
+    assert seen == [([0, 0], {}), ([1, 0], {}), ([1, 1], {})]
+    assert cluster.committed_offsets("group") == {places[0]: 7}
+    assert cluster.open_transactions() == []
+    cluster.end_transaction("t", producer, commit=True)  # a repetition
+    assert cluster.init_producer_id("t").epoch == producer.epoch + 1
+
+
+def test_fenced_transaction_is_aborted_before_the_next_begins(cluster: SimulatedCluster) -> None:
+    writes = list[Callable[[], None]]()
+    cluster.later = writes.append
+    producer = cluster.init_producer_id("t")
+    cluster.add_partitions("t", producer, [PLACE])
+    cluster.produce(PLACE, [b"a"], producer, "t", 0)
+    with pytest.raises(ConcurrentTransactions):
+        cluster.init_producer_id("t")
+    with pytest.raises(ProducerFenced):
+        cluster.end_transaction("t", producer, commit=True)
+    (write,) = writes
+    write()
+    assert cluster.init_producer_id("t").epoch == producer.epoch + 2
+    assert cluster.log(PLACE).fetch(0, committed=True) == []
 
 
 def test_deleted_records_are_out_of_range(cluster: SimulatedCluster) -> None:

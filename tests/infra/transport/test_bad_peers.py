@@ -103,7 +103,7 @@ def test_connect_is_rejected_for_a_wrong_token_or_run(run: str, token: str, reas
 
 
 @pytest.mark.parametrize("key", ["", "another-token-entirely"])
-def test_relay_rejects_a_client_that_knows_only_its_run(key: str) -> None:
+def test_relay_rejects_a_client_that_has_only_its_run(key: str) -> None:
     """As any local user does: the name of a run is that of its folder and its topics."""
     with machines(1) as (relay,):
         host, _, port = relay.node.address.rpartition(":")

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -155,9 +156,38 @@ def test_invalid_report_or_time_out_fails_the_episode(
     assert error in reports.received[0]["error"]
 
 
-def test_agent_that_prints_without_end_fails(tmp_path: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+ALLOCATES = """
+import resource, time
+while resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY:
+    time.sleep(0.01)  # it is set after the start
+try:
+    bytearray(300 * 2**20)
+except MemoryError:
+    raise SystemExit("no memory")
+"""
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_memory_of_an_agent_is_limited(function: bool, tmp_path: Path, reports: Reports) -> None:
+    file = tmp_path / "my_agent.py"
+    file.write_text(f"def solve(client, task):\n{textwrap.indent(ALLOCATES, '    ')}")
+    own = {"function": f"{file}:solve"} if function else {"command": (sys.executable, "-c", ALLOCATES)}
+    for limit in (256, 4096):
+        config = AgentsConfig(**own, retries=0, memory_limit_mb=limit)
+        functions = FunctionServer(config.function, tmp_path / "functions.log") if function else None
+        secret = tmp_path / "secret"
+        play_episode(config, AgentTask("p0.3", TASK), "run", tmp_path, secret, tmp_path, threading.Event(), functions)
+        if functions is not None:
+            functions.close()
+    assert reports.received == [{"error": "exit status 1: no memory"}, {}]
+
+
+@pytest.mark.parametrize("end", ["time.sleep(600)", "raise SystemExit"])
+def test_agent_that_prints_too_much_fails(
+    end: str, tmp_path: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("operators.agents.agent_process.MAX_OUTPUT_BYTES", 1000)
-    play(tmp_path, "import time; print('x' * 2000, flush=True); time.sleep(600)", retries=0)
+    play(tmp_path, f"import time; print('x' * 2000, flush=True); {end}", retries=0)
     assert reports.received == [{"error": "it has printed more than 1000 bytes"}]
 
 

@@ -12,8 +12,7 @@ from record_factories import settled, shard, version
 
 from operators.autoscaler.actuators import ActuatorFailed
 from operators.autoscaler.config import AutoscalingConfig
-from operators.autoscaler.report_decisions import report_decisions
-from operators.autoscaler.scale_rollouts import ScaleRollouts
+from operators.autoscaler.scale_rollouts import ScaleRollouts, report_decisions
 from operators.io.config import TopicInput
 from schemas.records import Metric, ReplicaStatus, ScalingDecision, ScalingOutcome
 from schemas.topics import DECISION, METRICS, PAUSE, REPLICAS, SCALING, SETTLED

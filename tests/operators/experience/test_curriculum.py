@@ -122,7 +122,7 @@ class Both(CurriculumSampler):
         return "equal" if len({member.reward for member in group.members}) < len(group.members) else None  # type: ignore[attr-defined]
 
 
-def test_sampler_sees_success_by_task() -> None:
+def test_sampler_gets_success_by_task() -> None:
     one = Buffer(global_batch=2, levels=2, sampler=Component(f"{__file__}:OfSums"))
     for number, task, reward in ((0, "sums", 0.0), (2, "gcd", 1.0), (4, "sums", 1.0), (6, "sums", 1.0)):
         question = prompt(number, task=task)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
 from gateway_harness import NAME, ForgettingTokenizer, ScriptedRun, chat, play, user
 
+from infra.kafka.producer import DeliveryFailed
+from operators.gateway.play import Player
 from schemas.records import EpisodeEnd, TokenRange, TurnRequest
 
 HELLO, AGAIN = user("hello"), user("again")
@@ -210,6 +213,25 @@ def test_a_stream_has_the_deltas_of_the_response() -> None:
         assert events[-2]["choices"][0]["finish_reason"] == "stop"
         assert events[-1]["usage"]["completion_tokens"] == 3
 
+    play(ScriptedRun("hi$"), scenario)
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses"])
+def test_failure_in_a_stream_is_an_event_that_ends_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    follow = Player.follow
+
+    async def failing(*of: Any) -> AsyncIterator[Any]:
+        async for each in follow(*of):
+            yield each
+            raise DeliveryFailed("no broker")
+
+    async def scenario(run: ScriptedRun, client: httpx2.AsyncClient) -> None:
+        response = await client.post(path, json={"messages": [HELLO], "input": "hello", "stream": True})
+        assert response.status_code == 200
+        last = json.loads(response.text.strip().rpartition("data: ")[2])
+        assert "the log is not available; repeat the request" in str(last)
+
+    monkeypatch.setattr(Player, "follow", failing)
     play(ScriptedRun("hi$"), scenario)
 
 

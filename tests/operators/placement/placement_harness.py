@@ -12,8 +12,7 @@ from infra.kafka.log_ends import EndsUnknown
 from operators.io.elements import Output, PartitionKey, Restored, ShardFold
 from operators.io.repartition import repartition
 from operators.placement.config import PlacementConfig
-from operators.placement.ended_owners import Ends
-from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
+from operators.placement.place_trajectories import Ends, PlacementFold, PlaceTrajectories
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
     Assignment,

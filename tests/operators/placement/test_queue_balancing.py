@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_repack import LOADS, load
 
-from operators.placement.plans import plan_record
+from operators.placement.moves import plan_record
 from operators.placement.queue_balancing import plan_queue_balancing
 from operators.placement.repack import KVLoad, Move, plan_repack
 from schemas.records import PolicyVersion

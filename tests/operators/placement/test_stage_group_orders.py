@@ -11,10 +11,10 @@ from infra.store.layout import Layout
 from infra.store.model_parts import chunk_orders, model_parts, runs_of
 from infra.transport.schedules import k_way
 from operators.placement.config import PlacementConfig
+from operators.placement.moves import plan_shares
 from operators.placement.repack import KVLoad
 from operators.placement.replicas import ReplicaTable
 from operators.placement.stage_groups import KEPT_VERSIONS, StageGroups
-from operators.placement.stage_shares import plan_shares
 from schemas.records import (
     GroupPlan,
     PolicyVersion,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from infra.store.model_parts import HeldParts
-from operators.placement.stage_pipelines import plan_pipeline, plan_pipelines
+from operators.placement.stage_groups import plan_pipeline, plan_pipelines
 
 
 def held(text: str) -> HeldParts:

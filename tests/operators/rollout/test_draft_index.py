@@ -33,7 +33,7 @@ def test_draft_continues_the_text_after_the_same_tokens(tail: tuple[int, ...], e
     assert drafted(index, 1, *tail) == expected
 
 
-def test_draft_has_at_most_the_tokens_asked_for() -> None:
+def test_draft_has_at_most_the_requested_tokens() -> None:
     index = DraftIndex(64)
     index.add([text(1, *range(20))])
     assert drafted(index, 1, 0, 1, 2, most=4) == [3, 4, 5, 6]

@@ -14,9 +14,8 @@ from infra.models.demo import build_demo_model, build_demo_tokenizer
 from infra.models.demo_config import PHRASES, DemoModelConfig
 from infra.models.weights import weight_tensors
 from operators.rollout.config import RolloutConfig
-from operators.rollout.model_backend import ModelBackend
+from operators.rollout.model_backend import ModelBackend, TransformersBackend
 from operators.rollout.replica import Replica
-from operators.rollout.transformers_backend import TransformersBackend
 from schemas.columns import token_ids
 from schemas.records import Assignment, AssignmentRejected, Prompt, Trajectory
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from trainer_batches import save_tiny_model
 
-import operators.rollout.transformers_backend as backends
+import operators.rollout.model_backend as backends
 from infra.models.checkpoint_folder import load_model
 from infra.models.sizes import kv_values, readable_config
 from infra.sizes import GIB

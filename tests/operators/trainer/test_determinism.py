@@ -38,7 +38,7 @@ def test_operation_that_is_not_deterministic_names_the_setting() -> None:
     assert torch.get_deterministic_debug_mode() == 0
 
 
-def test_update_asks_for_the_kernels_of_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_requests_the_kernels_of_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_tiny_model(tmp_path / "model")
     asked: list[tuple[torch.device, bool]] = []
 

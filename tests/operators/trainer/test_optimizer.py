@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from operators.trainer import optimizer as optimizers
+from operators.trainer import trained_model as optimizers
 from operators.trainer.config import LearnerConfig, ParameterGroup
-from operators.trainer.optimizer import build_optimizer, move_state
 from operators.trainer.presets import learning_rate
+from operators.trainer.trained_model import build_optimizer, move_state
 
 CONSTANT = LearnerConfig(learning_rate=1.0, warmup_steps=4)
 COSINE = LearnerConfig(learning_rate=1.0, warmup_steps=2, schedule="cosine", total_steps=10, final_learning_rate=0.2)

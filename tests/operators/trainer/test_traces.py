@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from operators.trainer.traces import (
+from operators.trainer.warm_start import (
     TRACES,
     answer_of,
     bare_answer,

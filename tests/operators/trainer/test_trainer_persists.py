@@ -12,7 +12,7 @@ import pytest
 from small_disk import fill, small_disk
 from trainer_on_a_log import Trainer
 
-from operators.trainer import checkpoint, checkpoint_writer, final_model, persist, train_batches
+from operators.trainer import checkpoint, checkpoint_writer, persist, train_batches
 from operators.trainer.persist import CheckpointError
 from schemas.topics import BATCHES, RELAY
 
@@ -75,7 +75,7 @@ def test_final_model_on_a_full_disk_is_an_error(trainer: Trainer, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(persist, "PAUSE_S", 0.0)
-    monkeypatch.setattr(final_model, "write_model", full)
+    monkeypatch.setattr(train_batches, "write_model", full)
     trainer.start()
     trainer.run()
     trainer.feed(*range(6))

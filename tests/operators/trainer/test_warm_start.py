@@ -19,8 +19,7 @@ from infra.models.demo import build_demo_model
 from infra.models.demo_config import PHRASES, DemoModelConfig
 from operators.trainer import warm_start as module
 from operators.trainer.imitation import Example, LearningRates, imitate, scheduled
-from operators.trainer.traces import TRACES
-from operators.trainer.warm_start import generate, warm_start
+from operators.trainer.warm_start import TRACES, generate, warm_start
 from operators.trainer.warm_start_config import WarmStartConfig
 from operators.trainer.warm_start_record import RECORD_FILE, read_warm_start
 

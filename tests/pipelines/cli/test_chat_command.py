@@ -14,7 +14,7 @@ from pipelines.cli.main import main
 from pipelines.run.gateway_access import GatewayAccess
 
 
-def test_chat_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_shows_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seen = []
 
     @contextmanager

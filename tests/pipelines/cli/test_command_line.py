@@ -63,7 +63,7 @@ def test_show_prints_no_rows_in_every_format(capsys: pytest.CaptureFixture[str],
     assert capsys.readouterr().out == printed
 
 
-def test_show_says_on_stderr_that_there_are_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_reports_on_stderr_that_there_are_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
     show(RowOutput([[]], ("a",), "lines", "no matching rows"))
     show(RowOutput([[], [{"a": 1}]], ("a",), "lines", "no matching rows"))
     assert capsys.readouterr() == ("{'a': 1}\n", "no matching rows\n")
@@ -181,7 +181,7 @@ def test_main_prints_errors_as_one_line(
         (("export", "experiences", "x", "--view", "csv"), "Invalid value for '--view': 'csv' is not one of 'full', "),
     ],
 )
-def test_usage_errors_say_what_to_write(words: tuple[str, ...], message: str, capsys: Any) -> None:
+def test_usage_errors_name_what_to_write(words: tuple[str, ...], message: str, capsys: Any) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert message in capsys.readouterr().err

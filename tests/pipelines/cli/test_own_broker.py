@@ -32,7 +32,7 @@ def broker(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_command_says_that_the_own_broker_starts(
+def test_command_reports_that_the_own_broker_starts(
     broker: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(options, "OWN_BROKER_S", 0.0)

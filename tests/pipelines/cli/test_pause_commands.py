@@ -120,7 +120,7 @@ def test_confirmation_is_the_newest_metric_about_the_request() -> None:
     assert pauses._confirmation(Answers([first]), request, 0.0, 0.0) is None
 
 
-def test_pause_says_that_placement_has_not_confirmed(
+def test_pause_reports_that_placement_has_not_confirmed(
     config: Config, address: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pauses, "CONFIRM_S", 0.1)

@@ -110,7 +110,7 @@ def test_train_replay_with_other_algorithm_changes_weights(laminar: Laminar, tmp
     assert 0 < result["weight_distance"] < 1
 
 
-def test_train_replay_says_how_far_the_weights_are(laminar: Laminar, runs: Path, tmp_path: Path) -> None:
+def test_train_replay_reports_how_far_the_weights_are(laminar: Laminar, runs: Path, tmp_path: Path) -> None:
     (runs / RUN / "metrics.jsonl").write_text('{"name": "trainer", "step": 3, "values": {}, "measured_at": 1}\n')
     try:
         out = laminar(RUN, "--set", "trainer.learner.learning_rate=1e-3", "--out", str(tmp_path / "less"))[1]

@@ -9,7 +9,7 @@ import pytest
 from synthetic_run import START
 
 from pipelines.inspect.run_state.busy import busy_shares, busy_shares_of, busy_text
-from pipelines.inspect.run_state.events import PhaseStarted
+from pipelines.inspect.run_state.events import PhaseStarted, Tick
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.present.view.panels import fact_lines
 from pipelines.present.view.state_json import state_to_json
@@ -54,6 +54,17 @@ def test_busy_shares_count_restarts_but_no_time_before_a_resume() -> None:
     resumed = fold_all(state, [PhaseStarted("broker", START + 10**6), *events(0, SECONDS)])
     assert busy_shares(resumed.busy) == {}
     assert busy_text({}) == ""
+
+
+def test_trainer_without_batches_is_idle_since_its_update() -> None:
+    state = fold_all(new_run("r", 80, START), events(0, SECONDS))
+    later = START + 1000 * SECONDS + 29_000
+    for batches, share in ((SECONDS - 1, 0.03), (SECONDS, 0.06)):  # of one that is trained now, nothing is measured
+        formed = Metric("experience", batches, {"batches": float(batches)}, later)
+        assert fold_all(state, [formed]).busy_shares["trainer"] == pytest.approx(share, rel=0.05)
+    assert fold_all(state, [formed, Tick(later + 60_000)]).busy_shares["trainer"] == pytest.approx(0.06)
+    trained = replace(formed, values={"batches": SECONDS - 1.0})
+    assert fold_all(state, [trained, Tick(later + 60_000)]).busy_shares["trainer"] == 0.0
 
 
 def test_busy_shares_count_no_time_between_two_parts_of_a_run() -> None:

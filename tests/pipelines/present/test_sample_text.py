@@ -155,7 +155,7 @@ def test_long_responses_are_cut_in_the_middle() -> None:
     assert shortened(pieces, 1000, Style()) == pieces
 
 
-def test_empty_response_is_said_to_be_empty() -> None:
+def test_empty_response_is_shown_as_empty() -> None:
     empty = replace(sample(0, [0], text=" \n"), error=None)
     assert "(empty response)" in printed(group_texts([group(empty)], SampleStyle()))
 

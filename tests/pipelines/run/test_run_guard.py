@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from synthetic_run import heartbeat
@@ -10,7 +12,7 @@ from synthetic_run import heartbeat
 from pipelines.config import Config, parse_config
 from pipelines.inspect.run_state.events import Tick
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
-from pipelines.run.run_guard import END_MS, MIN_DRAWN, RunFailing, RunGuard
+from pipelines.run.run_guard import END_MS, MIN_DRAWN, SHARD_AGE_MS, RunFailing, RunGuard
 from schemas.records import Metric
 
 START = 1_000_000
@@ -18,6 +20,10 @@ START = 1_000_000
 
 def config_of(**prompts: object) -> Config:
     return parse_config({"run": {"name": "first"}, "prompts": {"task": "gcd", **prompts}}, "test")
+
+
+def no_experiences(since_ms: int) -> list[Mapping[str, Any]]:
+    return []
 
 
 def state_of(drawn: int, share: float) -> RunState:
@@ -37,10 +43,10 @@ def state_of(drawn: int, share: float) -> RunState:
 def test_guard_stops_a_run_with_too_many_refused_rows(drawn: int, share: float, accepted: float, stops: bool) -> None:
     guard = RunGuard(config_of(max_refused_share=accepted), START)
     if not stops:
-        guard.check(state_of(drawn, share), list)
+        guard.check(state_of(drawn, share), no_experiences)
         return
     with pytest.raises(RunFailing) as failure:
-        guard.check(state_of(drawn, share), list)
+        guard.check(state_of(drawn, share), no_experiences)
     for expected in (
         "6.0 % of the rows of task 'gcd' are refused, more than prompts.max_refused_share = 0.05",
         "refused so far: 30 rows (too long 30)",
@@ -53,7 +59,7 @@ def test_guard_stops_a_run_with_too_many_refused_rows(drawn: int, share: float, 
 def test_guard_names_the_file_for_a_task_of_a_mixture() -> None:
     guard = RunGuard(config_of(tasks=[{"name": "gcd", "max_refused_share": 0.01}]), START)
     with pytest.raises(RunFailing, match=r"max_refused_share = 0\.03 of this task in the run's config.toml"):
-        guard.check(state_of(MIN_DRAWN, 0.02), list)
+        guard.check(state_of(MIN_DRAWN, 0.02), no_experiences)
 
 
 def test_guard_stops_a_run_without_questions_or_trajectories() -> None:
@@ -62,10 +68,27 @@ def test_guard_stops_a_run_without_questions_or_trajectories() -> None:
     idle = replace(heartbeat(0, START, 0), running=0, waiting=0)
     state = fold_all(new_run("r", 8, START), [Metric("prompts", 9, values, START), scored, idle])
     guard = RunGuard(config_of(epochs=1, size=20), START)
-    guard.check(state, list)
-    guard.check(fold(state, Tick(START + END_MS - 1)), list)
-    guard.check(fold_all(state, [Tick(START + END_MS), heartbeat(0, START + END_MS, 1)]), list)  # one runs
-    guard.check(fold(state, Tick(START + END_MS)), list)
+    guard.check(state, no_experiences)
+    guard.check(fold(state, Tick(START + END_MS - 1)), no_experiences)
+    guard.check(fold_all(state, [Tick(START + END_MS), heartbeat(0, START + END_MS, 1)]), no_experiences)  # one runs
+    guard.check(fold(state, Tick(START + END_MS)), no_experiences)
     with pytest.raises(RunFailing, match="after 0 of 8 optimizer steps: all 9 questions are drawn") as failure:
-        guard.check(fold(state, Tick(START + 2 * END_MS)), list)
+        guard.check(fold(state, Tick(START + 2 * END_MS)), no_experiences)
     assert failure.value.resume == "--set prompts.epochs=2"
+
+
+def test_guard_reads_experiences_since_errors_began() -> None:
+    """A topic of a long run is not read whole, while the supervisor waits."""
+    started, later = new_run("r", None, START), START + 10 * SHARD_AGE_MS
+    config = parse_config({"run": {"name": "first", "stop_error_window": 8}}, "test")
+    guard, read = RunGuard(config, START), []
+
+    def scored(trajectories: int, errors: int, at: int) -> RunState:
+        values = {"trajectories": float(trajectories), "reward_errors": float(errors)}
+        return fold(started, Metric("score", trajectories, values, at))
+
+    guard.check(scored(100, 2, START), no_experiences, earlier=True)
+    guard.check(scored(200, 2, later), no_experiences)
+    with pytest.raises(RunFailing):
+        guard.check(scored(208, 10, later + 5), lambda since: read.append(since) or [])
+    assert read == [later - SHARD_AGE_MS]

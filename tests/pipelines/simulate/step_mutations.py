@@ -17,12 +17,11 @@ from operators.io.elements import ReceivedRecord
 from operators.io.ledger import TrajectoryLedger
 from operators.io.pending import PendingOffsets
 from operators.io.validation import ManifestOrder
-from operators.placement.ended_owners import EndedOwners
 from operators.placement.inbox_ledger import restore_inboxes
-from operators.placement.leases import Leases
 from operators.placement.pauses import RunPause
-from operators.placement.place_trajectories import PlacementFold
+from operators.placement.place_trajectories import EndedOwners, PlacementFold
 from operators.placement.tracking import TrajectoryTracker
+from operators.placement.work_table import Leases
 from operators.prompts.draw_prompts import PromptFold
 from operators.rollout.replica import Replica
 from operators.rollout.running_request import RunningRequest

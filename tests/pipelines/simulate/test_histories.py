@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,15 +21,17 @@ from mutations import MUTATIONS
 from regressions import REGRESSIONS, fails, play_without_the_fix, recorded
 
 from infra.kafka.note import Note
+from infra.kafka.simulated_producer import NOT_EXECUTED
 from infra.kafka.topic_reader import schema_of
 from infra.simulation.cluster import Place
+from infra.simulation.network import SimulatedConnection
 from operators.io.ledger import TrajectoryLedger
 from operators.rollout.engine import KV
 from operators.rollout.waiting_assignments import IncomingKV
 from pipelines.cli.simulate import simulate
 from pipelines.simulate.configurations import LONG_EVALUATION, LONG_QUESTIONS, SHAPES, configuration, wiring
 from pipelines.simulate.explore import draw_history, play, read_history, shrink, to_json
-from pipelines.simulate.faults import Fault
+from pipelines.simulate.faults import Fault, FaultKind
 from pipelines.simulate.invariants import Invariants, InvariantViolated
 from pipelines.simulate.observer import Committed
 from pipelines.simulate.timeline import lines, trace
@@ -67,9 +70,9 @@ def test_first_evaluation_does_not_stop_training() -> None:
     history = play(SimulatedHistory(0, LONG_EVALUATION, ()), record_events=True)
     assert history.failure is None
     events = [text for _, _, text in history.events]
-    answered = [at for at, text in enumerate(events) if re.match(r"e(\d|1\d|2[0-3])\.0 stop .* version 1\.0$", text)]
+    answered = [at for at, text in enumerate(events) if re.match(r"e(\d|1\d|2[0-3])\.0: stop .* version 1\.0$", text)]
     assert len(answered) == LONG_QUESTIONS
-    assert "version 1.3, batches [2]" in events[: answered[-1]]
+    assert "version 1.3, batches [2], step 3" in events[: answered[-1]]
 
 
 def test_restart_of_the_run_starts_every_role_again() -> None:
@@ -133,6 +136,34 @@ def test_defects_of_weights_trims_and_upgrades_are_found(monkeypatch: pytest.Mon
             assert reason in (play(history).failure or "nothing was found"), name
 
 
+@pytest.mark.parametrize("kind", ["markers", "move_coordinator"])
+def test_run_completes_while_coordinators_are_disturbed(kind: FaultKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused, execute = Counter[str](), SimulatedConnection.call
+
+    def call(self: SimulatedConnection, request: str, *rest: Any, **options: Any) -> Any:
+        try:
+            return execute(self, request, *rest, **options)
+        except NOT_EXECUTED as error:
+            refused[type(error).__name__] += 1
+            raise
+
+    monkeypatch.setattr(SimulatedConnection, "call", call)
+    faults = tuple(Fault(2.0, kind, role, 6.0, number) for number, role in enumerate(("placement", "trainer")))
+    assert play(SimulatedHistory(0, "plain", faults)).failure is None
+    assert refused["ConcurrentTransactions" if kind == "markers" else "NotCoordinator"]
+
+
+@pytest.mark.parametrize("kind", ["stop", "notice"])
+def test_process_that_is_asked_to_end_commits_its_outputs_first(kind: FaultKind) -> None:
+    """The other replica resumes what it was generating from its last token."""
+    history = play(SimulatedHistory(0, "plain", (Fault(5.0, kind, "rollout-0", 12.0, 0),)), record_events=True)
+    assert history.failure is None
+    events = [(at, text) for at, role, text in history.events if role == "rollout-0"]
+    (ended,) = (at for at, text in events if text == "ends: None")
+    assert ended < 5.0 + (1.0 if kind == "stop" else 12.0)
+    assert [text for at, text in events if at > ended] == ["starts"]
+
+
 def test_trajectories_move_with_their_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, take = list[KV | None](), IncomingKV.take
 
@@ -180,7 +211,7 @@ def test_paused_run_begins_nothing_and_completes_after_the_pause() -> None:
     assert history.failure is None
     texts = [text for _, _, text in history.events]
     paused, ended = texts.index("request 1: the run is paused"), texts.index("request 2: the run continues")
-    begun = [at for at, text in enumerate(texts) if re.search(r" to replica .* lease \d+$", text)]
+    begun = [at for at, text in enumerate(texts) if re.search(r": assigned to [^,]*, lease \d+(, attempt \d+)?$", text)]
     versions = [at for at, text in enumerate(texts) if text.startswith("version ")]
     assert not [at for at in begun if paused < at < ended]
     assert [at for at in begun if at > ended]

@@ -18,7 +18,7 @@ from infra.simulation import scheduler
 from operators.score.score_trajectories import _Scoring
 from pipelines.simulate import explore
 from pipelines.simulate.configurations import SHAPES
-from pipelines.simulate.shard_process import ShardProcess
+from pipelines.simulate.simulated_role import ShardProcess
 from pipelines.simulate.world import SimulatedHistory, World
 
 

@@ -189,7 +189,7 @@ def test_calibration_takes_the_mixture_of_several_tasks(tmp_path: Path) -> None:
         calibrate(folder)
 
 
-def test_configurations_that_cannot_be_predicted_say_it_at_once(tmp_path: Path) -> None:
+def test_unpredictable_configurations_are_rejected_at_once(tmp_path: Path) -> None:
     file = tmp_path / "two.toml"
     for config, error in (
         (config_of_tasks(4, 4), "then give its folder in place of the configuration: --calibrate runs/NAME$"),
@@ -201,7 +201,7 @@ def test_configurations_that_cannot_be_predicted_say_it_at_once(tmp_path: Path) 
             cost_module.cost(file)
 
 
-def test_calibration_says_how_many_heartbeats_it_needs(tmp_path: Path) -> None:
+def test_calibration_reports_how_many_heartbeats_it_needs(tmp_path: Path) -> None:
     idle = [replace(each, values={**each.values, "running": 0.0}) for each in metrics_of_a_run()]
     with pytest.raises(ConfigError, match=r"has 4, one of each replica every 2 s, 0 with requests .* larger exp"):
         calibrate(run_folder(tmp_path, idle))

@@ -41,7 +41,7 @@ def test_log_bytes_name_topics_of_the_catalogue() -> None:
     ("topic", "per_trajectory"),
     [("trajectories", 12.0), ("experiences", 12.0), ("batches", 8.0), ("progress", 9.0), ("inbox", 0.0)],
 )
-def test_log_bytes_grow_with_tokens_as_docs_say(topic: str, per_trajectory: float) -> None:
+def test_log_bytes_grow_with_tokens_as_documented(topic: str, per_trajectory: float) -> None:
     longer = replace(STEP, response_tokens=STEP.response_tokens + 1024, micro_batch_tokens=22_240)
     gained = (log_bytes(longer)[topic] - log_bytes(STEP)[topic]) / STEP.trajectories / 1024
     assert gained == pytest.approx(per_trajectory, abs=2.5 if topic == "progress" else 0.3)

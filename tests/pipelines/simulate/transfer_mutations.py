@@ -17,7 +17,7 @@ from operators.relay.relay import RelayFold
 from operators.rollout.engine import KV
 from operators.rollout.waiting_assignments import IncomingKV
 from pipelines.trim import plan
-from pipelines.trim.needs import Need, Needs
+from pipelines.trim.cuts import Need, Needs
 from schemas import codec
 from schemas.records import Assignment, PolicyVersion, RelayChain
 

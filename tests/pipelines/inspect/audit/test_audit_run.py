@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from audit_records import assignment, experience, manifest, micro_batch, settled, trajectory
@@ -240,6 +241,25 @@ def test_audit_command_prints_a_passed_audit(correct: Run, capsys: pytest.Captur
     found = json.loads(capsys.readouterr().out)
     assert found["passed"] is True
     assert found["named"]["in_flight"] == [{"trajectory_id": NAMES[7], "stage": "score"}]
+
+
+def test_audit_command_waits_for_the_time_out_of_the_run(
+    correct: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    used: list[float] = []
+
+    def ends(client: Any, topic: str, transaction_timeout_s: float, pause: Any) -> Mapping[int, int]:
+        used.append(transaction_timeout_s)
+        return stable_ends(client, topic, transaction_timeout_s, pause)
+
+    monkeypatch.setattr("pipelines.inspect.audit.audit_run.stable_ends", ends)
+    file = tmp_path / "runs" / correct.run / "config.toml"
+    file.parent.mkdir(parents=True)
+    for text in ("[kafka]\ntransaction_timeout_s = 7", "of = 'another release'"):
+        file.write_text(text)
+        assert laminar(correct) == 0
+    assert list(dict.fromkeys(used)) == [7.0, 60.0]
 
 
 def test_audit_command_names_all_faults(damaged: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from infra.kafka.note import Note
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.trim_points import newest_trim_point
 from pipelines.trim import plan as plan_module
-from pipelines.trim.needs import LogPartition
+from pipelines.trim.cuts import LogPartition, UnknownGroup
 from pipelines.trim.plan import TrimRefused, execute, plan_trim
 from schemas.records import CommitNote, PolicyVersion
 from schemas.topics import (
@@ -147,6 +147,10 @@ def test_plan_trim_retains_records_of_an_export_that_paused(run: TrimmedRun) -> 
     write_as_role(run.client, run.run, RESTORE, [CommitNote(group, note, 0)], key=group.encode())
     cut = run.plan("1.3").cuts[LogPartition("settled", 0)]
     assert (cut.offset, cut.held_by) == (3, f"group {group}")
+    assert run.plan("1.3", ignored_groups=[group]).cuts[LogPartition("settled", 0)].offset > 3
+    for wrong in (group_name(run.run, "placement"), f"{group}1"):
+        with pytest.raises(UnknownGroup, match=f"no group {wrong} beside those of its roles; the others are {group}"):
+            run.plan("1.3", ignored_groups=[wrong])
 
 
 def test_audit_after_a_trim_finds_repeated_training(run: TrimmedRun) -> None:

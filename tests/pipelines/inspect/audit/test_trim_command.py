@@ -21,8 +21,7 @@ from pipelines.config import load_config, save_config
 from pipelines.inspect.audit.trim_points import newest_trim_point
 from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
 from pipelines.inspect.submissions import Submission
-from pipelines.trim.cuts import Cut
-from pipelines.trim.needs import LogPartition
+from pipelines.trim.cuts import Cut, LogPartition
 from pipelines.trim.plan import freed_bytes
 from schemas.records import PolicyVersion
 from schemas.release import RELEASE
@@ -144,7 +143,7 @@ def test_trim_names_an_invalid_version(trim: Trim) -> None:
     assert "newest" in error
 
 
-def test_lineage_ends_at_the_trim_point_and_says_so(run: TrimmedRun, laminar: Trim) -> None:
+def test_lineage_ends_at_the_trim_point_and_reports_it(run: TrimmedRun, laminar: Trim) -> None:
     run.trim("1.2")
     place = ("--run", run.run, "-b", run.servers, "--depth", "0")
     code, text, error = laminar("lineage", "latest", *place)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from audit_records import assignment, experience, manifest, micro_batch, settled, trajectory
 from kafka import KafkaAdminClient, KafkaProducer, OffsetAndMetadata, TopicPartition
@@ -90,10 +91,10 @@ class TrimmedRun:
             except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
                 assert time.monotonic() < deadline  # the broker creates its offsets topic for the first group
 
-    def plan(self, version: str) -> TrimPlan:
+    def plan(self, version: str, **options: Any) -> TrimPlan:
         """Plan a trim to `version`, which has a checkpoint."""
         to = PolicyVersion.parse(version)
-        return plan_trim(self.client, self.run, {to: Path("checkpoints") / version}, now=lambda: 7)
+        return plan_trim(self.client, self.run, {to: Path("checkpoints") / version}, now=lambda: 7, **options)
 
     def trim(self, version: str) -> TrimPlan:
         plan = replace(self.plan(version), checkpoint=None)  # the copy of checkpoints has its own test

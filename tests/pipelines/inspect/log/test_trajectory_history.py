@@ -24,7 +24,7 @@ from pipelines.inspect.log.describe import describe_record
 from pipelines.inspect.log.history import _prompt_number, _TrajectorySearch
 from pipelines.inspect.log.matching import MatchingRecord
 from pipelines.present.token_colours import SCALE, Tokens, coloured, level
-from schemas.records import Experience, RewardComponent
+from schemas.records import DeadLetter, Experience, Pause, RewardComponent, Trajectory, WeightVersion
 from schemas.topics import PROMPTS, SETTLED, Topic, run_prefix
 
 RUN = "example-run"
@@ -81,6 +81,19 @@ def test_trajectory_describes_its_records(laminar: Laminar) -> None:
     ]
     assert not any("logprob" in line for line in lines)  # no legend of colours without a terminal
     assert any(line.startswith("p3.1: chain_sum, stop after 6 tokens") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Trajectory, "stop on replica 0, lease 5, attempt 1, version 2.17"),
+        (WeightVersion, "version 2.17, batches [9], step 17"),
+        (DeadLetter, "ScoreTrajectory cannot process laminar.a.trajectories 1:5: not JSON"),
+        (Pause, "request 3: the run is paused"),
+    ],
+)
+def test_record_is_described_in_one_line(kind: type, text: str) -> None:
+    assert describe_record(SAMPLES[kind]) == text
 
 
 def test_reward_is_described_by_its_parts_and_weights() -> None:

@@ -89,7 +89,7 @@ def test_summary_lists_a_task_that_only_failed() -> None:
 @pytest.mark.parametrize(
     ("rewards", "deviation", "constant"), [((0, 0), 0.0, 0.0), ((0, 1), 0.0, None), ((0, 0), 0.1, None)]
 )
-def test_report_says_that_all_rewards_were_equal(rewards: Any, deviation: float, constant: float | None) -> None:
+def test_report_shows_that_all_rewards_were_equal(rewards: Any, deviation: float, constant: float | None) -> None:
     values = [{"reward/mean": float(each), "reward/std": deviation} for each in rewards]
     metrics = [Metric("trainer", step, each, START) for step, each in enumerate(values, 1)]
     summary = summary_of(metrics, RunFacts("r"))
@@ -106,7 +106,7 @@ def test_summary_has_the_failure_share_of_an_unmeasured_round() -> None:
 
 
 @pytest.mark.parametrize(("on_error", "effect"), [("", "were not trained."), ("on_error = -1.0", "score.on_error")])
-def test_verdict_says_whether_failures_were_trained(on_error: str, effect: str, tmp_path: Path) -> None:
+def test_verdict_states_whether_failures_were_trained(on_error: str, effect: str, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(f"[score]\n{on_error}\n")
     (tmp_path / "state.json").write_text("{}")
     facts = facts_of(tmp_path, None, {})
@@ -114,7 +114,7 @@ def test_verdict_says_whether_failures_were_trained(on_error: str, effect: str, 
     assert effect in (error_verdict(summary_of([metric], facts), tmp_path) or "")
 
 
-def test_report_says_that_the_initial_version_was_not_evaluated() -> None:
+def test_report_shows_that_version_zero_was_not_evaluated() -> None:
     late, whole = (summary_of([evaluation_metric(first, "greedy", 0.2)], RunFacts("r")) for first in (3, 0))
     assert "the first evaluation is of version 3" in closing_lines(Path("runs/r"), late)
     assert "not evaluated" not in closing_lines(Path("runs/r"), whole)

@@ -86,7 +86,7 @@ def test_run_collector_has_the_last_audit_and_its_time(state: RunState) -> None:
     assert found['laminar_audit_findings{finding="lost",run="first"}'] == 0
 
 
-def test_help_texts_say_what_a_value_is_and_its_unit(state: RunState) -> None:
+def test_help_texts_name_the_value_and_its_unit(state: RunState) -> None:
     steps = r.Metric("steps/placement", 1, {"moved/repack": 2.0, "time/plan moves": 0.5, "new": 1.0}, 1)
     other = r.Metric("score", 1, {"new": 1.0}, 1)
     registry = CollectorRegistry()

@@ -199,7 +199,7 @@ def test_live_view_does_not_repeat_its_last_line_at_exit() -> None:
     assert len(out.getvalue().splitlines()) == 2  # the phase and one line
 
 
-def test_watch_says_that_steps_are_trained_again_after_a_resume() -> None:
+def test_watch_shows_steps_that_are_trained_again_after_a_resume() -> None:
     out, now = io.StringIO(), Clock()
     console = Console(file=out, width=200)
     trained = fold_all(new_run("sums", 80, START), [trainer_metric(step) for step in (50, 51, 52)])

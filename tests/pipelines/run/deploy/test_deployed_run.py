@@ -160,8 +160,8 @@ def test_deployed_example_runs_to_a_passed_audit(deployed: Deployed) -> None:
     until_all(first, "readinessProbe", START_S)
     _until(lambda: _versions(deployed) > 1, first)
     late.start()  # on the other machine, which the run has not used so far
-    until_all(roles, "readinessProbe", START_S)
-    assert all(each.passes("startupProbe") and each.passes("livenessProbe") for each in roles)
+    for probe in ("readinessProbe", "startupProbe", "livenessProbe"):
+        until_all(roles, probe, START_S)
 
     _until(lambda: _versions(deployed) > STEPS and _generating(deployed) == {0, 1}, roles)
     _check_the_tier(deployed)

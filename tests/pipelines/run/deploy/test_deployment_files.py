@@ -198,7 +198,7 @@ def test_deploy_lists_what_gateway_and_agents_lack(tmp_path: Path) -> None:
         plan_of(run_file(tmp_path, "agents"), files)
 
 
-def test_note_says_what_agents_elsewhere_need(tmp_path: Path) -> None:
+def test_note_names_what_agents_elsewhere_need(tmp_path: Path) -> None:
     file = run_file(tmp_path, "agents")
     assert "agents elsewhere" not in plan_of(file).note
     note = plan_of(file, ("agents.command=[]",)).note
