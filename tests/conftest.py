@@ -51,6 +51,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else triton reports at the exit that its objects are left
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let pass a warning that is kafka-python's own; every other warning stays an error.
 

@@ -67,6 +67,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the supervisor handles them and drains in order
     quiet_libraries()
     import_role_modules("".join(sys.argv[1:]))
+    # Roles share these objects for ever: a collection of a role would copy 150 MB of them, and take half a second.
+    reduce_gc_frequency()
     _Zygote(commands, events).serve()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -84,8 +86,6 @@ def import_role_modules(model: str = "") -> None:
         importlib.import_module(module)
     if model and not emulated:
         importlib.import_module("infra.models.checkpoint_folder").preload_model_code(Path(model))
-    # Roles share these objects for ever: a collection of a role would copy 150 MB of them, and take half a second.
-    reduce_gc_frequency()
     # A fork copies one thread: a lock that another holds would stay locked in every role.
     if threading.active_count() > 1:
         raise RuntimeError(f"imports started threads: {threading.enumerate()}")

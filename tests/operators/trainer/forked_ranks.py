@@ -14,6 +14,7 @@ def fork_ranks(be: Callable[..., None], count: int, *arguments: object) -> int:
     ranks = [context.Process(target=be, args=(rank, *arguments)) for rank in range(count)]
     for each in ranks:
         each.start()
+    gc.unfreeze()
     for each in ranks:
         each.join()
     return int(any(each.exitcode for each in ranks))
