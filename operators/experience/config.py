@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-from operators.experience.components import Component, make_component
+from infra.name_lookup import load_class, suggest_name
 from operators.experience.evictions import EVICTIONS, Eviction, Staleness
 from operators.experience.samplers import SAMPLERS, Sampler
 from operators.experience.writers import WRITERS, Writer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Component:
+    """The name of a writer, sampler or eviction, and the options for its class.
+
+    A user's class must be trusted code: it runs in the process of the experience pipeline.
+    """
+
+    name: str
+    """A built-in component, `module:Class` or `file.py:Class`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the component."""
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether it is a user's class."""
+        return ":" in self.name
+
+
+def make_component(key: str, component: Component, known: Mapping[str, type[T]], base: type[T]) -> T:
+    """An instance of the class that `component` names. `key` is the configuration key for errors.
+
+    Raises ValueError for an unknown name, an unknown option or a bad value.
+    """
+    kind = load_class(key, component.name, base) if component.is_custom else known.get(component.name)
+    if kind is None:
+        raise ValueError(f"{key}: there is none called {component.name!r}{suggest_name(component.name, known)}")
+    options = {option.name for option in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
+    for name in component.options:
+        if options is not None and name not in options:
+            raise ValueError(f"{key}: {component.name} has no option {name!r}{suggest_name(name, options)}")
+    try:
+        return kind(**component.options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{key}: {component.name}: {error}") from error
+
 
 MAX_MICRO_BATCH_TOKENS = 400_000
 """The largest micro-batch record: token, logprob and mask take 8.2 bytes, and a record may have 8 MiB."""

@@ -6,10 +6,14 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infra.kafka.properties import ClientProperties
 from infra.kafka.session import SessionLost, Sessions
 from infra.kafka.simulated_clients import SimulatedClients
+from infra.kafka.simulated_inspection import InspectionClients
+from infra.simulation.cluster import SimulatedCluster
 from infra.simulation.process import SimulatedProcess
 from infra.simulation.scheduler import Signal
 from operators.io.commits import ShardCommits
@@ -20,6 +24,7 @@ from operators.io.source import ShardSource
 from pipelines.simulate.steps import SimulatedNotice, SimulatedStep
 from pipelines.simulate.transfers import Transfers
 from pipelines.simulate.wiring import Wiring
+from pipelines.trim.plan import TrimRefused, execute, plan_trim
 
 MAX_EMISSIONS = 64
 """Emissions that may wait for a transaction, as in the sink."""
@@ -212,3 +217,25 @@ class SimulatedRole:
                 self.start()
 
         self._world.scheduler.after(seconds, start)
+
+
+REQUEST_S = 0.004
+"""Seconds from a request to its response."""
+
+
+def start_trim(process: SimulatedProcess, cluster: SimulatedCluster, run: str, event: Callable[[str], None]) -> None:
+    """Trim the log of `run` in `process`, which may be killed meanwhile; `event` is called with the result."""
+    clients = InspectionClients(cluster, process.sleep, process.unix_ms, REQUEST_S)
+    client = ClientProperties.of_clients(clients)
+
+    def trim() -> None:
+        try:
+            plan = plan_trim(client, run, {}, now=process.unix_ms)
+        except TrimRefused as refused:
+            event(f"the trim is refused: {refused}")
+            return
+        event(f"trims the log to version {plan.trim_point.version}")
+        execute(client, plan, Path())
+        event(f"{sum(plan.trim_point.record_counts)} records are deleted")
+
+    process.start("trim", trim)

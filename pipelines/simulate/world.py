@@ -9,12 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 
-from infra.kafka.properties import ClientProperties
 from infra.kafka.simulated_clients import SimulatedClients
 from infra.kafka.simulated_consumer import CommitSignals
-from infra.kafka.simulated_inspection import InspectionClients
 from infra.kafka.simulated_producer import EncodeForRelease, SimulatedRecord, as_it_is
 from infra.kafka.topic_reader import schema_of
 from infra.simulation.cluster import Place, SimulatedCluster
@@ -30,10 +27,9 @@ from pipelines.simulate.faults import Fault
 from pipelines.simulate.hosts import SimulatedHosts
 from pipelines.simulate.invariants import Invariants, InvariantViolated, audit_cluster
 from pipelines.simulate.observer import Committed, LogObserver, event_text
-from pipelines.simulate.simulated_role import SimulatedRole
+from pipelines.simulate.simulated_role import SimulatedRole, start_trim
 from pipelines.simulate.transfers import Transfers
 from pipelines.simulate.wiring import Wiring
-from pipelines.trim.plan import TrimRefused, execute, plan_trim
 from schemas.codec import Headers, as_version, encode, versions_of
 from schemas.identity import parse_trajectory_id
 from schemas.records import Drain, Pause
@@ -396,25 +392,3 @@ class World:
         message = SimulatedRecord(b"", value, tuple(headers), 0)
         self.cluster.send(Place(INBOX.name(self.config.run.name), replica), [message])
         self.scheduler.after(20.0, lambda: role.kill(1.0))
-
-
-REQUEST_S = 0.004
-"""Seconds from a request to its response."""
-
-
-def start_trim(process: SimulatedProcess, cluster: SimulatedCluster, run: str, event: Callable[[str], None]) -> None:
-    """Trim the log of `run` in `process`, which may be killed meanwhile; `event` is called with the result."""
-    clients = InspectionClients(cluster, process.sleep, process.unix_ms, REQUEST_S)
-    client = ClientProperties.of_clients(clients)
-
-    def trim() -> None:
-        try:
-            plan = plan_trim(client, run, {}, now=process.unix_ms)
-        except TrimRefused as refused:
-            event(f"the trim is refused: {refused}")
-            return
-        event(f"trims the log to version {plan.trim_point.version}")
-        execute(client, plan, Path())
-        event(f"{sum(plan.trim_point.record_counts)} records are deleted")
-
-    process.start("trim", trim)

@@ -12,8 +12,7 @@ from record_factories import experience, failed, prompt, trajectory, version
 from sharded_buffer_harness import Buffers
 from simulation_config import SimulationConfig
 
-from operators.experience.components import Component
-from operators.experience.config import ExperienceConfig
+from operators.experience.config import Component, ExperienceConfig
 from pipelines.config import ConfigError, parse_config
 from schemas.records import BatchProposal, MicroBatch
 from schemas.topics import BATCH_ASSEMBLY, BATCHES, METRICS, RELAY, SETTLED

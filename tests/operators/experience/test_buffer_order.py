@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_factories import experience, prompt, trajectory, version
 
-from operators.experience.components import Component
+from operators.experience.config import Component
 
 HOUR = 3_600_000
 TIMES = st.sampled_from([-(2**63), -1, 0, 1_800_000_000_000, 2**62, 2**63 - 1])

@@ -9,7 +9,7 @@ import pytest
 from record_factories import experience, failed, prompt, trajectory, version
 from sharded_buffer_harness import Buffers
 
-from operators.experience.components import Component
+from operators.experience.config import Component
 from operators.experience.shard_coordination import groups_per_batch
 from schemas.identity import parse_trajectory_id
 from schemas.records import BatchSelection

@@ -7,7 +7,7 @@ from buffer_harness import Buffer
 from record_factories import experience, failed, prompt, trajectory
 
 from operators.experience.batch_context import BatchContext
-from operators.experience.components import Component
+from operators.experience.config import Component
 from operators.experience.curriculum import Success, without_oldest
 from operators.experience.samplers import CurriculumSampler
 from schemas.records import LevelReply, LevelRequest, RewardComponent

@@ -8,7 +8,7 @@ import pytest
 from buffer_harness import Buffer
 from record_factories import experience, prompt, trajectory
 
-from operators.experience.components import Component
+from operators.experience.config import Component
 from operators.experience.make_batches import GroupClock
 
 

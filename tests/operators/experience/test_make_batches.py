@@ -12,8 +12,7 @@ import pytest
 from buffer_harness import Buffer
 from record_factories import SAMPLING, experience, failed, prompt, settled, trajectory, version
 
-from operators.experience.components import Component
-from operators.experience.config import MAX_MICRO_BATCH_TOKENS, ExperienceConfig
+from operators.experience.config import MAX_MICRO_BATCH_TOKENS, Component, ExperienceConfig
 from operators.experience.make_batches import MAX_BATCHES_PER_FOLD
 from operators.experience.pack_batches import split_by_tokens
 from operators.io.elements import PartitionKey

@@ -13,8 +13,7 @@ from record_factories import experience, prompt, trajectory, version
 from sampled_batches import read_members
 
 from operators.experience.batch_context import BatchContext
-from operators.experience.components import Component
-from operators.experience.config import ExperienceConfig
+from operators.experience.config import Component, ExperienceConfig
 from operators.experience.evictions import Age, Capacity, Staleness
 from operators.experience.groups import Group, Groups
 from operators.experience.members import GroupMember
