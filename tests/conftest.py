@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
@@ -43,6 +44,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for group in groups:
             rng.shuffle(group)
         items[:] = [item for group in groups for item in group]
+
+
+def pytest_collection_finish() -> None:
+    """Imported modules and collected tests stay: garbage collections, also those of forks, need not visit them."""
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else triton reports at the exit that its objects are left
 
 
 def pytest_configure(config: pytest.Config) -> None:

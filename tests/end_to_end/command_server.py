@@ -7,6 +7,7 @@ difference to a command at a terminal: the zygote of a run is forked from this p
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -21,6 +22,8 @@ from typing import Any, NoReturn
 
 import pipelines.run.zygote_process
 from infra.quiet_libraries import quiet_libraries
+from infra.runners.garbage_collection import reduce_gc_frequency
+from pipelines.cli.main import COMMANDS
 from pipelines.cli.main import main as laminar
 from pipelines.run.zygote import import_role_modules
 from pipelines.run.zygote import main as zygote
@@ -100,6 +103,9 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     quiet_libraries()
     import_role_modules(sys.argv[1])
+    for module in (*(command.module for command in COMMANDS.values()), "pipelines.run.local"):
+        importlib.import_module(module)
+    reduce_gc_frequency()
     logging.getLogger().handlers.clear()  # Beam's import adds one, and commands that import less have none
     respond(os.getpid())
     while select.select([0], [], [])[0]:

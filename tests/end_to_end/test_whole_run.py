@@ -180,13 +180,11 @@ def test_warm_start_that_cannot_help_is_refused(task: str, cause: str, start_run
 def test_processes_of_a_shell_print_no_noise(ended: LaminarRun) -> None:
     """The command server of other tests hides what imports print."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    printed = {"run": ended.output()}
-    for words in ("samples -n 1", "topics tail experiences -n 1", "lineage latest", "weights list"):
-        command = [sys.executable, "-c", "from pipelines.cli.main import main; main()", *words.split(), "--run", NAME]
-        done = subprocess.run(command, cwd=ended.here, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        printed[words] = done.stderr
-    assert {words: found for words, text in printed.items() if (found := NOISE.search(text))} == {}
+    words = "topics tail experiences -n 1"  # other tests of this file check other commands
+    command = [sys.executable, "-c", "from pipelines.cli.main import main; main()", *words.split(), "--run", NAME]
+    done = subprocess.run(command, cwd=ended.here, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [NOISE.search(text) for text in (ended.output(), done.stderr)] == [None, None]
 
 
 def test_run_folder_is_complete(ended: LaminarRun) -> None:
@@ -265,6 +263,7 @@ def test_checkpoint_of_an_ended_run_becomes_a_model(ended: LaminarRun, tmp_path:
             command, cwd=ended.here, env=path, capture_output=True, text=True, check=True, timeout=120
         )
         assert "starting Apache Kafka" not in done.stderr
+        assert NOISE.search(done.stderr) is None
         return done.stdout
 
     # In a process of their own read-only commands have no NumPy: elsewhere the tests' server has loaded it.
