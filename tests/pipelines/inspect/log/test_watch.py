@@ -47,6 +47,7 @@ def test_metrics_serve_exposes_a_run_to_prometheus(log_client: ClientProperties,
         assert f'laminar_trainer_reward_mean{{run="{RUN}"}} 0.5' in text
         while "laminar_audit_passed" not in text:
             assert server.poll() is None
+            time.sleep(0.1)  # leave the cores to the audit
             with urllib.request.urlopen(url[0], timeout=60) as response:
                 text = response.read().decode()
         assert f'laminar_audit_findings{{finding="lost",run="{RUN}"}} ' in text
