@@ -119,6 +119,7 @@ class HttpServer(uvicorn.Server):
             task = asyncio.create_task(self._open(connection, address[:2]))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+            await asyncio.sleep(0)  # with many waiting connections, the first ones are to show their keys meanwhile
 
     async def _open(self, connection: socket.socket, address: SocketAddress) -> None:
         """Complete the TLS handshake, if there is one; the protocol then has the connection."""

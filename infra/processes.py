@@ -20,13 +20,18 @@ import psutil
 # (`preexec_fn`) is not safe beside other threads. Arguments: the parent's pid or 0, then the command.
 _SHIM = """
 import ctypes, os, signal, sys
-parent = int(sys.argv[1])
+parent, megabytes = int(sys.argv[1]), int(sys.argv[2])
 os.closerange(3, 4096)
+if megabytes:
+    import resource
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = megabytes << 20 if hard == resource.RLIM_INFINITY else min(megabytes << 20, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 if parent and sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         sys.exit("the parent process has ended")
-os.execv(sys.argv[2], sys.argv[2:])
+os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -38,7 +43,7 @@ def spawn(command: list[str], log_file: Path, *, die_with_parent: bool) -> psuti
     OSError if the process cannot be created.
     """
     parent = os.getpid() if die_with_parent else 0
-    argv = [sys.executable, "-I", "-S", "-c", _SHIM, str(parent), *command]
+    argv = [sys.executable, "-I", "-S", "-c", _SHIM, str(parent), "0", *command]
 
     def start() -> int:
         return os.posix_spawn(
@@ -56,13 +61,14 @@ def spawn(command: list[str], log_file: Path, *, die_with_parent: bool) -> psuti
     return psutil.Process(_in_permanent_thread(start) if die_with_parent else start())
 
 
-def die_with_parent_command(command: list[str]) -> list[str]:
+def die_with_parent_command(command: list[str], memory_limit_mb: int | None = None) -> list[str]:
     """`command` preceded by a program that has the kernel kill it as soon as this process ends (Linux only).
 
-    The thread that starts it must live as long.
+    The thread that starts it must live as long. `memory_limit_mb`: what it, and each process that it starts, can write
+    to in memory of its own, in MiB. It is no limit of address space, of which JavaScript engines reserve far more.
     """
     program = command[0] if os.path.isabs(command[0]) else shutil.which(command[0]) or command[0]
-    return [sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()), program, *command[1:]]
+    return [sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()), str(memory_limit_mb or 0), program, *command[1:]]
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:

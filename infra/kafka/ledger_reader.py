@@ -43,6 +43,6 @@ def read_committed(
         elif clock() - moved_at > patience_s:
             hidden = {place: end for place, end in ends.items() if position(place) < end}
             places = ", ".join(f"{place.topic}:{place.partition} to {end}" for place, end in hidden.items())
-            reason = "; ".join(blocking(list(hidden))) or "no transaction is open there"
+            reason = "; ".join(blocking(list(hidden))) or "no transaction is open there now, so the next start may"
             raise KafkaTimeoutError(f"the outputs of this shard cannot be read ({places}): {reason}")
     return records

@@ -44,7 +44,7 @@ RETRIES = 6
 """How often a request that may be repeated is sent."""
 RETRY_S = 0.3
 NOT_EXECUTED = ConcurrentTransactions, NotCoordinator
-"""Responses to requests that were not executed: kafka-python repeats them."""
+"""Responses after which kafka-python repeats a request: it was not executed, or not to its end (InitProducerId)."""
 NOT_EXECUTED_S = 0.05
 PATIENCE_S = 60.0
 """How long requests that were not executed are repeated."""

@@ -2,7 +2,8 @@
 
 The transaction protocol is the one that kafka-python speaks: before KIP-890's version 2, with its check that a
 partition was added to the transaction. `tests/infra/simulation` compares every response with that of the real broker. A
-transaction's end is complete, markers included, when the request returns, unless `later` delays the markers.
+transaction's end is complete, markers included, when the request returns, unless `later` delays the markers: what the
+cluster responds meanwhile follows Kafka's documentation and is not compared.
 """
 
 from __future__ import annotations
@@ -224,6 +225,8 @@ class SimulatedCluster:
         marker = ProducerKey(found.producer_id, found.epoch)
         found.state, found.end = "ending", "committed" if commit else "aborted"
         found.unwritten = len(found.places) + len(found.groups)
+        if not found.unwritten:
+            found.state = found.end
         for place in sorted(found.places):
             self.later(partial(self._mark, found, place, marker))
         for group in sorted(found.groups):

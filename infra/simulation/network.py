@@ -109,7 +109,7 @@ class SimulatedConnection:
         fault = network.fault_of(self.process.name, request)
         if fault == "repeated" and not idempotent:
             fault = "unanswered"
-        if fault is not None and network.trace is not None:
+        if fault not in (None, "moved") and network.trace is not None:
             network.trace(self.process.name, request, fault)
         arrived, outcome, draws = Signal(), list[Any](), self.draws(request)
 

@@ -13,7 +13,6 @@ import os
 import resource
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +54,6 @@ def _address_space_mb() -> int:
     if sys.platform != "linux":
         return 0
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() >> 20
-
-
-def limit_memory(pid: int, megabytes: int) -> None:
-    """Limit what process `pid`, and each that it starts from now on, can write to in memory of its own.
-
-    Not its address space, as in workers: JavaScript engines and others reserve far more of it than they use.
-    """
-    with suppress(ProcessLookupError):  # it has ended
-        resource.prlimit(pid, resource.RLIMIT_DATA, (megabytes * 2**20, megabytes * 2**20))
 
 
 def limit_cpu(seconds: float) -> None:

@@ -26,7 +26,6 @@ from infra.http_client import post_json
 from infra.json_text import decode_json
 from infra.machine import GATEWAY_URL
 from infra.processes import die_with_parent_command, kill_session
-from infra.workers.limits import limit_memory
 from operators.agents.config import AgentsConfig
 from operators.agents.function_server import REPORT_FIELDS, FunctionProcess, FunctionServer
 from operators.io.episode_keys import ADDRESS_FILE, ATTEMPT, EpisodeKeys
@@ -133,11 +132,13 @@ def _run_attempt(
     """Run the agent once; returns why it failed, "" if it did not."""
     environment = {**config.env, **environment_of(base_url(folder), key, task.task, own)}
     start = (
-        start_command(config.command, environment, transcript)
+        start_command(config.command, environment, transcript, config.memory_limit_mb)
         if functions is None
         else partial(functions.start, environment, str(transcript))
     )
-    return attempt(start, transcript, config.timeout_s, stop, config.memory_limit_mb)
+    error = attempt(start, transcript, config.timeout_s, stop)
+    limited = config.memory_limit_mb is not None and ("MemoryError" in error or error.startswith("exit status -"))
+    return f"{error} (agents.memory_limit_mb = {config.memory_limit_mb})" if limited else error
 
 
 @contextmanager
@@ -161,14 +162,14 @@ def environment_of(url: str, key: str, task: Mapping[str, Any], own: Path) -> di
     }
 
 
-def start_command(command: Sequence[str], environment: Mapping[str, str], transcript: Path) -> Start:
+def start_command(
+    command: Sequence[str], environment: Mapping[str, str], transcript: Path, memory_limit_mb: int | None = None
+) -> Start:
     """How the process of a command starts."""
-    return partial(CommandProcess, command, environment, transcript)
+    return partial(CommandProcess, die_with_parent_command(list(command), memory_limit_mb), environment, transcript)
 
 
-def attempt(
-    start: Start, transcript: Path, timeout_s: float, stop: threading.Event, memory_limit_mb: int | None = None
-) -> str:
+def attempt(start: Start, transcript: Path, timeout_s: float, stop: threading.Event) -> str:
     """Run an agent once, for `timeout_s` seconds at most; returns why it failed, "" if it did not."""
     begin, code = _size_of(transcript), None
     try:
@@ -177,8 +178,6 @@ def attempt(
         return f"it cannot be started: {error}"
     deadline = time.monotonic() + timeout_s
     try:
-        if memory_limit_mb is not None:
-            limit_memory(process.pid, memory_limit_mb)
         while code is None:
             if time.monotonic() > deadline:
                 return f"it ran for longer than agents.timeout_s, {timeout_s:g} s"
@@ -204,14 +203,13 @@ class CommandProcess:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], transcript: Path) -> None:
         with transcript.open("ab") as output:
             self._process = subprocess.Popen(
-                die_with_parent_command(list(command)),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
                 start_new_session=True,
             )
-        self.pid = self._process.pid
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""

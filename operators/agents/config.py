@@ -27,8 +27,9 @@ class AgentsConfig:
     """Agents that run at once."""
     timeout_s: float = 600.0
     """An agent that runs for so many seconds is killed; its attempt has failed."""
-    memory_limit_mb: int = 4096
-    """Memory of its own of each process of an agent, in MiB. An allocation beyond it fails, as where none is left."""
+    memory_limit_mb: int | None = None
+    """Memory of its own, in MiB, of each process of an agent that this run starts: an allocation beyond it fails.
+    Unset: no limit."""
     retries: int = 1
     """Attempts after a failed one. Requests that a failed attempt made get their recorded responses."""
     transcripts: bool = True
@@ -43,7 +44,7 @@ class AgentsConfig:
         if self.function and not all(self.function.rpartition(":")[::2]):
             raise ValueError(f"function {self.function!r} must be 'module:function' or 'file.py:function'")
         for name in ("concurrency", "processes", "memory_limit_mb"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.retries < 0:
             raise ValueError(f"retries must not be negative, not {self.retries}")

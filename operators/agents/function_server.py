@@ -10,6 +10,7 @@ import ctypes
 import inspect
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from typing import Any
 
 from infra.name_lookup import member_of
 from infra.processes import die_with_parent_command
+from infra.workers.limits import lower_limit
 
 REPORT_FIELDS = {"reward", "rewards", "answer"}
 """What an agent may report."""
@@ -48,7 +50,10 @@ class FunctionProcess:
         """Kill it and the processes in its group, and wait until it has ended."""
         with suppress(ProcessLookupError, PermissionError):
             if self.pid and self.code is None:
-                os.killpg(self.pid, signal.SIGKILL)
+                try:
+                    os.killpg(self.pid, signal.SIGKILL)
+                except ProcessLookupError:  # it has no session of its own yet
+                    os.kill(self.pid, signal.SIGKILL)
         with self.changed:
             self.changed.wait_for(lambda: self.code is not None, _START_S)
 
@@ -56,11 +61,15 @@ class FunctionProcess:
 class FunctionServer:
     """Starts processes that call `target`, from any thread. Its log is appended to `log`.
 
-    `environment` is added to that of the server: the client, whose TLS context it creates once, follows it.
+    `environment` is added to that of the server: the client, whose TLS context it creates once, follows it. Each
+    process can write to `memory_limit_mb` MiB of memory of its own.
     """
 
-    def __init__(self, target: str, log: Path, environment: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, target: str, log: Path, environment: Mapping[str, str] = {}, memory_limit_mb: int | None = None
+    ) -> None:
         self._target, self._log, self._environment = target, log, dict(environment)
+        self._memory_limit_mb = memory_limit_mb
         self._lock = threading.Lock()
         self._processes: dict[int, FunctionProcess] = {}
         """Those of the present server."""
@@ -76,7 +85,8 @@ class FunctionServer:
             number = self._number
             self._processes[number] = process
             assert server.stdin is not None
-            line = json.dumps({"number": number, "environment": dict(environment), "transcript": transcript})
+            order = {"number": number, "environment": dict(environment), "transcript": transcript}
+            line = json.dumps(order | {"memory_limit_mb": self._memory_limit_mb})
             server.stdin.write(line.encode() + b"\n")
             server.stdin.flush()
         with process.changed:
@@ -194,6 +204,8 @@ def _call(function: Any, client: Any, order: Mapping[str, Any]) -> None:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         os.setsid()
+        if order["memory_limit_mb"] is not None:
+            lower_limit(resource.RLIMIT_DATA, order["memory_limit_mb"] << 20)
         descriptor = os.open(order["transcript"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,9 @@ class AgentsFold(ShardFold):
         if self._config.function:
             (step.folder / "agents").mkdir(exist_ok=True)
             log_file = step.folder / "agents" / "functions.log"
-            self._functions = FunctionServer(self._config.function, log_file, self._config.env)
+            self._functions = FunctionServer(
+                self._config.function, log_file, self._config.env, self._config.memory_limit_mb
+            )
         self._threads = [
             threading.Thread(target=self._play, name=f"agent-{number}", daemon=True)
             for number in range(self._config.concurrency)
@@ -102,8 +105,9 @@ class AgentsFold(ShardFold):
                 stop.set()
             self._change.notify_all()
         if self._started:
+            deadline = time.monotonic() + CLOSE_S
             for thread in self._threads:
-                thread.join(CLOSE_S)
+                thread.join(max(0.0, deadline - time.monotonic()))
         if self._functions is not None:
             self._functions.close()
         shutil.rmtree(self._work, ignore_errors=True)

@@ -223,11 +223,17 @@ def hold_listener(config: GatewayConfig, folder: Path) -> None:
     """Listen for the gateway that will be forked from this process, and for its successors: while none runs, requests
     wait for the next one instead of being refused. Several gateways answer for one another, so each listens itself.
 
-    An address that is not available is left for the gateway to report.
+    A problem is left for the gateway to report.
     """
     if config.processes == 1 and not _held:
-        with suppress(OSError):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # the file with the port of the first start is damaged
             _held.append(listen(config, folder))
+
+
+def release_listener() -> None:
+    """Close what `hold_listener` holds in this process: connections are refused once no gateway listens."""
+    while _held:
+        _held.pop().close()
 
 
 def listen(config: GatewayConfig, folder: Path) -> socket.socket:

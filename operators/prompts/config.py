@@ -108,8 +108,8 @@ class TaskConfig:
     """Whether questions are drawn in random order."""
     epochs: int | None = None
     """Passes over the questions; unset: without end. A new run whose questions cannot fill all its batches is refused;
-    one whose questions end before its goal, because trajectories failed or were dropped, is stopped
-    (of submitted roles, `laminar runs status` says so)."""
+    one whose questions end before its goal, because trajectories failed or were dropped, is stopped.
+    A submitted run is not: `laminar runs status` shows it."""
 
     max_refused_share: float = 0.05
     """The run does not start if a larger share of the rows is refused: too long, malformed, without an answer."""

@@ -14,7 +14,7 @@ from pipelines.cli import compare, delete, drain, local_runs, logs, pauses, resu
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.inspect.audit.result import STAGES, Audit
-from pipelines.inspect.run_folders import RUNS, config_file, folder_of
+from pipelines.inspect.run_folders import config_file
 from pipelines.present.output import Report
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def audit(
 
     connection = address.open_log()
     trim_point = newest_trim_point(connection.client, connection.run)
-    timeout_s = _transaction_timeout_s(folder_of(RUNS, address.run or connection.run))
+    timeout_s = _transaction_timeout_s(address.folder)
     found = audit_run(connection.client, connection.run, ended=ended, transaction_timeout_s=timeout_s)
     begins_at = trim_point and {
         "trim_point": trim_point.number,
@@ -88,12 +88,12 @@ def audit(
     )
 
 
-def _transaction_timeout_s(folder: Path) -> float:
+def _transaction_timeout_s(folder: Path | None) -> float:
     """Of the configuration in a run's folder; the default if there is none, or this release cannot read it."""
     from pipelines.config import ConfigError, KafkaConfig, load_config
 
     with suppress(ConfigError):
-        if (file := config_file(folder)) is not None:
+        if folder is not None and (file := config_file(folder)) is not None:
             return load_config(file).kafka.transaction_timeout_s
     return KafkaConfig.transaction_timeout_s
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,10 +83,10 @@ def submit(
     Beam's own options after `--`. With --dry-run, exits with 1 if a requirement is missing. Manage detached pipelines
     with `laminar runs status`, `logs`, `stop`, `drain` and `resume`; `laminar runs stop --role ROLE` ends one for good.
     Exit code 2: the configuration cannot be used, so another start would fail again; also when the errors (score) or
-    the refused rows (prompts) reach run.stop_error_share or prompts.max_refused_share. At a terminal, and with
-    --detach, the prompts and code of yours that the role uses are tried first, as by `laminar run`. More rollout
-    processes may join a running run: --index and --replica go up to placement.max_replicas. A relay's number follows
-    from its machine's name by --machine. A group's processes end together.
+    the refused rows (prompts) reach run.stop_error_share or prompts.max_refused_share. With --detach, the prompts and
+    code of yours that the role uses are tried first, as by `laminar run`. More rollout processes may join a running
+    run: --index and --replica go up to placement.max_replicas. A relay's number follows from its machine's name by
+    --machine. A group's processes end together.
 
     \b
     Examples:
@@ -138,13 +137,6 @@ def submit(
         from pipelines.run.run_guard import RunFailing
         from pipelines.run.submission.guard import claimed_store, guarded, prepare
     process = submitted_process(loaded, pipeline, index)
-    if sys.stdin.isatty():  # a pod that starts again must not end for good because the trial of its code is slow
-        with ProgressPrinter(f"{pipeline}: tries prompts, rewards and other code", only_slow=True):
-            from pipelines.config import ConfigProblems
-            from pipelines.run.submission.role_checks import trial_problems
-
-            if problems := trial_problems(loaded, process.roles):
-                raise _cannot_run(ConfigProblems(problems))
     configure_logging()
     try:
         with in_foreground(loaded, process.roles):

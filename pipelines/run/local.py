@@ -70,6 +70,7 @@ RESUMABLE = (
     "prompts.epochs",
     "run.check_timeout_s",
     "kafka.outage_timeout_s",
+    "agents.memory_limit_mb",
 )
 """The keys that may change when a run is resumed: no record of the run depends on them."""
 MAX_DETAILS = 8

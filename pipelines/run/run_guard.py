@@ -139,9 +139,10 @@ class RunGuard:
         `earlier` as in `ErrorGuard.failing`.
         """
         counts = error_counts(state.score)
-        if earlier or counts.errors <= self._earlier_errors:
+        errors = counts.errors + int(state.score.get("heldout_errors", 0))  # the first one has the traceback
+        if earlier or errors <= self._earlier_errors:
             correct = state.last_metric_at.get("score", 0) - SHARD_AGE_MS
-            self._earlier_errors, self._correct_until = counts.errors, max(self._started_at, correct)
+            self._earlier_errors, self._correct_until = errors, max(self._started_at, correct)
         if (recent := self._errors.failing(state, earlier)) is not None:
             lines = first_error_lines(experiences(self._correct_until), self._started_at)
             raise RunFailing(failing_message(recent, self._folder), lines, "--accept-changes")  # of user code
@@ -155,7 +156,7 @@ class RunGuard:
         self._over_since = state.now if self._over_since is None else self._over_since
         if state.now - self._over_since >= self._end_ms:
             resume = self._more_epochs(state)
-            since = self._correct_until if counts.errors > self._earlier_errors else 0
+            since = self._correct_until if errors > self._earlier_errors else 0
             lines = first_error_lines(experiences(since), since) if counts.errors else []
             raise RunFailing(self._end_message(state, errors_text(counts)), lines, resume)
 

@@ -197,12 +197,12 @@ def _try_environment(
         found.add_problem(_unavailable("rollout.environments", error, limit_s))
         return
     failures: list[Failure] = []
-    cut: list[str] = []
+    cut: list[Failure] = []
     deadline, tried = time.monotonic() + limit_s, 0
     try:
         for prompt, text in zip(task.prompts, texts, strict=True):
             begun = time.monotonic()
-            if failure := _play(pool, prompt, tried, text, task.encode, cut):
+            if failure := _play(pool, prompt, tried, text, task, cut):
                 failures.append(failure)
             tried += 1
             if (now := time.monotonic()) > deadline or now - begun >= spec.seconds:  # a call that hangs is not repeated
@@ -215,8 +215,12 @@ def _try_environment(
         head = f"rollout.environments: {spec.resolved_name} fails at its {method}"
         _report(found, head, failures, tried, text, ". Such episodes fail")
     if cut:
-        of = f"{len(cut)} of the first {tried} prompts"
-        found.warnings.append(f"rollout.environments: {spec.resolved_name}: on {of}, after the first turn {cut[0]}")
+        at_reset = [each for each in cut if each.subject == "reset"]
+        first = (at_reset or cut)[0]
+        when = "before the first turn" if at_reset else "after the first turn"
+        of = f"{len(at_reset or cut)} of the first {tried} prompts"
+        text = f"rollout.environments: {spec.resolved_name}: on {of}, {when} {first.error}"
+        (found.add_problem if len(at_reset) == tried else found.warnings.append)(text)
 
 
 def _play(
@@ -224,8 +228,8 @@ def _play(
     prompt: Prompt,
     number: int,
     text: str,
-    encode: Callable[[str], Sequence[int]],
-    cut: list[str],
+    task: TaskPrompts,
+    cut: list[Failure],
 ) -> Failure | None:
     """Reset an episode of `prompt`, and make one step with `text`. Adds to `cut` why no other turn can follow."""
     fields: dict[str, Any] = {"text": prompt.text, "task": prompt.task, "number": prompt.number}
@@ -237,15 +241,14 @@ def _play(
             state = pool.play(f"trial {number}", fields, texts, last=bool(texts)).result()
         except EnvironmentFailed as error:
             return Failure(method, number, error.reason)
-        tokens += len(encode(state.observations[-1] or ""))
+        tokens += len(task.encode(state.observations[-1] or ""))
         if tokens >= most and not state.done and len(texts) < pool.spec.turns:
-            reason = (
-                f"{tokens} tokens of observations leave no room for a turn in an episode's max_new_tokens = {most}: "
-                "raise prompts.max_new_tokens, or shorten them"
-            )
-            if not texts:
-                return Failure(method, number, reason)
-            cut.append(reason)
+            is_set = most == task.task.max_new_tokens
+            room = f"an episode's max_new_tokens = {most}" if is_set else f"the {most} tokens that the context leaves"
+            how = "raise prompts.max_new_tokens, or shorten them" if is_set else "shorten them, or the prompts"
+            reason = f"{tokens} tokens of observations leave no room for a turn in {room}: {how}"
+            cut.append(Failure(method, number, reason))
+            return None
     return None
 
 

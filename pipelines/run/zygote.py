@@ -96,6 +96,7 @@ class _Zygote:
         self._commands, self._events = commands, events
         self._buffer = b""
         self._running: dict[int, str] = {}
+        self._gateways: set[str] = set()
         self._store: Path | None = None
         self._temporary_folder: str | None = None
 
@@ -119,6 +120,8 @@ class _Zygote:
         elif "store" in command:
             self._store, self._temporary_folder = Path(command["store"]), command["temporary_folder"]
         else:
+            if command["signal"] in self._gateways:  # it is to end for good
+                _release_listener()
             for pid, name in self._running.items():
                 if name == command["signal"]:
                     os.kill(pid, command["number"])
@@ -127,7 +130,8 @@ class _Zygote:
         sys.stdout.flush()
         sys.stderr.flush()
         zygote = os.getpid()
-        if any(pipeline == "gateway" for pipeline, _ in command.get("roles", ())):
+        if _has_gateway(command):
+            self._gateways.add(command["start"])
             _hold_listener(Path(command["config"]))
         # Signals stay pending until the child has restored their handlers; ignored ones would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
@@ -159,6 +163,7 @@ class _Zygote:
             os.write(self._events, json.dumps(event).encode() + b"\n")
 
     def _end(self) -> None:
+        _release_listener()
         for pid in self._running:
             os.kill(pid, signal.SIGINT)  # after SIGTERM a rollout might first hand its work over
         deadline = time.monotonic() + GRACE_S
@@ -176,6 +181,10 @@ class _Zygote:
             shutil.rmtree(self._temporary_folder, ignore_errors=True)
 
 
+def _has_gateway(command: Mapping[str, Any]) -> bool:
+    return any(pipeline == "gateway" for pipeline, _ in command.get("roles", ()))
+
+
 def _hold_listener(config_file: Path) -> None:
     """Listen for the run's gateway here, where its kills do not end the socket."""
     from operators.gateway.config import GatewayConfig
@@ -190,6 +199,11 @@ def _hold_listener(config_file: Path) -> None:
     hold_listener(config.gateway or GatewayConfig(), files_folder(config))
 
 
+def _release_listener() -> None:
+    if (gateway := sys.modules.get("operators.gateway.serve_agents")) is not None:  # else none was held
+        gateway.release_listener()
+
+
 def _become_role(
     command: Mapping[str, Any], zygote: int, pipes: Sequence[int], temporary_folder: str | None
 ) -> NoReturn:
@@ -201,6 +215,8 @@ def _become_role(
             os._exit(1)  # the zygote died before prctl took effect
         for pipe in pipes:
             os.close(pipe)
+        if not _has_gateway(command):
+            _release_listener()
         os.setpgrp()
         log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)

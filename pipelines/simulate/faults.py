@@ -39,11 +39,11 @@ processes before it are of an earlier release, which wrote earlier versions of r
 `restart_run`, with a later goal, if the run has one. `links`: the link of its host is
 slow, lossy, cut, or damages data. `restart_host`: all processes on its host end, and the weights stored there are lost.
 `trim`: a person trims the log of the run; the command is killed after these seconds. `markers`: the markers of
-transactions that end are written late, in each partition at another time. `move_coordinator`: the coordinator of its
-transactions moves to another broker, and rejects requests meanwhile. `stop`: a process is asked to end, and commits its
-last outputs. `notice`: a rollout has these seconds until it is killed, and hands its work over."""
+all transactions that end are written late, in each partition at another time. `move_coordinator`: the coordinator of
+its transactions moves to another broker, and rejects requests meanwhile. `stop`: a process is asked to end, and commits
+its last outputs. `notice`: a rollout has these seconds until it is killed, and hands its work over."""
 PLACEMENT = "placement"
-"""The role that a pause of the run is about."""
+"""The role in events of the whole run."""
 PAUSED_SHARE = 0.25
 """Share of the histories in which a person pauses the run."""
 RESTARTED_SHARE = 0.15
@@ -180,7 +180,8 @@ def _coordinators(streams: Streams, names: Mapping[str, float], until_s: float) 
         draws = streams.of(kind)
         if draws.random() < COORDINATORS_SHARE:
             at, seconds = draws.uniform(0.0, until_s), draws.choice((2.0, 6.0, 20.0)) * draws.uniform(0.5, 1.5)
-            yield Fault(round(at, 3), kind, streams.choose(kind, names), round(seconds, 3), number)
+            role = PLACEMENT if kind == "markers" else streams.choose(kind, names)
+            yield Fault(round(at, 3), kind, role, round(seconds, 3), number)
 
 
 def _stops(streams: Streams, roles: Mapping[FaultKind, Mapping[str, float]], until_s: float) -> Iterator[Fault]:

@@ -232,12 +232,6 @@ def test_detach_refuses_at_once_what_its_process_would_refuse(
         changes = ("run.name=other", "run.allow_no_learning=false", *settings)
         answer = shell("submit", role, file, "--detach", *(word for each in changes for word in ("--set", each)))
         assert (answer.code, problem in answer.text) == (2, True), (role, answer.text)
-    main, side = os.openpty()  # a person submits a role in the foreground
-    words = ("submit", "score", file, "--set", "run.name=other", "--set", lost)
-    assert shell.start(*words, terminal=Path(os.ttyname(side))).wait() == 2
-    assert b"has no function 'lost'" in os.read(main, 65536)
-    os.close(main)
-    os.close(side)
     assert not (submitted.parent / "other").exists()
     assert [each.role.name for each in submissions(submitted)] == ["score"]
 

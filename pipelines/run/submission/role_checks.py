@@ -71,7 +71,7 @@ def place_problems(config: Config, submitted: Submission) -> Iterator[str]:
 def trial_problems(config: Config, roles: Sequence[Role], known: Sequence[str] = ()) -> list[str]:
     """`known`, and the problems that a trial of the prompts and users' code finds which `roles` use.
 
-    Not for a start after the first: the errors of a running role are counted.
+    Not for a start after the first, nor in the foreground: the errors of a running role are counted.
     """
     tried = {role.pipeline for role in roles if _uses_own_code(config, role.pipeline)}
     if not tried or not config.run.check_timeout_s:

@@ -53,7 +53,7 @@ def test_ledger_behind_an_open_transaction_is_named(found: list[str]) -> None:
     consumer = SimpleNamespace(seek=lambda *_: None, poll=lambda timeout_ms: {})
     begins, ends = {}, {TopicPartition("settled", 0): 5, TopicPartition("settled", 1): 3}
     clock, blocking = count().__next__, {TopicPartition("settled", 0): found}
-    reason = "; ".join(found) or "no transaction is open there"
+    reason = "; ".join(found) or "no transaction is open there now"
     with pytest.raises(KafkaTimeoutError, match=rf"\(settled:0 to 5\): {reason}"):
         read_committed(*(consumer, begins, ends, lambda place: 3, clock, 1.0, None), lambda places: blocking[places[0]])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,8 +51,15 @@ def test_zygote_holds_the_listener_of_the_gateway_that_it_starts(
     for role, count in (("score", 0), ("gateway", 1)):
         zygote._start({"start": role, "roles": [[role, 0]], "config": str(file), "log": "unused"})
         assert len(held) == count
-    (address,) = tmp_path.rglob(ADDRESS_FILE)
-    assert json.loads(address.read_text())["port"] == held[0].getsockname()[1]
+    (file,) = tmp_path.rglob(ADDRESS_FILE)
+    address = held[0].getsockname()
+    assert json.loads(file.read_text())["port"] == address[1]
+    zygote._execute({"signal": "score", "number": signal.SIGINT})
+    assert held
+    zygote._execute({"signal": "gateway", "number": signal.SIGINT})  # it is to end for good
+    assert not held
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=30)
 
 
 def test_several_gateways_listen_themselves(held: list[socket.socket], tmp_path: Path) -> None:
