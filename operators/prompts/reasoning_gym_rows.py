@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from fractions import Fraction
 from typing import Any
 
 from infra.name_lookup import suggest_name
@@ -52,6 +53,10 @@ class ReasoningGymRows:
         text = entry["question"]
         if not text.strip():
             raise UnusableRow(f"{self.name} generates an empty question for item {row}")
+        try:
+            entry = json.loads(json.dumps(entry, default=_plain_number))
+        except (TypeError, ValueError) as error:
+            raise UnusableRow(f"{self.name}: item {row} cannot be written as JSON: {error}") from error
         return Question(row, text, (), {**entry, **self._extra}, self._task)
 
     def close(self) -> None:
@@ -68,6 +73,13 @@ class ReasoningGymRows:
             raise SourceError(f"{self.name}: item 0 cannot be written as JSON: {error}") from error
         if score_before != score_after:
             raise SourceError(f"{self.name}: its verifier needs Python objects that JSON cannot represent")
+
+
+def _plain_number(value: Any) -> int | float:
+    """`value`, a fraction, as JSON has it. Raises TypeError for any other object."""
+    if not isinstance(value, Fraction):
+        raise TypeError(f"{type(value).__name__} is not in JSON")
+    return value.numerator if value.denominator == 1 else float(value)
 
 
 def _create(task: str, args: Mapping[str, Any], seed: int, size: int | None) -> Any:

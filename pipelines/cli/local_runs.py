@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from json import loads
 from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
-from pipelines.inspect.run_files import AUDIT_FILE, AUDIT_SO_FAR_FILE, CONFIG_FILE, METRICS_FILE
-from pipelines.inspect.run_folders import RUNS, run_command
+from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
+from pipelines.inspect.run_folders import RUNS, newest_audit, run_command
 from pipelines.present.output import Report, Row, RowOutput
 from pipelines.roles import described
 
@@ -64,7 +62,7 @@ def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonO
     data = {**to_json(found), "phase": phase}
     for name, role in data["roles"].items():
         role["liveness"] = _liveness(found, name, role) if _is_listed(found) and role.get("alive") else None
-    audit = _audit_so_far(found)
+    audit = newest_audit(found.folder)
     return Report(
         {**data, **_measured(state), "kafka": problem, "audit": audit},
         lambda: "\n".join(_status_lines(found, state, phase, data["roles"], problem, audit)),
@@ -205,14 +203,6 @@ def _liveness_text(report: Mapping[str, Any] | None) -> str:
         text += f", {'STALLED in' if step['stalled'] else 'in'} {step['phase']} for {step['seconds']:.0f}"
         text += f" of {step['budget_s']:g} s"
     return text
-
-
-def _audit_so_far(run: RunFolder) -> dict[str, Any] | None:
-    """Return the audit at the end of `run`, or the newest one in the background, with its time; None without any."""
-    for file in (run.folder / AUDIT_FILE, run.folder / AUDIT_SO_FAR_FILE):
-        with suppress(FileNotFoundError):
-            return {**loads(file.read_bytes()), "at": file.stat().st_mtime}
-    return None
 
 
 def _audit_line(folder: Path, audit: Mapping[str, Any]) -> str:

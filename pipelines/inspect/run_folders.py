@@ -10,11 +10,20 @@ import sys
 import time
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines.inspect.run_files import CONFIG_FILE, LATEST, REPORT_FILE, STATE_FILE, SUBMITTED
+from pipelines.inspect.run_files import (
+    AUDIT_FILE,
+    AUDIT_SO_FAR_FILE,
+    CONFIG_FILE,
+    LATEST,
+    REPORT_FILE,
+    STATE_FILE,
+    SUBMITTED,
+)
 from pipelines.inspect.run_state.learning import WARN_STEPS
 from pipelines.inspect.run_times import downtime_s
 from schemas.release import OldRelease
@@ -160,6 +169,15 @@ def config_file(folder: Path) -> Path | None:
     submitted = folder / SUBMITTED
     files = (folder / CONFIG_FILE, submitted / "trainer.toml", *sorted(submitted.glob("*.toml")))
     return next((file for file in files if file.is_file()), None)
+
+
+def newest_audit(folder: Path) -> dict[str, Any] | None:
+    """The audit at the end of the run in `folder`, or the newest one in the background, with its time `at` (Unix
+    seconds); None without any."""
+    for file in (folder / AUDIT_FILE, folder / AUDIT_SO_FAR_FILE):
+        with suppress(FileNotFoundError):
+            return {**json.loads(file.read_bytes()), "at": file.stat().st_mtime}
+    return None
 
 
 def run_argument(folder: Path) -> str:

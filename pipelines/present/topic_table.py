@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 from infra.escaping import print_escaped
 from pipelines.restart_reads import OBSERVERS, READS
-from schemas.topics import CATALOGUE, PREFIX, Retention, Topic
+from pipelines.trim.plan import OF_RESTARTS, OF_TRAJECTORIES
+from schemas.topics import CATALOGUE, PREFIX, RELAY, Retention, Topic
 
 _RETENTION: Mapping[Retention, str] = {
     "trim": "without limit, until `laminar runs trim`",
     "newest": "the newest record of each key (compacted, segments of 4 MiB)",
     "window": "`kafka.metrics_hours` (168); `metrics.jsonl` in the run's folder keeps all",
 }
+
+_SMALL = "without limit: small"
 
 
 def topic_table() -> str:
@@ -43,7 +46,14 @@ def restart_table() -> str:
 
 def retention_table() -> str:
     """Return the retention of each topic: what Kafka deletes, and what only `laminar runs trim` deletes."""
-    rows = [(f"`{topic.short_name}`", _RETENTION[topic.retention]) for topic in CATALOGUE.values()]
+    trimmed = (*OF_TRAJECTORIES, *OF_RESTARTS, RELAY)
+    rows = [
+        (
+            f"`{topic.short_name}`",
+            _RETENTION[topic.retention] if topic.retention != "trim" or topic in trimmed else _SMALL,
+        )
+        for topic in CATALOGUE.values()
+    ]
     return markdown(("topic", "retention"), rows)
 
 

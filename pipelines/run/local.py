@@ -288,7 +288,10 @@ def check_resumable(before: Config, after: Config) -> None:
         )
     steps, goal = after.trainer.optimizer_steps, before.trainer.optimizer_steps
     if steps < goal:
-        raise ConfigError(f"trainer.optimizer_steps = {steps} is less than the run's goal of {goal} steps")
+        raise ConfigError(
+            f"trainer.optimizer_steps = {steps} is less than the run's goal of {goal} steps; a run may stay stopped "
+            "before its goal: `laminar weights pull latest` writes its newest model"
+        )
 
 
 def _keep_model(folder: Path, steps: int) -> None:

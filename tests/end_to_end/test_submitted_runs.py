@@ -103,11 +103,15 @@ def test_commands_find_the_kafka_of_a_submitted_run(submitted: Path, run_id: str
         assert re.search(r"^optimizer steps +3 +3", compared, re.M), compared
         assert "none differ" in compared
         assert "there is no run" not in shell("train", "replay", place[1], here=here).text
+        audit = Audit(dispatched=12, lost=(ReachedStage("p1.0", "score"),)).to_json()
+        (submitted / AUDIT_SO_FAR_FILE).write_text(json.dumps(audit))  # as the trainer's respawner
         written = shell("report", *place, here=here)
+        (submitted / AUDIT_SO_FAR_FILE).unlink()
         assert written.code == 0, written.text
         page = (submitted / "report.html").read_text()
         assert "<td>optimizer steps</td><td>3</td>" in page
         assert "No trajectory was trained" not in page
+        assert "audit FAILED" in page
         assert "optimizer_steps = 7" in page
         assert "The settings are equal." in shell("config", "--diff", place[1], str(submitted), here=here).text
 

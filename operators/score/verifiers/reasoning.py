@@ -18,8 +18,8 @@ def verify(answer: str | None, entry: Mapping[str, Any], task: str) -> float:
     """The score of `answer` by `task`, in [0, 1]; 1 is correct, and some tasks give partial credit.
 
     `entry` is the prompt's reference: reasoning-gym's entry, plus `task_args`, and `task`, the library's name of the
-    task, if the prompt's differs. Raises ValueError for an unknown task or a reference that is not an entry, and
-    whatever the task's verifier raises on malformed text.
+    task, if the prompt's differs. An answer with which the task's verifier fails is wrong: the entry's own answer was
+    scored when the task was opened. Raises ValueError for an unknown task or a reference that is not an entry.
     """
     if "metadata" not in entry:
         raise ValueError(
@@ -28,7 +28,10 @@ def verify(answer: str | None, entry: Mapping[str, Any], task: str) -> float:
         )
     args, name = entry.get("task_args"), entry.get("task", task)
     dataset = _dataset(name, json.dumps(args) if args else "")
-    return float(dataset.score_answer(answer, restored_entry(name, entry)))
+    try:
+        return float(dataset.score_answer(answer, restored_entry(name, entry)))
+    except Exception:  # noqa: BLE001 - as boxnet's for the JSON of another type
+        return 0.0
 
 
 @lru_cache(maxsize=1024)

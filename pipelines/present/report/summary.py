@@ -13,7 +13,7 @@ from typing import Any
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
 from pipelines.inspect.run_files import METRICS_FILE, STATE_FILE, SUBMITTED, SUMMARY_FILE
-from pipelines.inspect.run_folders import config_file, read_run
+from pipelines.inspect.run_folders import config_file, newest_audit, read_run
 from pipelines.inspect.run_state.agents import agents_of
 from pipelines.inspect.run_state.buffers import SHARD, curriculum_levels, merge_shards
 from pipelines.inspect.run_state.busy import busy_shares_of
@@ -94,7 +94,7 @@ def read_summary(folder: Path, metrics: Sequence[Metric]) -> dict[str, Any]:
     Raises as `summarise`.
     """
     file = folder / SUMMARY_FILE
-    return _json(file) if file.exists() else summary_of(metrics, facts_of(folder, None, {}))
+    return _json(file) if file.exists() else summary_of(metrics, facts_of(folder, newest_audit(folder), {}))
 
 
 def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str, float]) -> RunFacts:
@@ -153,9 +153,10 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     signs = learning_signs((metric.values for metric in steps), facts.warn_steps)
     buffer = newest_by_step(metrics, "experience")[-1:]
     dropped = dropped_warning(buffer[0].values if buffer else {}, facts.warn_steps)
+    at_goal = facts.goal is not None and bool(steps) and steps[-1].step >= facts.goal
     summary = {
         "run": facts.run,
-        "reached": facts.reached,
+        "reached": True if facts.reached is None and at_goal else facts.reached,
         "error": facts.error,
         **first_and_last("reward", trained, "reward/mean"),
         "reward_constant": constant_reward(steps),

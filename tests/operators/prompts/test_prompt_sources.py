@@ -141,6 +141,7 @@ def test_heldout_path_provides_heldout_questions(tmp_path: Path) -> None:
     config = PromptsConfig(source="jsonl", path=str(train), heldout_path=str(test), epochs=1)
     source = open_source(config)
     assert [question.index for question in source.heldout] == [0, 1, 2, 3, 4]
+    assert {question.task for question in (*source.heldout, source[0])} == {"train"}
     assert sorted(source[n].index for n in range(source.total or 0)) == list(range(5, 20))
     source.close()
     with pytest.raises(SourceError, match=r"heldout_path: .*has 5 usable rows, fewer than heldout = 6"):

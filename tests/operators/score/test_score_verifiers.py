@@ -162,13 +162,17 @@ def test_reasoning_gym_gives_partial_credit() -> None:
     assert reasoning.verify("17", known, "gcd") == 0.5
 
 
+def test_answer_with_which_a_reasoning_gym_verifier_fails_is_wrong() -> None:
+    """Else such an answer would not be trained, and never be unlearned."""
+    assert reasoning.verify("two × three", entry("prime_factorization"), "prime_factorization") == 0.0
+    assert reasoning.verify("1", entry("boxnet"), "boxnet") == 0.0
+
+
 def test_reasoning_gym_raises_for_unknown_tasks_and_bad_entries() -> None:
     with pytest.raises(ValueError, match="no task 'no_such'"):
         reasoning.verify("1", {"answer": "1", "metadata": {}}, "no_such")
     with pytest.raises(ValueError, match="not an entry of a reasoning-gym task"):
         reasoning.verify("1", {"answer": "1"}, "gcd")
-    with pytest.raises(ValueError, match="invalid literal"):
-        reasoning.verify("two × three", entry("prime_factorization"), "prime_factorization")
 
 
 def test_tasks_that_run_or_parse_answers_are_not_safe_in_process() -> None:
