@@ -117,8 +117,8 @@ class TaskConfig:
     heldout: int = 0
     """Distinct questions that are excluded from training, for evaluation."""
     heldout_path: str = ""
-    """File or folder of the same format to take them from: its first `heldout` questions that match `where`, or all of
-    them if `heldout` is 0."""
+    """File or folder of the same format with the held-out questions: its first `heldout` ones that match `where`, or
+    all of them if `heldout` is 0."""
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:

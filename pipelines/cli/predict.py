@@ -11,6 +11,7 @@ from infra.files import write_atomically
 from pipelines.config import Config, ConfigError, load_config, parse_config, plain_table
 from pipelines.present.output import Report
 from pipelines.present.prediction import candidates_plot, candidates_table, prediction_lines
+from pipelines.present.progress import ProgressPrinter
 from pipelines.simulate.prediction.calibration import calibrate
 from pipelines.simulate.prediction.cluster import Cluster
 from pipelines.simulate.prediction.machines import Memory
@@ -68,7 +69,8 @@ def predict_report(question: PredictionOptions, *, search: bool, plot: Path | No
     try:
         if memory is not None:
             memory.check(cluster)
-        found = predict(cluster)
+        with ProgressPrinter(f"simulates {cluster.replicas} replicas, which may take minutes"):
+            found = predict(cluster)
     except ValueError as error:
         raise ConfigError(f"this cluster cannot run: {error}") from error
     data = {**_shape(cluster), **found.to_json(), **_cost(found.gpu_hours_per_billion_tokens, question.gpu_hour)}
@@ -76,7 +78,11 @@ def predict_report(question: PredictionOptions, *, search: bool, plot: Path | No
 
 
 def _search_report(cluster: Cluster, question: PredictionOptions, plot: Path | None, json: bool) -> Report:
-    candidates = list(search(cluster, memory=question.memory))
+    candidates: list[Candidate] = []
+    with ProgressPrinter(
+        "simulates candidates, each of which may take minutes", so_far=lambda: f", {len(candidates)} done"
+    ):
+        candidates.extend(search(cluster, memory=question.memory))
     try:
         best = recommended(candidates)
     except ValueError as error:

@@ -41,7 +41,7 @@ TITLE = "Predicted throughput over the trainer's share of the GPUs"
 def prediction_lines(cluster: Cluster, found: Prediction, gpu_hour: float) -> Iterator[str]:
     """One prediction as text."""
     yield f"{cluster.train_gpus} GPUs train, {cluster.replicas} replicas of {cluster.gpus_per_replica} GPUs generate"
-    yield f"  trained tokens/s      {found.trained_tokens_per_s:,.0f}"
+    yield f"  trained tokens/s      {found.trained_tokens_per_s:,.0f} (with prompts)"
     yield f"  generated tokens/s    {found.generated_tokens_per_s:,.0f}"
     yield f"  seconds an iteration  {found.iteration_s:,.1f}"
     yield f"  idle: trainer         {_percent(found.trainer_idle)}"

@@ -68,8 +68,8 @@ def access_of(folder: Path | None, holder: str) -> GatewayAccess:
     config = load_config(file)
     if not config.has_gateway:
         raise GatewayError(
-            f"run {config.run.name} has no gateway, and an active run gets none: start a run with a section [gateway] "
-            f"in its configuration; `{laminar_command()} weights pull` writes a model of this one"
+            f"run {config.run.name} has no gateway: one belongs to a run from its start, by a section [gateway] in its "
+            f"configuration. Of this run, `{laminar_command()} weights pull` writes a model"
         )
     if (folder / STATE_FILE).exists() and (status := read_run(folder).status) != "running":
         resume = run_command(folder, "runs resume")

@@ -175,9 +175,7 @@ def test_status_of_an_ended_run_lists_its_roles_at_once(submitted: Path, shell: 
 def test_chat_and_dry_run_name_what_a_run_lacks(submitted: Path, shell: Shell) -> None:
     answer = shell("chat", "hello", "--run", str(submitted))
     assert answer.code == 1
-    assert (
-        f"run {submitted.name} has no gateway, and an active run gets none: start a run with a section" in answer.text
-    )
+    assert f"run {submitted.name} has no gateway: one belongs to a run from its start, by a section" in answer.text
     assert "there is no run 'other'" in shell("chat", "hello", "--run", str(submitted.parent / "other")).text
     file = str(submitted / "submitted" / "score.toml")
     answer = shell("submit", "score", file, "--dry-run", "--set", "run.name=''", "--json")

@@ -53,6 +53,8 @@ def calibrated(config: Config, metrics: Sequence[Metric], name: str) -> Calibrat
     """`config` with the emulation that `metrics` show. Raises ConfigError."""
     if reason := uncalibrated(config):
         raise ConfigError(f"{name}: {reason}")
+    if environments := sorted({task.environment for task in config.prompts.mixture if task.environment}):
+        raise ConfigError(f"{name}: turns and waits of environments ({', '.join(environments)}) are not predicted")
     steps = {each.step: each for each in metrics if each.name == "trainer" and "time/update" in each.values}
     ordered = [steps[number] for number in sorted(steps)][WARM_UP:]
     if len(ordered) < 2:

@@ -15,10 +15,10 @@ from pipelines.cli import cost as cost_module
 from pipelines.cli import simulate as simulate_module
 from pipelines.cli.predict import PredictionOptions, predict_report
 from pipelines.cli.simulate import simulate
-from pipelines.config import Config, ConfigError, parse_config, save_config
+from pipelines.config import Config, ConfigError, load_config, parse_config, save_config
 from pipelines.inspect.run_files import CONFIG_FILE, METRICS_FILE
 from pipelines.present.prediction import candidates_plot
-from pipelines.simulate.prediction.calibration import calibrate, lengths_of
+from pipelines.simulate.prediction.calibration import calibrate, calibrated, lengths_of
 from pipelines.simulate.prediction.cluster import Cluster
 from pipelines.simulate.prediction.machines import Memory, kv_gigabytes, memory_of
 from pipelines.simulate.prediction.measurement import Prediction
@@ -199,6 +199,13 @@ def test_unpredictable_configurations_are_rejected_at_once(tmp_path: Path) -> No
         save_config(config, file)
         with pytest.raises(ConfigError, match=error):
             cost_module.cost(file)
+
+
+def test_calibration_rejects_a_run_with_an_environment(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, metrics_of_a_run())
+    config = load_config(folder / "config.toml", ["prompts.environment=guess"])
+    with pytest.raises(ConfigError, match=r"turns and waits of environments \(guess\) are not predicted$"):
+        calibrated(config, metrics_of_a_run(), "first")
 
 
 def test_calibration_reports_how_many_heartbeats_it_needs(tmp_path: Path) -> None:
