@@ -162,7 +162,7 @@ def test_reasoning_gym_gives_partial_credit() -> None:
     assert reasoning.verify("17", known, "gcd") == 0.5
 
 
-def test_answer_with_which_a_reasoning_gym_verifier_fails_is_wrong() -> None:
+def test_answer_that_fails_a_reasoning_gym_verifier_is_wrong() -> None:
     """Else such an answer would not be trained, and never be unlearned."""
     assert reasoning.verify("two × three", entry("prime_factorization"), "prime_factorization") == 0.0
     assert reasoning.verify("1", entry("boxnet"), "boxnet") == 0.0

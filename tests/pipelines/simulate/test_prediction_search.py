@@ -203,7 +203,7 @@ def test_unpredictable_configurations_are_rejected_at_once(tmp_path: Path) -> No
 
 def test_calibration_rejects_a_run_with_an_environment(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, metrics_of_a_run())
-    config = load_config(folder / "config.toml", ["prompts.environment=guess"])
+    config = load_config(folder / "config.toml", ["prompts={task='gcd', environment='guess'}"])
     with pytest.raises(ConfigError, match=r"turns and waits of environments \(guess\) are not predicted$"):
         calibrated(config, metrics_of_a_run(), "first")
 
