@@ -19,6 +19,7 @@ from pipelines.inspect.run_files import (
     AUDIT_FILE,
     AUDIT_SO_FAR_FILE,
     CONFIG_FILE,
+    FIRST_SUBMITTED,
     LATEST,
     REPORT_FILE,
     STATE_FILE,
@@ -292,6 +293,8 @@ def _read_submitted(folder: Path) -> RunFolder:
     phase = "training" if working and all(_is_ready(folder, name) for name in working) else "starting"
     files = [folder / SUBMITTED / f"{name}.toml" for name in foreground]
     started_at = min([each.pid_created for each in found] or [file.stat().st_mtime for file in files], default=0.0)
+    with suppress(FileNotFoundError):  # of runs of earlier releases
+        started_at = (folder / FIRST_SUBMITTED).stat().st_mtime
     errors = "; ".join(f"{each.role.name}: {each.error}" for each in found if each.error) or None
     state = {
         "run": folder.name,

@@ -3,6 +3,7 @@
 submitted/score.json     what was requested, its respawner and its process, and its state
 submitted/score.toml     the whole configuration at that time
 submitted/score.inputs   the fingerprints of the files that it reads
+submitted/first          empty; written once, at the start of the run
 logs/score.log           its log
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from infra.files import write_atomically
-from pipelines.inspect.run_files import LOGS, SUBMITTED
+from pipelines.inspect.run_files import FIRST_SUBMITTED, LOGS, SUBMITTED
 from pipelines.inspect.run_folders import process_of
 from pipelines.roles import ALL_PIPELINES, DATA_PLANE, Role
 
@@ -91,7 +92,9 @@ class Submission:
         return process_of({"pid": self.worker, "pid_created": self.worker_created})
 
     def write(self) -> None:
-        """Write the file."""
+        """Write the file; the first one of a run dates its start."""
+        if not (first := self.folder / FIRST_SUBMITTED).exists():
+            first.touch()
         fields = {**asdict(self), "folder": str(self.folder)}
         write_atomically(self.file, json.dumps(fields, indent=1))
 

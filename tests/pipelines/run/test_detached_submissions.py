@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from infra.processes import is_running
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from pipelines.cli.main import main
-from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE
-from pipelines.inspect.run_folders import run_command
+from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE, FIRST_SUBMITTED
+from pipelines.inspect.run_folders import read_run, run_command
 from pipelines.inspect.submissions import Submission, read_submission, submissions
 
 pytestmark = pytest.mark.usefixtures("killed_programs")
@@ -149,6 +150,18 @@ def test_read_submission_names_a_damaged_file(tmp_path: Path) -> None:
     (tmp_path / "score.json").write_text("{")
     with pytest.raises(ValueError, match=r"score\.json is damaged"):
         read_submission(tmp_path / "score.json")
+
+
+def test_submitted_run_has_started_at_its_first_submission(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "submitted").mkdir(parents=True)
+    role = Submission(folder, "score", 0, "embedded", pid=1, pid_created=time.time())
+    role.write()
+    first = read_run(folder).started_at
+    replace(role, pid=2, pid_created=first + 1000).write()
+    assert read_run(folder).started_at == first
+    (folder / FIRST_SUBMITTED).unlink()  # of an earlier release
+    assert read_run(folder).started_at == first + 1000
 
 
 def test_submit_refuses_a_submitted_role_before_it_loads_kafka(
