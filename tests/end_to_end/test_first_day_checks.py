@@ -249,12 +249,15 @@ def test_environments_are_found_by_module_and_class(shell: Shell) -> None:
 
 
 def test_observations_without_room_for_a_turn_are_named(shell: Shell) -> None:
-    for most, tokens, when in ((8, 11, "before"), (14, 18, "after")):
+    for most, tokens, where in (
+        (8, 11, "8 of the first 8 prompts, before"),
+        (14, 18, "6 of the first 8 prompts, after"),
+    ):
         prompts = {"environment": "my_environment.py:Echo", "max_new_tokens": most}
         answer = run(shell, "--check", prompts=prompts, score={"rewards": [{"name": "environment"}]})
-        assert answer.code == (when == "before"), answer.text
+        assert answer.code == (most == 8), answer.text
         room = f"{tokens} tokens of observations leave no room for a turn in an episode's max_new_tokens = {most}"
-        assert f"Echo: on 8 of the first 8 prompts, {when} the first turn {room}" in answer.text
+        assert f"Echo: on {where} the first turn {room}" in answer.text
 
 
 def test_configurations_of_the_hooks_document_are_checked(shell: Shell) -> None:
