@@ -249,7 +249,6 @@ def test_environments_are_found_by_module_and_class(shell: Shell) -> None:
 
 
 def test_observations_without_room_for_a_turn_are_named(shell: Shell) -> None:
-    cases = (8, 11, "8 of the first 8 prompts, before"), (14, 18, "6 of the first 8 prompts, after")
     for most, tokens, where in (
         (8, 11, "8 of the first 8 prompts, before"),
         (14, 18, "6 of the first 8 prompts, after"),
