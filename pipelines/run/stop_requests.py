@@ -73,11 +73,20 @@ class StopRequests:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Raise Interrupted at once on a request in the block: for long calls that can be abandoned at any point."""
+        """Raise Interrupted at once on a request in the block: for long calls that can be abandoned at any point.
+
+        Also if the block then fails with another error: a library may have made it of Interrupted, as Thread.start.
+        """
         self._interruptible = True
         try:
             self.check()
             yield
+        except Interrupted:
+            raise
+        except Exception as error:
+            if self._requests:
+                raise Interrupted(self._requests[0]) from error
+            raise
         finally:
             self._interruptible = False
 

@@ -114,3 +114,27 @@ with StopRequests() as stops:
 os._exit(7)
 """
     assert run_code(code) == 7
+
+
+def test_error_that_a_library_made_of_an_interruption_is_one() -> None:
+    code = """
+with StopRequests() as stops:
+    try:
+        with stops.interruptible():
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except Exception:
+                raise KeyError("as a thread that is interrupted in its start")
+    except Interrupted as interrupted:
+        os._exit(interrupted.exit_code)
+"""
+    assert run_code(code) == 130
+    code = """
+with StopRequests() as stops:
+    try:
+        with stops.interruptible():
+            raise KeyError("without a request")
+    except KeyError:
+        os._exit(7)
+"""
+    assert run_code(code) == 7
