@@ -142,11 +142,11 @@ environments-test: environments-env  ## environments of verifiers and OpenEnv
 	.venv-environments/bin/pytest -W ignore tests/operators/rollout/test_environment_packages.py $(ARGS)
 
 # As a user has it: the wheel with the newest dependencies that it allows, tried outside of the checkout.
-install-test: $(READY)  ## the wheel with its dependencies from the registry, in a new environment (6 GB)
+install-test: $(READY)  ## the wheel with its dependencies, in the pinned versions, from the registry, in a new environment (6 GB)
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	$(BIN)/uv build --quiet --out-dir $$folder . && \
 	$(BIN)/uv venv --quiet --python $(BIN)/python $$folder/environment && \
-	$(BIN)/uv pip install --quiet --python $$folder/environment/bin/python $$folder/*.whl && \
+	$(BIN)/uv pip install --quiet --python $$folder/environment/bin/python --constraint requirements.txt $$folder/*.whl && \
 	cp examples/chain_sum.toml $$folder/run.toml && cd $$folder && \
 	environment/bin/laminar doctor && environment/bin/laminar run run.toml --check
 
