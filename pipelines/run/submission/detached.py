@@ -53,7 +53,7 @@ def detach(config: Config, pipeline: str, index: int, runner: str, options: Sequ
     from pipelines.run.submission.role_checks import place_problems, sections_of, submission_problems, trial_problems
 
     problems = [*submission_problems(config, submission), *place_problems(config, submission)]
-    if problems := trial_problems(config, submitted_process(config, pipeline, index).roles, problems):
+    if problems := trial_problems(config, submission, problems):
         raise ConfigProblems(problems)
     is_new_run = not config.run_folder.exists()
     submission.file.parent.mkdir(parents=True, exist_ok=True)

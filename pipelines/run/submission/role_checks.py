@@ -68,12 +68,12 @@ def place_problems(config: Config, submitted: Submission) -> Iterator[str]:
     yield from existing_topics(replace(config, kafka=config.kafka.for_role(roles[0].pipeline)))[1]
 
 
-def trial_problems(config: Config, roles: Sequence[Role], known: Sequence[str] = ()) -> list[str]:
-    """`known`, and the problems that a trial of the prompts and users' code finds which `roles` use.
+def trial_problems(config: Config, submitted: Submission, known: Sequence[str]) -> list[str]:
+    """`known`, and the problems that a trial of the prompts and users' code finds which the roles of `submitted` use.
 
     Not for a start after the first, nor in the foreground: the errors of a running role are counted.
     """
-    tried = {role.pipeline for role in roles if _uses_own_code(config, role.pipeline)}
+    tried = {role.pipeline for role in _roles_of(config, submitted) if _uses_own_code(config, role.pipeline)}
     if not tried or not config.run.check_timeout_s:
         return list(known)
     from pipelines.run.trial import all_problems  # imports torch
