@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.inspect.run_files import METRICS_FILE, SUMMARY_FILE
+from pipelines.present.plots import Axis, Level, Line, line_plot, smoothed
 from pipelines.present.prediction import standalone
 from pipelines.present.report.charts import SMOOTHING
-from pipelines.present.report.plots import Axis, Level, Line, line_plot, smoothed
 from pipelines.present.report.series import batches, evaluations
 from schemas.records import Metric
 

@@ -40,6 +40,9 @@ UNITS: Mapping[str, str] = {
 }
 """The unit of a number by the suffix of its key; the longest matching suffix counts."""
 KEY_UNITS: Mapping[str, str] = {
+    "run.stop_error_window": "trajectories",
+    "prompts.heldout": "questions",
+    "warm_start.measured": "questions",
     "warm_start.steps": "updates",
     "warm_start.warmup": "updates",
     "warm_start.habit_steps": "updates",
@@ -47,6 +50,7 @@ KEY_UNITS: Mapping[str, str] = {
     "warm_start.model.max_positions": "tokens",
     "rollout.context": "tokens",
     "rollout.kv_capacity": "tokens",
+    "rollout.slots": "trajectories",
     "rollout.emulation.stride": "tokens",
     "rollout.emulation.block": "tokens",
     "rollout.emulation.round_prefill": "tokens",
@@ -54,12 +58,16 @@ KEY_UNITS: Mapping[str, str] = {
     "rollout.emulation.lengths.p50": "tokens",
     "rollout.emulation.lengths.p99": "tokens",
     "rollout.environments[].seconds": "seconds",
+    "placement.replica_batch": "trajectories",
+    "experience.global_batch": "trajectories",
+    "experience.max_staleness": "versions",
     "trainer.checkpoint_every": "batches",
     "trainer.keep_every": "batches",
     "trainer.lost_batches": "",
     "trainer.learner.mini_batches": "optimizer steps",
     "trainer.learner.mismatch_bound": "nats per token",
     "evaluation.every": "versions",
+    "evaluation.periodic_questions": "questions",
 }
 """Units of keys whose suffix names none, or another one."""
 _NUMBERS = (int, float)

@@ -18,7 +18,7 @@ _NEW_TO_THE_RUN = "; without a committed offset, the newest manifests only"
 _CHAIN = "all: compacted, one key; the newest record and those not yet compacted, at most two segments"
 _CONTROL = "all: compacted, one key; the newest record and those not yet compacted"
 _END = "no old records: from the end"
-_ADMITTED = "as many trajectories as placement admits (`placement.admitted`)"
+_ADMITTED = "the trajectories of `placement.admitted_batches` batches"
 
 READS: Mapping[str, Mapping[tuple[str, str], str]] = {
     "prompts": {("curriculum", ""): _NEXT},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-RELEASE = "0.2.0"
+RELEASE = "0.3.0.dev0"
 """Written to a run's state.json."""
 
 

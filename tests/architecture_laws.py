@@ -130,6 +130,8 @@ def _pipelines_law(path: str, tree: ast.Module) -> Iterator[Breach]:
         if both and _level(name.split(".")) > _level(path.split("/")):
             order = " <- ".join(("pipelines/*.py", *WITHIN_PIPELINES))
             yield line, f"{path} imports {name}; imports within pipelines go {order} only"
+        elif path.startswith("pipelines/present/view/") and name.startswith("pipelines.present.report"):
+            yield line, f"{path} imports {name}; the report is made of views, not the reverse"
 
 
 def _level(parts: list[str]) -> int:

@@ -53,6 +53,7 @@ def plant(root: Path, path: str, source: str) -> list[str]:
         ("pipelines/a.py", "import pipelines.run", "imports within pipelines go"),
         ("pipelines/a.py", "from pipelines import cli", "imports within pipelines go"),
         ("pipelines/run/a.py", "from .. import cli", "imports within pipelines go"),
+        ("pipelines/present/view/a.py", "from pipelines.present.report import html", "the report is made of views"),
         ("operators/score/a.py", "if True:\n    import torch.nn as nn", "imports torch"),
         ("infra/runners/a.py", "from transformers import AutoModel", "imports transformers"),
         ("pipelines/a.py", "from tokenizers import Tokenizer", "imports tokenizers"),

@@ -11,20 +11,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from documents import EACH, ROOT
 
 from pipelines.config import parse_config
 from schemas.release import RELEASE
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted(
-    path
-    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
-    if path.name != "CHANGELOG.md"  # which names files of earlier releases
-)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:schemas|infra|operators|pipelines|tests|benchmarks|examples|docs)/[\w./-]*)`")
-EACH = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 
 
 def prose(path: Path) -> str:
@@ -66,6 +60,21 @@ def test_architecture_names_every_folder() -> None:
     folders = {Path(file).parent for file in files if file.endswith(".py")}
     below = [folder for folder in folders if len(folder.parts) > 1]
     assert not [str(folder) for folder in below if f"`{folder}/`" not in text and f"`{folder.name}/`" not in text]
+
+
+def test_architecture_names_existing_files_of_each_folder() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\*\*`(\w+)/`\*\*|^- `(\w+)/`: (.*)$", text, re.MULTILINE)
+    layer, named, missing = "", 0, []
+    for heading, folder, files in lines:
+        layer = heading or layer
+        for name in re.findall(r"`([a-z_]+/?)`", files):
+            named += 1
+            pattern = name.removesuffix("/") if name.endswith("/") else f"{name}.py"
+            if not any((ROOT / layer / folder).rglob(pattern)):
+                missing.append(f"{layer}/{folder}/{name}")
+    assert named > 130
+    assert not missing
 
 
 def test_readme_example_is_a_valid_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,7 +58,7 @@ def _settings(first: Path, second: Path) -> Iterator[str]:
     from pipelines.config_difference import difference_of_files
     from pipelines.inspect.run_folders import laminar_command
 
-    command = f"`{laminar_command()} config --diff {first} {second}`"
+    command = f"`{laminar_command()} config --diff {shlex.quote(str(first))} {shlex.quote(str(second))}`"
     try:
         files = [config_file(each) or each / CONFIG_FILE for each in (first, second)]
         lines = difference_lines(difference_of_files(*files))

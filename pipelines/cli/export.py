@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from infra.counted import counted
 from infra.runners.options import RunnerName
 from infra.storage import open_storage
 from pipelines.cli.option_sets import Commands
@@ -383,8 +384,7 @@ def _report(found: Verification, json: bool, verified: bool = True) -> Report:
 def _text(found: Verification, verified: bool) -> str:
     ranges = ", ".join(f"{partition}: {first} to {end - 1}" for partition, (first, end) in found.offsets.items())
     size = f"{found.bytes / 1e6:,.1f} MB" if found.bytes >= 1e5 else f"{found.bytes / 1e3:,.1f} kB"
-    rows, files = (f"{n:,} {what}{'s' * (n != 1)}" for n, what in ((found.rows, "row"), (found.files, "file")))
-    lines = [f"{found.folder}: {rows} in {files}, {size}"]
+    lines = [f"{found.folder}: {counted(found.rows, 'row')} in {counted(found.files, 'file')}, {size}"]
     lines.append(f"  offsets by partition  {ranges}")
     if not found.rows and found.conditions:
         lines.append(f"  no row satisfies: {' and '.join(f'({each})' for each in found.conditions)}")

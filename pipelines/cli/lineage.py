@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.counted import counted
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.weights import find_version
 from pipelines.inspect.audit.trim_points import newest_trim_point
-from pipelines.inspect.log.describe import versions_text
 from pipelines.inspect.log.lineage import TrainedPrompt, VersionStep, read_step, with_texts
 from pipelines.inspect.log.manifests import Manifests, ancestors
 from pipelines.present.output import RowOutput, Texts
@@ -132,7 +132,7 @@ def _body(step: VersionStep) -> str:
     lines = []
     if step.trajectories:
         ages = ", ".join(
-            f"{count} trajector{'ies' if count > 1 else 'y'} {versions_text(age)}"
+            f"{count} trajector{'ies' if count > 1 else 'y'} {counted(age, 'version')}"
             for age, count in sorted(step.staleness.items())
         )
         versions = ", ".join(f"{count} by {version}" for version, count in sorted(step.made_by.items()))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.counted import counted
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Brokers, JsonOption, RunsFolder, connect
 from pipelines.inspect.run_files import METRICS_FILE
@@ -248,8 +249,7 @@ def _text(data: dict[str, Any], updates: list[Update], folder: Path) -> Any:
         {"step": update.step, **{name: _short(update.values.get(name)) for name in COLUMNS[1:]}} for update in sample
     ]
     lines = [] if few else [f"(shown: {MOST_ROWS} of {len(trained)} steps)"]
-    steps = f"{data['steps']} step{'s' * (data['steps'] != 1)}"
-    lines += [f"{steps} in {data['seconds']:.1f} s; the model is in {data['model']}"]
+    lines += [f"{counted(data['steps'], 'step')} in {data['seconds']:.1f} s; the model is in {data['model']}"]
     lines += [f"skipped batch {batch}: {reason}" for batch, reason in data["skipped_batches"].items()]
     if data["skipped_records"]:
         see = run_command(folder, "topics dlq list")

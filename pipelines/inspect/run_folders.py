@@ -193,11 +193,11 @@ def run_argument(folder: Path) -> str:
 
 
 def laminar_command() -> str:
-    """The command `laminar` as the user must write it: with its path if the shell would not find it."""
+    """The command `laminar` as the user must write it: with its path, quoted, if the shell would not find it."""
     if shutil.which("laminar"):
         return "laminar"
     here, command = Path.cwd(), Path(sys.executable).with_name("laminar")
-    return str(command.relative_to(here) if command.is_relative_to(here) else command)
+    return shlex.quote(str(command.relative_to(here) if command.is_relative_to(here) else command))
 
 
 def run_command(folder: Path, words: str, options: str = "") -> str:

@@ -7,7 +7,7 @@ from html import escape
 
 from rich.table import Table
 
-from pipelines.present.report.plots import Axis, Line, line_plot
+from pipelines.present.plots import Axis, Line, line_plot
 from pipelines.simulate.prediction.cluster import Cluster
 from pipelines.simulate.prediction.cost import StepCost
 from pipelines.simulate.prediction.measurement import Prediction

@@ -13,6 +13,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from infra.counted import counted
 from pipelines.inspect.log.samples import AnswerChange, SampleComparison, SampleGroup, count_changes
 from pipelines.present.token_colours import has_tokenizer, legend, token_pieces, tokens_of
 from pipelines.present.turns import counted_turns, ending_text, request_text, turn_texts, with_speakers
@@ -172,13 +173,13 @@ def _reference(group: SampleGroup) -> Any:
 
 def _label(experience: Experience) -> str:
     trajectory = experience.trajectory
-    tokens = len(trajectory.response.token_ids)
+    tokens = counted(len(trajectory.response.token_ids), "token")
     version = f"version {trajectory.policy_version}, " if trajectory.policy_version else ""
     ending = f", {found}" if (found := ending_text(trajectory)) else ""
     failed = f", reward failed: {experience.error}" if experience.error else ""
     turns = f", {counted_turns(trajectory)}" if trajectory.episode is not None else ""
     name = trajectory.trajectory_id
-    return f"{_reward(experience)}  {name}, {version}{tokens} tokens{turns}{ending}{failed}"
+    return f"{_reward(experience)}  {name}, {version}{tokens}{turns}{ending}{failed}"
 
 
 def _reward(experience: Experience) -> str:

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from infra.counted import counted
 from infra.escaping import escape_to_one_line
 from pipelines.inspect.log.turns import EpisodeTurns, TurnNode
 from pipelines.present.token_colours import has_tokenizer
@@ -64,8 +65,7 @@ def ending_text(trajectory: Trajectory) -> str:
 
 def counted_turns(trajectory: Trajectory) -> str:
     """The number of the model's turns, as `1 turn` or `2 turns`."""
-    spoken = sum(turn.speaker == "model" for turn in turns_of(trajectory))
-    return f"{spoken} turn{'s' * (spoken != 1)}"
+    return counted(sum(turn.speaker == "model" for turn in turns_of(trajectory)), "turn")
 
 
 def with_speakers(
@@ -102,8 +102,7 @@ def environment_lines(trajectory: Trajectory, texts: Sequence[str] | None) -> It
     yield f"{counted_turns(trajectory)}, {ending_text(trajectory)}"
     for number, turn in enumerate(turns_of(trajectory), 1):
         text = "" if texts is None else f": {_cut(''.join(texts[turn.start : turn.stop]))}"
-        count = turn.stop - turn.start
-        yield f"  {number:>3} {turn.label}, {count} token{'s' * (count != 1)}{text}"
+        yield f"  {number:>3} {turn.label}, {counted(turn.stop - turn.start, 'token')}{text}"
 
 
 def request_text(trajectory: Trajectory, model: Path | None) -> str | None:

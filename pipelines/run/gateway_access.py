@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shlex
 import urllib.error
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -69,16 +70,15 @@ def access_of(folder: Path | None, holder: str) -> GatewayAccess:
     if not config.has_gateway:
         raise GatewayError(
             f"run {config.run.name} has no gateway: one belongs to a run from its start, by a section [gateway] in its "
-            f"configuration. Of this run, `{laminar_command()} weights pull` writes a model"
+            f"configuration. Of this run, `{run_command(folder, 'weights pull latest FOLDER')}` writes the newest model"
         )
     if (folder / STATE_FILE).exists() and (status := read_run(folder).status) != "running":
         resume = run_command(folder, "runs resume")
         raise GatewayError(f"run {config.run.name} has {status}, and its gateway with it; `{resume}` continues it")
     address = folder / ADDRESS_FILE
     if not address.exists():
-        submitted = (
-            "" if (folder / CONFIG_FILE).is_file() else f": `{laminar_command()} submit gateway {file} --detach`"
-        )
+        command = f"{laminar_command()} submit gateway {shlex.quote(str(file))} --detach"
+        submitted = "" if (folder / CONFIG_FILE).is_file() else f": `{command}`"
         raise GatewayError(f"the gateway of run {config.run.name} has not started{submitted}")
     url = str(json.loads(address.read_text())["url"])
     return GatewayAccess(url, _key_of(config, folder, holder), folder / SERVING_LOG)

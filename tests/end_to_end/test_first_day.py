@@ -66,7 +66,7 @@ UNROUNDED = re.compile(r"\d\.\d{8,}")
 def shell(
     command_server: CommandServer, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shell]:
-    here = tmp_path_factory.mktemp("user") / "work"
+    here = tmp_path_factory.mktemp("user") / "my work"
     write_folder(here, model_folder)
     yield Shell(command_server, here, tmp_path_factory.mktemp("outputs"))
     kill_processes_in([here, here / "elsewhere"])

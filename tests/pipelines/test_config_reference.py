@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from pipelines.config import Config, load_config, parse_config
 from pipelines.config_reference import KEY_UNITS, defaults_toml, json_schema, reference, sections, settings
@@ -48,6 +49,17 @@ def test_setting_has_type_default_and_unit(key: str, kind: str, default: str, un
 
 def test_data_type_is_unset_where_the_device_decides_it() -> None:
     assert settings()["rollout.dtype"].default == "unset"
+
+
+@pytest.mark.parametrize("example", [*EXAMPLES, *sorted((ROOT / "examples" / "setups").glob("*.toml"))], ids=str)
+def test_schema_accepts_every_example(example: Path) -> None:
+    errors = Draft202012Validator(json_schema()).iter_errors(tomllib.loads(example.read_text("utf-8")))
+    assert not [f"{each.json_path}: {each.message}" for each in errors]
+
+
+@pytest.mark.parametrize("wrong", [{"global_batch": "many"}, {"global_batch": 1.5}, {"no_such_key": 1}, {"sampler": "x"}])
+def test_schema_rejects_wrong_types_and_keys(wrong: dict[str, object]) -> None:
+    assert list(Draft202012Validator(json_schema()).iter_errors({"experience": wrong}))
 
 
 def test_units_are_of_existing_keys() -> None:

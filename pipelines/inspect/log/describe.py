@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from infra.counted import counted
 from infra.workers.error_text import first_line
 from pipelines.inspect.log.history import TrajectoryHistory
 from schemas.records import (
@@ -38,7 +39,8 @@ def describe_outcome(history: TrajectoryHistory) -> str:
     if finished is None:
         return "not finished"
     trajectory = finished.record
-    parts = [f"{trajectory.prompt.task}, {trajectory.finish_reason} after {len(trajectory.response.token_ids)} tokens"]
+    tokens = counted(len(trajectory.response.token_ids), "token")
+    parts = [f"{trajectory.prompt.task}, {trajectory.finish_reason} after {tokens}"]
     if trajectory.policy_version is not None:
         parts.append(f"generated under version {trajectory.policy_version}")
     parts.append(f"reward {scored.record.reward:g}" if scored else "not scored yet")
@@ -54,13 +56,8 @@ def describe_outcome(history: TrajectoryHistory) -> str:
     return ", ".join(parts)
 
 
-def versions_text(number: int) -> str:
-    """Return `1 version` or `2 versions`."""
-    return f"{number} version{'s' * (number != 1)}"
-
-
 def _behind(staleness: int) -> str:
-    return f"{versions_text(staleness)} behind the newest" if staleness else "the newest"
+    return f"{counted(staleness, 'version')} behind the newest" if staleness else "the newest"
 
 
 def describe_record(record: Any) -> str:
@@ -69,20 +66,20 @@ def describe_record(record: Any) -> str:
         case Prompt():
             return f"prompt, {record.samples} samples: {_cut(record.text)}"
         case Assignment():
-            resume = f", to resume after {len(record.partial.token_ids)} tokens" if record.partial else ""
+            resume = f", to resume after {counted(len(record.partial.token_ids), 'token')}" if record.partial else ""
             version = f" under {record.policy_version}" if record.policy_version else ""
             return f"assigned to replica {record.replica}{version}, lease {record.lease}{_attempt(record)}{resume}"
         case Progress():
             moves = record.next_owner
             hand_over = f"; handed over to replica {moves.replica}, lease {moves.lease}" if moves else ""
-            gained = f"{len(record.gained.token_ids)} tokens after the first {record.start}"
+            gained = f"{counted(len(record.gained.token_ids), 'token')} after the first {record.start}"
             return f"replica {record.replica}, lease {record.lease}{_attempt(record)}: {gained}{hand_over}"
         case TurnRequest():
             known = sum(each.stop - each.start for each in record.context)
-            return f"the agent requests a turn: {known} recorded and {len(record.token_ids)} new tokens"
+            return f"the agent requests a turn: {known} recorded and {counted(len(record.token_ids), 'new token')}"
         case TurnEnded():
             error = f": {record.error}" if record.error else ""
-            return f"turn of {record.stop - record.start} tokens ended ({record.finish_reason}){error}"
+            return f"turn of {counted(record.stop - record.start, 'token')} ended ({record.finish_reason}){error}"
         case EpisodeEnd():
             reward = "" if record.reward is None else f" with reward {record.reward:g}"
             return f"the agent ended{reward}{f': {record.error}' if record.error else ''}"
@@ -104,14 +101,14 @@ def describe_record(record: Any) -> str:
             ended = f"{record.finish_reason} on replica {record.replica}, lease {record.lease}{_attempt(record)}"
             return f"{ended}, version {versions}{error}"
         case Experience():
-            counted = " + ".join(
+            weighted = " + ".join(
                 f"{part.name} {part.value:g} × {part.weight:g}" for part in record.components if part.weight
             )
             others = "".join(
                 f", {part.name} {part.value:g} (weight 0)" for part in record.components if not part.weight
             )
             error = f": {first_line(record.error)}" if record.error else ""
-            return f"reward {record.reward:g}{f' = {counted}' if counted else ''}{others}{error}"
+            return f"reward {record.reward:g}{f' = {weighted}' if weighted else ''}{others}{error}"
         case Settled():
             stale = "" if record.staleness is None else f" when its version was {_behind(record.staleness)}"
             return f"{record.outcome}{stale}{f': {record.reason}' if record.reason else ''}"

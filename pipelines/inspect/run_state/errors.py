@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from infra.counted import counted
 from schemas.metric_labels import FIRST_ERROR, TASK, TEXT, split_labels, values_by_task
 
 _TEXTS = {"reward_errors": "rewards", "episode_errors": "episodes", "generation_errors": "generation"}
@@ -113,4 +114,4 @@ def refused_text(prompts: Mapping[str, float]) -> str:
     if not kinds:
         return ""
     total = sum(kinds.values())
-    return f"{total} row{'s' * (total != 1)} ({', '.join(f'{kind} {count}' for kind, count in kinds.items())})"
+    return f"{counted(total, 'row')} ({', '.join(f'{kind} {count}' for kind, count in kinds.items())})"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipelines.present.report.plots import (
+from pipelines.present.plots import (
     COLOURS,
     Axis,
     Level,
@@ -73,8 +73,8 @@ def reward(metrics: Sequence[Metric]) -> Chart:
         Line("mean of a batch", points, 0, faint=True),
         Line(f"mean over {SMOOTHING} steps", smoothed(points, SMOOTHING), 0),
     ]
-    title = "Training reward"
-    return Chart(title, line_plot(title, lines, _TRAJECTORIES, Axis("reward", _two)))
+    title = "Mean reward"
+    return Chart(title, line_plot(title, lines, _TRAJECTORIES, Axis("mean reward", _two)))
 
 
 def held_out(metrics: Sequence[Metric], best: float | None) -> Chart:
@@ -102,12 +102,12 @@ def tasks(metrics: Sequence[Metric]) -> list[Chart]:
         rewards.append(Line(task, smoothed(points, SMOOTHING), colour))
         measured = [(each.version, each.by_task[task]) for each in found if task in each.by_task]
         accuracies.append(Line(task, measured, colour, dots=True))
-    titles = "Training reward by task", "Held-out accuracy by task, greedy"
+    titles = "Mean reward by task", "Held-out accuracy by task, greedy"
     versions = Axis("weight version", _whole, low=0)
     return [
         Chart(
             titles[0],
-            line_plot(titles[0], rewards, Axis("trajectories of the task", count, low=0), Axis("reward", _two)),
+            line_plot(titles[0], rewards, Axis("trajectories of the task", count, low=0), Axis("mean reward", _two)),
         ),
         Chart(titles[1], line_plot(titles[1], accuracies, versions, Axis("accuracy", _two, low=0, high=1))),
     ]

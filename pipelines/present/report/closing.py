@@ -78,7 +78,8 @@ def closing_lines(
         again = " ".join(f"--set {shlex.quote(each)}" for each in [*kept, f"run.seed={seed}"])
         # With a name: that of the configuration file is taken by this run.
         name = shlex.quote(f"{folder.name}-seed-{seed}")
-        commands.append((f"{laminar_command()} run {file} --name {name} {again}", "repeat the run with another seed"))
+        command = f"{laminar_command()} run {shlex.quote(str(file))} --name {name} {again}"
+        commands.append((command, "repeat the run with another seed"))
     listed = (f"  # {about}\n  {command}" for command, about in commands)
     return "\n".join([*lines, "", "Next:", *listed, ""])
 

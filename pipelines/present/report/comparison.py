@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from pipelines.present.plots import Axis, Line, Points, line_plot, smoothed
 from pipelines.present.report.charts import SMOOTHING, Chart
 from pipelines.present.report.html import LABELS, shown
 from pipelines.present.report.page_style import head
-from pipelines.present.report.plots import Axis, Line, Points, line_plot, smoothed
 from pipelines.present.report.series import Batch, batches, evaluations
 from pipelines.present.view.text import clock, count
 from schemas.records import Metric
@@ -96,8 +96,8 @@ def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
         for each in runs
     }
     return [
-        _plot("Training reward by trajectories", _smooth(rewards), trajectories, Axis("reward")),
-        _plot("Training reward by time", _smooth(by_time), elapsed, Axis("reward")),
+        _plot("Mean reward by trajectories", _smooth(rewards), trajectories, Axis("mean reward")),
+        _plot("Mean reward by time", _smooth(by_time), elapsed, Axis("mean reward")),
         _plot("Accuracy on held-out questions, greedy", held_out, version, Axis("accuracy", low=0, high=1)),
         _plot(
             "Trajectories trained by time",

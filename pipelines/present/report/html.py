@@ -26,8 +26,8 @@ from schemas.records import Metric
 
 LABELS: Mapping[str, str] = {
     "reached": "goal reached",
-    "reward_first": "reward, first tenth",
-    "reward_last": "reward, last tenth",
+    "reward_first": "mean reward, first tenth",
+    "reward_last": "mean reward, last tenth",
     "heldout_before": "held-out accuracy before, greedy",
     "heldout_after": "held-out accuracy after, greedy",
     "heldout_reward_before": "mean reward of greedy held-out answers before",

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from infra.counted import counted
 from infra.escaping import escape_control_characters
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
@@ -91,11 +92,10 @@ def _sample(sample: Mapping[str, Any]) -> str:
     if len(parts) > 1:
         shown = ", ".join(f"{part['name']} {part['value']:.2f}" for part in parts)
         reward += f" ({shown})"
-    label = f"{reward} · {sample['trajectory']} · version {sample['version']}"
+    tokens = counted(sample["tokens"], "token")
+    label = f"{reward} · {sample['trajectory']} · version {sample['version']} · {tokens}"
     pieces = "".join(_piece(*piece) for piece in sample["pieces"])
-    return (
-        f'<div><p class="note">{escape(label)} · {sample["tokens"]} tokens</p><pre class="sample">{pieces}</pre></div>'
-    )
+    return f'<div><p class="note">{escape(label)}</p><pre class="sample">{pieces}</pre></div>'
 
 
 def _piece(text: str, logprob: float | None) -> str:

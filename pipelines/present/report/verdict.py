@@ -31,8 +31,7 @@ def training_verdict(summary: RunSummary) -> str:
         sentences.append(f"All rewards were equal ({figure(constant)}), so nothing could be learned{advice}.")
     elif first is not None and last is not None:
         sentences.append(
-            f"Training reward changed from {figure(first)} to {figure(last)} (first and last tenth of the "
-            "trajectories)."
+            f"Mean reward changed from {figure(first)} to {figure(last)} (first and last tenth of the trajectories)."
         )
         tenth = (summary.get("trajectories_trained") or 0) // 10
         if 0 < tenth < FEW:

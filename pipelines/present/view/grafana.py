@@ -23,7 +23,7 @@ class Panel(NamedTuple):
 
 _RUN = '{run="$run"}'
 PANELS = (
-    Panel("Training reward", ((f"laminar_trainer_reward_mean{_RUN}", "mean"),)),
+    Panel("Mean reward", ((f"laminar_trainer_reward_mean{_RUN}", "mean"),)),
     Panel(
         "Held-out accuracy",
         (

@@ -15,7 +15,7 @@ from pipelines.inspect.run_state.events import RoleState
 from pipelines.inspect.run_state.rates import progress, rates
 from pipelines.inspect.run_state.state import RunState
 from pipelines.inspect.run_state.waiting import waiting_for, warnings_of
-from pipelines.present.report.plots import Points, binned
+from pipelines.present.plots import Points, binned
 from pipelines.present.view.text import (
     UNKNOWN,
     clock,
@@ -124,8 +124,8 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
     mean = state.reward.recent_mean(10)
     newest, recent = figures(trainer.get("reward/mean"), mean)
     over = f", {recent} over the last {min(10, state.step)} steps" if state.step > 1 else ""
-    yield "reward", f"{newest} now{over}"
-    yield "held-out", _held_out(state)
+    yield "mean reward", f"{newest} now{over}"
+    yield "accuracy", _held_out(state)
     buffered, dropped = state.experience.get("buffer/trajectories"), state.experience.get("dropped_stale")
     yield "staleness", f"{staleness_text(state)}   buffer {count(buffered)}   dropped {count(dropped)}"
     yield (

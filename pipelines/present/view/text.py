@@ -149,14 +149,14 @@ def run_line(state: RunState) -> str:
         parts.append(steps_text(state))
     if state.step and not again:
         parts.append(eta(state))
-        parts.append(f"reward {figure(state.trainer.get('reward/mean'))}")
+        parts.append(f"mean reward {figure(state.trainer.get('reward/mean'))}")
         if levels := curriculum_levels(state.experience):
             parts.append(f"curriculum level {levels_text(levels)}")
         parts.append(f"staleness {staleness_text(state)}")
     elif not state.step and (share := progress(state)) is not None:
         parts.append(percent(share))
         best = state.warm_start.get("accuracy/greedy")
-        parts.append(f"held-out {figure(best)}" if best is not None else "")
+        parts.append(f"accuracy {figure(best)}" if best is not None else "")
     if errors := score_errors_text(state.score):
         parts.append(f"errors {errors}")
     if refused := refused_text(state.prompts):
@@ -166,7 +166,7 @@ def run_line(state: RunState) -> str:
     if waiting := waiting_for(state):
         parts.append(f"waits for {waiting}")
     if not again:
-        parts += [f"held-out {mode} {figure(last.y)} (version {last.x:.0f})" for mode, last in newest_accuracies(state)]
+        parts += [f"accuracy {mode} {figure(last.y)} (version {last.x:.0f})" for mode, last in newest_accuracies(state)]
     parts.append(unmeasured_text(state))
     if speed.trajectories is not None:
         parts.append(f"{count(speed.trajectories)} trajectories/s")

@@ -111,10 +111,10 @@ def test_runs_compare_prints_a_column_per_run(runs: Runs) -> None:
     rows: dict[str, list[str]] = {line.partition("  ")[0]: line.split()[-2:] for line in out.splitlines()}
     assert rows["optimizer steps"] == ["10", "20"]
     assert rows["tokens generated per second, first step to last"] == ["200.0", "400.0"]
-    assert rows["reward, last tenth"] == ["0.333", "0.333"]
+    assert rows["mean reward, last tenth"] == ["0.333", "0.333"]
     assert rows["trajectories lost"] == ["0", "0"]
     assert rows["held-out accuracy after, greedy"] == ["0.000", "0.000"]
-    assert rows["task rev: reward, last tenth"] == ["-", "0.500"]
+    assert rows["task rev: mean reward, last tenth"] == ["-", "0.500"]
     assert rows["component exact: mean, last tenth"] == ["0.200", "0.200"]
     assert "reward errors" not in rows  # 0 in both
     assert "The settings cannot be compared: " in out

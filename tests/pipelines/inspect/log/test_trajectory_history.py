@@ -71,7 +71,7 @@ def test_trajectory_describes_its_records(laminar: Laminar) -> None:
         "plan 1-1 (repack) moves it",
         "replica 1 reserves capacity for it, plan 1-1",
         "replica 0 must hand it over to replica 1, plan 1-1",
-        "replica 0, lease 1: 1 tokens after the first 2; handed over to replica 1, lease 2",
+        "replica 0, lease 1: 1 token after the first 2; handed over to replica 1, lease 2",
     ]
     assert lines[7].endswith("assigned to replica 1 under 1.1, lease 2, to resume after 3 tokens")
     assert any(line.endswith("batched when its version was 1 version behind the newest") for line in lines)

@@ -17,11 +17,7 @@ from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.metrics_file import MetricsFile
 from pipelines.inspect.run_files import METRICS_FILE
 from pipelines.inspect.run_state.agents import agents_of
-from pipelines.present.report.charts import charts
-from pipelines.present.report.comparison import ComparedRun, comparison, metric_rows
-from pipelines.present.report.html import page, render_report
-from pipelines.present.report.insight import plans_of, slowest
-from pipelines.present.report.plots import (
+from pipelines.present.plots import (
     MAX_POINTS,
     Axis,
     Level,
@@ -34,6 +30,10 @@ from pipelines.present.report.plots import (
     ticks,
     timeline,
 )
+from pipelines.present.report.charts import charts
+from pipelines.present.report.comparison import ComparedRun, comparison, metric_rows
+from pipelines.present.report.html import page, render_report
+from pipelines.present.report.insight import plans_of, slowest
 from pipelines.present.report.summary import RunFacts, summarise, summary_of
 from schemas.plain import encode_json
 from schemas.records import Metric
@@ -337,7 +337,7 @@ def test_comparison_shows_all_runs() -> None:
     assert "<second>" not in html
     assert html.count("<svg") == 6
     assert "first" in text
-    row = next(row for row in metric_rows(runs) if row["metric"] == "reward, last tenth")
+    row = next(row for row in metric_rows(runs) if row["metric"] == "mean reward, last tenth")
     assert row["first"] == summary["reward_last"]
     assert row["<second>"] is None
 

@@ -285,7 +285,7 @@ def test_audit_verdict_states_result(found: dict[str, Any], expected: str) -> No
 
 
 def test_closing_lines_have_results_and_next_commands() -> None:
-    text = closing_lines(Path("runs/sums"), summary_of(list(history()), FACTS), Path("my.toml"))
+    text = closing_lines(Path("runs/sums"), summary_of(list(history()), FACTS), Path("my sums.toml"))
     for expected in (
         "Run sums reached its goal: 80 of 80 optimizer steps, 10.2k trajectories, 144.0k tokens generated, 2:13.",
         "0.42 → 0.89",
@@ -293,7 +293,7 @@ def test_closing_lines_have_results_and_next_commands() -> None:
         "rollout-0 1×",
         "runs/sums/report.html",
         f"{laminar_command()} runs audit --run sums",
-        f"{laminar_command()} run my.toml --name sums-seed-4 --set run.seed=4",
+        f"{laminar_command()} run 'my sums.toml' --name sums-seed-4 --set run.seed=4",
     ):
         assert expected in text, expected
     changes = ("prompts.task=gcd", "prompts.stop=['a b']", "run.seed=3")
@@ -341,9 +341,7 @@ def test_summary_has_metrics_of_each_task() -> None:
     }
     text = closing_lines(Path("runs/sums"), summary, Path("my.toml"))
     assert re.search(r"many.*\n +mean reward +0\.60 → 0\.90\n +accuracy, greedy +0\.00 → 0\.30\n", text)
-    assert {"Training reward by task", "Held-out accuracy by task, greedy"} <= {
-        c.title for c in charts(metrics, summary)
-    }
+    assert {"Mean reward by task", "Held-out accuracy by task, greedy"} <= {c.title for c in charts(metrics, summary)}
     assert summary_of(list(history()), FACTS)["tasks"] is None
 
 

@@ -63,7 +63,7 @@ def test_summary_and_line_name_the_levels_of_a_curriculum() -> None:
         r"\n  curriculum level +sums 0 → 2, gcd 1 \(from 0\); rewards of several levels are not compa", text
     )
     trained = Metric("trainer", 3, {"reward/mean": 0.5}, START)
-    assert "reward 0.50  curriculum level sums 2, gcd 1  " in run_line(
+    assert "mean reward 0.50  curriculum level sums 2, gcd 1  " in run_line(
         fold_all(new_run("sums", 9, START), [*metrics, trained])
     )
     one = Metric("experience", 0, {"curriculum/level": 1.0}, START)

@@ -162,6 +162,8 @@ def test_laminar_command_includes_path_if_needed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert laminar_command() == ".venv/bin/laminar"
+    monkeypatch.setattr("sys.executable", "/my work/.venv/bin/python")
+    assert laminar_command() == "'/my work/.venv/bin/laminar'"
     (tmp_path / "laminar").touch(mode=0o755)
     assert laminar_command() == "laminar"
 

@@ -222,6 +222,6 @@ def test_curve_sorts_late_values() -> None:
 
 def test_facts_name_an_idle_trainer_beside_its_last_speed() -> None:
     state = fold_all(new_run("r", 80, START), [trainer_metric(step) for step in range(1, 7)])
-    assert "over the last 6 steps" in dict(fact_lines(state))["reward"]
+    assert "over the last 6 steps" in dict(fact_lines(state))["mean reward"]
     assert "ago" not in dict(fact_lines(state))["speed"]
     assert ", last step 18:00 ago" in dict(fact_lines(fold(state, Tick(state.now + 1_080_000))))["speed"]

@@ -153,9 +153,9 @@ def test_round_that_is_not_measured_is_in_line_screen_and_json() -> None:
     gone = Metric("evaluation", 0, {"final": 1.0, "questions": 2.0, "unanswered/greedy": 398.0}, START)
     state = fold_all(new_run("r", 80, START), [gone])
     text = "not measured: version 0 greedy (2 of 400 answers)"
-    assert "held-out greedy" not in run_line(state)
+    assert "accuracy greedy" not in run_line(state)
     assert text in run_line(state)
-    assert text in dict(fact_lines(state))["held-out"]
+    assert text in dict(fact_lines(state))["accuracy"]
     assert state_to_json(state)["heldout_unmeasured"] == text
     again = replace(gone, values={"final": 1.0, "questions": 400.0, "accuracy/greedy": 0.5})
     assert text not in run_line(fold_all(state, [again]))
