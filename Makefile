@@ -86,9 +86,11 @@ $(READY): requirements.txt requirements-uv.txt pyproject.toml
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header
 
-requirements:  ## compile the pinned requirements
+EXTRAS := agents lora mlflow openenv tensorboard trackio verifiers vllm wandb
+requirements:  ## compile the pinned requirements; every extra must have a solution
 	$(COMPILE) --extra test --generate-hashes pyproject.toml -o requirements.txt
 	echo uv | $(COMPILE) --generate-hashes - -o requirements-uv.txt
+	for extra in $(EXTRAS); do $(COMPILE) --extra $$extra pyproject.toml >/dev/null || exit 1; done
 
 IMAGE ?= laminar:latest
 image:  ## build the image of all roles with docker: IMAGE=name, ARGS="--build-arg ..."
