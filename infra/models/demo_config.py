@@ -25,7 +25,7 @@ class DemoModelConfig:
     """
 
     task: str = "chain_sum"
-    """The task whose characters the tokenizer knows."""
+    """The task whose characters are in the tokenizer."""
     hidden_size: int = 128
     """Width of the hidden states."""
     layers: int = 3

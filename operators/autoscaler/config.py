@@ -71,9 +71,9 @@ class AutoscalingConfig:
     maximum: int | None = None
     """Rollout processes, at most; unset: as many as placement.max_replicas allows."""
     low: float | None = None
-    """Below it the policy's measurement asks for a change; unset: 0.05, 0.5, 0.5 for trainer_idle, staleness, queue."""
+    """Below it the policy's measurement requires a change; unset: 0.05, 0.5, 0.5 for trainer_idle, staleness, queue."""
     high: float | None = None
-    """Above it the policy's measurement asks for a change; unset: 0.2, 1.5, 1.0 for trainer_idle, staleness, queue."""
+    """Above it the policy's measurement requires a change; unset: 0.2, 1.5, 1.0 for trainer_idle, staleness, queue."""
     prices: tuple[PriceLimit, ...] = ()
     """For `price`: the number of processes up to each price; above all of them it is `minimum`."""
     price_file: str = ""
@@ -86,7 +86,7 @@ class AutoscalingConfig:
     observe_s: float = 10.0
     """Seconds between two observations."""
     stable_s: float = 60.0
-    """All observations of so many seconds must ask for more processes, or all for fewer, before the target changes."""
+    """All observations of so many seconds must require more processes, or all fewer, before the target changes."""
     cooldown_s: float = 300.0
     """After a change the target stays for so many seconds, so that its effect is measured before the next one."""
     max_step: int = 4
