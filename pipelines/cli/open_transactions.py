@@ -57,7 +57,7 @@ def abort(
 ) -> RowOutput:
     """Abort the open transactions of a producer. Dry run unless --execute.
 
-    If the transaction coordinator knows the transaction, it is aborted, and the producer with its transactional.id is
+    If the transaction coordinator has the transaction, it is aborted, and the producer with its transactional.id is
     fenced: a pipeline restarts. If the coordinator has ended it (a hanging transaction), the missing marker is
     written, with the outcome in the coordinators' log.
 
