@@ -33,9 +33,10 @@ def delete_command(
 ) -> Report:
     """Delete runs: their folders with logs and checkpoints, and their weight stores in shared memory.
 
-    Shows what it frees, and requests a confirmation. A run that is running, or of which a process is alive, is refused, and then none is
-    deleted. Links are removed, and what they name stays; checkpoints in trainer.checkpoint_folder stay, too. After a
-    kill in the middle `laminar runs list` shows the run as `deleting`: delete it again.
+    Shows what it frees, and requests a confirmation. A run that is running, or of which a process is alive, is
+    refused, and then none is deleted. Links are removed, and what they name stays; checkpoints in
+    trainer.checkpoint_folder stay, too. After a kill in the middle `laminar runs list` shows the run as `deleting`:
+    delete it again.
 
     \b
     Examples:
