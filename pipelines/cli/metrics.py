@@ -8,13 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.escaping import print_escaped
+from infra.scratch import scratch_folder
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, RunClient
 from pipelines.cli.watch import attached, catch_up, local_run
@@ -105,8 +104,8 @@ def _audits(
 
     properties = str(address.command_config.absolute()) if address.command_config else ""
     kafka = {"bootstrap_servers": connection.client.bootstrap_servers, "client_properties": properties}
-    with TemporaryDirectory(prefix="laminar-audit-") as temporary:
-        file = Path(temporary) / CONFIG_FILE
+    with scratch_folder("laminar-audit-") as folder:
+        file = folder / CONFIG_FILE
         (file.parent / LOGS).mkdir()
         file.write_text(tomli_w.dumps({"run": {"name": connection.run}, "kafka": kafka}), "utf-8")
         with closing(BackgroundAudit(file, every_s, print_error_line, report)) as audits:

@@ -36,6 +36,7 @@ def test_metrics_serve_exposes_a_run_to_prometheus(log_client: ClientProperties,
     arguments += ["--audit-every", "0.1"]
     code = f"from pipelines.cli.main import main; main({arguments!r})"
     places = {**os.environ, "TMPDIR": str(tmp_path)}
+    (tmp_path / "laminar-audit-left" / "logs").mkdir(parents=True)  # of a process that was killed
     server = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=places)
     assert server.stderr is not None
     try:
