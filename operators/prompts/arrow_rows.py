@@ -28,9 +28,9 @@ class ArrowRows:
     into an unnamed Arrow file in the temporary folder, which the kernel removes with the process.
     """
 
-    def __init__(self, name: str, files: Sequence[Path], config: TaskConfig, task: str) -> None:
+    def __init__(self, name: str, files: Sequence[Path], config: TaskConfig) -> None:
         self.name = name
-        self._config, self._task = config, config.task or task
+        self._config, self._task = config, config.row_task
         try:
             tables = [checked(_table(path, config), path) for path in files]
             self._table = pa.concat_tables(tables, promote_options="default")
@@ -62,7 +62,7 @@ def open_parquet(path: Path, config: TaskConfig) -> ArrowRows:
     """The rows of one Parquet file. Raises SourceError."""
     if not path.is_file():
         raise SourceError(f"no file {path}" + (" (a folder is source = 'dataset')" if path.is_dir() else ""))
-    return ArrowRows(str(path), [path], config, path.stem)
+    return ArrowRows(str(path), [path], config)
 
 
 def open_dataset(path: Path, config: TaskConfig) -> ArrowRows:
@@ -84,8 +84,8 @@ def open_dataset(path: Path, config: TaskConfig) -> ArrowRows:
             )
         folder = path / config.split
     if (folder / "state.json").is_file():
-        return ArrowRows(str(folder), _saved_files(folder), config, path.name)
-    return ArrowRows(str(path), _split_files(folder, config.split), config, path.name)
+        return ArrowRows(str(folder), _saved_files(folder), config)
+    return ArrowRows(str(path), _split_files(folder, config.split), config)
 
 
 def _saved_files(folder: Path) -> list[Path]:

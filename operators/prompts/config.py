@@ -39,7 +39,8 @@ class TaskConfig:
     tokens, for emulated runs)."""
 
     task: str = ""
-    """reasoning-gym's task; for files the task of rows that do not name one (default: the file's stem)."""
+    """reasoning-gym's task; for files the task of rows that do not name one (default: the file's name without its
+    ending, or the folder's name)."""
     task_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of reasoning-gym's task, except seed and size."""
     size: int | None = None
@@ -121,6 +122,7 @@ class TaskConfig:
     all of them if `heldout` is 0."""
 
     def __post_init__(self) -> None:
+        self._check_numbers()
         if self.source not in SOURCES:
             raise ValueError(f"source {self.source!r} is unknown{suggest_name(self.source, SOURCES, MAX_SUGGESTIONS)}")
         if self.source == "reasoning_gym":
@@ -136,12 +138,17 @@ class TaskConfig:
             raise ValueError("stop must not contain an empty string: it would end every response at once")
         if self.system and not self.chat_template:
             raise ValueError("system needs chat_template = true: plain text has no system message")
-        self._check_numbers()
 
     @property
     def task_name(self) -> str:
         """The name of the task, unless a row of a file names another."""
-        return self.name or self.task or Path(self.path).stem or self.source
+        return self.name or self.row_task
+
+    @property
+    def row_task(self) -> str:
+        """The task of rows that name none, also of held-out ones elsewhere: `task`, else the name of file or folder."""
+        path = Path(self.path)
+        return self.task or (path.name if self.source == "dataset" else path.stem) or self.source
 
     @property
     def has_heldout(self) -> bool:
@@ -173,7 +180,7 @@ class TaskConfig:
 
     def _check_task(self) -> None:
         if not self.task:
-            raise ValueError("task must name a reasoning-gym task, e.g. 'chain_sum'")
+            raise ValueError("task must name a reasoning-gym task, e.g. 'chain_sum', for source 'reasoning_gym'")
         for name in ("path", "heldout_path"):
             if getattr(self, name):
                 raise ValueError(f"{name} does not apply to source 'reasoning_gym'")

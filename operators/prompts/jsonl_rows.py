@@ -26,7 +26,7 @@ class JsonlRows:
         if not path.is_file():
             raise SourceError(f"no file {path}" + (" (it is a folder)" if path.is_dir() else ""))
         self.name = str(path)
-        self._task = config.task or path.stem
+        self._task = config.row_task
         self._config = config
         self._offsets = array("q")
         self._file = path.open("rb")

@@ -148,8 +148,8 @@ def open_rows(config: TaskConfig) -> RowReader:
 
 
 def _read_heldout_path(config: TaskConfig) -> tuple[Question, ...]:
-    task = config.task or Path(config.path).stem  # its rewards are those of the questions that it is held out of
-    rows = open_rows(replace(config, path=config.heldout_path, task=task, levels=()))
+    # Their rewards are those of the questions that they are held out of.
+    rows = open_rows(replace(config, path=config.heldout_path, task=config.row_task, levels=()))
     bad: list[BadRow] = []
 
     def questions() -> Iterator[Question]:

@@ -115,6 +115,15 @@ def answers(path: Path, **options: str) -> list[int]:
     return [int(source[number].reference["answer"]) for number in range(source.total or 0)]
 
 
+def test_rows_and_held_out_ones_of_a_dotted_folder_have_one_task(tmp_path: Path) -> None:
+    for name, first in (("sums.v1", 0), ("held.v2", 100)):
+        saved_dataset(tmp_path / name, first)
+    config = PromptsConfig(source="dataset", path=str(tmp_path / "sums.v1"), heldout_path=str(tmp_path / "held.v2"))
+    source = open_source(config)
+    assert {question.task for question in (*source.heldout, source[0])} == {"sums.v1"} == {config.task_name}
+    source.close()
+
+
 def test_saved_dataset_is_read_from_its_state_file(tmp_path: Path) -> None:
     saved_dataset(tmp_path, 0)
     assert answers(tmp_path) == list(range(10))
