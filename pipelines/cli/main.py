@@ -19,6 +19,7 @@ import typer
 from infra.escaping import escape_control_characters, escape_to_one_line, print_escaped
 from infra.files import keep_files_private
 from infra.quiet_libraries import quiet_libraries
+from infra.terminal import print_wrapped
 from pipelines import distribution
 from pipelines.cli.lazy import CommandModule, lazy_group, light_imports
 from pipelines.cli.option_sets import Commands
@@ -95,7 +96,7 @@ def laminar(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit. An error is one line on stderr, and its details if it has any.
+    """Run the command line and exit. An error is one line on stderr, and its details; on a terminal they are wrapped.
 
     `--debug` shows its traceback.
     """
@@ -121,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:  # every error becomes one line on stderr, with its details below
         if debug:
             raise
-        details = "".join(f"  {escape_control_characters(line)}\n" for line in getattr(error, "detail_lines", ()))
-        sys.stderr.write(f"laminar: {escape_to_one_line(_one_line(error))}\n{details}")
+        head = f"laminar: {escape_to_one_line(_one_line(error))}"
+        print_wrapped("\n  ".join([head, *getattr(error, "detail_lines", ())]), err=True)
         sys.exit(1)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from infra.terminal import wrapped
 from pipelines.inspect.run_state.state import RunState, new_run
 from pipelines.present.view.panels import screen
 from pipelines.present.view.text import current_warnings, phase_name, run_line
@@ -64,8 +65,9 @@ class LiveView:
             self._show()
 
     def note(self, line: str) -> None:
-        """Print a permanent line, such as a role's restart or an error."""
-        self._console.print(Text(line), soft_wrap=True)
+        """Print a permanent line, such as a role's restart or an error, wrapped on a terminal."""
+        columns = self._console.width if self._console.is_terminal else None
+        self._console.print(Text(wrapped(line, columns)), soft_wrap=True)
 
     def _show(self) -> None:
         state = self._state
