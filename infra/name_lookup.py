@@ -85,7 +85,11 @@ def load_class(key: str, name: str, base: type[T]) -> type[T]:
 def suggest_name(name: str, valid: Iterable[str], max_listed: int | None = None) -> str:
     """The end of an error about an unknown `name`: the closest valid name, or all if they are at most `max_listed`."""
     known = list(valid)
-    close = difflib.get_close_matches(name, known, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
+    if near := nearest_name(name, known):
+        return f"; did you mean {near!r}?"
     return f"; it must be one of {sorted(known)}" if max_listed is None or len(known) <= max_listed else ""
+
+
+def nearest_name(name: str, valid: Iterable[str]) -> str:
+    """The one of `valid` that `name` probably means; empty if none is close."""
+    return next(iter(difflib.get_close_matches(name, list(valid), n=1)), "")

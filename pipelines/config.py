@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 import tomli_w
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from infra.deploy.config import DeployConfig
 from infra.files import write_atomically
@@ -29,51 +29,16 @@ from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.relay.config import RelayConfig
 from operators.rollout.config import RolloutConfig
 from operators.rollout.emulation_config import DEFAULT_CONTEXT
-from operators.rollout.environments.config import ENVIRONMENTS
 from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.config_changes import apply_change, is_about_a_change
+from pipelines.config_draft import names_any, valid_part
 from pipelines.config_paths import beside
+from pipelines.config_table import add_named_environments, complete_tasks, unknown_keys, without_inherited
 from pipelines.roles import ADMIN, ROLE
-from pipelines.run_config import ProgressConfig, RunConfig
+from pipelines.run_config import SEEDS, ProgressConfig, RunConfig
 from schemas.records.agents import AGENT
-
-
-def add_named_environments(table: dict[str, Any]) -> dict[str, Any]:
-    """`table` with the built-in and `module:Class` environments that prompts name in `rollout.environments`."""
-    prompts, rollout = table.get("prompts"), table.get("rollout", {})
-    if not isinstance(prompts, dict) or not isinstance(rollout, dict):
-        return table  # an error, which the validation reports
-    tasks = prompts.get("tasks")
-    sections = [prompts, *(tasks if isinstance(tasks, list) else [])]
-    environments = list(rollout.get("environments") or [])
-    renamed = []
-    for section in sections:
-        name = section.get("environment") if isinstance(section, dict) else None
-        labels = {each.get("label") for each in environments if isinstance(each, dict)}
-        if isinstance(name, str) and (":" in name or (name in ENVIRONMENTS and name not in labels)):
-            if not any(isinstance(each, dict) and each.get("name") == name for each in environments):
-                environments.append({"name": name})
-            label = next(each.get("label") for each in environments if each.get("name") == name)
-            section = {**section, "environment": label or name.rpartition(":")[2]}
-        renamed.append(section)
-    prompts = {**renamed[0], **({"tasks": renamed[1:]} if isinstance(tasks, list) else {})}
-    return {
-        **table,
-        "prompts": prompts,
-        **({"rollout": {**rollout, "environments": environments}} if environments else {}),
-    }
-
-
-def complete_tasks(section: dict[str, Any], kind: type) -> dict[str, Any]:
-    """`section` with complete tasks: for each key of `kind` that a task does not set, it gets the section's value."""
-    if not isinstance(section.get("tasks"), list):
-        return section
-    keys = {field.name for field in dataclasses.fields(kind)} - {"name", "weight"}
-    shared = {name: value for name, value in section.items() if name in keys}
-    return {**section, "tasks": [{**shared, **row} if isinstance(row, dict) else row for row in section["tasks"]]}
-
 
 _TASK_CLASSES: Mapping[str, type] = {"prompts": TaskConfig, "score": Rubric}
 """Sections with tasks, and the class whose keys a task inherits from its section unless it sets them itself."""
@@ -86,17 +51,22 @@ class ConfigError(ValueError):
 
 
 class ConfigProblems(ConfigError):
-    """Several reasons why a run cannot start, or for `what`; `detail_lines` has them, a line each, with tracebacks."""
+    """Several reasons why a run cannot start, or for `what`; `detail_lines` has them, a line each, with tracebacks.
 
-    def __init__(self, problems: Sequence[str], what: str = "") -> None:
-        one = len(problems) == 1
-        if one:
+    It has none if they `are_printed` already.
+    """
+
+    def __init__(self, problems: Sequence[str], what: str = "", *, are_printed: bool = False) -> None:
+        one, what_failed = len(problems) == 1, what or "the run cannot start"
+        if are_printed:
+            text = f"{what_failed}: {'the problem' if one else f'the {len(problems)} problems'} above"
+        elif one:
             text = f"{what}: {problems[0]}" if what else problems[0]
         else:
-            text = f"{what or 'the run cannot start'}: {len(problems)} problems"
+            text = f"{what_failed}: {len(problems)} problems"
         super().__init__(text.partition("\n")[0])
         lines = [line for problem in problems for line in problem.split("\n")]
-        self.detail_lines = tuple(lines[1:] if one else lines)
+        self.detail_lines = () if are_printed else tuple(lines[1:] if one else lines)
 
 
 @dataclass(frozen=True)
@@ -284,12 +254,40 @@ class Config:
         return folder
 
 
+@dataclass(frozen=True)
+class ConfigDraft:
+    """What could be read of the configuration `origin`. `config` has the default of each setting in `replaced`.
+
+    These are wrong: `problems` has the reasons.
+    """
+
+    config: Config
+    origin: str = ""
+    problems: tuple[str, ...] = ()
+    replaced: frozenset[str] = frozenset()
+
+    def checked(self) -> Config:
+        """The configuration. Raises ConfigProblems if a setting is wrong."""
+        if self.problems:
+            raise ConfigProblems(self.problems, f"{self.origin} is not valid" if len(self.problems) > 1 else "")
+        return self.config
+
+    def with_problems(self, found: Iterable[str]) -> tuple[str, ...]:
+        """The problems, and those of `found` in the configuration that are not about a replaced setting."""
+        return (*self.problems, *(each for each in found if not names_any(each, self.replaced)))
+
+
 def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
     """Load the TOML file `file` and apply `changes` ("a.b=value", with TOML values or bare words).
 
     Paths of what a run reads are relative to the folder of `file`, those in `changes` to the working directory. Raises
     ConfigError.
     """
+    return read_config(file, changes).checked()
+
+
+def read_config(file: Path, changes: Sequence[str] = ()) -> ConfigDraft:
+    """As `load_config`, but raises ConfigError only for a file that is not TOML, not for wrong settings."""
     try:
         table = beside(file.parent, tomllib.loads(file.read_text()))
     except FileNotFoundError as error:
@@ -298,7 +296,7 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
-    return parse_config(table, str(file), changes)
+    return draft_config(table, str(file), changes)
 
 
 def parse_config(table: dict[str, Any], origin: str, changes: Sequence[str] = ()) -> Config:
@@ -306,30 +304,47 @@ def parse_config(table: dict[str, Any], origin: str, changes: Sequence[str] = ()
 
     Raises ConfigError.
     """
-    problems = [f"{origin}: {unknown}" for unknown in _unknown_keys(Config, table, ())]
-    _change(table, changes)
-    problems += [
-        f"--set: {unknown}" for unknown in _unknown_keys(Config, table, ()) if f"{origin}: {unknown}" not in problems
-    ]
+    return draft_config(table, origin, changes).checked()
+
+
+def draft_config(table: dict[str, Any], origin: str, changes: Sequence[str] = ()) -> ConfigDraft:
+    """As `parse_config`, with wrong settings as problems."""
+    unknown = [*unknown_keys(Config, table)]
+    problems = [f"{origin}: {each.text}" for each in unknown]
+    replaced: list[str] = []
+    for change in changes:
+        try:
+            apply_change(after := deepcopy(table), change)
+            table = after
+        except ValueError as error:
+            problems.append(str(error))
+            replaced.append(re.sub(r"\.\d+\b", "", change.partition("=")[0].strip()))
+    added = [each for each in unknown_keys(Config, table) if each not in unknown]
+    problems += [f"--set: {each.text}" for each in added]
     changed = {change.partition("=")[0].strip() for change in changes}
     table = {"prompts": _DEFAULT_PROMPTS, **table}
     table = add_named_environments(table)
     run = table.get("run", {})
-    if isinstance(run, dict) and "seed" in run:
+    if isinstance(run, dict) and isinstance(run.get("seed"), int) and run["seed"] in SEEDS:
         for section in ("prompts", "warm_start"):
             if isinstance(table.get(section), dict):
                 table[section] = {"seed": run["seed"], **table[section]}
+    incomplete = dict(table)
     for section, kind in _TASK_CLASSES.items():
         if isinstance(table.get(section), dict):
             table[section] = complete_tasks(table[section], kind)
-    try:
-        # TOML values are typed, so validation is strict; in JSON mode a strict validator accepts lists for tuples.
-        config = TypeAdapter(Config).validate_json(json.dumps(table, default=str), strict=True)
-    except ValidationError as error:
-        problems += [_error_line(origin, problem, changed) for problem in error.errors()]
-    if problems:
-        raise ConfigProblems(problems, f"{origin} is not valid" if len(problems) > 1 else "")
-    return config
+    replaced += [each.meant for each in (*unknown, *added) if each.meant]
+    part = valid_part(Config, table, replaced)
+    problems += [_error_line(origin, error, changed) for error in without_inherited(part.errors, incomplete)]
+    return ConfigDraft(part.value, origin, tuple(problems), part.replaced | _undecided(part.value, part.replaced))
+
+
+def _undecided(config: Config, replaced: Collection[str]) -> frozenset[str]:
+    """The settings that a run may need, or not, by what the user meant with the `replaced` ones."""
+    found: tuple[str, ...] = ()
+    if "rollout.engine" in replaced:
+        found = ("rollout.replicas",) if config.model.path else ("rollout.replicas", "model")
+    return frozenset((*found, "kafka") if "kafka.bootstrap_servers" in replaced else found)
 
 
 def save_config(config: Config, file: Path) -> None:
@@ -356,31 +371,6 @@ def flattened(config: Config) -> dict[str, Any]:
             yield name, value
 
     return dict(leaves(_without_none(TypeAdapter(Config).dump_python(config, mode="json")), ""))
-
-
-def _change(table: dict[str, Any], changes: Sequence[str]) -> None:
-    try:
-        for change in changes:
-            apply_change(table, change)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _unknown_keys(kind: type, table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    hints = get_type_hints(kind)
-    valid = [f.name for f in dataclasses.fields(kind)]
-    for name, value in table.items():
-        dotted = ".".join((*path, name))
-        if name not in valid:
-            yield f"unknown key {dotted}{suggest_name(name, valid)}"
-            continue
-        inner = next((t for t in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(t)), None)
-        if inner is None:
-            continue
-        rows: Iterable[Any] = value if isinstance(value, list) else [value]
-        for row in rows:
-            if isinstance(row, dict):
-                yield from _unknown_keys(inner, row, (*path, name))  # type: ignore[arg-type]
 
 
 def _error_line(origin: str, problem: Mapping[str, Any], changed: Collection[str]) -> str:

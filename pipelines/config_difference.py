@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.config import flattened, load_config
+from pipelines.config import ConfigProblems, flattened, read_config
 from pipelines.config_reference import settings
 
 OWN = ("run.name", "run.folder", "relay.store", "kafka.bootstrap_servers")
@@ -25,8 +25,10 @@ class Difference(NamedTuple):
 
 def difference_of_files(first: Path, second: Path) -> Difference:
     """What differs between two configuration files. Raises ConfigError."""
-    configs = [load_config(file) for file in (first, second)]
-    return difference(*(relative_to_run(flattened(each), each.run_folder) for each in configs))
+    drafts = [read_config(file) for file in (first, second)]
+    if problems := [problem for draft in drafts for problem in draft.problems]:
+        raise ConfigProblems(problems, "the configurations are not valid" if len(problems) > 1 else "")
+    return difference(*(relative_to_run(flattened(each.config), each.config.run_folder) for each in drafts))
 
 
 def relative_to_run(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from infra.runners.liveness import StepBudget
 from pipelines.roles import COMPACT_CORES
 from schemas.topics import run_prefix
 
+SEEDS = range(2**29)
 TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
 
 
@@ -62,6 +63,8 @@ class RunConfig:
             raise ValueError(f"audit_every_s must be 0 or more, not {self.audit_every_s}")
         if not 0 < self.time_scale < float("inf"):
             raise ValueError(f"time_scale must be positive, not {self.time_scale}")
+        if self.seed not in SEEDS:
+            raise ValueError(f"seed must be in [0, 2**29), not {self.seed}")
         if self.name:
             run_prefix(self.name)
 

@@ -11,6 +11,9 @@ from infra.name_lookup import suggest_name
 from operators.score.attempt import AnswerKind, Extraction
 from operators.score.rewards import REWARDS, is_custom
 
+NUMBERS = {"target", "limit", "seconds", "memory_mb", "buffer"}
+"""Options of rewards that are compared."""
+
 
 @dataclass(frozen=True)
 class RewardSpec:
@@ -59,8 +62,11 @@ class RewardSpec:
             if default is None and name not in self.options:
                 raise ValueError(f"rewards: {self.name} needs option {name!r}")
         given = self.options
+        for name in NUMBERS & given.keys():
+            if not isinstance(given[name], int | float):
+                raise ValueError(f"rewards: {self.name} needs a number as {name!r}, not {given[name]!r}")
         if self.name == "regex":
-            _check_pattern("rewards: regex's pattern", given["pattern"])
+            _check_pattern("rewards: regex's pattern", str(given["pattern"]))
         if self.name == "length" and not 0 <= given["target"] < given["limit"]:
             raise ValueError("rewards: length needs 0 <= target < limit")
         if self.name == "code" and not (given.get("seconds", 1) > 0 and given.get("memory_mb", 1) > 0):
@@ -190,7 +196,8 @@ class ScoreConfig(Rubric):
         """Raise ValueError if a task named here is not in `known`."""
         for task in self.tasks:
             if task.name not in known:
-                raise ValueError(f"score.tasks: no prompts are of task {task.name!r}{suggest_name(task.name, known)}")
+                hint = suggest_name(task.name, known)
+                raise ValueError(f"score.tasks: no prompts.name or prompts.task is {task.name!r}{hint}")
 
 
 def _check_pattern(name: str, pattern: str) -> None:

@@ -36,19 +36,19 @@ def deploy(
       laminar deploy run.toml cluster --set deploy.image=registry.example/laminar:1 --set deploy.namespace=rl
       sh cluster/kubernetes/secrets.sh DIR && kubectl apply -k cluster/kubernetes
     """
-    from pipelines.config import load_config
+    from pipelines.config import read_config
     from pipelines.run.deployment_checks import check_deployable, volume_files
 
     if other := [each for each in changes or () if not each.startswith("deploy.")]:
         raise typer.BadParameter(f"{other[0]}: set it in {config}, which the pods read", param_hint="--set")
-    loaded = load_config(config, changes or [])
-    check_deployable(loaded, config)  # before the imports below, which take seconds
+    draft = read_config(config, changes or [])
+    check_deployable(draft, config)  # before the imports below, which take seconds
     from pipelines.run.deployment import files_of, plan_of
 
     plan = plan_of(config, tuple(changes or ()))
     if plan.note:
         print_escaped(plan.note, err=True)
-    if needed := volume_files(loaded):
+    if needed := volume_files(draft.config):
         listed = ", ".join(f"{path} ({key})" for key, path in needed)
         print_escaped(
             f"copy to the volume before the roles start (docs/deploy.md has the commands): {listed}", err=True

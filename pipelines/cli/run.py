@@ -33,7 +33,7 @@ def run(
 
     All results are in runs/NAME. Exits with 0 if the goal was reached and the audit passed: no trajectory lost or
     trained twice. Before a broker is started the settings, this machine, the model's files, and the first prompts
-    with their rewards and environments are checked, and all problems are reported at once; --check does only that.
+    with their rewards and environments are checked, and all problems are reported together; --check does only that.
 
     \b
     Examples:
@@ -42,16 +42,17 @@ def run(
       laminar run examples/chain_sum.toml --set trainer.optimizer_steps=40 --set run.seed=1
       laminar run examples/my_model.toml --set kafka.bootstrap_servers='"kafka:9092"'
     """
-    from pipelines.config import load_config
-    from pipelines.run.run_names import check_new, with_run_name
-
-    named = [f'run.name="{name}"'] if name else []
-    loaded = with_run_name(load_config(config, [*(changes or []), *named]), config)
-    check_new(loaded)  # before the imports below, which take seconds
-    from pipelines.run.local import check_locally, run_locally
+    from pipelines.config import read_config
+    from pipelines.run.start_checks import check_locally, check_start, named
     from pipelines.run.stop_requests import StopRequests
 
+    given = [f'run.name="{name}"'] if name else []
+    draft = named(read_config(config, [*(changes or []), *given]), config)
     if check:
-        return check_locally(loaded, config, as_json=json)
+        return check_locally(draft, config, as_json=json)
     stops = context.with_resource(StopRequests(final=bool(context.obj)))  # installed before the run starts
-    return run_locally(loaded, config, stops, changes=changes or [], as_json=json)
+    if (stopped := check_start(draft, stops, as_json=json)) is not None:  # before the imports below, which take seconds
+        return stopped
+    from pipelines.run.local import run_locally
+
+    return run_locally(draft.checked(), config, stops, changes=changes or [], as_json=json)

@@ -10,6 +10,7 @@ import typer
 from infra.escaping import print_escaped
 from infra.name_lookup import suggest_name
 from infra.runners.options import RunnerName
+from infra.terminal import print_wrapped
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
@@ -32,7 +33,7 @@ from pipelines.roles import (
 )
 
 if TYPE_CHECKING:
-    from pipelines.config import Config
+    from pipelines.config import ConfigDraft
 
 app = Commands()
 
@@ -114,12 +115,13 @@ def submit(
     if group_size > 1:
         raise typer.Exit(_group(context, pipeline, config, changes or [], index or 0, group_size, runner))
     with ProgressPrinter(f"{pipeline}: loads the libraries", only_slow=True):
-        from pipelines.config import ConfigError, load_config
+        from pipelines.config import ConfigError, read_config
 
         try:
-            loaded = load_config(config, changes or [])
+            draft = read_config(config, changes or [])
         except ConfigError as error:
             raise _cannot_run(error) from None
+        loaded = draft.config
         if machine is not None:
             index = relay_of(machine)
         if replica is not None:
@@ -127,9 +129,9 @@ def submit(
         if index is None:
             index = ALL_SHARDS if pipeline in SCALED else 0
         if detach:  # before the larger imports: the role may be submitted already
-            return _detached(loaded, pipeline, index, runner, context.args, json)
+            return _detached(draft, pipeline, index, runner, context.args, json)
         if dry_run:
-            return _outlined(loaded, config, pipeline, index, runner, context.args, svg, json)
+            return _outlined(draft, config, pipeline, index, runner, context.args, svg, json)
         from pipelines.run.submission.detached import in_foreground, record_foreground, refuse_submitted
 
         if loaded.run.name:
@@ -140,7 +142,7 @@ def submit(
     configure_logging()
     try:
         with in_foreground(loaded, process.roles):
-            prepare(loaded, process, lambda line: print_escaped(line, err=True))
+            prepare(draft, process, lambda line: print_escaped(line, err=True))
             record_foreground(loaded, process.name)
             with ProgressPrinter(f"{pipeline}: loads the pipeline", only_slow=True):
                 for role in process.roles:
@@ -158,8 +160,7 @@ def submit(
 
 def _cannot_run(error: Exception) -> typer.Exit:
     """Print `error`; the exit code by which a respawner or process manager does not start the role again."""
-    lines = "".join(f"  {line}\n" for line in getattr(error, "detail_lines", ()))
-    print_escaped(f"laminar: {error}\n{lines}", err=True, end="")
+    print_wrapped("\n  ".join([f"laminar: {error}", *getattr(error, "detail_lines", ())]), err=True)
     return typer.Exit(CANNOT_RUN)
 
 
@@ -175,7 +176,7 @@ def _group(
 
 
 def _outlined(
-    config: Config,
+    draft: ConfigDraft,
     file: Path,
     pipeline: str,
     index: int,
@@ -186,35 +187,38 @@ def _outlined(
 ) -> Report:
     from dataclasses import asdict, replace
 
+    from pipelines.config import ConfigProblems
     from pipelines.run.run_names import UNNAMED, with_run_name
     from pipelines.run.submission import drawing
     from pipelines.run.submission.outline import outline
     from pipelines.run.topics import existing_topics
 
-    unnamed = [] if config.run.name else [UNNAMED]
-    config = with_run_name(config, file)  # an example, to show the topics
+    unnamed = [] if draft.config.run.name else [UNNAMED]
+    config = with_run_name(draft.config, file)  # an example, to show the topics
     named = config.kafka.bootstrap_servers or config.kafka.client_properties
     existing, problems = existing_topics(config) if named else ({}, [])
     process = submitted_process(config, pipeline, index)
     found = outline(config, process, runner, beam_options, existing)
     found = replace(found, missing=tuple(dict.fromkeys([*unnamed, *found.missing, *problems])))
+    if draft.problems:
+        raise _cannot_run(ConfigProblems(draft.with_problems(found.missing)))
     if svg is not None:
         svg.write_text(drawing.svg(found), encoding="utf-8")
     return Report(asdict(found), lambda: drawing.text(found), as_json=json, exit_code=1 if found.missing else 0)
 
 
-def _detached(config: Config, pipeline: str, index: int, runner: str, beam_options: list[str], json: bool) -> Report:
+def _detached(
+    draft: ConfigDraft, pipeline: str, index: int, runner: str, beam_options: list[str], json: bool
+) -> Report:
     from pipelines.config import ConfigError
-    from pipelines.run.run_names import UNNAMED
     from pipelines.run.submission.detached import detach
 
-    if not config.run.name:
-        raise _cannot_run(ConfigError(UNNAMED))
+    run = draft.config.run.name
     try:
-        submission = detach(config, pipeline, index, runner, beam_options)
+        submission = detach(draft, pipeline, index, runner, beam_options)
     except ConfigError as error:
         raise _cannot_run(error) from None
     name = submission.role.name
-    data = {"role": name, "run": config.run.name, "respawner": submission.pid, "log": str(submission.log)}
-    text = f"submitted {name} of run {config.run.name}: respawner {submission.pid}, log {submission.log}"
+    data = {"role": name, "run": run, "respawner": submission.pid, "log": str(submission.log)}
+    text = f"submitted {name} of run {run}: respawner {submission.pid}, log {submission.log}"
     return Report(data, lambda: text, json)

@@ -17,7 +17,7 @@ from infra.sizes import GIB
 from operators.agents.agent_process import AUTHORITY
 from operators.gateway.config import GatewayConfig
 from operators.trainer.memory_plan import offloaded_bytes, plan_rank, shape_of
-from pipelines.config import Config, load_config
+from pipelines.config import Config, read_config
 from pipelines.roles import AUTOSCALER, DATA_PLANE, SHARDED, pipelines_of, roles_of, submitted_process
 from pipelines.run.deployment_checks import check_deployable, is_secret
 from pipelines.run.topics import topic_spec
@@ -36,8 +36,9 @@ _VOLUME: Mapping[str, Literal["none", "read", "write"]] = {"trainer": "write", "
 
 def plan_of(file: Path, changes: tuple[str, ...] = ()) -> DeploymentPlan:
     """The deployment of the configuration in `file`. Raises ConfigError if it cannot be deployed, with all problems."""
-    config = load_config(file, changes)
-    check_deployable(config, file)
+    draft = read_config(file, changes)
+    check_deployable(draft, file)
+    config = draft.config
     relay, gateway = config.relay, config.gateway or GatewayConfig()
     authority = "" if config.agents is None else config.agents.env.get(AUTHORITY, "")
     return DeploymentPlan(

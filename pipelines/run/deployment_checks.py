@@ -9,7 +9,7 @@ from infra.deploy.plan import SECRETS
 from infra.listening import is_loopback
 from operators.gateway.config import GatewayConfig
 from operators.relay.config import RelayConfig
-from pipelines.config import Config, ConfigProblems
+from pipelines.config import Config, ConfigDraft, ConfigProblems
 from pipelines.roles import roles_of
 from pipelines.run.paths import files_read
 from pipelines.run.preflight import unknown_environments
@@ -21,9 +21,9 @@ _IN_SECRETS = ("kafka.", "relay.", "gateway.")
 """Sections whose files are in Secrets."""
 
 
-def check_deployable(config: Config, file: Path) -> None:
-    """Raise ConfigProblems if `config`, read from `file`, cannot be deployed, with all problems."""
-    if problems := deployment_problems(config):
+def check_deployable(draft: ConfigDraft, file: Path) -> None:
+    """Raise ConfigProblems if `draft`, read from `file`, cannot be deployed, with all problems."""
+    if problems := draft.with_problems(deployment_problems(draft.config)):
         raise ConfigProblems(problems, f"{file} cannot be deployed")
 
 

@@ -6,15 +6,13 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
-from infra.machine import visible_gpus
-from pipelines.config import Config, ConfigError, ConfigProblems, flattened, load_config
+from pipelines.config import Config, ConfigError, ConfigProblems, flattened, load_config, read_config
 from pipelines.inspect.run_files import (
     AUDIT_FILE,
     AUDIT_SO_FAR_FILE,
@@ -28,7 +26,6 @@ from pipelines.inspect.run_files import (
 from pipelines.inspect.run_folders import RunFolder, run_command
 from pipelines.inspect.run_times import phases_at_resume
 from pipelines.present.output import Report
-from pipelines.present.progress import ProgressPrinter
 from pipelines.present.report.closing import closing_lines
 from pipelines.present.report.html import render_report
 from pipelines.present.report.summary import summarise
@@ -43,15 +40,12 @@ from pipelines.run.inputs import (
     record_inputs,
     set_options,
 )
-from pipelines.run.paths import with_absolute_paths
-from pipelines.run.preflight import gpu_problems, missing_requirements, port_problems
 from pipelines.run.run_guard import RunFailing
 from pipelines.run.run_kafka import BrokerDiskFull, RunLost
-from pipelines.run.run_names import check_new, with_run_name
+from pipelines.run.start_checks import problems_of
 from pipelines.run.state import RunStateFile, link_latest, remove_run
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import Supervisor
-from pipelines.run.trial_result import check_text
 
 RESUMABLE = (
     "trainer.optimizer_steps",
@@ -82,19 +76,12 @@ def run_locally(
 ) -> Report:
     """Run `config`, read from `file` with `changes`, on this machine, until its goal or a stop request in `stops`.
 
-    The report's exit code is 0 if the goal was reached, the audit passed and not all
-    trajectories have errors. Stop requests after the audit have no
-    effect: the files of an ended run are always written.
+    `check_start` has found no problem. The report's exit code is 0 if the goal was reached, the audit passed and not
+    all trajectories have errors. Stop requests after the audit have no effect: the files of an ended run are always
+    written.
 
-    Raises ConfigError before anything is started, and the errors of `Supervisor.run`.
+    Raises ConfigError before a topic is written, and the errors of `Supervisor.run`.
     """
-    config = with_absolute_paths(with_run_name(config, file))
-    try:
-        with stops.interruptible(), ProgressPrinter("checks the settings and this machine", only_slow=True) as progress:
-            check(config, progress.begin)
-    except Interrupted as stop:
-        text = f"{stop} before its start"
-        return Report({"run": config.run.name, "error": text}, lambda: text, as_json, stop.exit_code)
     folder = config.run_folder
     if (folder / STATE_FILE).exists():  # of a run without topics
         remove_run(folder, None)
@@ -114,19 +101,6 @@ def run_locally(
         raise
 
 
-def check_locally(config: Config, file: Path, *, as_json: bool = False) -> Report:
-    """Check `config`, read from `file`, as a start does, and start nothing. The exit code is 1 if it has problems."""
-    config = with_absolute_paths(with_run_name(config, file))
-    check_new(config)
-    with ProgressPrinter("checks the settings and this machine") as progress:
-        known = problems_of(config)
-        progress.begin("loads the libraries")
-        from pipelines.run.trial import all_problems  # imports torch
-
-        found = all_problems(config, known, lambda subject: progress.begin(f"checks {subject}"))
-    return Report(asdict(found), lambda: check_text(config, file, found), as_json, 1 if found.problems else 0)
-
-
 def resume_locally(
     run: RunFolder,
     stops: StopRequests,
@@ -144,9 +118,13 @@ def resume_locally(
     file = run.folder / CONFIG_FILE  # written after the run's topics are created, so their records are this run's
     if not file.exists():
         raise ConfigError(f"run {run.run} ended before its topics were created ({file} is missing): start a new run")
-    config, before = load_config(file, changes), load_config(file)
-    check_resumable(before, config)
-    problems = problems_of(config, new=False)
+    draft, before = read_config(file, changes), load_config(file)
+    config, refused = draft.config, []
+    try:
+        check_resumable(before, config)
+    except ConfigError as error:
+        refused.append(str(error))
+    problems = list(draft.with_problems([*refused, *problems_of(config, new=False)]))
     if (changed := changed_inputs(config, run.folder / INPUTS_FILE)) and not accept_changes:
         problems.append(changed_text(run.folder, changed, changes))
     if problems:
@@ -304,24 +282,3 @@ def _keep_model(folder: Path, steps: int) -> None:
 def _relative_to_cwd(folder: Path) -> Path:
     cwd = Path.cwd()
     return folder.relative_to(cwd) if folder.is_relative_to(cwd) else folder
-
-
-def check(config: Config, begin: Callable[[str], None] = lambda subject: None) -> None:
-    """Raise ConfigError if the run exists or the configuration cannot work, before anything is started.
-
-    If it cannot, prompts, rewards and environments are tried too, so that all problems are reported at once. `begin` is
-    called with what is tried next.
-    """
-    check_new(config)
-    if problems := problems_of(config):
-        if config.run.check_timeout_s:
-            from pipelines.run.trial import all_problems  # imports torch
-
-            problems = all_problems(config, problems, lambda subject: begin(f"checks {subject}")).problems
-        raise ConfigProblems(problems)
-
-
-def problems_of(config: Config, *, new: bool = True) -> list[str]:
-    """All requirements of a new or resumed run that this machine does not meet, without running code of the user."""
-    found = (missing_requirements(config, new=new), port_problems(config), gpu_problems(config, visible_gpus()))
-    return [problem for problems in found for problem in problems]

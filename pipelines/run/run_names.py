@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from pipelines.config import Config, ConfigError
+from pipelines.config import Config
 from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE, SUBMITTED
 from pipelines.inspect.run_folders import read_run, run_command
 from schemas.release import OldRelease
-from schemas.topics import run_prefix
 
 UNNAMED = "run.name is not set: it names the topics to read and write"
 """Why a role that is started alone cannot run without a run name."""
@@ -25,15 +25,14 @@ def with_run_name(config: Config, file: Path) -> Config:
     return replace(config, run=replace(config.run, name=f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"))
 
 
-def check_new(config: Config) -> None:
-    """Raise ConfigError if the run exists, unless it ended before its topics, or if its name is not valid."""
+def name_problems(config: Config) -> Iterator[str]:
+    """That a run of this name exists, unless it ended before its topics."""
     folder = config.run_folder
     if (folder / SUBMITTED).is_dir() or ((folder / STATE_FILE).exists() and not is_unused(folder)):
-        raise ConfigError(
+        yield (
             f"run {config.run.name!r} exists already in {config.run.folder}: choose another run.name, or resume it: "
             f"`{run_command(config.run_folder, 'runs resume')}`"
         )
-    run_prefix(config.run.name)
 
 
 def is_unused(folder: Path) -> bool:

@@ -10,11 +10,13 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from operator import mul
 from pathlib import Path
+from typing import Any
 
 from infra.files import write_atomically
 from infra.models.chat import ChatTokenizer, ConversationTokenizer, continuation
@@ -27,7 +29,8 @@ from operators.prompts.refused_rows import estimate_refused, refusal_kind
 from operators.prompts.rendering import PromptTooLong, render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
-from pipelines.config import Config, ConfigError
+from pipelines.config import Config
+from pipelines.config_draft import names_any
 from pipelines.inspect.run_files import CONFIG_FILE
 from pipelines.run.learnability import doubtful_settings
 from pipelines.run.paths import files_read
@@ -61,35 +64,86 @@ def all_problems(
     known: Sequence[str] = (),
     started: Started = _quiet,
     roles: Collection[str] = TRIED_ROLES,
+    *,
+    replaced: Collection[str] = (),
+    report: Callable[[str], None] = _quiet,
 ) -> TrialResult:
     """The problems `known` from the checks without user code, those that a trial in this process finds, and warnings.
 
-    What the trial says of a missing file or model is known already. `started` and `roles` as for `try_config`.
+    What the trial says of a missing file or model is known already, and what it says of a setting in `replaced`, whose
+    value is not the user's, is not true of theirs. `report` receives each new problem when its check has ended.
+    `started` and `roles` as for `try_config`.
     """
-    found = try_config(config, started, roles)
     missing = [str(path) for _, path in files_read(config) if not path.exists()]
     keys = {problem.partition(":")[0] for problem in known} & {"model.path"}
-    new = [
-        problem
-        for problem in found.problems
-        if not any(path in problem for path in missing) and problem.partition(":")[0] not in keys
-    ]
-    return TrialResult([*known, *new], found.warnings, found.tried)
+    found, reported = TrialResult(), list[str]()
+
+    def new_problems() -> list[str]:
+        return [
+            problem
+            for problem in found.problems
+            if not any(path in problem for path in missing)
+            and problem.partition(":")[0] not in keys
+            and not names_any(problem, replaced)
+        ]
+
+    def begin(subject: str) -> None:
+        for problem in new_problems():
+            if problem not in reported:
+                reported.append(problem)
+                report(problem)
+        if subject:
+            started(subject)
+
+    try_config(config, begin, roles, replaced, found)
+    begin("")
+    warnings = [each for each in found.warnings if not names_any(each, replaced)]
+    return TrialResult([*known, *new_problems()], warnings, found.tried)
 
 
-def try_config(config: Config, started: Started = _quiet, roles: Collection[str] = TRIED_ROLES) -> TrialResult:
+_QUESTIONS = (
+    *(
+        f"prompts.{name}"
+        for name in ("tasks", "name", "source", "task", "task_args", "where", "levels", "path", "split")
+    ),
+    *(f"prompts.{name}" for name in ("prompt_column", "answer_column", "answer_required", "answer_after")),
+    *(f"prompts.{name}" for name in ("extra_columns", "template", "chat_template", "system", "environment")),
+    *("model.path", "warm_start.model", "rollout.context", "rollout.engine"),
+)
+"""The settings that decide the prompts. Others, such as `samples_per_prompt`, may have a default in the trial."""
+_REWARDS = tuple(
+    f"score.{name}" for name in ("tasks", "rewards.name", "rewards.options", "answer", "answer_marker", "answer_regex")
+)
+_ENVIRONMENTS = tuple(f"rollout.environments.{name}" for name in ("name", "label", "options", "role"))
+
+
+def _is_given(settings: Sequence[str], replaced: Collection[str]) -> bool:
+    """Whether none of `settings` is replaced, alone or with its section."""
+    names = [each.replace(".tasks.", ".") for each in replaced]
+    return not any(f"{one}.".startswith(f"{other}.") or not other for one in settings for other in names)
+
+
+def try_config(
+    config: Config,
+    started: Started = _quiet,
+    roles: Collection[str] = TRIED_ROLES,
+    replaced: Collection[str] = (),
+    found: TrialResult | None = None,
+) -> TrialResult:
     """Use the prompts, rewards and environments of `config` once. Calls `started` with what is checked next.
 
-    Only what the pipelines `roles` use. Without prompts among them, the prompts may be on another machine.
+    Only what the pipelines `roles` use, and not what a setting in `replaced` decides. Without prompts among `roles`,
+    the prompts may be on another machine. The result is `found` if it is given.
     """
-    found = TrialResult(warnings=list(doubtful_settings(config)))
+    found = found or TrialResult()
+    found.warnings += doubtful_settings(config)
     prompts: list[TaskPrompts] = []
-    if {"prompts", "score", "rollout"} & {*roles}:
+    if {"prompts", "score", "rollout"} & {*roles} and _is_given(_QUESTIONS, replaced):
         prompts = _check_prompts(config, found if "prompts" in roles else TrialResult(), started)
     if config.run.check_timeout_s:
-        if "score" in roles:
+        if "score" in roles and _is_given(_REWARDS, replaced):
             check_rewards(config, prompts, found, started)
-        if "rollout" in roles:
+        if "rollout" in roles and _is_given(_ENVIRONMENTS, replaced):
             check_environments(config, prompts, found, started)
         buffer, limit = config.experience, config.run.check_timeout_s
         if "experience" in roles:
@@ -127,10 +181,10 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
             return []
     _check_enough(config, [levels[0].total for levels in sources], found)
     try:
-        if not (config.emulated or config.model.path or config.warm_start):
-            return []  # the missing model is known
-        if config.model.path and (missing := list(model_problems(config))):
-            raise ConfigError("; ".join(missing))  # at once: the import of the tokenizer's library takes seconds
+        missing = list(model_problems(config)) if config.model.path else []
+        if missing or not (config.emulated or config.model.path or config.warm_start):
+            found.problems += [f"model.path: the tokenizer cannot be used: {'; '.join(missing)}"] if missing else []
+            return list(_without_model(config, sources))  # the import of the tokenizer's library takes seconds
         shared, context, vocabulary = _model(config, started)
         encode: Callable[[str], list[int]] = lambda _: []  # noqa: E731 - synthetic prompts have no text
         if shared is not None:
@@ -155,6 +209,27 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
         for levels in sources:
             for source in levels:
                 source.close()
+
+
+class _PlainTokenizer(SyntheticTokenizer):
+    """Stands for the tokenizer of a model that is missing."""
+
+    chat_template: str | None = "plain"
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
+        """The texts of the messages."""
+        return "\n".join(message["content"] for message in conversation)
+
+
+def _without_model(config: Config, sources: Sequence[Sequence[PromptSource]]) -> Iterator[TaskPrompts]:
+    """The first prompts of each task for its rewards and environment, which read their texts and not their tokens."""
+    for task, levels in zip(config.prompts.mixture, sources, strict=True):
+        prompts = []
+        for number in range(min(TRIED_PROMPTS, levels[0].total or TRIED_PROMPTS)):
+            with suppress(UnusableRow, ValueError):
+                prompts.append(render(levels[0][number], number, task, _PlainTokenizer(1), task.max_new_tokens + 1))
+        if prompts:
+            yield TaskPrompts(task, prompts, lambda _: [])
 
 
 def _check_enough(config: Config, totals: Sequence[int | None], found: TrialResult) -> None:

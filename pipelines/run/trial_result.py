@@ -44,8 +44,8 @@ MAX_SHOWN = 300
 
 
 def check_text(config: Config, file: Path, found: TrialResult) -> str:
-    """What `laminar run --check` of the configuration `file` prints: all problems and warnings, and what was tried."""
-    lines = [*(f"problem: {each}" for each in found.problems), *(f"warning: {each}" for each in found.warnings)]
+    """What `laminar run --check` of the configuration `file` prints after the problems: warnings, what was tried."""
+    lines = [f"warning: {each}" for each in found.warnings]
     for each in found.tried:
         reward = "no reward" if each["reward"] is None else f"the reward {each['reward']:.4g}"
         prompt = each["prompt"] if len(each["prompt"]) <= MAX_SHOWN else f"{each['prompt'][:MAX_SHOWN]}..."

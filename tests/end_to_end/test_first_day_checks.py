@@ -63,11 +63,12 @@ def run(shell: Shell, *words: str, prompts: dict[str, Any] | None = None, **sect
 
 
 def problems(answer: Answer) -> list[str]:
-    """The problems that a start has named."""
+    """The problems that a start has named, each when it was found."""
     assert answer.code == 1
-    head, *details = answer.text.splitlines()
-    assert head.startswith("laminar: the run cannot start: ")
-    return details
+    *named, last = answer.text.splitlines()
+    found = [line for line in named if line.startswith("problem: ")]
+    assert last == f"laminar: the run cannot start: the {len(found)} problems above"
+    return named
 
 
 def test_start_names_everything_that_is_wrong(shell: Shell) -> None:
@@ -223,11 +224,44 @@ def test_doubtful_settings_are_warned_of(shell: Shell) -> None:
     assert "2.5 % of 40 rows (no answer 1) are refused" in refused
 
 
-def test_wrong_keys_and_types_are_named_at_once(shell: Shell) -> None:
-    answer = run(shell, prompts={"max_token": 5, "heldout": "many"}, traner={})
+WRONG: dict[str, Any] = {
+    "prompts": {"max_token": 5, "heldout": "many", "samples_per_prompt": 0, "temperature": -1.0},
+    "traner": {},
+    "experience": {"global_batch": 0},
+    "model": {"path": "nowhere"},
+    "score": {"rewards": [{"name": "mine.py:raises"}]},
+}
+"""Unknown keys, a wrong type, values out of bounds, a wrong path, and a reward that raises."""
+NAMED = (
+    "unknown key prompts.max_token; did you mean 'max_new_tokens'?",
+    "unknown key traner; did you mean 'trainer'?",
+    "prompts.heldout: Input should be a valid integer",
+    "prompts: samples_per_prompt must be at least 1, not 0",
+    "prompts: temperature must be positive, not -1.0",
+    "experience: global_batch must be at least 1, not 0",
+    "model.path: there is no folder ",
+    "mine.py:raises fails on each of the first 8 prompts",
+)
+
+
+def test_wrong_settings_files_and_code_are_named_at_once(shell: Shell) -> None:
+    answer = run(shell, "--check", "--json", **WRONG)
     assert answer.code == 1
-    for expected in ("unknown key prompts.max_token", "unknown key traner", "prompts.heldout: Input should be a valid"):
-        assert expected in answer.text
+    found = answer.json["problems"]
+    assert [[part in problem for problem in found].count(True) for part in NAMED] == [1] * len(NAMED), found
+    assert len(found) == len(NAMED)
+    lines = problems(run(shell, **WRONG))
+    shown = [line.removeprefix("problem: ") for line in lines if line.startswith("problem: ")]
+    assert shown == [problem.partition("\n")[0] for problem in found]
+
+
+def test_problems_are_printed_before_slow_checks_begin(shell: Shell) -> None:
+    answer = run(shell, "--check", prompts={"epochs": 1, "heldout_path": "gone.jsonl"})
+    *before, last = answer.text.partition("checks the tokenizer")
+    assert answer.code == 1
+    assert [before[0].count(f"problem: {name}: ") for name in ("prompts.heldout_path", "prompts.epochs")] == [1, 1]
+    assert last.endswith("mistaken.toml cannot start: 2 problems\n")
+    assert before[0].index("problem: prompts.heldout_path") < before[0].index("loads the libraries")
 
 
 @pytest.mark.parametrize("task", ["leg_counting", "countdown"])

@@ -22,10 +22,11 @@ from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from infra.store.weight_store import WeightStore
 from pipelines.cli.main import main
-from pipelines.config import load_config
+from pipelines.config import load_config, read_config
 from pipelines.run import run_kafka as kafka_of_run
 from pipelines.run import trial
 from pipelines.run.local import run_locally
+from pipelines.run.start_checks import check_start
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics
 from schemas.topics import SETTLED
@@ -115,6 +116,34 @@ def test_run_names_all_mistakes_at_once(start_run: StartRun, run_id: str, tmp_pa
     assert "Kafka" not in output
 
 
+@pytest.mark.parametrize("option", [(), ("--detach",), ("--dry-run",)], ids=["foreground", "detached", "dry-run"])
+def test_submit_names_all_mistakes_at_once(
+    option: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "1 + 1?", "answer": "2"}\n' * 8)
+    (tmp_path / "mine.py").write_text("def raises(text): return {}['answr']\n")
+    wrong = (
+        *('prompts.source="jsonl"', f"prompts.path={tmp_path}/rows.jsonl", "prompts.prompt_column=instruction"),
+        *(f'score.rewards=[{{name="{tmp_path}/mine.py:raises"}}]', f"run.folder={tmp_path}/runs"),
+        *("prompts.max_token=5", "prompts.heldout=many", "experience.global_batch=0", "model.path=/nowhere"),
+    )
+    (tmp_path / "empty.toml").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main(["submit", "score", str(tmp_path / "empty.toml"), *option, *(f"--set={each}" for each in wrong)])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    for expected in (
+        "--set: unknown key prompts.max_token; did you mean 'max_new_tokens'?",
+        "--set: prompts.heldout: Input should be a valid integer (it is 'many')",
+        "--set: experience: global_batch must be at least 1, not 0",
+        "run.name is not set",
+        "kafka.bootstrap_servers is not set",
+    ):
+        assert printed.count(expected) == 1, printed
+    assert ("mine.py:raises fails on each of the first 8 prompts" in printed) == (option == ("--detach",))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_check_reports_as_a_start_and_starts_nothing(
     small_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,14 +200,15 @@ def test_signal_ends_the_checks_at_once(
 ) -> None:
     """While all problems are looked for, which takes a while."""
 
-    def try_all(*_: object) -> NoReturn:
+    def try_all(*_: object, **__: object) -> NoReturn:
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("it was not interrupted")
 
     monkeypatch.setattr(trial, "all_problems", try_all)
     changes = [f"run.name={run_id}", f"run.folder={tmp_path / 'runs'}", "model.path=/nowhere"]
     with StopRequests() as stops:
-        report = run_locally(load_config(small_config, changes), small_config, stops)
+        report = check_start(read_config(small_config, changes), stops)
+    assert report is not None
     assert report.exit_code == 128 + signal.SIGTERM
     assert not (tmp_path / "runs").exists()
 

@@ -295,7 +295,7 @@ def test_section_without_tasks_is_the_only_task() -> None:
         ({"score": {"tasks": [{"answer": "whole"}]}}, "score.tasks.0: name must be the name of a task"),
         (
             {"score": {"tasks": [{"name": "chain_sun"}]}},
-            "of task 'chain_sun'; did you mean 'chain_sum'?",
+            "no prompts.name or prompts.task is 'chain_sun'; did you mean 'chain_sum'?",
         ),
         ({"score": {"tasks": [{"name": "chain_sum"}, {"name": "chain_sum"}]}}, "a task is named twice"),
         (

@@ -21,7 +21,7 @@ from infra.processes import spawn
 from infra.store.errors import StoreError
 from infra.store.ownership import remove_store
 from operators.relay.config import AUTO
-from pipelines.config import Config, ConfigProblems, load_config, save_config
+from pipelines.config import Config, ConfigDraft, ConfigProblems, load_config, save_config
 from pipelines.distribution import PYTHON
 from pipelines.inspect.run_files import CONFIG_FILE, SUBMITTED
 from pipelines.inspect.run_folders import has_ended, run_command
@@ -37,24 +37,27 @@ class AlreadySubmitted(RuntimeError):
     """The role has a respawner already."""
 
 
-def detach(config: Config, pipeline: str, index: int, runner: str, options: Sequence[str]) -> Submission:
+def detach(draft: ConfigDraft, pipeline: str, index: int, runner: str, options: Sequence[str]) -> Submission:
     """Submit shard `index` of `pipeline`, or all shards, to `runner` with a respawner.
 
-    Raises AlreadySubmitted, and ConfigProblems if the role cannot run with `config`, this machine or its Kafka.
+    Raises AlreadySubmitted, and ConfigProblems if the role cannot run with `draft`, this machine or its Kafka.
     """
-    config = with_absolute_paths(config)
+    config = with_absolute_paths(draft.config)
     submission = Submission(config.run_folder, pipeline, index, runner, tuple(options))
-    refuse_submitted(config, pipeline, index, detached=True)
+    if config.run.name:
+        refuse_submitted(config, pipeline, index, detached=True)
     for before in submissions(config.run_folder):
         if before.file == submission.file:
             submission = replace(submission, worker=before.worker, worker_created=before.worker_created)
     _refuse_in_foreground(config, submission)
     from pipelines.run.inputs import record_inputs  # larger imports
+    from pipelines.run.run_names import with_run_name
     from pipelines.run.submission.role_checks import place_problems, sections_of, submission_problems, trial_problems
 
-    problems = [*submission_problems(config, submission), *place_problems(config, submission)]
-    if problems := trial_problems(config, submission, problems):
-        raise ConfigProblems(problems)
+    place = place_problems(with_run_name(config, submission.config), submission)
+    problems = draft.with_problems([*submission_problems(config, submission), *place])
+    if found := trial_problems(config, submission, problems, draft.replaced):
+        raise ConfigProblems(found)
     is_new_run = not config.run_folder.exists()
     submission.file.parent.mkdir(parents=True, exist_ok=True)
     if is_new_run:

@@ -22,7 +22,7 @@ from infra.runners.stopping import STOPPING
 from infra.store.errors import StoreError
 from infra.store.ownership import claim_store
 from operators.relay.config import AUTO
-from pipelines.config import Config, ConfigError, ConfigProblems
+from pipelines.config import Config, ConfigDraft, ConfigError, ConfigProblems
 from pipelines.inspect.log.chunks import rows_of
 from pipelines.inspect.run_state.buffers import SHARD
 from pipelines.inspect.run_state.refused import refused
@@ -40,21 +40,26 @@ from schemas.records import Metric
 from schemas.topics import EXPERIENCES, METRICS
 
 
-def prepare(config: Config, process: RoleProcess, note: Callable[[str], None]) -> None:
+def prepare(draft: ConfigDraft, process: RoleProcess, note: Callable[[str], None]) -> None:
     """Wait for Kafka and create the run's missing topics; `note` receives one-line messages.
 
-    Raises ConfigError if `config` is incomplete for a role or trainer and rollouts would share a GPU,
+    Raises ConfigError if `draft` is wrong or incomplete for a role or trainer and rollouts would share a GPU,
     BrokerUnreachable, TopicError, UnsuitableKafka.
     """
+    config = draft.config
     problems = [problem for role in process.roles for problem in role_problems(config, role)]
     separated = "CUDA_VISIBLE_DEVICES" in os.environ  # the other role may have other GPUs by it
     if not (config.emulated or separated) and process.roles[0].pipeline in ("trainer", "rollout"):
         others = [role for role, pid in roles_here(config) if pid != os.getpid()]
         problems += shared_gpus(config, process.roles[0], others, visible_gpus())
-    if problems:
-        raise ConfigProblems(list(dict.fromkeys(problems)))
     own = replace(config, kafka=config.kafka.for_role(process.roles[0].pipeline))
-    wait_for_brokers(own.kafka.client(), WAIT_S, lambda _, line: note(line), setting=own.kafka.address_setting)
+    try:
+        client = own.kafka.client()
+    except (ValueError, OSError) as error:
+        problems.append(str(error))
+    if all_of_them := draft.with_problems(dict.fromkeys(problems)):
+        raise ConfigProblems(all_of_them)
+    wait_for_brokers(client, WAIT_S, lambda _, line: note(line), setting=own.kafka.address_setting)
     check_kafka(own)  # before any topic is created
     make_topics(own, note)
     if Role("score", ALL_SHARDS) in process.roles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,17 +68,20 @@ def place_problems(config: Config, submitted: Submission) -> Iterator[str]:
     yield from existing_topics(replace(config, kafka=config.kafka.for_role(roles[0].pipeline)))[1]
 
 
-def trial_problems(config: Config, submitted: Submission, known: Sequence[str]) -> list[str]:
+def trial_problems(
+    config: Config, submitted: Submission, known: Sequence[str], replaced: Collection[str] = ()
+) -> list[str]:
     """`known`, and the problems that a trial of the prompts and users' code finds which the roles of `submitted` use.
 
-    Not for a start after the first, nor in the foreground: the errors of a running role are counted.
+    `replaced` as for `all_problems`. Not for a start after the first, nor in the foreground: the errors of a running
+    role are counted.
     """
     tried = {role.pipeline for role in _roles_of(config, submitted) if _uses_own_code(config, role.pipeline)}
     if not tried or not config.run.check_timeout_s:
         return list(known)
     from pipelines.run.trial import all_problems  # imports torch
 
-    return all_problems(config, known, roles=tried).problems
+    return all_problems(config, known, roles=tried, replaced=replaced).problems
 
 
 def _uses_own_code(config: Config, pipeline: str) -> bool:

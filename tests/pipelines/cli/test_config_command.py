@@ -94,3 +94,16 @@ def test_config_schema_is_json(config: Config) -> None:
 @pytest.mark.parametrize("words", [("--diff", "one.toml"), ("--defaults", "--schema"), ("--schema", "extra")])
 def test_config_rejects_invalid_usage(config: Config, words: tuple[str, ...]) -> None:
     assert config(*words).returncode == 2
+
+
+def test_config_diff_names_the_problems_of_both_files(config: Config, tmp_path: Path) -> None:
+    for name, text in (("a", "[rollout]\nslot = 1\nslots = 0\n"), ("b", "[kafka]\npartitions = 0\n")):
+        (tmp_path / f"{name}.toml").write_text(text)
+    done = config("--diff", str(tmp_path / "a.toml"), str(tmp_path / "b.toml"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "laminar: the configurations are not valid: 3 problems",
+        f"  {tmp_path}/a.toml: unknown key rollout.slot; did you mean 'slots'?",
+        f"  {tmp_path}/a.toml: rollout: slots must be at least 1, not 0",
+        f"  {tmp_path}/b.toml: kafka: partitions must be at least 1, not 0",
+    ]

@@ -144,12 +144,14 @@ def test_deploy_lists_all_problems_and_files_outside_the_volume(tmp_path: Path) 
     rewards = '[score]\nrewards = [{name = "mine.py:score"}]\n'
     text = text.replace('task = "chain_sum"', prompts).replace("heldout = 64", 'heldout_path = "/laminar/held.jsonl"')
     file.write_text(text + rewards + '[[rollout.environments]]\nname = "game.py:Game"\n')
-    with pytest.raises(ConfigProblems, match=r"run\.toml cannot be deployed: 5 problems") as caught:
-        plan_of(file)
+    with pytest.raises(ConfigProblems, match=r"run\.toml cannot be deployed: 7 problems") as caught:
+        plan_of(file, ("trainer.optimizer_steps=0", "deploy.imag=x"))
     below = (
         "but must be below deploy.volume_path (/laminar), which all containers mount: copy it there, and set the path"
     )
     for problem in (
+        "--set: unknown key deploy.imag; did you mean 'image'?",
+        "--set: trainer: optimizer_steps must be at least 1, not 0",
         "run.name is not set: it names the topics to read and write",
         f"prompts.path is '{tmp_path}/rows.jsonl', {below} /laminar/rows.jsonl",
         f"rollout.environments is '{tmp_path}/game.py', {below} /laminar/game.py",

@@ -18,7 +18,7 @@ import pytest
 from infra.store.names import default_root
 from infra.store.ownership import open_folder
 from pipelines.cli.main import main
-from pipelines.config import ConfigError, load_config, parse_config, save_config
+from pipelines.config import ConfigDraft, ConfigError, load_config, parse_config, save_config
 from pipelines.inspect.run_folders import read_run
 from pipelines.inspect.submissions import Submission, read_submission, submissions
 from pipelines.roles import submitted_process
@@ -234,4 +234,4 @@ def test_submitted_trainer_refuses_the_gpus_of_a_rollout(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as held:
         held.bind(f"\0{name}")
         with pytest.raises(ConfigError, match="trainer and rollout-0, which runs on this machine, share GPU 0"):
-            guard.prepare(config, submitted_process(config, "trainer", 0), lambda line: None)
+            guard.prepare(ConfigDraft(config), submitted_process(config, "trainer", 0), lambda line: None)
