@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from infra.kafka.acls import Acl
-from schemas.topics import CATALOGUE, CONTROL, INBOX, group_name, run_prefix
+from schemas.topics import CATALOGUE, CONTROL, EXPERIENCES, INBOX, RELAY, REPLICAS, group_name, run_prefix
 
 EVERYBODY = "every pipeline"
 PEOPLE = "people"
@@ -14,8 +14,10 @@ EXPORT = "export"
 """Exports read everything; the offsets of their group are for display."""
 FENCED_ROLES = {"placement": "rollout"}
 """Roles that may fence another role's transactional.id."""
-WATCHED_ROLES = {"prompts": "placement"}
-"""Roles that read the group offsets of another role."""
+ENDS_RUN = "prompts"
+"""The role that draws the last question of a run, and ends it once nothing is left to train: it observes all roles."""
+OBSERVED = (RELAY, REPLICAS, EXPERIENCES)
+"""What it reads for this, beside its own topics."""
 
 
 def role_acls(run: str, roles: Iterable[str]) -> list[Acl]:
@@ -42,8 +44,9 @@ def _role_acls(run: str, role: str) -> Iterator[Acl]:
         yield Acl(
             role, "transactional-id", group_name(run, FENCED_ROLES[role]).removesuffix("0"), True, ("Write", "Describe")
         )
-    if role in WATCHED_ROLES:
-        yield Acl(role, "group", group_name(run, WATCHED_ROLES[role]).removesuffix("0"), True, ("Describe",))
+    if role == ENDS_RUN:
+        yield Acl(role, "group", run_prefix(run), True, ("Describe",))
+        yield from (Acl(role, "topic", topic.name(run), False, ("Read",)) for topic in OBSERVED)
 
 
 def _own_group_and_id(run: str, role: str, prefix: str) -> Iterator[Acl]:

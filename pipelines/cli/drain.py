@@ -22,7 +22,7 @@ def drain_command(
     json: JsonOption = False,
 ) -> Report:
     """Drain the pipelines submitted with --detach: stop new prompts, finish and score all trajectories, then stop the
-    pipelines in order. Exits with 1 if --timeout passes before.
+    pipelines in order, and audit the run. Exits with 1 if --timeout passes before, or the audit failed.
 
     \b
     Examples:
@@ -30,10 +30,10 @@ def drain_command(
     """
     from pipelines.config import load_config
     from pipelines.inspect.log.pauses import is_paused
-    from pipelines.inspect.run_folders import find_run, run_command
+    from pipelines.inspect.run_folders import find_run, newest_audit, run_command
     from pipelines.inspect.submissions import submissions
     from pipelines.roles import DATA_PLANE
-    from pipelines.run.drain import drain
+    from pipelines.run.drain import drain, final_audit
     from pipelines.run.submission.detached import remove_unused_store
 
     found = find_run(folder, run)
@@ -47,8 +47,9 @@ def drain_command(
             f"`{run_command(found.folder, 'runs pause')}` first"
         )
     left = drain(running, config, deadline, lambda line: print_escaped(line, err=True))
-    data = {"run": found.run, "drained": not left, "running": left}
+    passed, audited = (True, "") if left or found.supervised else final_audit(found.folder, config)
+    data = {"run": found.run, "drained": not left, "running": left, "audit": newest_audit(found.folder)}
     store = "" if left else remove_unused_store(running)
     text = f"run {found.run} is drained" if not left else f"still running after {timeout:g} s: {', '.join(left)}"
-    text += f"; {store}" if store else ""
-    return Report(data, lambda: text, as_json=json, exit_code=1 if left else 0)
+    text = "; ".join(filter(None, (text, audited, store)))
+    return Report(data, lambda: text, as_json=json, exit_code=0 if passed and not left else 1)

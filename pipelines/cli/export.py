@@ -319,7 +319,9 @@ def _run_pipeline(
             run_pipeline(lambda pipeline: build(pipeline, config, connection.client), runner, options, close_shards)
         except RuntimeError as error:
             if log_of_ended() is None:
-                raise ExportError(str(error).partition(" [while running")[0]) from error
+                failed = ExportError(str(error).partition(" [while running")[0])
+                failed.add_note(f"what was written to {config.folder} is valid: the same command continues the export")
+                raise failed from error
             logging.getLogger(__name__).warning("the pipeline failed when the run ended: %s", error)
     if (log := log_of_ended()) is not None:
         print_error_line("the run has ended, and its broker with it: the rest is read from the files of its log")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.options import JsonOption, Printing, RunOption, RunsFolder
@@ -57,7 +58,7 @@ def status_command(run: RunOption = None, folder: RunsFolder = RUNS, json: JsonO
     from pipelines.inspect.run_folders import find_run
 
     found = find_run(folder, run)
-    state, problem = (_read_state(found), None) if found.supervised else _state_from_log(found)
+    state, problem = (_read_state(found), None) if found.supervised else state_from_log(found)
     phase = _phase(found, state, problem)
     data = {**to_json(found), "phase": phase}
     for name, role in data["roles"].items():
@@ -93,7 +94,8 @@ def _cells(run: Row) -> Row:
     """Return the table cells of a row of `to_json`."""
     from pipelines.present.view.text import clock
 
-    started, ended = run["started_at"], run["ended_at"] or (time.time() if run["status"] == "running" else None)
+    works = run["status"] == "running" or any(role.get("alive") for role in run["roles"].values())
+    started, ended = run["started_at"], run["ended_at"] or (time.time() if works else None)
     return {
         **run,
         "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)) if started else None,
@@ -108,15 +110,17 @@ def _read_state(run: RunFolder) -> RunState:
     from pipelines.inspect.run_state.events import PhaseStarted, RolesChanged, Tick
     from pipelines.inspect.run_state.local_run import started_run
     from pipelines.inspect.run_state.state import fold_all
+    from pipelines.present.report.series import whole_run
 
     at = int((run.state.get("ended_at") or (time.time() if run.status == "running" else 0)) * 1000)
     state = started_run(run)
     metrics = read_metrics(run.folder / METRICS_FILE)
     ended = [] if run.status == "running" else [PhaseStarted(run.status, at)]
+    state = replace(state, whole=whole_run(metrics) if ended else None)
     return fold_all(state, [*metrics, *ended, RolesChanged(_roles(run)), Tick(at)])
 
 
-def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
+def state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
     """Read the state of a run of `submit --detach`, which has no metrics file, from its topics.
 
     If they cannot be read the state has the processes only, and the reason is returned with it.
@@ -124,9 +128,8 @@ def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
     from infra.kafka.ranges import UnknownTopic
     from infra.kafka.readiness import BrokerUnreachable
     from pipelines.cli.options import connect
-    from pipelines.cli.watch import attached, catch_up
+    from pipelines.cli.watch import attached, catch_up, ended_state
     from pipelines.inspect.run_state.events import RolesChanged, Tick
-    from pipelines.inspect.run_state.local_run import stopped_run
     from pipelines.inspect.run_state.state import fold_all
 
     try:
@@ -136,7 +139,7 @@ def _state_from_log(run: RunFolder) -> tuple[RunState, str | None]:
     except (BrokerUnreachable, UnknownTopic) as error:
         return _read_state(run), str(error)
     if run.status != "running":
-        return fold_all(stopped_run(state, run), [RolesChanged(_roles(run))]), None
+        return fold_all(ended_state(state, run), [RolesChanged(_roles(run))]), None
     return fold_all(state, [RolesChanged(_roles(run)), Tick(int(time.time() * 1000))]), None
 
 

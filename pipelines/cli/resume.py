@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.cli.options import JsonOption, RunOption, RunsFolder
 from pipelines.inspect.run_files import SUBMITTED
-from pipelines.inspect.run_folders import RUNS, RunFolder
+from pipelines.inspect.run_folders import RUNS, RunFolder, laminar_command, run_command
 from pipelines.present.output import Report
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ def resume_command(
 
     Pipelines submitted with --detach are started again in the background, except those that `laminar runs stop --role`
     has ended; each is checked before the first is started. A process whose respawner was killed is stopped, and its
-    successor continues. A run of `laminar run` continues in the
-    foreground until it reaches its goal, with its own broker. A run that has reached its goal continues with more
+    successor continues. With --set those that read the setting are stopped and submitted again. A run of `laminar run`
+    continues in the foreground until it reaches its goal, with its own broker. A run at its goal continues with more
     optimizer steps; its model so far stays as model-STEPS.
 
     A run is not resumed if a file that it reads has changed since it started: prompts, held-out questions, the code of
@@ -47,43 +49,101 @@ def resume_command(
       laminar runs resume --run first
       laminar runs resume --run first --set trainer.optimizer_steps=200
     """
-    from pipelines.inspect.run_folders import find_run_to_resume, laminar_command
+    from pipelines.inspect.run_folders import find_run_to_resume
     from pipelines.inspect.submissions import submissions
+
+    found = find_run_to_resume(folder, run)
+    submitted = submissions(found.folder)
+    if not changes and (found.reached or _is_at_goal(found, submitted)):
+        nothing = {"run": found.run, "resumed": {}}
+        text = f"run {found.run} has reached its goal; to extend it: --set trainer.optimizer_steps=NUMBER"
+        if any(each.working_process() for each in submitted):
+            text += f"; to end it: `{run_command(found.folder, 'runs drain')}`"
+        return Report(nothing, lambda: f"nothing to resume: {text}", as_json=json)
+    stopped = found.supervised and found.status != "running"
+    if changes and not stopped and (found.supervised or not submitted):
+        raise typer.BadParameter(_unchangeable(found), param_hint="--set")
+    if not stopped:
+        return _resume_submitted(found, submitted, changes or [], accept_changes, json)
+    from pipelines.run.local import resume_locally
+    from pipelines.run.stop_requests import StopRequests
+    from pipelines.run.submission.detached import start_respawner
+
+    for each in _absent(found, submitted, [], accept_changes):
+        start_respawner(each)
+    stops = context.with_resource(StopRequests(final=bool(context.obj)))
+    return resume_locally(found, stops, changes=changes or [], accept_changes=accept_changes, as_json=json)
+
+
+def _is_at_goal(found: RunFolder, submitted: Sequence[Submission]) -> bool:
+    """Whether the submitted roles of a run have done all that it needs, as far as its Kafka shows it."""
+    if found.supervised or not submitted:
+        return False
+    from pipelines.cli.local_runs import state_from_log
+    from pipelines.config import ConfigError, load_config
+    from pipelines.inspect.run_folders import config_file
+    from pipelines.inspect.run_state.goal import is_reached, is_trained
+
+    file = config_file(found.folder)
+    with suppress(ConfigError):  # it is shown when the roles are checked
+        config = load_config(file or submitted[0].config)
+        state, problem = state_from_log(found)
+        evaluates = any(role.pipeline == "evaluation" for each in submitted for role in each.roles(config))
+        return problem is None and (is_reached if evaluates else is_trained)(state, config)
+    return False
+
+
+def _absent(
+    found: RunFolder, submitted: Sequence[Submission], changes: list[str], accept_changes: bool
+) -> list[Submission]:
+    """The roles that have ended, but not for good; they can run with `changes`. Raises ConfigProblems."""
+    from pipelines.run.submission.role_checks import check_submissions
+
+    absent = [each for each in submitted if each.state != "removed" and each.respawner() is None]
+    check_submissions(found.folder, absent, changes, accept_changes=accept_changes)
+    return absent
+
+
+def _resume_submitted(
+    found: RunFolder, submitted: Sequence[Submission], changes: list[str], accept_changes: bool, as_json: bool
+) -> Report:
+    from pipelines.inspect.submissions import read_submission
+    from pipelines.run.submission.change import SettingsChange
     from pipelines.run.submission.detached import start_respawner
     from pipelines.run.submission.role_checks import check_submissions
 
-    found = find_run_to_resume(folder, run)
-    if found.reached and not changes:
-        nothing = {"run": found.run, "resumed": {}}
-        text = f"run {found.run} has reached its goal; to extend it: --set trainer.optimizer_steps=NUMBER"
-        return Report(nothing, lambda: f"nothing to resume: {text}", as_json=json)
-    stopped = found.supervised and found.status != "running"
-    if changes and not stopped:
-        raise typer.BadParameter(_unchangeable(found), param_hint="--set")
-    submitted = submissions(found.folder)
-    absent = [each for each in submitted if each.state != "removed" and each.respawner() is None]
-    check_submissions(found.folder, absent, accept_changes=accept_changes)
+    change = SettingsChange(submitted, changes) if changes else None
+    absent = _absent(found, submitted, changes, accept_changes)
+    again = [each for each in change.concerned if each not in absent] if change is not None else []
+    check_submissions(found.folder, again, changes, accept_changes=accept_changes)
+    left = change.apply() if change is not None else []
     resumed = [start_respawner(each) for each in absent]
-    if stopped:
-        from pipelines.run.local import resume_locally
-        from pipelines.run.stop_requests import StopRequests
-
-        stops = context.with_resource(StopRequests(final=bool(context.obj)))
-        return resume_locally(found, stops, changes=changes or [], accept_changes=accept_changes, as_json=json)
-    data = {"run": found.run, "resumed": {each.role.name: each.pid for each in resumed}}
-    names = ", ".join(each.role.name for each in resumed)
+    again = [start_respawner(read_submission(each.file)) for each in again if each.role.name not in left]
+    data = {"run": found.run, "resumed": {each.role.name: each.pid for each in (*resumed, *again)}, "running": left}
+    parts = [f"changed {', '.join(change.keys) or 'nothing'} of run {found.run}"] if change is not None else []
+    parts += [f"submitted again: {_names(again)}"] if again else []
+    parts += [f"still ending: {', '.join(left)} (`{run_command(found.folder, 'runs resume')}` then)"] if left else []
     if resumed:
-        text = f"resumed run {found.run}: {names}"
-    elif submitted or found.supervised:
-        text = f"nothing to resume: all of run {found.run} is running"
-    else:
-        text = f"nothing to resume: no role of run {found.run} was submitted with --detach"
+        parts.append(f"resumed run {found.run}: {_names(resumed)}")
+    elif not parts:
+        parts.append(_nothing(found, submitted))
     if removed := [each.role.name for each in submitted if each.state == "removed"]:
-        again = f"{laminar_command()} submit ROLE {found.folder / SUBMITTED}/ROLE.toml --detach"
-        text += f"; ended for good: {', '.join(removed)} (`{again}` starts one again)"
-    if resumed and (reason := _kafka_problem(resumed[0])):
+        start = f"{laminar_command()} submit ROLE {found.folder / SUBMITTED}/ROLE.toml --detach"
+        parts.append(f"ended for good: {', '.join(removed)} (`{start}` starts one again)")
+    text = "; ".join(parts)
+    if (started := [*resumed, *again]) and (reason := _kafka_problem(started[0])):
         text += f". The roles wait for Kafka, which does not respond: {reason}"
-    return Report(data, lambda: text, as_json=json)
+    return Report(data, lambda: text, as_json=as_json, exit_code=1 if left else 0)
+
+
+def _nothing(found: RunFolder, submitted: Sequence[Submission]) -> str:
+    if submitted or found.supervised:
+        return f"nothing to resume: all of run {found.run} is running"
+    return f"nothing to resume: no role of run {found.run} was submitted with --detach"
+
+
+def _names(submitted: Sequence[Submission]) -> str:
+    return ", ".join(each.role.name for each in submitted)
 
 
 def _kafka_problem(submitted: Submission) -> str | None:
@@ -94,13 +154,10 @@ def _kafka_problem(submitted: Submission) -> str | None:
 
 
 def _unchangeable(found: RunFolder) -> str:
-    """Why a resumption cannot change settings of a run that is running or was submitted, and how they are changed."""
-    from pipelines.inspect.run_folders import laminar_command, run_command
-
+    """Why a resumption cannot change settings of a run that is running, or whose roles no respawner keeps running."""
     if found.supervised:
         return f"run {found.run} is running: stop it before with `{run_command(found.folder, 'runs stop')}`"
     return (
-        f"each role of run {found.run} was submitted with a configuration of its own, in {found.folder / SUBMITTED}/: "
-        f"end the role with `{run_command(found.folder, 'runs stop --role ROLE')}`, then submit it again with "
-        f"`{laminar_command()} submit ROLE {found.folder / SUBMITTED}/ROLE.toml --detach --set SECTION.KEY=VALUE`"
+        f"no role of run {found.run} was submitted with --detach: end each that reads the setting (Ctrl-C or SIGTERM "
+        f"drain it), and start it again with `{laminar_command()} submit ROLE CONFIG --set SECTION.KEY=VALUE`"
     )

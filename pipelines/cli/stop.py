@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from pipelines.cli.local_runs import to_json
 from pipelines.cli.options import JsonOption, RunOption, RunsFolder
+from pipelines.cli.resume import KAFKA_TIMEOUT_S
+from pipelines.inspect.run_files import CONFIG_FILE
 from pipelines.inspect.run_folders import RUNS, RunFolder
 from pipelines.present.output import Report
 
@@ -27,7 +30,8 @@ def stop_command(
     """Stop a run: its roles drain and commit, then its own broker stops. Exits with 1 if it still runs after --timeout.
 
     A role that is stopped with --role is not resumed with its run; `laminar submit ROLE --detach` starts it again. To
-    end a rollout without generating a token twice, drain its replicas first: `laminar replicas drain`.
+    end a rollout without generating a token twice, drain its replicas first: `laminar replicas drain`. A run whose
+    submitted roles have trained all steps is audited; exits with 1 if that failed, too.
 
     \b
     Examples:
@@ -63,8 +67,26 @@ def stop_command(
         text = f"run {found.run} ({what}) is still running after {timeout:g} s: see {found.folder}/logs"
     if stopped and (store := remove_unused_store(submitted)):
         text += f"; {store}"
-    now = read_run(found.folder)
-    return Report({**to_json(now), "stopped": stopped}, lambda: text, as_json=json, exit_code=0 if stopped else 1)
+    passed, audited = (True, "") if found.supervised or not (stopped and active) else _final_audit(found)
+    text += f"; {audited}" if audited else ""
+    now, code = read_run(found.folder), 0 if stopped and passed else 1
+    return Report({**to_json(now), "stopped": stopped}, lambda: text, as_json=json, exit_code=code)
+
+
+def _final_audit(found: RunFolder) -> tuple[bool, str]:
+    """Audit a run that has trained all its steps; whether that passed, and in words. Another run is to be resumed."""
+    from infra.kafka.readiness import ClientError, connection_problem
+    from pipelines.config import ConfigError, load_config
+    from pipelines.inspect.log.manifests import final_version
+    from pipelines.inspect.run_folders import config_file
+    from pipelines.run.drain import final_audit
+
+    with suppress(ConfigError, ClientError, OSError):  # it has stopped all the same
+        config = load_config(config_file(found.folder) or found.folder / CONFIG_FILE)
+        client = config.kafka.client()
+        if not connection_problem(client.admin(), KAFKA_TIMEOUT_S) and final_version(client, config.run.name):
+            return final_audit(found.folder, config)
+    return True, ""
 
 
 def _stop_role(found: RunFolder, role: str, deadline: float, timeout: float, *, as_json: bool) -> Report:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +16,8 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import JsonOption
 from pipelines.cli.run import ConfigArgument, SetOption
 from pipelines.distribution import LAMINAR
+from pipelines.inspect.run_files import SUBMITTED
+from pipelines.inspect.run_folders import run_command
 from pipelines.present.output import Report
 from pipelines.present.progress import ProgressPrinter
 from pipelines.roles import (
@@ -150,6 +153,10 @@ def submit(
             with claimed_store(loaded, process), guarded(loaded, process):
                 run_process(loaded, process, runner, context.args)
     except Exception as error:
+        detached = (loaded.run_folder / SUBMITTED / f"{process.name}.json").exists()
+        if isinstance(error, RunFailing) and error.resume and detached:
+            again = run_command(loaded.run_folder, "runs resume", error.resume)
+            error.add_note(f"once that is fixed, resume the run: `{again}`")
         if isinstance(error, RunFailing) or is_permanent(error):  # another start would fail again
             raise _cannot_run(error) from None
         raise
@@ -160,7 +167,8 @@ def submit(
 
 def _cannot_run(error: Exception) -> typer.Exit:
     """Print `error`; the exit code by which a respawner or process manager does not start the role again."""
-    print_wrapped("\n  ".join([f"laminar: {error}", *getattr(error, "detail_lines", ())]), err=True)
+    text = "; ".join([str(error), *getattr(error, "__notes__", [])])
+    print_wrapped("\n  ".join([f"laminar: {text}", *getattr(error, "detail_lines", ())]), err=True)
     return typer.Exit(CANNOT_RUN)
 
 
@@ -210,7 +218,9 @@ def _outlined(
 def _detached(
     draft: ConfigDraft, pipeline: str, index: int, runner: str, beam_options: list[str], json: bool
 ) -> Report:
+    from infra.kafka.readiness import ClientError
     from pipelines.config import ConfigError
+    from pipelines.inspect.log.manifests import final_version
     from pipelines.run.submission.detached import detach
 
     run = draft.config.run.name
@@ -219,6 +229,13 @@ def _detached(
     except ConfigError as error:
         raise _cannot_run(error) from None
     name = submission.role.name
-    data = {"role": name, "run": run, "respawner": submission.pid, "log": str(submission.log)}
+    data: dict[str, Any] = {"role": name, "run": run, "respawner": submission.pid}
     text = f"submitted {name} of run {run}: respawner {submission.pid}, log {submission.log}"
+    config, last = draft.config, None
+    with suppress(ClientError):  # it works, and may not read the topic
+        last = final_version(config.kafka.for_role(submission.roles(config)[0].pipeline).client(), run)
+    if last is not None and last.number >= config.trainer.optimizer_steps:
+        extend = run_command(config.run_folder, "runs resume", "--set trainer.optimizer_steps=NUMBER")
+        text += f"; the run has trained all {last.number} steps, so nothing is left to do; to extend it: {extend}"
+    data |= {"log": str(submission.log), "trained_steps": None if last is None else last.number}
     return Report(data, lambda: text, json)

@@ -9,14 +9,16 @@ import typer
 
 from infra.escaping import print_escaped
 from infra.kafka.admin import TopicDescription, admin_client, describe, end_offsets, list_topics
-from infra.kafka.lag import group_lags, list_groups, record_counts
+from infra.kafka.lag import Lag, group_lags, list_groups, record_counts
 from infra.kafka.offset_span import parse_span
 from infra.kafka.ranges import partition_ranges, resolve_span
 from pipelines.cli.options import Address, JsonOption, Printing
 from pipelines.cli.run import ConfigArgument
 from pipelines.cli.topic_names import TopicArgument, full_name
+from pipelines.inspect.log.manifests import final_version
 from pipelines.present.output import Report, Row, RowOutput
-from schemas.topics import CATALOGUE, run_prefix
+from pipelines.present.view.text import beyond_goal_text
+from schemas.topics import BATCHES, CATALOGUE, run_prefix
 
 LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag")
 
@@ -74,6 +76,8 @@ def describe_command(address: Address, topic: TopicArgument, json: JsonOption = 
 def lag_command(address: Address, printing: Printing) -> RowOutput:
     """Show each pipeline's consumer lag. All records below a committed offset are processed.
 
+    Once all optimizer steps are trained, the trainer needs no more batches: those beyond the goal are no lag.
+
     \b
     Examples:
       laminar topics lag
@@ -82,13 +86,22 @@ def lag_command(address: Address, printing: Printing) -> RowOutput:
     connection = address.open_log()
     with admin_client(connection.client) as admin:
         lags = group_lags(admin, list_groups(admin, run_prefix(connection.run)))
-    rows = [
-        dict(
-            zip(LAG_COLUMNS, (each.group, each.topic, each.partition, each.committed, each.end, each.lag), strict=True)
-        )
-        for each in lags
-    ]
-    return RowOutput([rows], LAG_COLUMNS, printing.form(), f"run {connection.run} has no consumer groups")
+    batches = BATCHES.name(connection.run)
+    left = any(each.topic == batches and each.lag for each in lags)
+    beyond_goal = left and final_version(connection.client, connection.run) is not None
+    rows = [_lag_row(each, beyond_goal and each.topic == batches) for each in lags]
+    none = f"run {connection.run} has no consumer groups"
+    return RowOutput([rows], LAG_COLUMNS, printing.form(), none, cells=_lag_cells)
+
+
+def _lag_row(lag: Lag, beyond_goal: bool) -> Row:
+    values = (lag.group, lag.topic, lag.partition, lag.committed, lag.end, 0 if beyond_goal else lag.lag)
+    return {**dict(zip(LAG_COLUMNS, values, strict=True)), "beyond_goal": lag.lag if beyond_goal else 0}
+
+
+def _lag_cells(row: Row) -> Row:
+    beyond = row["beyond_goal"]
+    return {**row, "lag": f"{row['lag']} ({beyond_goal_text(beyond)})"} if beyond else row
 
 
 def offsets_command(

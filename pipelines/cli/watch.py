@@ -14,6 +14,7 @@ import typer
 from infra.escaping import print_escaped
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption, RunClient, RunStarting
+from pipelines.inspect.run_folders import RUNS
 from pipelines.inspect.run_state.local_run import in_phase, started_run, stopped_run
 from pipelines.inspect.run_state.state import FIRST_PHASES, RunState, fold_all, new_run
 from pipelines.present.output import Report
@@ -61,7 +62,7 @@ def watch(
         ended = local is not None and not local.supervised and local.status != "running"
         stopped = connection.client.log is not None or ended
         if local is not None and stopped:
-            state = stopped_run(state, local)
+            state = ended_state(state, local)
         if json or plain or stopped or not sys.stdout.isatty():
             return Report(state_to_json(state), lambda: _snapshot(state), as_json=json)
         from pipelines.present.view.console import console
@@ -139,6 +140,15 @@ def catch_up(watching: Watch) -> RunState:
         if replace(newest, now=state.now) != state:
             state, changed_at = newest, time.monotonic()
     return watching.state
+
+
+def ended_state(state: RunState, run: RunFolder) -> RunState:
+    """Return `state` at the end of `run` of this machine, with the figures of the whole run."""
+    from pipelines.cli.report import metrics_of
+    from pipelines.present.report.series import whole_run
+
+    metrics = metrics_of(run, str(run.folder.absolute()), RUNS)
+    return replace(stopped_run(state, run), whole=whole_run(metrics))
 
 
 def local_run(address: Address) -> RunFolder | None:

@@ -26,7 +26,7 @@ from pipelines.inspect.run_files import (
     SUBMITTED,
 )
 from pipelines.inspect.run_state.learning import WARN_STEPS
-from pipelines.inspect.run_times import downtime_s
+from pipelines.inspect.run_times import NOT_RUNNING, downtime_s
 from schemas.release import OldRelease
 
 if TYPE_CHECKING:
@@ -301,6 +301,8 @@ def _read_submitted(folder: Path) -> RunFolder:
         "roles": roles,
         "phase": phase if working else status,
         "started_at": started_at,
+        "ended_at": None if working else max((_last_alive_at(each) for each in found), default=0.0) or None,
+        "phases": {NOT_RUNNING: sum(each.down_s for each in found)},
         "error": errors,
     }
     newest = max(found, key=lambda each: each.pid_created, default=None)
@@ -333,6 +335,16 @@ def _submitted_role(submission: Submission) -> dict[str, Any]:
         "last_ended_at": submission.last_ended_at,
         "log": str(submission.log),
     }
+
+
+def _last_alive_at(submission: Submission) -> float:
+    """When the role has ended or, if it was killed, last reported, in Unix seconds; 0 if neither is known."""
+    from pipelines.roles import liveness_file
+
+    times = [submission.ended_at or 0.0]
+    with suppress(OSError):  # a process that ends removes it
+        times.append(liveness_file(submission.folder, submission.role.name).stat().st_mtime)
+    return max(times)
 
 
 def _is_ready(folder: Path, role: str) -> bool:

@@ -10,17 +10,22 @@ logs/score.log           its log
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from infra.files import write_atomically
 from pipelines.inspect.run_files import FIRST_SUBMITTED, LOGS, SUBMITTED
 from pipelines.inspect.run_folders import process_of
-from pipelines.roles import ALL_PIPELINES, DATA_PLANE, Role
+from pipelines.roles import ALL_PIPELINES, DATA_PLANE, Role, submitted_process
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import psutil
+
+    from pipelines.config import Config
 
 JobState = Literal["up", "ended", "failed", "removed"]
 SubmissionStatus = Literal["up", "unsupervised", "died", "ended", "failed", "removed"]
@@ -31,7 +36,8 @@ class Submission:
     """A submitted role of the run in `folder`; `state` is what was written last, `error` why it failed.
 
     `pid` is its respawner, `worker` the process of the pipeline, which the respawner starts. `last_error` is why the
-    process ended before its last restart, at `last_ended_at` in Unix seconds.
+    process ended before its last restart, at `last_ended_at` in Unix seconds. `ended_at` is its own end, `down_s` the
+    seconds in which no role of the run worked before it was started again.
     """
 
     folder: Path
@@ -48,11 +54,17 @@ class Submission:
     error: str | None = None
     last_error: str | None = None
     last_ended_at: float | None = None
+    ended_at: float | None = None
+    down_s: float = 0.0
 
     @property
     def role(self) -> Role:
         """The role; the data plane counts as one."""
         return Role(self.pipeline, self.index)
+
+    def roles(self, config: Config) -> Sequence[Role]:
+        """The roles that it runs with `config`."""
+        return submitted_process(config, self.pipeline, self.index).roles
 
     @property
     def file(self) -> Path:
@@ -91,12 +103,21 @@ class Submission:
         """The process of the pipeline, None if it has ended."""
         return process_of({"pid": self.worker, "pid_created": self.worker_created})
 
+    def ended(self, state: JobState, error: str | None = None) -> Submission:
+        """The same at its end."""
+        return replace(self, state=state, error=error, ended_at=time.time())
+
     def write(self) -> None:
         """Write the file; the first one of a run dates its start."""
-        if not (first := self.folder / FIRST_SUBMITTED).exists():
-            first.touch()
+        date_start(self.folder)
         fields = {**asdict(self), "folder": str(self.folder)}
         write_atomically(self.file, json.dumps(fields, indent=1))
+
+
+def date_start(folder: Path) -> None:
+    """Date the start of the run in `folder`, whose first role is submitted, unless that has been done."""
+    if not (first := folder / FIRST_SUBMITTED).exists():
+        first.touch()
 
 
 def submissions(folder: Path) -> list[Submission]:

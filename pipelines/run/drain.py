@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from infra.files import write_atomically
 from infra.kafka.admin import admin_client
 from infra.kafka.lag import group_lags, list_groups
-from infra.kafka.properties import ClientProperties
-from infra.kafka.topic_reader import last_records, read_rows
+from infra.kafka.readiness import ClientError
+from infra.kafka.topic_reader import read_rows
 from pipelines.config import Config
+from pipelines.inspect.audit.audit_run import audit
+from pipelines.inspect.audit.result import findings_text
+from pipelines.inspect.log.manifests import final_version
 from pipelines.inspect.log.pauses import is_paused
+from pipelines.inspect.run_files import AUDIT_FILE
+from pipelines.inspect.run_folders import run_command
 from pipelines.inspect.submissions import Submission
 from pipelines.run.submission.detached import stop
-from schemas.records import ReplicaStatus, WeightVersion
-from schemas.topics import PROMPTS, RELAY, REPLICAS, TRAJECTORIES, run_prefix
+from schemas.records import ReplicaStatus
+from schemas.topics import PROMPTS, REPLICAS, TRAJECTORIES, run_prefix
 
 CHECK_EVERY_S = 2.0
 IDLE_CHECKS = 3
 """The run must be idle in this many consecutive checks, because heartbeats report new work with a delay."""
-NEWEST_MANIFESTS = 8
 CONSUMED = {"placement": PROMPTS, "score": TRAJECTORIES}
 """Topics that must have no lag, by the pipeline that consumes them."""
 
@@ -51,13 +58,14 @@ def drain(active: Sequence[Submission], config: Config, deadline: float, note: C
 def is_idle(config: Config) -> bool:
     """Whether all prompts are dispatched, all replicas idle and all trajectories scored, according to Kafka.
 
-    The prompts of a run that is paused, or has trained all its steps, are not dispatched, so they are not counted.
+    The prompts of a run that is paused, or has trained all its steps, are not dispatched, so they are not counted:
+    after the last step what is outstanding will never be trained.
     """
     client, run = config.kafka.client(), config.run.name
     prefix = run_prefix(run)
     with admin_client(client) as admin:
         lags = group_lags(admin, list_groups(admin, prefix))
-    wanted = {"score": TRAJECTORIES} if is_paused(client, run) or _has_final_version(client, run) else CONSUMED
+    wanted = {"score": TRAJECTORIES} if is_paused(client, run) or final_version(client, run) is not None else CONSUMED
     for pipeline, topic in wanted.items():
         own = [lag for lag in lags if lag.group.startswith(f"{prefix}{pipeline}.") and lag.topic == topic.name(run)]
         behind: dict[int, int] = {}
@@ -69,7 +77,18 @@ def is_idle(config: Config) -> bool:
     return not any(status.running or status.waiting for status in last.values())
 
 
-def _has_final_version(client: ClientProperties, run: str) -> bool:
-    """Whether the trainer has published its last version: what is outstanding then will never be trained."""
-    newest = (row for record in last_records(client, RELAY.name(run), NEWEST_MANIFESTS) for row in record.rows)
-    return any(isinstance(row, WeightVersion) and row.final for row in newest)
+def final_audit(folder: Path, config: Config) -> tuple[bool, str]:
+    """Audit the run in `folder`, whose roles have ended, and keep the result where `laminar run` does.
+
+    Returns whether nothing speaks against the run, and the result in words.
+    """
+    client, timeout_s = config.kafka.client(), config.kafka.transaction_timeout_s
+    try:
+        found = audit(client, config.run.name, ended=True, transaction_timeout_s=timeout_s)
+    except (ClientError, RuntimeError) as error:
+        return True, f"not audited: {error}; `{run_command(folder, 'runs audit', '--ended')}` repeats it"
+    write_atomically(folder / AUDIT_FILE, json.dumps(found.to_json(), indent=1))
+    if found.passed:
+        return True, "the audit passed: no trajectory lost or trained twice"
+    lists = run_command(folder, "runs audit", "--ended")
+    return False, f"the audit FAILED: {findings_text(found.to_json())}; `{lists}` lists them"

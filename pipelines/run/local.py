@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
-from pipelines.config import Config, ConfigError, ConfigProblems, flattened, load_config, read_config
+from pipelines.config import Config, ConfigError, ConfigProblems, load_config, read_config
 from pipelines.inspect.run_files import (
     AUDIT_FILE,
     AUDIT_SO_FAR_FILE,
@@ -40,6 +40,7 @@ from pipelines.run.inputs import (
     record_inputs,
     set_options,
 )
+from pipelines.run.resumable import check_resumable, keep_model
 from pipelines.run.run_guard import RunFailing
 from pipelines.run.run_kafka import BrokerDiskFull, RunLost
 from pipelines.run.start_checks import problems_of
@@ -47,26 +48,6 @@ from pipelines.run.state import RunStateFile, link_latest, remove_run
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import Supervisor
 
-RESUMABLE = (
-    "trainer.optimizer_steps",
-    "trainer.checkpoint_every",
-    "trainer.checkpoints_kept",
-    "trainer.lost_batches",
-    "trainer.learner.max_skipped_batches",
-    "score.shards",
-    "run.layout",
-    "run.audit_every_s",
-    "run.stop_error_share",
-    "run.stop_error_window",
-    "run.warn_steps",
-    "run.allow_no_learning",
-    "prompts.max_refused_share",
-    "prompts.epochs",
-    "run.check_timeout_s",
-    "kafka.outage_timeout_s",
-    "agents.memory_limit_mb",
-)
-"""The keys that may change when a run is resumed: no record of the run depends on them."""
 MAX_DETAILS = 8
 """Lines of an error's details in state.json."""
 
@@ -133,8 +114,7 @@ def resume_locally(
     def begin() -> None:
         if changed:
             accept_inputs(config, run.folder / INPUTS_FILE, changed)
-        if config.trainer.optimizer_steps > before.trainer.optimizer_steps:
-            _keep_model(run.folder, before.trainer.optimizer_steps)
+        keep_model(run.folder, before, config)
         # Those of the end before would be taken for those of the run as it is.
         for name in (SUMMARY_FILE, AUDIT_FILE, AUDIT_SO_FAR_FILE):
             (run.folder / name).unlink(missing_ok=True)
@@ -253,30 +233,6 @@ def _end_failed(state: RunStateFile, error: BaseException, options: str = "") ->
         if isinstance(error, RunFailing):
             options = f"{options} {error.resume}".strip()
         error.add_note(f"once that is fixed, resume the run: `{run_command(state.folder, 'runs resume', options)}`")
-
-
-def check_resumable(before: Config, after: Config) -> None:
-    """Raise ConfigError if configuration `after` of a resumed run is not like `before`, except for RESUMABLE keys."""
-    old, new = flattened(before), flattened(after)
-    fixed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in RESUMABLE)
-    if fixed:
-        raise ConfigError(
-            f"{', '.join(fixed)} cannot change in a resumed run, because its records were made with the old value; "
-            f"these can: {', '.join(RESUMABLE)}. For another setting start a new run"
-        )
-    steps, goal = after.trainer.optimizer_steps, before.trainer.optimizer_steps
-    if steps < goal:
-        raise ConfigError(
-            f"trainer.optimizer_steps = {steps} is less than the run's goal of {goal} steps; a run may stay stopped "
-            "before its goal: `laminar weights pull latest` writes its newest model"
-        )
-
-
-def _keep_model(folder: Path, steps: int) -> None:
-    """Rename the final model of a run that is extended: the trainer writes another one at the new goal."""
-    model = folder / "model"
-    if model.is_dir():
-        model.rename(folder / f"model-{steps}")
 
 
 def _relative_to_cwd(folder: Path) -> Path:

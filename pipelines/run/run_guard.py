@@ -150,15 +150,18 @@ class RunGuard:
             limit = self._limits.get(task, 1.0)
             if drawn >= MIN_DRAWN and share > limit:
                 raise RunFailing(self._refused_message(task, share, limit, refused_text(state.prompts)))
+        self.check_end(state, experiences, self._correct_until if errors > self._earlier_errors else 0)
+
+    def check_end(self, state: RunState, experiences: Experiences, since: int = 0) -> None:
+        """Raise RunFailing if nothing is left to train before the goal; the first error is searched from `since` on."""
         if state.step >= (state.goal or 0) or not is_over(state):
             self._over_since = None
             return
         self._over_since = state.now if self._over_since is None else self._over_since
         if state.now - self._over_since >= self._end_ms:
-            resume = self._more_epochs(state)
-            since = self._correct_until if errors > self._earlier_errors else 0
+            counts = error_counts(state.score)
             lines = first_error_lines(experiences(since), since) if counts.errors else []
-            raise RunFailing(self._end_message(state, errors_text(counts)), lines, resume)
+            raise RunFailing(self._end_message(state, errors_text(counts)), lines, self._more_epochs(state))
 
     def _more_epochs(self, state: RunState) -> str:
         """The option of `runs resume` with which the questions suffice at the rate so far; empty if a file has it."""

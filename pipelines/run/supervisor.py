@@ -25,6 +25,7 @@ from pipelines.inspect.log.chunks import rows_of
 from pipelines.inspect.metrics_file import LAG, PHASE, REPLICA, MetricsFile
 from pipelines.inspect.run_files import CONFIG_FILE, LOGS, METRICS_FILE, SAMPLES_FILE
 from pipelines.inspect.run_state.events import RoleState as ObservedRole
+from pipelines.inspect.run_state.goal import is_evaluated, is_reached, is_trained
 from pipelines.inspect.run_state.refused import refused
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.inspect.run_times import downtime_s
@@ -376,25 +377,3 @@ def store_in_use(config: Config, busy: StoreBusy) -> str:
         return f"relay.store: {busy}. Set another relay.store, or stop that run"
     name = config.run.name
     return f"run {name!r} is active on this machine: {busy}. Choose another name with --name, or stop that run"
-
-
-def is_trained(state: RunState, config: Config) -> bool:
-    """Whether the last optimizer step is done."""
-    return state.step >= config.trainer.optimizer_steps
-
-
-def is_evaluated(config: Config) -> bool:
-    """Whether the run evaluates its last version on held-out questions."""
-    return any(task.has_heldout for task in config.prompts.mixture)
-
-
-def is_reached(state: RunState, config: Config) -> bool:
-    """Whether the run has reached its goal and can drain."""
-    if not is_trained(state, config) or not is_evaluated(config):
-        return is_trained(state, config)
-    last = state.evaluation
-    if last is None or not last.final or last.version < config.trainer.optimizer_steps:  # that of an earlier goal
-        return False
-    done = {mode for mode, accuracy in (("greedy", last.greedy), ("sampled", last.sampled)) if accuracy is not None}
-    done |= last.given_up  # a round that cannot be measured does not keep the run from its end
-    return done >= ({"greedy", "sampled"} if config.evaluation.sampled else {"greedy"})

@@ -5,6 +5,7 @@ Their Kafka has authentication: each connects over TLS as its own user, with onl
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import time
@@ -31,10 +32,11 @@ from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from pipelines.config import Config, load_config
 from pipelines.inspect.audit.audit_run import audit
+from pipelines.inspect.run_files import AUDIT_FILE
 from pipelines.inspect.run_folders import read_run
+from pipelines.inspect.run_state.goal import is_reached
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.roles import PIPELINES
-from pipelines.run.supervisor import is_reached
 from pipelines.run.topics import make_topics
 from schemas import records as r
 from schemas.topics import (
@@ -194,6 +196,8 @@ def test_submitted_pipeline_runs_until_it_is_stopped(
     if pipeline == PIPELINES[-1]:  # all that are left
         stop = Command(command_server, tmp_path, "runs", "stop", "--run", str(submitted.config.run_folder))
         assert (stop.wait(), "stopped" in stop.output()) == (0, True)
+        assert "the audit passed" in stop.output()  # as at the end of `laminar run`
+        assert json.loads((submitted.config.run_folder / AUDIT_FILE).read_text())["trained"] == STEPS * 16
     else:
         command.signal(signal.SIGTERM)
     assert command.wait(15) == 0, command.output()

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import tomli_w
-from kafka import KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.structs import OffsetAndMetadata
 from laminar_runs import CommandServer
 from record_samples import PROMPT, TRAJECTORY
+from role_writer import write_as_role
+from synthetic_run import heartbeat
 from test_submit import submit
 from trainer_batches import make_batch
 
 from infra.kafka.broker import Broker
 from infra.kafka.topic_reader import read_topic
+from infra.runners.stopping import STOPPING
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from pipelines.config import load_config
+from pipelines.roles import submitted_process
+from pipelines.run import run_guard
+from pipelines.run.run_guard import RunFailing
+from pipelines.run.submission.guard import guarded
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
-from schemas.records import Experience
-from schemas.topics import BATCHES, EXPERIENCES, TRAJECTORIES
+from schemas.records import Experience, Metric
+from schemas.topics import BATCHES, EXPERIENCES, INBOX, METRICS, REPLICAS, TRAJECTORIES, group_name
 
 
 def write_config(folder: Path, broker: Broker, run: str, **sections: object) -> Path:
@@ -105,3 +115,33 @@ def test_submitted_trainer_ends_if_checkpoints_cannot_be_written(
     assert command.wait() == 2  # its respawner does not submit it again
     assert f"checkpoints cannot be written to {checkpoints}: " in command.output()
     remove_store(default_root(run_id))
+
+
+def test_submitted_prompts_end_when_nothing_is_left_to_train(
+    broker: Broker, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `laminar run` does: it has drawn all questions, every replica is idle, and nothing waits for score."""
+    monkeypatch.setattr(run_guard, "END_MS", 1)
+    config = load_config(write_config(tmp_path, broker, run_id, prompts={"task": "gcd", "size": 20, "epochs": 1}))
+    make_topics(config)
+    client = config.kafka.client()
+    for role, topic in (("rollout", INBOX), ("score", TRAJECTORIES)):
+        consumer = KafkaConsumer(**client.consumer(group_id=group_name(run_id, role), enable_auto_commit=False))
+        consumer.commit({TopicPartition(topic.name(run_id), 0): OffsetAndMetadata(0, "", -1)})
+        consumer.close(autocommit=False)
+    drawn = {"prompts": 9.0, 'drawn{task="gcd"}': 9.0, "exhausted": 1.0}
+
+    def run_until_stopped() -> None:
+        with KafkaProducer(**client.producer()) as replica, guarded(config, submitted_process(config, "prompts")):
+            now = time.time_ns() // 10**6
+            metrics = [Metric("score", 36, {"trajectories": 36.0}, now), Metric("prompts", 9, drawn, now)]
+            write_as_role(client, run_id, METRICS, metrics)
+            while not STOPPING.wait(0.1):
+                idle = replace(heartbeat(0, time.time_ns() // 10**6, 0), running=0, waiting=0)
+                value, headers = encode(idle)
+                replica.send(REPLICAS.name(run_id), value, b"0", list(headers), 0)
+
+    with pytest.raises(RunFailing, match="all 9 questions are drawn") as failure:
+        run_until_stopped()
+    STOPPING.clear()
+    assert failure.value.resume == "--set prompts.epochs=2"

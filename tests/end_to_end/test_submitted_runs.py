@@ -20,6 +20,7 @@ from kafka.structs import OffsetAndMetadata
 from laminar_runs import CommandServer
 from record_samples import SAMPLES
 from role_writer import write_as_role
+from trainer_batches import make_batch
 
 from infra.kafka.broker import Broker, free_port
 from pipelines.config import KafkaConfig, load_config, parse_config, save_config
@@ -30,8 +31,8 @@ from pipelines.inspect.submissions import Submission, submissions
 from pipelines.roles import DATA_PLANE
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
-from schemas.records import Experience, Metric
-from schemas.topics import EXPERIENCES, METRICS, group_name
+from schemas.records import Experience, Metric, PolicyVersion, WeightVersion
+from schemas.topics import BATCHES, EXPERIENCES, METRICS, RELAY, group_name
 
 INSPECTIONS = (
     (("topics", "lag"), 0, "experience"),
@@ -40,6 +41,7 @@ INSPECTIONS = (
     (("samples", "p12"), 0, "p12  chain_sum, 1 of 8 samples"),
 )
 """Commands, their exit code, and what they print."""
+MANIFEST = next(each for each in SAMPLES.values() if isinstance(each, WeightVersion))
 SCORED = next(each for each in SAMPLES.values() if isinstance(each, Experience))
 
 
@@ -170,6 +172,43 @@ def test_status_of_an_ended_run_lists_its_roles_at_once(submitted: Path, shell: 
     assert re.search(r"score died, training, 3/7 steps", answer.text), answer.text
     assert re.search(r"^  score +died$", answer.text, re.M), answer.text
     assert shell("runs", "status", *place, "--json").json["phase"] == "training"
+
+
+def test_batches_beyond_the_goal_are_no_lag_and_nothing_is_left(submitted: Path, shell: Shell) -> None:
+    (submission,) = submissions(submitted)
+    config = load_config(submission.config)
+    client, place = config.kafka.client(), ("--run", str(submitted))
+    write_as_role(client, submitted.name, BATCHES, make_batch(number=3))
+    consumer = KafkaConsumer(
+        **client.consumer(group_id=group_name(submitted.name, "trainer"), enable_auto_commit=False)
+    )
+    consumer.commit({TopicPartition(BATCHES.name(submitted.name), 0): OffsetAndMetadata(0, "", -1)})
+    consumer.close(autocommit=False)
+    words = ("topics", "lag", *place)
+
+    def lag() -> dict[str, int]:
+        (row,) = [row for row in shell(*words, "--json").json if row["topic"] == BATCHES.name(submitted.name)]
+        return {name: row[name] for name in ("lag", "beyond_goal")}
+
+    assert lag() == {"lag": 2, "beyond_goal": 0}  # with the marker of the transaction
+    write_as_role(client, submitted.name, RELAY, [replace(MANIFEST, version=PolicyVersion(1, 3), final=True)])
+    save_config(replace(config, trainer=replace(config.trainer, optimizer_steps=3)), submission.config)
+    assert lag() == {"lag": 0, "beyond_goal": 2}
+    assert "0 (2 beyond the goal, not needed)" in shell(*words).text
+    text = shell("runs", "status", *place).text
+    assert re.search(r"^  lag +experiences 1 · batches: 2 beyond the goal, not needed$", text, re.M), text
+    status = shell("runs", "status", *place, "--json").json
+    assert (status["lag"]["batches"], status["batches_beyond_goal"]) == (0, 2)
+
+    nothing = f"nothing to resume: run {submitted.name} has reached its goal; to extend it: "
+    for state, pid in (("up", submission.pid), ("ended", None)):
+        replace(submission, state=state, pid=pid).write()
+        answer = shell("runs", "resume", *place)
+        assert (answer.code, answer.text) == (0, f"{nothing}--set trainer.optimizer_steps=NUMBER\n")
+    assert submissions(submitted)[0].pid is None
+    save_config(config, submission.config)  # with four more steps to train
+    accepts = shell("runs", "resume", *place, "--set", "rollout.slots=3")
+    assert (accepts.code, "rollout.slots cannot change in a resumed run" in accepts.text) == (1, True), accepts.text
 
 
 def test_chat_and_dry_run_name_what_a_run_lacks(submitted: Path, shell: Shell) -> None:

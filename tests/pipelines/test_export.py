@@ -112,6 +112,21 @@ def test_export_fails_for_a_recreated_topic(topics: Topics, laminar: Laminar, tm
     assert len(err.strip().splitlines()[-1].split("\n")) == 1
 
 
+def test_export_that_fails_says_how_to_continue(
+    topics: Topics, laminar: Laminar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose Kafka stays away for longer than its sources try."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("NodeNotReadyError: no broker [while running 'read experiences']")
+
+    topics.write(range(4))
+    monkeypatch.setattr("infra.runners.run.run_pipeline", fail)
+    code, _, err = laminar("export", "experiences", str(tmp_path), "--run", topics.run)
+    again = f"what was written to {tmp_path} is valid: the same command continues the export"
+    assert (code, err.splitlines()[-1]) == (1, f"laminar: NodeNotReadyError: no broker; {again}")
+
+
 def test_export_to_object_store_is_verified(topics: Topics, laminar: Laminar) -> None:
     with object_store() as store:
         uri = store.bucket("answers")

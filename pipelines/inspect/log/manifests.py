@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.topic_reader import StoredRecord, decode_stored, raw_decoder, read_topic
+from infra.kafka.ranges import UnknownTopic
+from infra.kafka.topic_reader import StoredRecord, decode_stored, last_records, raw_decoder, read_topic
 from schemas.codec import record_type, reject_old_release
 from schemas.records import PolicyVersion, WeightVersion
 from schemas.topics import RELAY
+
+NEWEST_RECORDS = 8
+"""The newest manifest is among so many records of its topic; those of a large model take milliseconds each."""
+
+
+def final_version(client: ClientProperties, run: str) -> PolicyVersion | None:
+    """The newest weight version of `run`, if the trainer has reached its goal with it: it needs no more batches."""
+    try:
+        newest = [row for record in last_records(client, RELAY.name(run), NEWEST_RECORDS) for row in record.rows]
+    except UnknownTopic:
+        return None
+    last = max((row for row in newest if isinstance(row, WeightVersion)), key=lambda row: row.version, default=None)
+    return last.version if last is not None and last.final else None
 
 
 class Manifests(Mapping[PolicyVersion, WeightVersion]):

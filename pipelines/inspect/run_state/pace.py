@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -20,6 +21,25 @@ class BatchPace:
     at: int
     trajectories: float
     tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunRates:
+    """Per second: optimizer steps, trajectories and tokens trained, response tokens generated. None: unknown."""
+
+    steps: float | None
+    trajectories: float | None
+    tokens_trained: float | None
+    tokens_generated: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRun:
+    """Of a run that has ended, from its first optimizer step to the last, without the time it was stopped: the share of
+    this time in which each role worked, and its rates."""
+
+    busy: Mapping[str, float]
+    rates: RunRates
 
 
 class Beat(NamedTuple):

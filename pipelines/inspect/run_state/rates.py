@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from pipelines.inspect.run_state.pace import WINDOW_MS, seconds_of
+from pipelines.inspect.run_state.pace import WINDOW_MS, RunRates, seconds_of
 from pipelines.inspect.run_state.state import RunState
 
 RUNNING = ("running", "draining")
@@ -12,18 +10,13 @@ SAMPLE_MS = 30_000
 """A replica of which metrics.jsonl has no newer sample does not count: samples are 2 s apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRates:
-    """Per second: optimizer steps, trajectories and tokens trained, response tokens generated. None: unknown."""
-
-    steps: float | None
-    trajectories: float | None
-    tokens_trained: float | None
-    tokens_generated: float | None
-
-
 def rates(state: RunState) -> RunRates:
-    """Training rates over the newest steps; the generation rate is the sum over live replicas' newest heartbeats."""
+    """Training rates over the newest steps; the generation rate is the sum over live replicas' newest heartbeats.
+
+    Of a run that has ended those of the whole run, if they are known.
+    """
+    if state.whole is not None:
+        return state.whole.rates
     sampled = [replica for replica in state.beats if replica not in state.replicas and _is_recent(state, replica)]
     running = [replica for replica, status in state.replicas.items() if status.state in RUNNING]
     speeds = [_speed(state, replica) for replica in (*running, *sampled)]

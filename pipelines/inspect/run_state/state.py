@@ -28,9 +28,9 @@ from pipelines.inspect.run_state.events import (
     work_phase,
 )
 from pipelines.inspect.run_state.learning import NO_SIGNS, WARN_STEPS, LearningSigns
-from pipelines.inspect.run_state.pace import BatchPace, Beat, newest
+from pipelines.inspect.run_state.pace import BatchPace, Beat, WholeRun, newest
 from schemas.records import Metric, PolicyVersion, RelayArrival, RelayStatus, ReplicaStatus, StageStatus, WeightVersion
-from schemas.topics import OF_WORK, PAUSE, STEP_COUNTERS
+from schemas.topics import BATCHES, OF_WORK, PAUSE, STEP_COUNTERS
 
 FIRST_PHASES = ("checks", "broker")
 """The phases in which a run starts, and starts again when it is resumed; a local broker starts after the checks."""
@@ -86,10 +86,22 @@ class RunState:
     roles: Mapping[str, RoleState] = field(default_factory=dict)
     last_metric_at: Mapping[str, int] = field(default_factory=dict)
     lag: Mapping[str, int] = field(default_factory=dict)
+    whole: WholeRun | None = None
+    """Of a run that has ended."""
 
     @property
     def phase(self) -> str:
         return self.phases[-1].phase if self.phases else work_phase(self.step, self.goal)
+
+    @property
+    def batches_beyond_goal(self) -> int:
+        """The lag of `batches` of a run that has trained all its steps: the trainer needs none of them."""
+        return self.lag.get(BATCHES.short_name, 0) if self.goal and self.step >= self.goal else 0
+
+    @property
+    def open_lag(self) -> Mapping[str, int]:
+        """The lag that somebody works on: without `batches_beyond_goal`."""
+        return {**self.lag, BATCHES.short_name: 0} if self.batches_beyond_goal else self.lag
 
     @property
     def elapsed_s(self) -> float:
@@ -115,7 +127,12 @@ class RunState:
 
     @property
     def busy_shares(self) -> dict[str, float]:
-        """The share of the last minute in which each role worked. A trainer that has trained all batches is idle."""
+        """The share of the last minute in which each role worked; of a run that has ended, of all its time if known.
+
+        A trainer that has trained all batches is idle.
+        """
+        if self.whole is not None:
+            return dict(self.whole.busy)
         is_idle = self.step >= self.experience.get("batches", math.inf)
         return busy_shares(self.busy, self.now if is_idle else 0)
 

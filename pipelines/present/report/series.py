@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pipelines.inspect.run_state.buffers import SHARD, merge_shards
-from pipelines.inspect.run_state.busy import STOPPED_MS
+from pipelines.inspect.run_state.busy import STOPPED_MS, busy_shares_of
 from pipelines.inspect.run_state.evaluation import Evaluation, merge_evaluation
-from pipelines.inspect.run_state.pace import WINDOW_MS
+from pipelines.inspect.run_state.pace import WINDOW_MS, RunRates, WholeRun
+from pipelines.inspect.run_state.state import tokens_of_batch
 from schemas.metric_labels import COMPONENT, COMPONENT_MEAN, COMPONENT_TRAJECTORIES, TASK, by_label
 from schemas.records import Metric
 
@@ -154,12 +155,20 @@ def mean_between(of: Sequence[Batch], key: str, first: float, last: float) -> fl
 
 
 def tokens_generated(metrics: Iterable[Metric]) -> int | None:
-    """Return the response tokens of all replica incarnations, by their last heartbeats; None without heartbeats."""
+    """Return the response tokens of all replica incarnations, by their last heartbeats.
+
+    A log has no samples of heartbeats: then those of all starts of rollout processes. None without either.
+    """
     last: dict[tuple[int, float], float] = {}
+    metrics, starts = list(metrics), Counter[int]()
     for metric in metrics:
         if metric.name == "replica" and "tokens_generated" in metric.values:
             incarnation = (metric.step, metric.values.get("incarnation", 0.0))
             last[incarnation] = max(last.get(incarnation, 0.0), metric.values["tokens_generated"])
+    for metric in metrics if not last else ():
+        if metric.name == "rollout" and (tokens := metric.values.get("rollout/tokens")) is not None:
+            starts[metric.step] += tokens < last.get((metric.step, starts[metric.step]), 0.0)  # a start counts from 0
+            last[metric.step, starts[metric.step]] = tokens
     return int(sum(last.values())) if last else None
 
 
@@ -168,16 +177,38 @@ def tokens_per_s(metrics: Sequence[Metric]) -> float | None:
 
     None for a shorter time than rates are computed over.
     """
+    if (span := _training_span(metrics)) is None:
+        return None
+    begin, end, seconds = span
+    before = tokens_generated([metric for metric in metrics if metric.measured_at <= begin]) or 0
+    until = tokens_generated([metric for metric in metrics if metric.measured_at <= end]) or 0
+    return round((until - before) / seconds, 1) if until else None
+
+
+def whole_run(metrics: Sequence[Metric]) -> WholeRun:
+    """Return how busy the roles of a run were, and how fast it was, from its first optimizer step to the last."""
+    trained, span, generated = batches(metrics), _training_span(metrics), tokens_per_s(metrics)
+    if span is None or not trained:
+        return WholeRun(busy_shares_of(metrics), RunRates(None, None, None, generated))
+    _, _, seconds = span
+    steps, trajectories = trained[-1].step - trained[0].step, trained[-1].cumulative - trained[0].cumulative
+    tokens = sum(tokens_of_batch(each.values) for each in trained[1:])
+    rates = RunRates(steps / seconds, trajectories / seconds, tokens / seconds, generated)
+    return WholeRun(busy_shares_of(metrics), rates)
+
+
+def _training_span(metrics: Iterable[Metric]) -> tuple[int, int, float] | None:
+    """Return when the first and the last optimizer step ended, in Unix milliseconds, and the seconds between without
+    those in which the run was stopped; None if that is too short for a rate."""
+    metrics = list(metrics)
     steps = [metric.measured_at for metric in metrics if metric.name == "trainer"]
     if not steps:
         return None
     begin, end = min(steps), max(steps)
-    before = tokens_generated([metric for metric in metrics if metric.measured_at <= begin]) or 0
-    until = tokens_generated([metric for metric in metrics if metric.measured_at <= end]) or 0
     times = sorted(metric.measured_at for metric in metrics if begin <= metric.measured_at <= end)
     gaps = (later - earlier for earlier, later in pairwise(times))
     running_ms = end - begin - sum(gap for gap in gaps if gap > STOPPED_MS)
-    return round(1000 * (until - before) / running_ms, 1) if until and running_ms >= WINDOW_MS else None
+    return (begin, end, running_ms / 1000) if running_ms >= WINDOW_MS else None
 
 
 def weight_versions(metrics: Iterable[Metric]) -> int | None:

@@ -53,8 +53,8 @@ class RunFacts:
 
     `phases`: seconds by name, in order. `audit`: the result of `Audit.to_json()`. `restarts`: by role. `warm_start`:
     values of the series of that name that are not in the metrics; `teaching`: its section of the configuration.
-    `reached`: whether the run ended without an error. `wall_seconds` are those in which it ran, without
-    `downtime_seconds`, those between its ends and its resumptions.
+    `reached`: whether it ended without an error, so at its goal; False of submitted roles, which may end before.
+    `wall_seconds` are those in which it ran, without `downtime_seconds`, those between its ends and its resumptions.
     """
 
     run: str
@@ -99,7 +99,8 @@ def read_summary(folder: Path, metrics: Sequence[Metric]) -> dict[str, Any]:
 
 def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str, float]) -> RunFacts:
     """Read the facts of a run from the files in its folder, without the metrics."""
-    state = read_run(folder).state if (folder / SUBMITTED).is_dir() else _json(folder / STATE_FILE)
+    supervised = (folder / STATE_FILE).exists() or not (folder / SUBMITTED).is_dir()
+    state = _json(folder / STATE_FILE) if supervised else read_run(folder).state
     file = config_file(folder)
     config = {} if file is None else tomllib.loads(file.read_text("utf-8"))
     score = config.get("score", {})
@@ -107,7 +108,7 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
     down = downtime_s(state.get("phases"))
     return RunFacts(
         run=state.get("run") or folder.name,
-        reached=None if ended is None else state.get("error") is None,
+        reached=None if ended is None else supervised and state.get("error") is None,
         error=state.get("error"),
         seed=config.get("run", {}).get("seed"),
         started_at=started,
@@ -156,7 +157,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     at_goal = facts.goal is not None and bool(steps) and steps[-1].step >= facts.goal
     summary = {
         "run": facts.run,
-        "reached": True if facts.reached is None and at_goal else facts.reached,
+        "reached": (at_goal or facts.reached) if facts.error is None else facts.reached,
         "error": facts.error,
         **first_and_last("reward", trained, "reward/mean"),
         "reward_constant": constant_reward(steps),
@@ -218,7 +219,7 @@ def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "machine": dict(facts.machine),
         "packages": dict(facts.packages),
     }
-    return {**summary, "reached": facts.reached and not is_failing(summary)}
+    return {**summary, "reached": summary["reached"] and not is_failing(summary)}
 
 
 def constant_reward(steps: Sequence[Metric]) -> float | None:

@@ -69,7 +69,11 @@ def _families(state: RunState) -> Iterator[Metric]:
     about = "Share of scored training trajectories whose reward, environment or generation failed, 0 to 1."
     yield _gauge("error_share", about, {(): error_counts(state.score).share}, run)
     yield _gauge(
-        "lag_records", "Records of a topic that its consumers have not processed.", _labelled(state.lag), run, "topic"
+        "lag_records",
+        "Records of a topic that its consumers have not processed.",
+        _labelled(state.open_lag),
+        run,
+        "topic",
     )
     yield from _of_replicas(state, run)
     for stage in ("prompts", "trainer", "experience", "score"):

@@ -131,9 +131,10 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
     yield (
         "speed",
         f"{count(speed.trajectories)} trajectories/s   {count(speed.tokens_trained)} tokens/s trained with prompts   "
-        f"{count(speed.tokens_generated)} tokens/s generated{last_step_text(state)}",
+        f"{count(speed.tokens_generated)} tokens/s generated"
+        f"{last_step_text(state) if state.whole is None else ', from the first step to the last'}",
     )
-    if busy := busy_text(state.busy_shares, "the last minute"):
+    if busy := busy_text(state.busy_shares, "the last minute") if state.whole is None else busy_text(state.whole.busy):
         yield "busy", busy
     yield "lag", lag_text(state)
     if errors := score_errors_text(state.score):

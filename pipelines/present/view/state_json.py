@@ -28,7 +28,8 @@ def measured(state: RunState) -> dict[str, Any]:
         "refused_rows": refused_rows(state.prompts),
         "warnings": list(warnings_of(state).values()),
         "busy": state.busy_shares,
-        "lag": dict(state.lag),
+        "lag": dict(state.open_lag),
+        "batches_beyond_goal": state.batches_beyond_goal,
     }
 
 

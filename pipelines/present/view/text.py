@@ -13,6 +13,7 @@ from pipelines.inspect.run_state.state import FIRST_PHASES, RunState
 from pipelines.inspect.run_state.waiting import waiting_for, warnings_of
 from pipelines.present.output import utc
 from pipelines.roles import described
+from schemas.topics import BATCHES
 
 UNKNOWN = "-"
 IDLE_MS = 60_000
@@ -89,11 +90,21 @@ def last_step_text(state: RunState) -> str:
 
 
 def lag_text(state: RunState, most: int = 20) -> str:
-    """Return the lagging topics, largest lag first, as `inbox 3 · trajectories 1`; `none` if no topic lags."""
+    """Return the lagging topics, largest lag first, as `inbox 3 · trajectories 1`; `none` if no topic lags.
+
+    Batches that were made beyond the goal are named apart.
+    """
     if not state.lag:
         return UNKNOWN
-    behind = sorted(((records, short_name) for short_name, records in state.lag.items() if records), reverse=True)
-    return " · ".join(f"{short_name} {count(records)}" for records, short_name in behind[:most]) or "none"
+    behind = sorted(((records, short_name) for short_name, records in state.open_lag.items() if records), reverse=True)
+    text = " · ".join(f"{short_name} {count(records)}" for records, short_name in behind[:most]) or "none"
+    beyond = state.batches_beyond_goal
+    return f"{text} · {BATCHES.short_name}: {beyond_goal_text(beyond)}" if beyond else text
+
+
+def beyond_goal_text(records: int) -> str:
+    """Return what a lag of so many records of batches is after the last optimizer step."""
+    return f"{count(records)} beyond the goal, not needed"
 
 
 def staleness_text(state: RunState) -> str:
@@ -172,7 +183,7 @@ def run_line(state: RunState) -> str:
         parts.append(f"{count(speed.trajectories)} trajectories/s")
     if speed.tokens_generated is not None:
         parts.append(f"{count(speed.tokens_generated)} tokens/s")
-    if waiting and any(state.lag.values()):
+    if waiting and any(state.open_lag.values()):
         parts.append(f"lag {lag_text(state, most=3)}")
     down = [name for name, role in state.roles.items() if role.status == "down"]
     if down:

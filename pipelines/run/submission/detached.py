@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -23,9 +24,9 @@ from infra.store.ownership import remove_store
 from operators.relay.config import AUTO
 from pipelines.config import Config, ConfigDraft, ConfigProblems, load_config, save_config
 from pipelines.distribution import PYTHON
-from pipelines.inspect.run_files import CONFIG_FILE, SUBMITTED
-from pipelines.inspect.run_folders import has_ended, run_command
-from pipelines.inspect.submissions import Submission, read_submission, submissions
+from pipelines.inspect.run_files import AUDIT_FILE, CONFIG_FILE, SUBMITTED
+from pipelines.inspect.run_folders import has_ended, read_any, run_command
+from pipelines.inspect.submissions import Submission, date_start, read_submission, submissions
 from pipelines.roles import ALL_SHARDS, WITH_STORE, Role, submitted_process
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.state import link_latest
@@ -48,7 +49,9 @@ def detach(draft: ConfigDraft, pipeline: str, index: int, runner: str, options: 
         refuse_submitted(config, pipeline, index, detached=True)
     for before in submissions(config.run_folder):
         if before.file == submission.file:
-            submission = replace(submission, worker=before.worker, worker_created=before.worker_created)
+            submission = replace(
+                submission, worker=before.worker, worker_created=before.worker_created, down_s=before.down_s
+            )
     _refuse_in_foreground(config, submission)
     from pipelines.run.inputs import record_inputs  # larger imports
     from pipelines.run.run_names import with_run_name
@@ -76,7 +79,7 @@ def refuse_submitted(config: Config, pipeline: str, index: int, *, detached: boo
     for each in submissions(config.run_folder):
         respawner = each.respawner()
         process = respawner or (None if detached else each.working_process())
-        others = submitted_process(config, each.pipeline, each.index).roles
+        others = each.roles(config)
         if process is None or each.pid == os.getppid() or not _share_a_role(wanted, others):
             continue
         name, folder = each.role.name, config.run_folder
@@ -93,7 +96,7 @@ def _refuse_in_foreground(config: Config, submission: Submission) -> None:
 
     The process that a killed respawner has left is taken over.
     """
-    wanted = submitted_process(config, submission.pipeline, submission.index).roles
+    wanted = submission.roles(config)
     for role, pid in roles_here(config):
         if pid != submission.worker and _share_a_role([role], wanted):
             raise AlreadySubmitted(
@@ -145,6 +148,7 @@ def record_foreground(config: Config, name: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         if is_new_run:
             link_latest(config.run_folder)
+        date_start(config.run_folder)
         save_config(config, file)
 
 
@@ -164,8 +168,14 @@ def _share_a_role(some: Sequence[Role], others: Sequence[Role]) -> bool:
 
 
 def start_respawner(submission: Submission) -> Submission:
+    """Start the respawner of `submission`; returns it as it is then."""
+    run, down_s = read_any(submission.folder), submission.down_s
+    if not run.supervised:
+        (run.folder / AUDIT_FILE).unlink(missing_ok=True)  # the run goes on, so it is not of its end
+        if (ended_at := run.state.get("ended_at")) is not None:
+            down_s += max(0.0, time.time() - ended_at)
     submission.log.parent.mkdir(parents=True, exist_ok=True)
-    submission = replace(submission, pid=None, state="up", error=None, last_error=None)
+    submission = replace(submission, pid=None, state="up", error=None, last_error=None, ended_at=None, down_s=down_s)
     submission.write()
     process = spawn(
         [*PYTHON, "-m", "pipelines.run.submission.respawner", str(submission.file)],
@@ -188,7 +198,7 @@ def stop(submission: Submission, deadline: float) -> bool:
     if respawner is None:  # it was killed: nobody else records the end, and removes the temporary files
         shutil.rmtree(temporary_path(submission.log), ignore_errors=True)
         if process is not None:
-            replace(submission, state="ended").write()
+            submission.ended("ended").write()
     return True
 
 

@@ -1,6 +1,7 @@
 """What surrounds a role that is submitted separately: Kafka and the store are prepared, and a guard watches its errors.
 
-No supervisor watches the run, so the role that counts the failures stops itself.
+No supervisor watches the run, so the role that counts the failures stops itself; and prompts, when all questions are
+drawn and nothing is left to train.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from infra.kafka.admin import admin_client, cluster_id
+from infra.kafka.observer import Observer
 from infra.kafka.ranges import partition_ranges
 from infra.kafka.readiness import ClientError, retry_transient, wait_for_brokers
 from infra.kafka.topic_reader import StoredRecord, follow_topic, last_records
@@ -27,6 +30,7 @@ from pipelines.inspect.log.chunks import rows_of
 from pipelines.inspect.run_state.buffers import SHARD
 from pipelines.inspect.run_state.refused import refused
 from pipelines.inspect.run_state.state import fold_all, new_run
+from pipelines.present.view.watch import Watch
 from pipelines.roles import ALL_SHARDS, WITH_STORE, Role, RoleProcess
 from pipelines.run.preflight import shared_gpus
 from pipelines.run.resharding import reshard_score
@@ -36,8 +40,9 @@ from pipelines.run.submission.detached import roles_here
 from pipelines.run.submission.role_checks import role_problems
 from pipelines.run.topics import check_kafka, make_topics
 from pipelines.shards import store_folder
+from schemas.metric_labels import EXHAUSTED
 from schemas.records import Metric
-from schemas.topics import EXPERIENCES, METRICS
+from schemas.topics import EXPERIENCES, INBOX, METRICS, TRAJECTORIES
 
 
 def prepare(draft: ConfigDraft, process: RoleProcess, note: Callable[[str], None]) -> None:
@@ -92,6 +97,7 @@ def claimed_store(config: Config, process: RoleProcess) -> Iterator[None]:
 SERIES = {"score": "score", "prompts": "prompts"}
 """The roles that count failures, each with its metric: errors of trajectories, refused rows."""
 RETRY_S = 5.0
+OBSERVE_S = 0.5
 EARLIER_METRICS = 500
 """Of the newest metrics before the start, the last of the series has the counts of earlier starts. It may be older."""
 
@@ -157,9 +163,29 @@ class _Guard:
             metrics = self._metrics(records)
             state, seen = fold_all(state, metrics), {metric.values.get(SHARD) for metric in metrics}
             is_first, shards = may_be_older and not seen <= shards, shards | seen  # its counts may be of earlier starts
-            guard.check(state, lambda since: rows_of(client, run, EXPERIENCES, COLUMNS, since), earlier=is_first)
+            guard.check(state, self._experiences, earlier=is_first)
+            if state.prompts.get(EXHAUSTED) and metrics and metrics[-1].measured_at >= self._started_at:
+                self._await_end(metrics[-1])
             if self.ended.is_set():
                 return
+
+    def _await_end(self, exhausted: Metric) -> None:
+        """Observe the whole run once `exhausted` says that all questions are drawn, until the role ends.
+
+        Raises RunFailing if nothing is left to train then, and the run is not at its goal.
+        """
+        run, guard = self.config.run, RunGuard(self.config, self._started_at)
+        goal, folder = self.config.trainer.optimizer_steps, self.config.run_folder
+        state = fold_all(new_run(run.name, goal, self._started_at, folder=folder), [exhausted])
+        with Observer(self._client, run.name, refuse=refused) as observer:
+            watch = Watch(state, source=observer)
+            while not self.ended.wait(OBSERVE_S):
+                state = watch.tick()
+                if observer.caught_up() and {INBOX.short_name, TRAJECTORIES.short_name} <= state.lag.keys():
+                    guard.check_end(state, self._experiences)
+
+    def _experiences(self, since: int) -> Iterable[Mapping[str, Any]]:
+        return rows_of(self._client, self.config.run.name, EXPERIENCES, COLUMNS, since)
 
     def _metrics(self, records: Iterable[StoredRecord]) -> list[Metric]:
         written = ((row, record.transactional) for record in records for row in record.rows if isinstance(row, Metric))

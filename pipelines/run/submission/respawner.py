@@ -82,13 +82,13 @@ class Respawner:
             why = exit_text(code) if code < 0 else last_error(submission.log, self._log_begin)
             if pause is None:
                 reason = "it cannot run" if code == CANNOT_RUN else f"it died {deaths.rate()}, last with code {code}"
-                self._write(replace(submission, state="failed", error=f"{reason}: {why} (see {submission.log})"))
+                self._write(submission.ended("failed", f"{reason}: {why} (see {submission.log})"))
                 return
             print_escaped(f"{submission.role.name} {exit_text(code)}; submitting it again")
             restarts, error = submission.restarts + 1, f"{why} (see {submission.log})"
             self._write(replace(submission, restarts=restarts, last_error=error, last_ended_at=time.time()))
             self._stopping.wait(pause)
-        self._write(replace(self._submission, state="ended"))
+        self._write(self._submission.ended("ended"))
 
     def _submit(self) -> int:
         submission = self._submission

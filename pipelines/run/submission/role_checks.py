@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipelines.config import Config, ConfigError, ConfigProblems, load_config
 from pipelines.inspect.submissions import Submission
-from pipelines.roles import WITH_STORE, Role, submitted_process
+from pipelines.roles import WITH_STORE, Role
 from pipelines.run.inputs import accept_inputs, changed_inputs, changed_text, record_inputs
 from pipelines.run.learnability import unlearnable
 from pipelines.run.paths import files_read
@@ -50,7 +50,7 @@ def role_problems(config: Config, role: Role) -> Iterator[str]:
 
 def submission_problems(config: Config, submitted: Submission) -> Iterator[str]:
     """As `role_problems`, of all roles that `submitted` runs."""
-    problems = (role_problems(config, role) for role in _roles_of(config, submitted))
+    problems = (role_problems(config, role) for role in submitted.roles(config))
     yield from dict.fromkeys(problem for of_role in problems for problem in of_role)
 
 
@@ -59,7 +59,7 @@ def place_problems(config: Config, submitted: Submission) -> Iterator[str]:
 
     Not for a resumed role, which waits until Kafka has started.
     """
-    roles = _roles_of(config, submitted)
+    roles = submitted.roles(config)
     if any(role.pipeline in WITH_STORE for role in roles):
         yield from store_problems(config)
     # The processes of a gateway share its port, and one that has lost its respawner is replaced.
@@ -76,7 +76,7 @@ def trial_problems(
     `replaced` as for `all_problems`. Not for a start after the first, nor in the foreground: the errors of a running
     role are counted.
     """
-    tried = {role.pipeline for role in _roles_of(config, submitted) if _uses_own_code(config, role.pipeline)}
+    tried = {role.pipeline for role in submitted.roles(config) if _uses_own_code(config, role.pipeline)}
     if not tried or not config.run.check_timeout_s:
         return list(known)
     from pipelines.run.trial import all_problems  # imports torch
@@ -97,20 +97,19 @@ def _uses_own_code(config: Config, pipeline: str) -> bool:
     return pipeline == "prompts" or any(":" in name for name in names.get(pipeline, ()))
 
 
-def _roles_of(config: Config, submitted: Submission) -> Sequence[Role]:
-    return submitted_process(config, submitted.pipeline, submitted.index).roles
-
-
-def check_submissions(folder: Path, submitted: Sequence[Submission], *, accept_changes: bool) -> None:
+def check_submissions(
+    folder: Path, submitted: Sequence[Submission], changes: Sequence[str] = (), *, accept_changes: bool
+) -> None:
     """Raise ConfigProblems if one of `submitted`, of the run in `folder`, cannot run with its configuration.
 
-    Each problem names the configurations. Files that have changed since the submission are used with `accept_changes`.
+    `changes` ("section.key=value") are made to each. Each problem names the configurations. Files that have changed
+    since the submission are used with `accept_changes`.
     """
     found: dict[str, list[str]] = {}
     checked: list[tuple[Submission, Config, list[str]]] = []
     for each in submitted:
         try:
-            config = load_config(each.config)
+            config = load_config(each.config, changes)
             problems = list(submission_problems(config, each))
             checked.append((each, config, changed_inputs(config, each.inputs, sections_of(config, each))))
         except ConfigError as error:
@@ -120,7 +119,7 @@ def check_submissions(folder: Path, submitted: Sequence[Submission], *, accept_c
     texts = [f"{problem} (in {', '.join(files)})" for problem, files in found.items()]
     changed = sorted({line for _, _, lines in checked for line in lines})
     if changed and not accept_changes:
-        texts.append(changed_text(folder, changed))
+        texts.append(changed_text(folder, changed, changes))
     if texts:
         raise ConfigProblems(texts)
     for each, config, changes in checked:
@@ -132,6 +131,6 @@ def check_submissions(folder: Path, submitted: Sequence[Submission], *, accept_c
 
 def sections_of(config: Config, submitted: Submission) -> frozenset[str]:
     """The sections whose files the roles of `submitted` read."""
-    roles = [role.pipeline for role in _roles_of(config, submitted)]
+    roles = [role.pipeline for role in submitted.roles(config)]
     read = {section for role in roles for section in (role, *_SECTIONS.get(role, ()))}
     return frozenset({*read, *(["model"] if any(role in _READS_MODEL for role in roles) else [])})

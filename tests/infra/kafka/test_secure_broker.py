@@ -10,7 +10,7 @@ import pytest
 from kafka import KafkaProducer
 from kafka.errors import TopicAuthorizationFailedError
 
-from infra.deploy.role_acls import role_acls
+from infra.deploy.role_acls import ENDS_RUN, OBSERVED, role_acls
 from infra.kafka.acls import Acl, acl_command, create_acls
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, list_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
@@ -132,7 +132,8 @@ def test_acls_of_roles_match_the_catalogue() -> None:
         said = {t.name(RUN) for t in CATALOGUE.values() if {role, "every pipeline"} & set(t.producers)}
         assert written == said
         read = {acl.name for acl in mine if "Read" in acl.operations}
-        assert read == said | {t.name(RUN) for t in CATALOGUE.values() if role in t.consumers}
+        observed = OBSERVED if role == ENDS_RUN else ()
+        assert read == said | {t.name(RUN) for t in CATALOGUE.values() if role in t.consumers or t in observed}
     ids = {acl.user for acl in lists if acl.resource == "transactional-id" and ".rollout." in acl.name}
     assert ids == {"rollout", "placement"}
 

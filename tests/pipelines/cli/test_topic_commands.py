@@ -149,6 +149,7 @@ def test_topics_lag(laminar: Laminar) -> None:
         "current_offset": 2,
         "log_end_offset": 6,
         "lag": 4,
+        "beyond_goal": 0,
     }
     assert "LOG-END-OFFSET" in laminar("topics", "lag")[1]
 

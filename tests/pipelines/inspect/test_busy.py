@@ -11,6 +11,7 @@ from synthetic_run import START
 from pipelines.inspect.run_state.busy import busy_shares, busy_shares_of, busy_text
 from pipelines.inspect.run_state.events import PhaseStarted, Tick
 from pipelines.inspect.run_state.state import fold_all, new_run
+from pipelines.present.report.series import whole_run
 from pipelines.present.view.panels import fact_lines
 from pipelines.present.view.state_json import state_to_json
 from schemas.records import Metric
@@ -45,6 +46,15 @@ def test_busiest_role_comes_first_and_is_the_bottleneck() -> None:
     assert state_to_json(state)["busy"] == shares
     assert busy_shares_of(events(0, SECONDS)) == pytest.approx(shares)
     assert max(map(len, state.busy.values())) <= 64
+    whole = whole_run([*events(0, SECONDS), Metric("rollout", 0, {"rollout/tokens": 9e4}, START + 10**5 - 2000)])
+    ended = replace(state, busy={}, pace=(), beats={}, whole=whole)
+    all_text = "score 98 % of the time between the first step and the last (the bottleneck), rollout 25 %, trainer 6 %"
+    assert dict(fact_lines(ended))["busy"] == all_text
+    assert state_to_json(ended)["busy"] == pytest.approx(shares)
+    speed = (
+        "8 trajectories/s   0 tokens/s trained with prompts   909 tokens/s generated, from the first step to the last"
+    )
+    assert dict(fact_lines(ended))["speed"] == speed
 
 
 def test_busy_shares_count_restarts_but_no_time_before_a_resume() -> None:

@@ -15,19 +15,29 @@ from typing import Any
 
 import psutil
 import pytest
+from record_samples import SAMPLES
+from role_writer import write_as_role
 
 from infra.kafka.broker import Broker
 from infra.processes import is_running
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
+from pipelines.cli.local_runs import _cells, to_json
 from pipelines.cli.main import main
-from pipelines.inspect.run_files import AUDIT_SO_FAR_FILE, FIRST_SUBMITTED
-from pipelines.inspect.run_folders import read_run, run_command
+from pipelines.config import load_config
+from pipelines.inspect.audit.result import Audit, ReachedStage
+from pipelines.inspect.run_files import AUDIT_FILE, AUDIT_SO_FAR_FILE, FIRST_SUBMITTED
+from pipelines.inspect.run_folders import newest_audit, read_run, run_command
 from pipelines.inspect.submissions import Submission, read_submission, submissions
+from pipelines.run import drain as draining
+from pipelines.run.topics import make_topics
+from schemas.records import PolicyVersion, WeightVersion
+from schemas.topics import RELAY
 
 pytestmark = pytest.mark.usefixtures("killed_programs")
 
 Laminar = Callable[..., tuple[int, Any]]
+MANIFEST = next(each for each in SAMPLES.values() if isinstance(each, WeightVersion))
 
 
 @pytest.fixture
@@ -75,6 +85,9 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
         f'[run]\nname = "{run_id}"\nfolder = "{runs}"\n[kafka]\nbootstrap_servers = "{broker.bootstrap_servers}"\n'
     )
     submit = ("submit", "score", str(file), "--detach")
+    make_topics(load_config(file))
+    last = replace(MANIFEST, version=PolicyVersion(1, 80), final=True)
+    write_as_role(broker.client(), run_id, RELAY, [last])
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -82,6 +95,7 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
     code, submitted = laminar(*submit)
     assert code == 0
     log = Path(submitted["log"])
+    assert submitted["trained_steps"] == 80
     assert laminar(*submit)[0] == 1  # it has a respawner already
     respawner_process = psutil.Process(submitted["respawner"])
 
@@ -126,14 +140,21 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
     assert len(list(temporary.iterdir())) == 1
     code, stopped = laminar("runs", "stop", "--run", run_id)
     assert (code, stopped["stopped"], stopped["status"]) == (0, True, "ended")
+    assert stopped["started_at"] < stopped["ended_at"] <= time.time()
+    assert 0 < stopped["downtime_s"] < stopped["ended_at"] - stopped["started_at"]  # between the kill and the resume
+    (row,) = [row for row in laminar("runs", "list")[1] if row["run"] == run_id]
+    assert (row["ended_at"], row["downtime_s"]) == (stopped["ended_at"], stopped["downtime_s"])
+    assert _cells(row)["duration"] is not None
+    assert newest_audit(runs / run_id)["passed"]  # of a run at its goal
     assert not submissions(runs / run_id)[0].respawner()
     assert list(temporary.iterdir()) == [], "temporary files of killed respawners are removed"
     assert "Traceback" not in log.read_text().partition("start 4 of")[2]
 
 
-def test_respawner_of_the_trainer_audits_the_run(
-    broker: Broker, run_id: str, runs: Path, tmp_path: Path, laminar: Laminar
+def test_submitted_trainer_is_audited_changed_and_drained(
+    broker: Broker, run_id: str, runs: Path, tmp_path: Path, laminar: Laminar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(draining, "CHECK_EVERY_S", 0.05)
     file = tmp_path / "run.toml"
     file.write_text(
         'rollout.engine = "emulated"\nprompts.source = "synthetic"\n'
@@ -141,9 +162,27 @@ def test_respawner_of_the_trainer_audits_the_run(
         f'[kafka]\nbootstrap_servers = "{broker.bootstrap_servers}"\n'
     )
     assert laminar("submit", "trainer", str(file), "--detach")[0] == 0
-    audit = runs / run_id / AUDIT_SO_FAR_FILE
+    audit, final = runs / run_id / AUDIT_SO_FAR_FILE, runs / run_id / AUDIT_FILE
     wait_until(audit.exists, "an audit")
     assert laminar("runs", "status", "--run", run_id)[1]["audit"]["passed"]
+    (before,) = submissions(runs / run_id)
+    wait_until(lambda: "start 1 of" in before.log.read_text(), "its start")
+    resume = ("runs", "resume", "--run", run_id)
+    assert laminar(*resume, "--set", "trainer.learner.learning_rate=0.5")[0] == 1
+    assert submissions(runs / run_id) == [before]
+    code, changed = laminar(*resume, "--set", "trainer.optimizer_steps=90")
+    assert (code, list(changed["resumed"]), changed["running"]) == (0, ["trainer"], [])
+    (after,) = submissions(runs / run_id)
+    assert (before.respawner(), after.pid) == (None, changed["resumed"]["trainer"])
+    assert load_config(after.config).trainer.optimizer_steps == 90
+    wait_until(lambda: "start 2 of" in after.log.read_text(), "its start with the new setting")
+    code, drained = laminar("runs", "drain", "--run", run_id)
+    assert (code, drained["drained"], drained["audit"]["passed"]) == (0, True, True)
+    assert json.loads(final.read_text())["passed"]
+    final.write_text(json.dumps(Audit(dispatched=3, lost=(ReachedStage("p1.0", "score"),)).to_json()))
+    assert not laminar("runs", "status", "--run", run_id)[1]["audit"]["passed"]  # the last word on the run
+    assert laminar(*resume)[1]["resumed"]
+    assert not final.exists()
 
 
 def test_read_submission_names_a_damaged_file(tmp_path: Path) -> None:
@@ -160,6 +199,9 @@ def test_submitted_run_has_started_at_its_first_submission(tmp_path: Path) -> No
     first = read_run(folder).started_at
     replace(role, pid=2, pid_created=first + 1000).write()
     assert read_run(folder).started_at == first
+    replace(role, pid=None, state="ended", ended_at=first + 60, down_s=20.0).write()
+    assert _cells(to_json(read_run(folder)))["duration"] == "0:40"
+    replace(role, pid=2, pid_created=first + 1000).write()
     (folder / FIRST_SUBMITTED).unlink()  # of an earlier release
     assert read_run(folder).started_at == first + 1000
 

@@ -14,7 +14,7 @@ import pytest
 from operators.trainer import assembly, rank_training
 from pipelines.config import ConfigError, parse_config
 from pipelines.run import learnability
-from pipelines.run.local import check_resumable
+from pipelines.run.resumable import check_resumable
 from pipelines.run.run_names import name_problems, with_run_name
 from schemas.release import RELEASE
 

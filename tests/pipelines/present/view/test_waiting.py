@@ -11,12 +11,12 @@ from synthetic_run import START, heartbeat, trainer_metric
 from pipelines.config import parse_config
 from pipelines.inspect.run_state.errors import ErrorCounts, errors_text, score_errors_text
 from pipelines.inspect.run_state.events import CheckStarted, LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
+from pipelines.inspect.run_state.goal import is_reached
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.inspect.run_state.waiting import QUIET_S, waiting_for
 from pipelines.present.view.panels import fact_lines
 from pipelines.present.view.state_json import state_to_json
 from pipelines.present.view.text import run_line
-from pipelines.run.supervisor import is_reached
 from schemas.metric_labels import labelled
 from schemas.records import Metric
 

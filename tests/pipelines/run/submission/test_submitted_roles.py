@@ -21,7 +21,7 @@ from pipelines.cli.main import main
 from pipelines.config import ConfigDraft, ConfigError, load_config, parse_config, save_config
 from pipelines.inspect.run_folders import read_run
 from pipelines.inspect.submissions import Submission, read_submission, submissions
-from pipelines.roles import submitted_process
+from pipelines.roles import Role, submitted_process
 from pipelines.run.inputs import record_inputs
 from pipelines.run.paths import with_absolute_paths
 from pipelines.run.submission import guard
@@ -76,7 +76,8 @@ def submitted(folder: Path, pipeline: str, model: str = "/nowhere", index: int =
     submission.file.parent.mkdir(parents=True, exist_ok=True)
     submission.write()
     table = {"run": {"name": folder.name, "folder": str(folder.parent)}, "model": {"path": model}}
-    save_config(parse_config({**table, "kafka": {"bootstrap_servers": "127.0.0.1:9"}}, "a test"), submission.config)
+    kafka = {"bootstrap_servers": "127.0.0.1:9", "partitions": 2}
+    save_config(parse_config({**table, "kafka": kafka}, "a test"), submission.config)
     return submission
 
 
@@ -159,13 +160,49 @@ def test_last_error_is_of_the_last_start(tmp_path: Path) -> None:
     assert last_error(log) == "no disk"
 
 
-def test_resume_cannot_change_settings_of_submitted_roles(folder: Path, laminar: Laminar) -> None:
-    submitted(folder, "score")
+def test_resume_changes_a_setting_of_the_roles_that_read_it(
+    folder: Path, laminar: Laminar, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    def start_respawner(submission: Submission) -> Submission:
+        started.append(submission.role.name)
+        return submission
+
+    monkeypatch.setattr("pipelines.run.submission.detached.start_respawner", start_respawner)
+    pids = {}
+    for pipeline in ("placement", "trainer", "score", "rollout"):
+        pids[pipeline], created = start()
+        submitted(folder, pipeline, model=str(folder), pid=pids[pipeline], pid_created=created)
+    submitted(folder, "prompts", model=str(folder))  # has ended
+    goal = ("resume", "--set", "trainer.optimizer_steps=90")
+    with in_foreground(load_config(folder / "submitted" / "trainer.toml"), [Role("prompts")]):
+        code, _, error = laminar(*goal)
+    assert f"prompts of run {folder.name} runs in the foreground, as process {os.getpid()}, and reads " in error
+    assert (code, has_ended(pids["trainer"])) == (1, False)
+    for change, reason in (
+        ("rollout.slots=4", "rollout.slots cannot change in a resumed run"),
+        ("score.shards=2", "score.shards cannot change, as shards were submitted one by one (score)"),
+        ("trainer.optimizer_steps=3", "is less than the run's goal of 80 steps"),
+    ):
+        code, _, error = laminar("resume", "--set", change)
+        assert (code, reason in error) == (1, True), error
+    (folder / "model").mkdir()
+    code, text, _ = laminar(*goal)
+    assert code == 0
+    assert "changed trainer.optimizer_steps of run" in text
+    assert f"submitted again: placement, trainer; resumed run {folder.name}: prompts" in text
+    assert started == ["prompts", "placement", "trainer"]
+    assert {name for name, pid in pids.items() if has_ended(pid)} == {"placement", "trainer"}
+    assert {load_config(each.config).trainer.optimizer_steps for each in submissions(folder)} == {90}
+    assert (folder / "model-80").is_dir()  # its model so far
+
+
+def test_resume_changes_no_settings_of_roles_in_the_foreground(folder: Path, laminar: Laminar) -> None:
+    submitted(folder, "score").file.unlink()
     code, _, error = laminar("resume", "--set", "score.shards=2")
     assert code == 2
-    assert f"was submitted with a configuration of its own, in {folder}/submitted/: end the role with `" in error
-    assert f"runs stop --role ROLE --run {folder}`, then submit it again with `" in error
-    assert f"submit ROLE {folder}/submitted/ROLE.toml --detach --set SECTION.KEY=VALUE`" in error
+    assert f"no role of run {folder.name} was submitted with --detach: end each that reads" in error
 
 
 def test_resume_starts_no_role_if_one_cannot_run(folder: Path, laminar: Laminar, tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""What may change when a run is resumed, and which roles read it while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipelines.config import Config, ConfigError, flattened
+
+RESUMABLE: Mapping[str, tuple[str, ...]] = {
+    "trainer.optimizer_steps": ("prompts", "placement", "trainer"),
+    "trainer.checkpoint_every": ("trainer",),
+    "trainer.checkpoints_kept": ("trainer",),
+    "trainer.lost_batches": ("trainer",),
+    "trainer.learner.max_skipped_batches": ("trainer",),
+    "score.shards": ("score",),
+    "run.layout": (),
+    "run.audit_every_s": ("trainer",),
+    "run.stop_error_share": ("score",),
+    "run.stop_error_window": ("score",),
+    "run.warn_steps": (),
+    "run.allow_no_learning": (),
+    "prompts.max_refused_share": ("prompts",),
+    "prompts.epochs": ("prompts",),
+    "run.check_timeout_s": (),
+    "kafka.outage_timeout_s": (),
+    "agents.memory_limit_mb": ("agents",),
+}
+"""The keys that may change when a run is resumed, as no record of the run depends on them, and the roles whose process
+or respawner reads each; others are read by a start and by commands."""
+
+
+def changed_keys(before: Config, after: Config) -> list[str]:
+    """The keys, "section.key", of which the configurations have different values."""
+    old, new = flattened(before), flattened(after)
+    return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+
+
+def check_resumable(before: Config, after: Config) -> None:
+    """Raise ConfigError if configuration `after` of a resumed run is not like `before`, except for RESUMABLE keys."""
+    if fixed := [key for key in changed_keys(before, after) if key not in RESUMABLE]:
+        raise ConfigError(
+            f"{', '.join(fixed)} cannot change in a resumed run, because its records were made with the old value; "
+            f"these can: {', '.join(RESUMABLE)}. For another setting start a new run"
+        )
+    steps, goal = after.trainer.optimizer_steps, before.trainer.optimizer_steps
+    if steps < goal:
+        raise ConfigError(
+            f"trainer.optimizer_steps = {steps} is less than the run's goal of {goal} steps; a run may stay stopped "
+            "before its goal: `laminar weights pull latest` writes its newest model"
+        )
+
+
+def keep_model(folder: Path, before: Config, after: Config) -> None:
+    """Rename the final model of a run that is extended: the trainer writes another one at the new goal."""
+    model, steps = folder / "model", before.trainer.optimizer_steps
+    if after.trainer.optimizer_steps > steps and model.is_dir():
+        model.rename(folder / f"model-{steps}")
