@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 from typing import TextIO
@@ -11,12 +12,13 @@ from infra.escaping import print_escaped
 
 MIN_COLUMNS = 20
 """A narrower terminal wraps by itself."""
+_NO_BREAK = "\0"
 
 
 def wrapped(text: str, columns: int | None, indent: str = "  ") -> str:
     """`text` with each line that is longer than `columns` continued on lines that begin with its indent and `indent`.
 
-    A word is not divided: a path or a command can be copied. None: `text` as it is.
+    A word is not divided, nor a command in backticks: it can be copied. None: `text` as it is.
     """
     if columns is None or columns < MIN_COLUMNS:
         return text
@@ -37,8 +39,9 @@ def _wrapped_line(line: str, columns: int, indent: str) -> str:
     if len(line) <= columns:
         return line
     start = line[: len(line) - len(line.lstrip(" "))]
-    return textwrap.fill(
-        line[len(start) :],
+    whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _NO_BREAK), line[len(start) :])
+    filled = textwrap.fill(
+        whole,
         columns,
         initial_indent=start,
         subsequent_indent=start + indent,
@@ -47,3 +50,4 @@ def _wrapped_line(line: str, columns: int, indent: str) -> str:
         expand_tabs=False,
         replace_whitespace=False,
     )
+    return filled.replace(_NO_BREAK, " ")

@@ -256,9 +256,10 @@ class Config:
 
 @dataclass(frozen=True)
 class ConfigDraft:
-    """What could be read of the configuration `origin`. `config` has the default of each setting in `replaced`.
+    """What could be read of the configuration `origin`: `problems` has what could not.
 
-    These are wrong: `problems` has the reasons.
+    What is said of a setting in `replaced` may not be true of the user's: it was wrong and has its default in
+    `config`, or it depends on such a setting.
     """
 
     config: Config
@@ -272,8 +273,8 @@ class ConfigDraft:
             raise ConfigProblems(self.problems, f"{self.origin} is not valid" if len(self.problems) > 1 else "")
         return self.config
 
-    def with_problems(self, found: Iterable[str]) -> tuple[str, ...]:
-        """The problems, and those of `found` in the configuration that are not about a replaced setting."""
+    def problems_and(self, found: Iterable[str]) -> tuple[str, ...]:
+        """The problems, and those of `found` that are not about a replaced setting."""
         return (*self.problems, *(each for each in found if not names_any(each, self.replaced)))
 
 
@@ -319,7 +320,9 @@ def draft_config(table: dict[str, Any], origin: str, changes: Sequence[str] = ()
         except ValueError as error:
             problems.append(str(error))
             replaced.append(re.sub(r"\.\d+\b", "", change.partition("=")[0].strip()))
-    added = [each for each in unknown_keys(Config, table) if each not in unknown]
+    texts = {each.text for each in unknown}
+    unknown = [*unknown_keys(Config, table)]  # once more: a key that was probably meant may be set now
+    added = [each for each in unknown if each.text not in texts]
     problems += [f"--set: {each.text}" for each in added]
     changed = {change.partition("=")[0].strip() for change in changes}
     table = {"prompts": _DEFAULT_PROMPTS, **table}
@@ -333,7 +336,7 @@ def draft_config(table: dict[str, Any], origin: str, changes: Sequence[str] = ()
     for section, kind in _TASK_CLASSES.items():
         if isinstance(table.get(section), dict):
             table[section] = complete_tasks(table[section], kind)
-    replaced += [each.meant for each in (*unknown, *added) if each.meant]
+    replaced += [each.meant for each in unknown if each.meant]
     part = valid_part(Config, table, replaced)
     problems += [_error_line(origin, error, changed) for error in without_inherited(part.errors, incomplete)]
     return ConfigDraft(part.value, origin, tuple(problems), part.replaced | _undecided(part.value, part.replaced))
@@ -344,7 +347,8 @@ def _undecided(config: Config, replaced: Collection[str]) -> frozenset[str]:
     found: tuple[str, ...] = ()
     if "rollout.engine" in replaced:
         found = ("rollout.replicas",) if config.model.path else ("rollout.replicas", "model")
-    return frozenset((*found, "kafka") if "kafka.bootstrap_servers" in replaced else found)
+    no_address = {"kafka.bootstrap_servers", "kafka.client_properties"} & {*replaced}
+    return frozenset((*found, "kafka") if no_address else found)
 
 
 def save_config(config: Config, file: Path) -> None:

@@ -109,7 +109,11 @@ def _position(place: Location, names: Sequence[str]) -> int | None:
 
 
 def _is_about(error: Mapping[str, Any], replaced: Iterable[str]) -> bool:
-    return names_any(f"{_dotted(error['loc'])}: {error['msg'].removeprefix('Value error, ')}", replaced)
+    """Whether `error` names one of `replaced`: of other sections by the whole name, as a last part may be in several."""
+    place = _dotted(error["loc"])
+    sections = {"", place, place.rpartition(".")[0]}
+    own = [each for each in replaced if not place or each.rpartition(".")[0] in sections or each in error["msg"]]
+    return names_any(f"{place}: {error['msg'].removeprefix('Value error, ')}", own)
 
 
 def _given(table: Any, location: Location) -> Location:

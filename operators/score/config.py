@@ -66,7 +66,9 @@ class RewardSpec:
             if not isinstance(given[name], int | float):
                 raise ValueError(f"rewards: {self.name} needs a number as {name!r}, not {given[name]!r}")
         if self.name == "regex":
-            _check_pattern("rewards: regex's pattern", str(given["pattern"]))
+            if not isinstance(given["pattern"], str):
+                raise ValueError(f"rewards: regex needs a text as 'pattern', not {given['pattern']!r}")
+            _check_pattern("rewards: regex's pattern", given["pattern"])
         if self.name == "length" and not 0 <= given["target"] < given["limit"]:
             raise ValueError("rewards: length needs 0 <= target < limit")
         if self.name == "code" and not (given.get("seconds", 1) > 0 and given.get("memory_mb", 1) > 0):

@@ -209,7 +209,7 @@ def _outlined(
     found = outline(config, process, runner, beam_options, existing)
     found = replace(found, missing=tuple(dict.fromkeys([*unnamed, *found.missing, *problems])))
     if draft.problems:
-        raise _cannot_run(ConfigProblems(draft.with_problems(found.missing)))
+        raise _cannot_run(ConfigProblems(draft.problems_and(found.missing)))
     if svg is not None:
         svg.write_text(drawing.svg(found), encoding="utf-8")
     return Report(asdict(found), lambda: drawing.text(found), as_json=json, exit_code=1 if found.missing else 0)

@@ -23,7 +23,7 @@ _IN_SECRETS = ("kafka.", "relay.", "gateway.")
 
 def check_deployable(draft: ConfigDraft, file: Path) -> None:
     """Raise ConfigProblems if `draft`, read from `file`, cannot be deployed, with all problems."""
-    if problems := draft.with_problems(deployment_problems(draft.config)):
+    if problems := draft.problems_and(deployment_problems(draft.config)):
         raise ConfigProblems(problems, f"{file} cannot be deployed")
 
 

@@ -105,7 +105,7 @@ def resume_locally(
         check_resumable(before, config)
     except ConfigError as error:
         refused.append(str(error))
-    problems = list(draft.with_problems([*refused, *problems_of(config, new=False)]))
+    problems = list(draft.problems_and([*refused, *problems_of(config, new=False)]))
     if (changed := changed_inputs(config, run.folder / INPUTS_FILE)) and not accept_changes:
         problems.append(changed_text(run.folder, changed, changes))
     if problems:

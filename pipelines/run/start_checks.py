@@ -61,7 +61,7 @@ def named(draft: ConfigDraft, file: Path) -> ConfigDraft:
 
 def known_problems(draft: ConfigDraft) -> list[str]:
     """All problems of a new run that are found at once, without code of the user."""
-    return list(draft.with_problems([*name_problems(draft.config), *problems_of(draft.config)]))
+    return list(draft.problems_and([*name_problems(draft.config), *problems_of(draft.config)]))
 
 
 def problems_of(config: Config, *, new: bool = True) -> list[str]:

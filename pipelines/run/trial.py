@@ -30,7 +30,7 @@ from operators.prompts.rendering import PromptTooLong, render
 from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
 from pipelines.config import Config
-from pipelines.config_draft import names_any
+from pipelines.config_draft import WHOLE, names_any
 from pipelines.inspect.run_files import CONFIG_FILE
 from pipelines.run.learnability import doubtful_settings
 from pipelines.run.paths import files_read
@@ -101,26 +101,25 @@ def all_problems(
     return TrialResult([*known, *new_problems()], warnings, found.tried)
 
 
-_QUESTIONS = (
-    *(
-        f"prompts.{name}"
-        for name in ("tasks", "name", "source", "task", "task_args", "where", "levels", "path", "split")
-    ),
-    *(f"prompts.{name}" for name in ("prompt_column", "answer_column", "answer_required", "answer_after")),
-    *(f"prompts.{name}" for name in ("extra_columns", "template", "chat_template", "system", "environment")),
-    *("model.path", "warm_start.model", "rollout.context", "rollout.engine"),
-)
+_QUESTIONS = """
+    prompts.tasks prompts.name prompts.source prompts.task prompts.task_args prompts.where prompts.levels prompts.path
+    prompts.split prompts.prompt_column prompts.answer_column prompts.answer_required prompts.answer_after
+    prompts.extra_columns prompts.template prompts.chat_template prompts.system prompts.environment
+    model.path warm_start.model rollout.context rollout.engine
+""".split()
 """The settings that decide the prompts. Others, such as `samples_per_prompt`, may have a default in the trial."""
-_REWARDS = tuple(
-    f"score.{name}" for name in ("tasks", "rewards.name", "rewards.options", "answer", "answer_marker", "answer_regex")
-)
-_ENVIRONMENTS = tuple(f"rollout.environments.{name}" for name in ("name", "label", "options", "role"))
+_REWARDS = """
+    score.tasks score.rewards.name score.rewards.options score.answer score.answer_marker score.answer_regex
+""".split()
+_ENVIRONMENTS = """
+    rollout.environments.name rollout.environments.label rollout.environments.options rollout.environments.role
+""".split()
 
 
 def _is_given(settings: Sequence[str], replaced: Collection[str]) -> bool:
-    """Whether none of `settings` is replaced, alone or with its section."""
-    names = [each.replace(".tasks.", ".") for each in replaced]
-    return not any(f"{one}.".startswith(f"{other}.") or not other for one in settings for other in names)
+    """Whether none of `settings` is replaced, alone, with its section or in a part."""
+    pairs = [(f"{one}.", f"{each.replace('.tasks.', '.')}.") for one in settings for each in replaced]
+    return WHOLE not in replaced and not any(one.startswith(other) or other.startswith(one) for one, other in pairs)
 
 
 def try_config(
@@ -211,23 +210,18 @@ def _check_prompts(config: Config, found: TrialResult, started: Started) -> list
                 source.close()
 
 
-class _PlainTokenizer(SyntheticTokenizer):
-    """Stands for the tokenizer of a model that is missing."""
-
-    chat_template: str | None = "plain"
-
-    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
-        """The texts of the messages."""
-        return "\n".join(message["content"] for message in conversation)
-
-
 def _without_model(config: Config, sources: Sequence[Sequence[PromptSource]]) -> Iterator[TaskPrompts]:
-    """The first prompts of each task for its rewards and environment, which read their texts and not their tokens."""
+    """The first prompts of each task for its rewards and environment, which read their texts and not their tokens.
+
+    The text of a chat template is not known.
+    """
     for task, levels in zip(config.prompts.mixture, sources, strict=True):
-        prompts = []
-        for number in range(min(TRIED_PROMPTS, levels[0].total or TRIED_PROMPTS)):
+        prompts: list[Prompt] = []
+        for number in () if task.chat_template else range(_questions(levels[0])):
             with suppress(UnusableRow, ValueError):
-                prompts.append(render(levels[0][number], number, task, _PlainTokenizer(1), task.max_new_tokens + 1))
+                prompts.append(render(levels[0][number], number, task, SyntheticTokenizer(1), task.max_new_tokens + 1))
+            if len(prompts) == TRIED_PROMPTS:
+                break
         if prompts:
             yield TaskPrompts(task, prompts, lambda _: [])
 
@@ -288,6 +282,11 @@ def _model(config: Config, started: Started) -> tuple[ConversationTokenizer | No
     return tokenizer, config.rollout.context or model.max_positions, None
 
 
+def _questions(source: PromptSource) -> int:
+    """How many questions of `source` are tried at most."""
+    return source.trained_rows if source.row_count else min(GENERATED, source.total or GENERATED)
+
+
 def _render_some(
     task: TaskConfig,
     source: PromptSource,
@@ -307,7 +306,7 @@ def _render_some(
     unknown: int | None = None
     prompts, shortened = 0, 0
     deadline = time.monotonic() + SAMPLING_S
-    for number in range(source.trained_rows if source.row_count else min(GENERATED, source.total or GENERATED)):
+    for number in range(_questions(source)):
         try:
             prompt = render(source[number], number, task, tokenizer, context)
         except (UnusableRow, ValueError) as error:
@@ -387,6 +386,7 @@ def _load(found: TrialResult, key: str, limit_s: float, *loads: Callable[[], obj
     thread = threading.Thread(target=load_all, name=key, daemon=True)
     thread.start()
     thread.join(limit_s)
-    found.problems.extend(problems)
+    for problem in problems:
+        found.add_problem(problem)
     if thread.is_alive():
         found.problems.append(f"{key}: the import takes over {limit_s:g} s (run.check_timeout_s)")

@@ -73,7 +73,7 @@ def test_draft_names_no_problem_of_a_default(table: dict[str, Any], problem: str
 def test_draft_of_a_hopeless_table_has_no_other_problems() -> None:
     found = draft({"prompts": 5, "kafka": 5})
     assert len(found.problems) == 2
-    assert found.with_problems(["prompts.path: gone", "kafka: no", "model.path: gone"])[2:] == ("model.path: gone",)
+    assert found.problems_and(["prompts.path: gone", "kafka: no", "model.path: gone"])[2:] == ("model.path: gone",)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def detach(draft: ConfigDraft, pipeline: str, index: int, runner: str, options: 
     from pipelines.run.submission.role_checks import place_problems, sections_of, submission_problems, trial_problems
 
     place = place_problems(with_run_name(config, submission.config), submission)
-    problems = draft.with_problems([*submission_problems(config, submission), *place])
+    problems = draft.problems_and([*submission_problems(config, submission), *place])
     if found := trial_problems(config, submission, problems, draft.replaced):
         raise ConfigProblems(found)
     is_new_run = not config.run_folder.exists()

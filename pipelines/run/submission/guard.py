@@ -60,9 +60,13 @@ def prepare(draft: ConfigDraft, process: RoleProcess, note: Callable[[str], None
     own = replace(config, kafka=config.kafka.for_role(process.roles[0].pipeline))
     try:
         client = own.kafka.client()
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         problems.append(str(error))
-    if all_of_them := draft.with_problems(dict.fromkeys(problems)):
+    except OSError as error:
+        if not draft.problems_and(problems):
+            raise  # a file that may come back, unlike a wrong setting
+        problems.append(str(error))
+    if all_of_them := draft.problems_and(dict.fromkeys(problems)):
         raise ConfigProblems(all_of_them)
     wait_for_brokers(client, WAIT_S, lambda _, line: note(line), setting=own.kafka.address_setting)
     check_kafka(own)  # before any topic is created
