@@ -109,7 +109,7 @@ def _position(place: Location, names: Sequence[str]) -> int | None:
 
 
 def _is_about(error: Mapping[str, Any], replaced: Iterable[str]) -> bool:
-    """Whether `error` names one of `replaced`: of other sections by the whole name, as a last part may be in several."""
+    """Whether `error` names one of `replaced`: of other sections by the whole name alone, not by its last part."""
     place = _dotted(error["loc"])
     sections = {"", place, place.rpartition(".")[0]}
     own = [each for each in replaced if not place or each.rpartition(".")[0] in sections or each in error["msg"]]

@@ -102,11 +102,12 @@ def resume_locally(
     draft, before = read_config(file, changes), load_config(file)
     config, refused = draft.config, []
     try:
-        check_resumable(before, config)
+        check_resumable(before, config, draft.replaced)
     except ConfigError as error:
         refused.append(str(error))
-    problems = list(draft.problems_and([*refused, *problems_of(config, new=False)]))
-    if (changed := changed_inputs(config, run.folder / INPUTS_FILE)) and not accept_changes:
+    problems = [*refused, *draft.problems_and(problems_of(config, new=False))]
+    readable = before if draft.problems else config
+    if (changed := changed_inputs(readable, run.folder / INPUTS_FILE)) and not accept_changes:
         problems.append(changed_text(run.folder, changed, changes))
     if problems:
         raise ConfigProblems(problems)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pipelines.config import Config, ConfigError, flattened
+from pipelines.config_draft import names_any
 
 RESUMABLE: Mapping[str, tuple[str, ...]] = {
     "trainer.optimizer_steps": ("prompts", "placement", "trainer"),
@@ -36,9 +37,13 @@ def changed_keys(before: Config, after: Config) -> list[str]:
     return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
 
 
-def check_resumable(before: Config, after: Config) -> None:
-    """Raise ConfigError if configuration `after` of a resumed run is not like `before`, except for RESUMABLE keys."""
-    if fixed := [key for key in changed_keys(before, after) if key not in RESUMABLE]:
+def check_resumable(before: Config, after: Config, replaced: Collection[str] = ()) -> None:
+    """Raise ConfigError if configuration `after` of a resumed run is not like `before`, except for RESUMABLE keys.
+
+    Keys in `replaced` have a default in `after` because their values are wrong, which is another problem.
+    """
+    changed = [key for key in changed_keys(before, after) if not names_any(key, replaced)]
+    if fixed := [key for key in changed if key not in RESUMABLE]:
         raise ConfigError(
             f"{', '.join(fixed)} cannot change in a resumed run, because its records were made with the old value; "
             f"these can: {', '.join(RESUMABLE)}. For another setting start a new run"

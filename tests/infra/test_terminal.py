@@ -30,6 +30,13 @@ def test_long_line_is_continued_with_an_indent() -> None:
     assert " ".join(line.strip() for line in lines[1:]) == LONG
 
 
+def test_a_command_in_backticks_is_not_divided() -> None:
+    command = "`laminar runs resume --run first --set trainer.optimizer_steps=200`"
+    lines = wrapped(f"once that is fixed, resume the run: {command} continues it, or start another one", 40).split("\n")
+    assert f"  {command}" in lines
+    assert len(lines) == 3
+
+
 def test_error_of_a_command_is_wrapped_on_a_terminal_only() -> None:
     name = " ".join(["a", "long", "name"] * 8)
     words = [sys.executable, "-c", "from pipelines.cli.main import main; main()", "run", name]

@@ -70,6 +70,28 @@ def test_draft_names_no_problem_of_a_default(table: dict[str, Any], problem: str
     assert problem in found
 
 
+def test_unknown_key_is_one_problem_if_the_meant_one_is_set() -> None:
+    found = draft({"prompts": {"task": "gcd", "max_token": 5}}, "prompts.max_new_tokens=64")
+    assert [each for each in found.problems if "max_token" in each] == [*found.problems]
+    assert len(found.problems) == 1
+    assert found.replaced == frozenset()
+
+
+def test_wrong_setting_hides_none_of_its_name_in_another_section() -> None:
+    model = {"task": "gcd"}
+    table = {"prompts": {"task": "gcd", "max_token": 5}, "warm_start": {"max_new_tokens": 0, "model": model}}
+    assert [each.partition(" ")[2][:30] for each in draft(table).problems] == [
+        "unknown key prompts.max_token;",
+        "warm_start: max_new_tokens mus",
+    ]
+
+
+def test_pattern_of_another_type_is_refused() -> None:
+    reward = {"name": "regex", "options": {"pattern": 5}}
+    (problem,) = draft({"score": {"rewards": [reward]}}).problems
+    assert "regex needs a text as 'pattern', not 5" in problem
+
+
 def test_draft_of_a_hopeless_table_has_no_other_problems() -> None:
     found = draft({"prompts": 5, "kafka": 5})
     assert len(found.problems) == 2
