@@ -16,7 +16,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from operator import mul
 from pathlib import Path
-from typing import Any
 
 from infra.files import write_atomically
 from infra.models.chat import ChatTokenizer, ConversationTokenizer, continuation
@@ -101,19 +100,19 @@ def all_problems(
     return TrialResult([*known, *new_problems()], warnings, found.tried)
 
 
-_QUESTIONS = """
-    prompts.tasks prompts.name prompts.source prompts.task prompts.task_args prompts.where prompts.levels prompts.path
-    prompts.split prompts.prompt_column prompts.answer_column prompts.answer_required prompts.answer_after
-    prompts.extra_columns prompts.template prompts.chat_template prompts.system prompts.environment
-    model.path warm_start.model rollout.context rollout.engine
-""".split()
+_QUESTIONS = (
+    *("prompts.tasks", "prompts.name", "prompts.source", "prompts.task", "prompts.task_args", "prompts.where"),
+    *("prompts.levels", "prompts.path", "prompts.split", "prompts.prompt_column", "prompts.answer_column"),
+    *("prompts.answer_required", "prompts.answer_after", "prompts.extra_columns", "prompts.template"),
+    *("prompts.chat_template", "prompts.system", "prompts.environment"),
+    *("model.path", "warm_start.model", "rollout.context", "rollout.engine"),
+)
 """The settings that decide the prompts. Others, such as `samples_per_prompt`, may have a default in the trial."""
-_REWARDS = """
-    score.tasks score.rewards.name score.rewards.options score.answer score.answer_marker score.answer_regex
-""".split()
-_ENVIRONMENTS = """
-    rollout.environments.name rollout.environments.label rollout.environments.options rollout.environments.role
-""".split()
+_REWARDS = (
+    *("score.tasks", "score.rewards.name", "score.rewards.options"),
+    *("score.answer", "score.answer_marker", "score.answer_regex"),
+)
+_ENVIRONMENTS = tuple(f"rollout.environments.{name}" for name in ("name", "label", "options", "role"))
 
 
 def _is_given(settings: Sequence[str], replaced: Collection[str]) -> bool:
