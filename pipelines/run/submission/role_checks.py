@@ -43,8 +43,8 @@ def role_problems(config: Config, role: Role) -> Iterator[str]:
         inboxes, hosted = len(partitions_of(config, INBOX)), config.rollout.hosted(role.index)
         if hosted.stop > inboxes:
             yield (
-                f"rollout process {role.index} would host replica {hosted[-1]} (rollout.replicas), but the inbox topic has "
-                f"{inboxes} partitions: placement.max_replicas is fixed when a run starts"
+                f"rollout process {role.index} would host replica {hosted[-1]} (rollout.replicas), but the inbox topic "
+                f"has {inboxes} partitions: placement.max_replicas is fixed when a run starts"
             )
 
 
