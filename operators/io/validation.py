@@ -33,6 +33,8 @@ MAX_BATCHES_APART = 1000
 """Batches that the trainer may train between two published versions."""
 MAX_STARTS_APART = 10_000
 """Consecutive starts of the trainer that may publish no version."""
+MAX_PROMPTS_AHEAD = 10_000
+"""How far the number of a prompt may be ahead of all earlier ones."""
 MAX_UNIX_MS = 253_402_300_799_999
 """The end of the year 9999 in Unix milliseconds: the last time that Python can format."""
 _BOUNDS: Mapping[str, tuple[int, int]] = {

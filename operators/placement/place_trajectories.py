@@ -19,6 +19,7 @@ from operators.io.clocks import wall_ms
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.repartition import LiveReplicas, Moved, Placed
+from operators.io.validation import MAX_PROMPTS_AHEAD
 from operators.placement.config import PlacementConfig
 from operators.placement.dispatch import Dispatcher, Rounds
 from operators.placement.moves import MoveCoordinator
@@ -300,10 +301,6 @@ def _replica_of(output: PlacementOutput) -> int | None:
     return None
 
 
-MAX_AHEAD = 10_000
-"""How far the number of a prompt may be ahead of all earlier ones."""
-
-
 class PromptNumbers:
     """The next number of each purpose, 0 before the first prompt. Prompts are numbered densely: a wrong number would
     leave a permanent gap.
@@ -319,8 +316,8 @@ class PromptNumbers:
     def invalid_reason(self, purpose: Purpose, number: int) -> str | None:
         """Why the number is invalid; None if it is valid, which is recorded."""
         expected = self._next.get(purpose, number if self._accepts_any else 0)
-        if number > expected + MAX_AHEAD:
-            return f"prompt number {number} is more than {MAX_AHEAD} ahead of number {expected - 1}"
+        if number > expected + MAX_PROMPTS_AHEAD:
+            return f"prompt number {number} is more than {MAX_PROMPTS_AHEAD} ahead of number {expected - 1}"
         self._next[purpose] = max(expected, number + 1)
         return None
 

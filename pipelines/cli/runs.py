@@ -103,7 +103,7 @@ def _lines(run: str, audit: Audit) -> Iterator[str]:
     yield f"run {run}: " + ("the audit passed: no trajectory lost or trained twice" if audit.passed else "AUDIT FAILED")
     yield f"  {numbers['dispatched']:>10}  dispatched"
     if audit.undispatched:
-        yield f"  {audit.undispatched:>10}  finished without dispatch"
+        yield f"  {audit.undispatched:>10}  without dispatch"
     for name in ("trained", "untrained", "dropped", "failed", "evaluated", "imported", "in_flight", "expired", "lost"):
         if numbers[name] or name not in ("untrained", "imported", "expired"):
             yield f"  {numbers[name]:>10}  = {name.replace('_', ' ')}{_stages(audit) if name == 'in_flight' else ''}"

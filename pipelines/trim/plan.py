@@ -60,7 +60,7 @@ from schemas.topics import (
 
 TRIM_POINTS_FOLDER = "trim-points"
 """Subfolder of a run's folder with the checkpoints of its trim points."""
-OF_TRAJECTORIES = (*(topic for topic in READ_ORDER if topic is not RELAY), PROMPTS, EVAL_PROMPTS)
+OF_TRAJECTORIES = tuple(topic for topic in READ_ORDER if topic is not RELAY)
 OF_RESTARTS = (PROGRESS, BATCH_ASSEMBLY)
 """Topics that only restarts read."""
 

@@ -25,6 +25,7 @@ from invalid_records import FAR, invalid_records
 from infra.kafka import topic_reader
 from infra.kafka.note import Note
 from infra.kafka.producer import BoundedProducer
+from pipelines.inspect.audit.audit_run import audit
 from pipelines.roles import roles_of
 from pipelines.run.topics import make_topics
 from schemas import records as r
@@ -169,6 +170,12 @@ def test_run_continues_correctly_among_hostile_records(proxied: ProxiedBroker, r
     steps = {row["step"]: row["values"]["trajectories"] for row in log.own(METRICS) if row["name"] == "trainer"}
     sizes = Counter(part["batch"] for part in log.own(BATCHES) for _ in part["trajectory_ids"])
     assert steps == {step: float(sum(sizes[batch] for batch in range(step))) for step in steps}
+    found = audit(proxied.direct, run_id)
+    copied = {name for topic, row, _ in records if topic is BATCHES for name in row.trajectory_ids}
+    assert not {each.trajectory_id for each in found.lost} & trained.keys()
+    assert set(found.trained_twice) <= copied
+    assert found.trained > 0
+    assert found.undecodable > 100
     letters = Counter(letter["step"] for letter in log.own(DEAD_LETTERS))
     old = {each["topic"].split(".")[-1] for each in log.own(DEAD_LETTERS) if "of release 0.1.0" in each["reason"]}
     assert {topic.short_name for topic in (PROMPTS, INBOX, TRAJECTORIES, EXPERIENCES, BATCHES, RELAY)} <= old

@@ -13,17 +13,20 @@ from infra.kafka.note import Note, notes_in, place_of
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from infra.kafka.topic_reader import StoredRecord, read_batches, read_partition
+from operators.io.validation import ManifestOrder, invalid_reason
 from pipelines.config import KafkaConfig
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point
-from schemas.records import Experience, MicroBatch, Settled, Trajectory, TrimPoint, WeightVersion
+from schemas.records import Experience, MicroBatch, Prompt, Settled, Trajectory, TrimPoint, WeightVersion
 from schemas.topics import (
     BATCHES,
     CATALOGUE,
+    EVAL_PROMPTS,
     EXPERIENCES,
     INBOX,
+    PROMPTS,
     RELAY,
     RESTORE,
     SETTLED,
@@ -33,8 +36,10 @@ from schemas.topics import (
     run_prefix,
 )
 
-READ_ORDER: tuple[Topic, ...] = (RELAY, SETTLED, BATCHES, EXPERIENCES, TRAJECTORIES, INBOX)
+READ_ORDER: tuple[Topic, ...] = (RELAY, SETTLED, BATCHES, EXPERIENCES, TRAJECTORIES, INBOX, PROMPTS, EVAL_PROMPTS)
 
+PIPELINES = ("placement", "score", "experience", "evaluation")
+"""The roles whose restore offsets say what they have consumed."""
 TRANSACTION_TIMEOUT_S = KafkaConfig.transaction_timeout_s
 """Of a run whose configuration is not known here."""
 
@@ -65,14 +70,14 @@ def fold_run(
     begins: Mapping[tuple[str, int], int] = MappingProxyType({}),
 ) -> AuditFold:
     """Fold the records in `snapshot`, each partition (full topic name, number) from its offset in `begins`, or 0."""
-    fold = AuditFold(snapshot.trimmed, before)
+    fold, manifests = AuditFold(snapshot.trimmed, before), ManifestOrder()
     for topic in READ_ORDER:
         name = topic.name(run)
         # One partition after the other: partition and offset decide which Trajectory of an id is the first.
         for partition, end in sorted(snapshot.ends.get(name, {}).items()):
             first = begins.get((name, partition), 0)
             for record in read_partition(client, name, partition, first, end, decode_for_audit):
-                add_record(fold, record, snapshot)
+                add_record(fold, record, snapshot, manifests)
     return fold
 
 
@@ -101,7 +106,7 @@ def snapshot_of(
         if INBOX.name(run) not in existing:
             raise RuntimeError(f"run {run} has no topic {INBOX.name(run)}, so it cannot be audited")
         notes = committed_notes(client, RESTORE.name(run))
-        prefixes = {each: group_name(run, each).removesuffix("0") for each in ("score", "experience", "evaluation")}
+        prefixes = {each: group_name(run, each).removesuffix("0") for each in PIPELINES}
         committed = {
             pipeline: _farthest(
                 group_lags(admin, list_groups(admin, prefix)),
@@ -149,21 +154,32 @@ def committed_notes(client: ClientProperties, restore: str) -> dict[str, Note]:
         return {}
 
 
-def add_record(fold: AuditFold, record: StoredRecord, snapshot: Snapshot) -> None:
-    """Add a record that was decoded by `decode_for_audit`."""
+def add_record(fold: AuditFold, record: StoredRecord, snapshot: Snapshot, manifests: ManifestOrder) -> None:
+    """Add a record that was decoded by `decode_for_audit`. What no role accepts is only counted."""
     if record.error is not None:
         fold.undecodable += 1
     where = (record.topic, record.partition)
     for row in record.rows:
-        if isinstance(row, WeightVersion):
+        if row is None or (isinstance(row, WeightVersion) and not _is_valid(row, record.transactional, manifests)):
+            fold.undecodable += 1
+        elif isinstance(row, WeightVersion):
             fold.manifest(row)
         elif isinstance(row, Settled):
             fold.settled(row)
         elif isinstance(row, MicroBatch):
             fold.batch(row)
+        elif isinstance(row, Prompt):
+            fold.prompt(row, consumed=record.offset < snapshot.committed["placement"].get(where, 0))
         elif isinstance(row, DecodedRecord):
             committed = {name: offsets.get(where, 0) for name, offsets in snapshot.committed.items()}
             _add_decoded(fold, row, record.offset, committed)
+
+
+def _is_valid(manifest: WeightVersion, transactional: bool, manifests: ManifestOrder) -> bool:
+    """Whether `manifest` counts. One of the trainer, which writes in transactions, counts with whatever batches: those
+    that it left out are lost.
+    """
+    return (transactional or invalid_reason(manifest) is None) and manifests.invalid_reason(manifest) is None
 
 
 def _add_decoded(fold: AuditFold, record: DecodedRecord, offset: int, committed: Mapping[str, int]) -> None:

@@ -1,18 +1,25 @@
-"""Decoding for the audit: of records about a trajectory only the key; other columns are only validated."""
+"""Decoding for the audit: of records about a trajectory only the key; other columns are only validated.
+
+Records that no role accepts (see `operators.io.validation`) are None: they must neither end the audit nor count in it.
+Manifests are validated by the reader, which knows those before them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from infra.kafka.topic_reader import class_of
+from operators.io.validation import MAX_COUNT, MAX_MEMBERS, invalid_reason
 from schemas.block_codec import decode_block
 from schemas.codec import decode
-from schemas.identity import TrajectoryKey
-from schemas.records import Assignment, Experience, Trajectory
+from schemas.identity import PURPOSES, TrajectoryKey, is_trajectory_id
+from schemas.records import Assignment, Experience, MicroBatch, Trajectory, WeightVersion
 
 _PREFIXES: Mapping[type, str] = {Assignment: "", Trajectory: "", Experience: "trajectory."}
 _BY_NAME = {kind.__name__: kind for kind in _PREFIXES}
+_COLUMNS = ("prompt.purpose", "prompt.number", "member", "prompt.samples")
 
 
 class DecodedRecord(NamedTuple):
@@ -23,11 +30,34 @@ class DecodedRecord(NamedTuple):
 
 
 def decode_for_audit(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[Any]:
-    """The records in `value`; those about one trajectory as `DecodedRecord`. Raises UndecodableRecord."""
+    """The records in `value`; those about one trajectory as `DecodedRecord`, invalid ones as None.
+
+    Raises UndecodableRecord.
+    """
     headers = tuple(headers)
     kind = _BY_NAME.get(class_of(headers))
     if kind is None:
-        return decode(value, headers)
+        return [each for row in decode(value, headers) for each in _valid(row)]
     block, prefix = decode_block(value, headers), _PREFIXES[kind]
-    columns = (block.column(prefix + name).to_pylist() for name in ("prompt.purpose", "prompt.number", "member"))
-    return [DecodedRecord(kind, TrajectoryKey(*row)) for row in zip(*columns, strict=True)]
+    columns = (block.column(prefix + name).to_pylist() for name in _COLUMNS)
+    return [
+        DecodedRecord(kind, TrajectoryKey(*key)) if _is_key(*key, samples) else None
+        for *key, samples in zip(*columns, strict=True)
+    ]
+
+
+def _is_key(purpose: str, number: int, member: int, samples: int) -> bool:
+    return purpose in PURPOSES.values() and 0 <= number <= MAX_COUNT and 0 <= member < min(samples, MAX_MEMBERS)
+
+
+def _valid(row: Any) -> Iterator[Any]:
+    """`row`, and None if it is invalid, or a micro-batch some of whose trajectories have invalid ids."""
+    if not isinstance(row, MicroBatch):
+        yield row if isinstance(row, WeightVersion) or invalid_reason(row) is None else None
+        return
+    names = tuple(filter(is_trajectory_id, row.trajectory_ids))
+    is_numbered = 0 <= row.batch <= MAX_COUNT
+    if is_numbered:
+        yield row if len(names) == len(row.trajectory_ids) else replace(row, trajectory_ids=names)
+    if not is_numbered or len(names) < len(row.trajectory_ids):
+        yield None

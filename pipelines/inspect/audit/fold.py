@@ -1,7 +1,7 @@
-"""Folds a run's topics into the outcome of each trajectory. Pure; it imports no operator and reads no topic.
+"""Folds a run's topics into the outcome of each trajectory. Pure; it reads no topic.
 
 Add complete topics in this order, as each needs the ones before it: relay, settled, batches, experiences, trajectories,
-inbox. A dictionary maps each trajectory, as a packed integer key, to its facts, as bits of one integer.
+inbox, prompts. A dictionary maps each trajectory, as a packed integer key, to its facts, as bits of one integer.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from operators.io.validation import MAX_PROMPTS_AHEAD
 from pipelines.inspect.audit.result import Audit, AuditStage, ReachedStage
 from pipelines.inspect.audit.trim_points import TrimmedHistory
 from schemas.identity import LETTERS, Purpose, TrajectoryKey, parse_trajectory_id, trajectory_id
-from schemas.records import MicroBatch, PolicyVersion, Settled, WeightVersion
+from schemas.records import MicroBatch, PolicyVersion, Prompt, Settled, WeightVersion
 
 # The facts about a trajectory, as bits of one integer. The bits above hold the batch of its Settled record, plus one.
 _DISPATCHED = 1 << 0
@@ -26,8 +27,9 @@ _IN_ITS_BATCH = 1 << 7  # in the batch that its Settled record names
 _TRAINED = 1 << 8
 _TRAINED_AGAIN = 1 << 9
 _NO_REASON = 1 << 10
-_OUTCOME_AT = 11
-_BATCH_AT = 14
+_PROMPT_CONSUMED = 1 << 11  # placement's restore offset is beyond its Prompt; no other record names it
+_OUTCOME_AT = 12
+_BATCH_AT = 15
 
 _PURPOSES: tuple[Purpose, ...] = tuple(LETTERS)
 _PURPOSE_BITS = 2
@@ -50,6 +52,7 @@ class AuditFold:
         closed = before.closed_below if before is not None else {}
         self._closed_below = tuple(closed.get(purpose, 0) for purpose in _PURPOSES)
         self._trained_after_close: set[int] = set()
+        self._next_prompt: dict[Purpose, int] = {}
         self._bits: dict[int, int] = {}
         self._manifests: dict[PolicyVersion, tuple[PolicyVersion | None, tuple[int, ...]]] = {}
         self._untrained: set[int] = set()
@@ -116,6 +119,22 @@ class AuditFold:
         """Add a dispatch; later assignments of the same trajectory do not count."""
         self._add(key, _DISPATCHED)
 
+    def prompt(self, record: Prompt, *, consumed: bool) -> None:
+        """Add a prompt; `consumed`: placement's restore offset is beyond it, so each of its trajectories was dispatched
+        or has ended.
+        """
+        purpose, number = record.purpose, record.number
+        first = number if {"prompts", "eval-prompts"} & self._trimmed else self._closed_below[_PURPOSES.index(purpose)]
+        expected = self._next_prompt.get(purpose, first)
+        if purpose == "imported" or number > expected + MAX_PROMPTS_AHEAD:
+            self.undecodable += 1
+            return
+        self._next_prompt[purpose] = max(expected, number + 1)
+        for member in range(record.samples if consumed else 0):
+            key = _packed_key(TrajectoryKey(purpose, number, member))
+            if key not in self._bits and not self._is_closed(key):
+                self._bits[key] = _PROMPT_CONSUMED
+
     def audit(self, *, name_in_flight: bool = False) -> Audit:
         """The audit's result. `name_in_flight`: also name the trajectories in flight."""
         counts: Counter[str] = Counter(self._before.counts if self._before is not None else {})
@@ -161,7 +180,10 @@ class AuditFold:
                 bounds[purpose] = max(bounds[purpose], number + 1)
             else:
                 first_active[purpose] = min(number, first_active.get(purpose, number))
-        return {purpose: min(bound, first_active.get(purpose, bound)) for purpose, bound in bounds.items()}
+        return {
+            purpose: min(bound, first_active.get(purpose, bound), self._next_prompt.get(purpose, bound))
+            for purpose, bound in bounds.items()
+        }
 
     def is_closed(self, key: TrajectoryKey) -> bool:
         """Whether a trajectory had ended before the trim point."""
@@ -201,6 +223,8 @@ class AuditFold:
             return (self._lost_or_expired("settled") if bits & _SCORED_CONSUMED else "in_flight"), stage_after_score
         if bits & _FINISHED:
             return (self._lost_or_expired("experiences") if bits & _FINISHED_CONSUMED else "in_flight"), "score"
+        if bits & _PROMPT_CONSUMED:
+            return self._lost_or_expired("inbox"), "placement"
         return "in_flight", "generation"
 
     def _batched_outcome(self, bits: int) -> tuple[str, AuditStage]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
-AuditStage = Literal["generation", "score", "experience", "evaluation", "training"]
-STAGES: tuple[AuditStage, ...] = ("generation", "score", "experience", "evaluation", "training")
+AuditStage = Literal["placement", "generation", "score", "experience", "evaluation", "training"]
+STAGES: tuple[AuditStage, ...] = ("placement", "generation", "score", "experience", "evaluation", "training")
 
 
 class ReachedStage(NamedTuple):
@@ -25,7 +25,7 @@ class Audit:
     + lost.
 
     dispatched: an Assignment names it. undispatched: other records name it, but no Assignment (a prompt rejected before
-    its dispatch, imported experience). trained: in a batch on the ancestor line of the newest manifest. imported:
+    its dispatch, one that placement lost, imported experience). trained: in a batch on the ancestor line of the newest manifest. imported:
     trained, and imported from a dataset. untrained: in a batch of the ancestor line that could not be trained; a dead
     letter has the reason. dropped, failed, evaluated: settled with that outcome, and not trained. in_flight: not yet
     ended, by the stage that has it. expired: retention has deleted the records that would show the outcome. lost: a
@@ -34,7 +34,8 @@ class Audit:
     trained_twice: in two batches of the line, twice in one, or in one that the line trained twice. without_reason:
     dropped with an empty reason. contradictions: trained, but settled with another outcome. duplicate_finishes: later
     Trajectory records of an id, which never count. settled_again: later Settled records of an id. undecodable: records
-    that could not be decoded. still_in_flight: the names of trajectories in flight, if requested.
+    that could not be decoded, or that no role accepts. still_in_flight: the names of trajectories in flight, if
+    requested.
     """
 
     dispatched: int = 0

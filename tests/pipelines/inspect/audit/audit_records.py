@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from schemas import records as r
 from schemas.columns import flags, floats, integers, token_ids
-from schemas.identity import parse_trajectory_id
+from schemas.identity import Purpose, parse_trajectory_id
 
 _EMPTY = token_ids([])
 
 
-def assignment(name: str) -> r.Assignment:
-    purpose, number, member = parse_trajectory_id(name)
+def prompt(purpose: Purpose, number: int, samples: int = 8) -> r.Prompt:
     sampling = r.Sampling(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=4, stop_token_ids=(), seed=0)
-    prompt = r.Prompt(
+    return r.Prompt(
         number=number,
         purpose=purpose,
         task="chain_sum",
         text="",
-        token_ids=_EMPTY,
+        token_ids=token_ids([1]),
         reference="",
-        samples=8,
+        samples=samples,
         sampling=sampling,
     )
+
+
+def assignment(name: str) -> r.Assignment:
+    purpose, number, member = parse_trajectory_id(name)
     return r.Assignment(
-        prompt=prompt,
+        prompt=prompt(purpose, number, max(8, member + 1)),
         member=member,
         lease=1,
         attempt=1,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from audit_records import assignment, experience, manifest, micro_batch, settled, trajectory
+from audit_records import assignment, experience, manifest, micro_batch, prompt, settled, trajectory
 
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit, ReachedStage
@@ -27,13 +27,14 @@ def folded(*rows: object, consumed: bool = True, trimmed: tuple[str, ...] = ()) 
         "Assignment": lambda row: fold.assignment(key(row.trajectory_id)),
         "Experience": lambda row: fold.experience(key(row.trajectory.trajectory_id), consumed=consumed),
         "Trajectory": lambda row: fold.trajectory(key(row.trajectory_id), consumed=consumed),
+        "Prompt": lambda row: fold.prompt(row, consumed=consumed),
     }
     for row in sorted(rows, key=lambda row: ORDER.index(type(row).__name__)):
         add[type(row).__name__](row)
     return fold.audit(name_in_flight=True)
 
 
-ORDER = ("WeightVersion", "Settled", "MicroBatch", "Experience", "Trajectory", "Assignment")
+ORDER = ("WeightVersion", "Settled", "MicroBatch", "Experience", "Trajectory", "Assignment", "Prompt")
 
 
 @pytest.mark.parametrize(
@@ -153,6 +154,26 @@ def test_audit_fold_counts_a_hand_over_as_one_dispatch() -> None:
     assert (active.passed, active.dispatched, active.in_flight) == (True, 1, {"generation": 1})
     ended = folded(manifest("1.1", None, 3), *BATCHED, handed_over)
     assert (ended.passed, ended.dispatched, ended.trained, ended.duplicate_finishes) == (True, 1, 1, 0)
+
+
+def test_audit_fold_finds_prompts_that_were_never_dispatched() -> None:
+    rows = (prompt("train", 1, 2), assignment("p1.0"), settled("e0.0", "failed", "too large"))
+    lost = folded(*rows, prompt("evaluation", 0, 2))
+    assert lost.lost == (ReachedStage("e0.1", "placement"), ReachedStage("p1.1", "placement"))
+    assert not lost.passed
+    assert lost.accounted == lost.dispatched + lost.undispatched
+    assert folded(*rows, prompt("train", 2), consumed=False).lost == ()
+    trimmed = folded(*rows, trimmed=("inbox",))
+    assert (trimmed.expired, trimmed.lost) == (1, ())
+
+
+def test_audit_fold_ignores_prompts_that_placement_rejects() -> None:
+    audit = folded(prompt("train", 0, 1), assignment("p0.0"), prompt("train", 10**12), prompt("imported", 1))
+    assert (audit.lost, audit.undecodable) == ((), 2)
+    fold = AuditFold()
+    fold.prompt(prompt("train", 0), consumed=True)
+    fold.settled(settled(f"p{10**12}.0", "dropped", "of another program"))
+    assert fold.closed_below(0)["train"] == 0
 
 
 def test_audit_fold_uses_the_first_finished_record() -> None:

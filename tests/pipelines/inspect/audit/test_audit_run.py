@@ -6,11 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_records import assignment, experience, manifest, micro_batch, settled, trajectory
+from audit_records import assignment, experience, manifest, micro_batch, prompt, settled, trajectory
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 from role_writer import write_as_role
 
@@ -26,9 +27,9 @@ from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import ReachedStage
 from schemas.codec import encode
 from schemas.records import CommitNote
-from schemas.topics import BATCHES, EXPERIENCES, INBOX, RELAY, RESTORE, SETTLED, TRAJECTORIES, Topic, group_name
+from schemas.topics import BATCHES, EXPERIENCES, INBOX, PROMPTS, RELAY, RESTORE, SETTLED, TRAJECTORIES, Topic, group_name
 
-TOPICS = (INBOX, TRAJECTORIES, EXPERIENCES, SETTLED, BATCHES, RELAY)
+TOPICS = (PROMPTS, INBOX, TRAJECTORIES, EXPERIENCES, SETTLED, BATCHES, RELAY)
 NAMES = [f"p{number}.{member}" for number in range(4) for member in range(2)]
 
 
@@ -72,6 +73,11 @@ class Run:
         self.write(RELAY, manifest("1.0", None), manifest("1.1", "1.0", 0), manifest("1.2", "1.1", 1))
 
 
+def lose_in_placement(run: Run) -> None:
+    run.write(PROMPTS, prompt("train", 0, 2), prompt("train", 11, 1), prompt("train", 12, 1))
+    run.commit_offset("placement", PROMPTS, 2)
+
+
 def lose_at_score(run: Run) -> None:
     run.commit_offset("score", TRAJECTORIES, 8)
 
@@ -95,7 +101,7 @@ def lose_before_batch(run: Run) -> None:
 def lose_at_trainer(run: Run) -> None:
     run.write(SETTLED, settled("p10.0", batch=2))
     run.write(BATCHES, micro_batch(2, "p10.0"))
-    run.write(RELAY, manifest("1.3", "1.2", 3))
+    write_as_role(run.client, run.run, RELAY, [manifest("1.3", "1.2", 3)])
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +111,10 @@ def correct(broker: Broker) -> Iterator[Run]:
     made.write_active_run()
     made.write(TRAJECTORIES, trajectory(NAMES[0]))
     made.producer.send(BATCHES.name(made.run), b"rubbish", partition=1).get(timeout=10)
+    made.write(SETTLED, replace(settled("p0.0", "dropped"), trajectory_id="p1"))
+    made.write(BATCHES, replace(micro_batch(9), trajectory_ids=("p1",)), replace(micro_batch(1), batch=-1))
+    made.write(TRAJECTORIES, replace(trajectory("p0.0"), member=-1))
+    made.write(RELAY, manifest(f"{10**9}.0", None), replace(manifest("1.2", "1.1", 1), batches=(7, 8)))
     yield made
     made.producer.close()
 
@@ -114,6 +124,7 @@ def damaged(broker: Broker) -> Iterator[Run]:
     """A run in which every stage lost a trajectory, with other faults. Shared, so tests only read it."""
     made = Run(broker, "audit-damaged")
     made.write_active_run()
+    lose_in_placement(made)
     lose_at_score(made)
     lose_in_buffer(made)
     lose_in_evaluation(made)
@@ -129,7 +140,7 @@ def test_audit_of_an_active_run_passes(correct: Run) -> None:
     found = audit(correct.client, correct.run)
     assert found.passed
     numbers = {name: number for name, number in found.numbers().items() if number}
-    repeats = {"duplicate_finishes": 1, "undecodable": 1}
+    repeats = {"duplicate_finishes": 1, "undecodable": 7}
     assert numbers == {"dispatched": 8, "trained": 6, "dropped": 1, "in_flight": 1, **repeats}
     assert found.in_flight == {"score": 1}
 
@@ -142,6 +153,7 @@ def test_audit_names_exactly_the_planted_faults(damaged: Run) -> None:
         ReachedStage("p9.0", "experience"),
         ReachedStage("e9.0", "evaluation"),
         ReachedStage("p10.0", "training"),
+        ReachedStage("p11.0", "placement"),
     )
     assert found.trained_twice == ("p0.0",)
     assert found.without_reason == ("p7.0",)
@@ -267,6 +279,7 @@ def test_audit_command_names_all_faults(damaged: Run, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out.splitlines()
     assert "AUDIT FAILED" in printed[0]
     for line in (
+        "lost at placement: p11.0",
         "lost at score: p3.1",
         "lost at experience: p8.0, p9.0",
         "lost at evaluation: e9.0",

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from audit_records import assignment, manifest, micro_batch, trajectory
+from audit_records import assignment, manifest, micro_batch, prompt, trajectory
 from kafka.errors import KafkaTimeoutError
 from role_writer import write_as_role
 from trimmed_run import TrimmedRun
@@ -176,7 +176,7 @@ def test_plan_trim_does_not_close_undispatched_prompts(run: TrimmedRun) -> None:
     """Prompt 3 is not dispatched: only the prompts topic names it, and its trajectories are still to come."""
     with admin_client(run.client) as admin:
         create_topics(admin, [TopicSpec(PROMPTS.name(run.run), 1)])
-    run.write(PROMPTS, *(replace(assignment("p0.0").prompt, number=number) for number in (2, 3, 4)))
+    run.write(PROMPTS, *(prompt("train", number, 1) for number in (2, 3, 4)))
     run.commit("placement", PROMPTS, 1)
     plan = run.plan("1.3")
     assert dict(zip(plan.trim_point.purposes, plan.trim_point.closed_below, strict=True))["train"] == 3
