@@ -30,6 +30,7 @@ from kafka.errors import (
 )
 
 from infra.kafka.clients import KafkaClients, SessionClients
+from infra.kafka.commit_progress import CommitProgress
 from infra.kafka.group_progress import GroupProgress
 from infra.kafka.ledger_reader import read_committed
 from infra.kafka.log_gaps import check_position, check_topics, check_written, log_truncated, note_missing, traces_of
@@ -88,14 +89,13 @@ class Session:
         self.config = config
         self._clients = clients or KafkaClients(config.client)
         self.lost: SessionLost | None = None
-        self.commits = 0
-        self.noted = 0
-        """The last commit with a note."""
+        self.commits = self.noted = 0
+        """All commits; the last one with a note."""
         self._written: dict[str, int] = {}
         self._committing = self._clients.lock()
         self._offsets: dict[str, int] = {}
         self._begins: dict[Partition, int] = {}
-        self._verified, self._group = 0, GroupProgress()
+        self._verified, self._group, self.progress = 0, GroupProgress(), CommitProgress()
         self._note_at: int | None = None
         self._outputs = {name_of(place) for place in (config.restore, *config.ledger, *config.owned)}
         self._producer: Any = None
@@ -195,15 +195,17 @@ class Session:
             note = Note(self.start, ledger, state, self._offsets, self.commits + 1, {}, *self.config.layout)
             note.encode()  # raises for a note that is too long, before anything is written
             sent: list[Any] = []
+            self.progress.begin(outputs := list(outputs))
             try:
                 if self._producer.reconnected():
                     self._clients.check_own_transactions(
                         self.config.group, self._producer.producer_id, self._output_places()
                     )
-                first = self._write(list(outputs), note, sent, last, note_due)
+                first = self._write(outputs, note, sent, last, note_due)
             except KafkaError as error:
                 raise self._give_up(error, *(f.exception for f in sent if f.is_done)) from error
             self.commits += 1
+            self.progress.commit()
             return first
 
     def group_offsets_due(self, last: bool = False) -> bool:
@@ -220,8 +222,7 @@ class Session:
             sent.append(producer.send(o.topic, o.value, o.key, list(o.headers), o.partition))
         if outputs:
             producer.flush()
-        first: dict[str, int] = {}
-        final: dict[str, int] = {}
+        first, final = dict[str, int](), dict[str, int]()
         for future in sent:
             written = future.get(timeout=0)
             place = name_of((written.topic, written.partition))
@@ -233,11 +234,10 @@ class Session:
         if known and not note_due:
             producer.commit_transaction()
             return first
-        record = CommitNote(config.group, replace(note, written=self._written).encode(), self._clients.unix_ms())
-        value, headers = encode(record)
-        noted = producer.send(
-            config.restore.topic, value, config.group.encode(), list(headers), config.restore.partition
-        )
+        text = replace(note, written=self._written).encode()
+        value, headers = encode(CommitNote(config.group, text, self._clients.unix_ms()))
+        topic, partition = config.restore
+        noted = producer.send(topic, value, config.group.encode(), list(headers), partition)
         sent.append(noted)
         if grouped := self.group_offsets_due(last):
             producer.send_offsets_to_transaction(self._group.to_write(), config.group)

@@ -28,6 +28,10 @@ class TransactionInDoubt(KafkaError):
     """The connection broke while a transactional request was in flight: the broker may still execute it."""
 
 
+class TransactionTooSlow(KafkaTimeoutError):
+    """A transaction did not end within its time-out."""
+
+
 class TransactionalProducer(KafkaProducer):
     """kafka-python's producer with two more guarantees.
 
@@ -109,7 +113,7 @@ class TransactionalProducer(KafkaProducer):
             raise self._too_slow()
 
     def _too_slow(self) -> KafkaTimeoutError:
-        return KafkaTimeoutError(
+        return TransactionTooSlow(
             f"the transaction did not end within {self._bound_s:g} s; if the link is slow or the transaction large, "
             "raise kafka.transaction_timeout_s"
         )

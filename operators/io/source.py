@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from infra.kafka.log_gaps import CannotResume
 from infra.kafka.open_transactions import StallWatch, describe_blocking_transactions
 from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost, Sessions
+from infra.kafka.transactions import TransactionTooSlow
 from infra.runners.liveness import LIVENESS
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig, opened_for
@@ -29,9 +31,15 @@ FIRST_SESSION_TIMEOUT_S = 20.0
 """How long the first session is retried: long enough for a broken connection, short enough to report a refusal."""
 MAX_SESSIONS_WITHOUT_COMMIT = 8
 """Consecutive sessions that may be lost without a commit of their own; beyond it the cause is permanent."""
+MAX_SLOW_SESSIONS = 4
+"""Consecutive sessions that may be lost in a transaction that is too slow; beyond it, it is too large for the link."""
 MAX_PAUSE_S = 5.0
 MAX_PAYLOAD_BYTES = MAX_VALUE_BYTES - 64 * 1024
 """Of a dead letter; the remainder is for its other fields."""
+
+
+class AlwaysTooSlow(CannotResume):
+    """The transactions of a shard do not end within their time-out, in one session after the other."""
 
 
 class ShardSource:
@@ -95,7 +103,7 @@ class ShardSource:
     def next(self, wait: float) -> Restored | Polled:
         """Return the next element; an idle poll waits up to `wait` seconds, at most `poll_s`.
 
-        Raises Fenced when a successor owns this shard, SessionLost when no session can be opened.
+        Raises Fenced when a successor owns this shard, SessionLost when no session can be opened, and AlwaysTooSlow.
         """
         self._polls += 1
         session = self._session
@@ -192,8 +200,13 @@ class ShardSource:
         lost: SessionLost | None = None
         if before is not None:
             lost = before.lost or SessionLost(f"{self.config.group}: closed")
-            has_committed = before.commits > 1  # the first commit of a session records its start
-            self._sessions_without_commit = 0 if has_committed else self._sessions_without_commit + 1
+            self._sessions_without_commit = 0 if before.progress.made else self._sessions_without_commit + 1
+            if self._sessions_without_commit >= MAX_SLOW_SESSIONS and isinstance(lost.__cause__, TransactionTooSlow):
+                raise AlwaysTooSlow(
+                    f"{self._sessions_without_commit} sessions in a row were lost, the last in a transaction of "
+                    f"{before.progress.failed_bytes} bytes: {lost} (it is {self.config.transaction_timeout_s:g}), and "
+                    f"resume the run"
+                ) from lost
         deadline = self._clock() + (FIRST_SESSION_TIMEOUT_S if before is None else SESSION_TIMEOUT_S)
         pause = 0.05 * 2**self._sessions_without_commit
         while not isinstance(lost, Fenced) and self._sessions_without_commit <= MAX_SESSIONS_WITHOUT_COMMIT:

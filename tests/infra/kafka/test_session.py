@@ -23,6 +23,7 @@ from infra.kafka.note import MAX_NOTE_BYTES, Note, last_note
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost
 from infra.kafka.session_config import Input, SessionConfig
+from infra.kafka.transactions import TransactionTooSlow
 from schemas.codec import encode
 from schemas.records import CommitNote
 
@@ -92,6 +93,19 @@ def test_session_ignores_notes_that_do_not_follow(config: SessionConfig, opened:
     for foreign in (Note(1, {}, {"never": 0}, commit=9), Note(2, {}, {"never": 0}, commit=1), Note(10**9, commit=1)):
         write_note(config, foreign.encode())
     assert opened(config).note.state == {"mark": 2}
+
+
+def test_session_makes_no_progress_by_smaller_commits(config: SessionConfig, opened: Open) -> None:
+    """A transaction that is too slow would else repeat for ever, after the small ones before it."""
+    session = opened(config)
+    assert not session.progress.made
+    session.commit([record(config, b"small")], {}, {}, {})
+    assert session.progress.made
+    session._producer._bound_s = 0
+    with pytest.raises(SessionLost) as lost:
+        session.commit([record(config, b"x" * 100)], {}, {}, {})
+    assert isinstance(lost.value.__cause__, TransactionTooSlow)
+    assert (session.progress.made, session.progress.failed_bytes) == (False, 100)
 
 
 @pytest.mark.parametrize("text", [b"garbage", "{", '["x"]', "[1, [2]]", "[1, {}, {}, {}, -1]"])

@@ -61,6 +61,10 @@ class ScriptedSession:
     )
 
     @property
+    def progress(self) -> SimpleNamespace:
+        return SimpleNamespace(made=self.commits > 1, failed_bytes=0)
+
+    @property
     def ends(self) -> dict[Partition, int]:
         return {INPUT: self.end}
 

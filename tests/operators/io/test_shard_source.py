@@ -16,9 +16,16 @@ from infra.kafka.broker import Broker
 from infra.kafka.open_transactions import STALLED_S
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Fenced, Note, SessionLost
+from infra.kafka.transactions import TransactionTooSlow
 from operators.io.config import ShardConfig, TopicInput
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
-from operators.io.source import MAX_PAYLOAD_BYTES, MAX_SESSIONS_WITHOUT_COMMIT, ShardSource
+from operators.io.source import (
+    MAX_PAYLOAD_BYTES,
+    MAX_SESSIONS_WITHOUT_COMMIT,
+    MAX_SLOW_SESSIONS,
+    AlwaysTooSlow,
+    ShardSource,
+)
 from schemas.codec import MAX_VALUE_BYTES, encode
 from schemas.records import DeadLetter
 from schemas.topics import METRICS, REPLICAS, RESTORE
@@ -240,6 +247,19 @@ def test_source_fails_after_many_sessions_without_commit(monkeypatch: pytest.Mon
     assert source._session is sessions[MAX_SESSIONS_WITHOUT_COMMIT]
     sessions[MAX_SESSIONS_WITHOUT_COMMIT].commits = 2  # a commit of its own
     assert isinstance(source.next(wait=False), Restored)
+
+
+def test_source_ends_if_transactions_are_always_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = [SessionLost("raise kafka.transaction_timeout_s") for _ in range(MAX_SLOW_SESSIONS + 2)]
+    for each in slow:
+        each.__cause__ = TransactionTooSlow("95 s")
+    sessions = [ScriptedSession(n, [lost]) for n, lost in enumerate(slow, 1)]
+    sessions[1].commits = 2  # one of its own: the link is only slow at times
+    source = source_with(monkeypatch, *sessions)
+    for _ in range(MAX_SLOW_SESSIONS + 2):
+        assert isinstance(source.next(wait=False), Restored)
+    with pytest.raises(AlwaysTooSlow, match="4 sessions in a row .* raise kafka.transaction_timeout_s .* resume the run"):
+        source.next(wait=False)
 
 
 @pytest.mark.parametrize(("resumed_at", "kind"), [(3, Polled), (0, Restored), (2, Restored), (9, Restored)])
