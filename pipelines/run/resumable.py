@@ -7,13 +7,20 @@ from pathlib import Path
 
 from pipelines.config import Config, ConfigError, flattened
 from pipelines.config_draft import names_any
+from pipelines.roles import ALL_PIPELINES
 
 RESUMABLE: Mapping[str, tuple[str, ...]] = {
     "trainer.optimizer_steps": ("prompts", "placement", "trainer"),
     "trainer.checkpoint_every": ("trainer",),
     "trainer.checkpoints_kept": ("trainer",),
+    "trainer.checkpoint_tries": ("trainer",),
+    "trainer.collective_timeout_s": ("trainer",),
     "trainer.lost_batches": ("trainer",),
+    "trainer.missing_batch_wait_s": ("trainer",),
     "trainer.learner.max_skipped_batches": ("trainer",),
+    "rollout.step_timeout_s": ("rollout",),
+    "relay.keep_versions": ("trainer", "relay", "rollout"),
+    "relay.store": ("trainer", "relay", "rollout"),
     "score.shards": ("score",),
     "run.layout": (),
     "run.audit_every_s": ("trainer",),
@@ -25,6 +32,10 @@ RESUMABLE: Mapping[str, tuple[str, ...]] = {
     "prompts.epochs": ("prompts",),
     "run.check_timeout_s": (),
     "kafka.outage_timeout_s": (),
+    "kafka.transaction_timeout_s": ALL_PIPELINES,
+    **{f"progress.{pipeline}_s": (pipeline,) for pipeline in ALL_PIPELINES},
+    "progress.restore_s": ALL_PIPELINES,
+    "progress.stalled": ALL_PIPELINES,
     "agents.memory_limit_mb": ("agents",),
 }
 """The keys that may change when a run is resumed, as no record of the run depends on them, and the roles whose process

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
+import ast
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from operators.trainer import assembly, rank_training
-from pipelines.config import ConfigError, parse_config
-from pipelines.run import learnability
-from pipelines.run.resumable import check_resumable
+from pipelines.config import ConfigError, flattened, parse_config
+from pipelines.roles import ALL_PIPELINES
+from pipelines.run.resumable import RESUMABLE, check_resumable
 from pipelines.run.run_names import name_problems, with_run_name
 from schemas.release import RELEASE
 
@@ -61,12 +61,52 @@ def test_resumed_run_rejects_other_settings() -> None:
         check_resumable(before, parse_config({"trainer": {"optimizer_steps": 3}}, "test"))
 
 
+BEFORE_RECORDS = {
+    "autoscaling": "bounds that do not fit the inboxes",
+    "deploy": "manifests",
+    "kafka.partitions": "new topics",
+    "kafka.replication_factor": "new topics",
+    "placement.max_replicas": "bounds that do not fit the inboxes",
+    "model.path": "checks of the model",
+    "prompts.environment": "rewards that do not fit the prompts",
+    "prompts.max_new_tokens": "the trial",
+    "prompts.source": "checks of the model",
+    "relay.advertise": "an address",
+    "rollout": "the memory of a machine, and how responses are drawn",
+    "score.answer": "the trial",
+    "score.rewards": "rewards that do not fit the prompts",
+    "trainer.device": "devices of a machine",
+    "trainer.gpus": "devices of a machine",
+    "trainer.learner": "the memory of a machine",
+    "trainer.rank_0_host": "an address",
+    "trainer.ranks": "devices of a machine",
+}
+"""Settings that only errors before the first record name, and what these are about."""
+ADVICE = re.compile(r"\b(?:raise|set|lower|change|with) ((?:[a-z0-9_]+\.)+[a-z0-9_]+)")
+
+
+def advised_settings() -> dict[str, str]:
+    """The settings that texts of the product tell to change, and a file of each. The command line's examples are left
+    out."""
+    known, found = flattened(parse_config({}, "test")), {}
+    for folder in ("infra", "operators", "pipelines/run"):
+        for file in Path(folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found |= {key: str(file) for key in ADVICE.findall(node.value) if key in known}
+    return found
+
+
 def test_resumed_run_takes_the_settings_that_errors_name() -> None:
-    advised = {
-        (assembly, "trainer.lost_batches"): "[7]",
-        (rank_training, "trainer.learner.max_skipped_batches"): 99,
-        (learnability, "run.allow_no_learning"): "true",
+    advised = advised_settings()
+    assert {"trainer.lost_batches", "kafka.transaction_timeout_s", "trainer.learner.max_skipped_batches"} <= set(advised)
+    before = parse_config({}, "test")
+    budgets = [key for role in ALL_PIPELINES for key in before.progress.budget(role).setting.split(" or ")]
+    refused = {
+        key: advised.get(key, "infra/runners/liveness.py")
+        for key in (*advised, *budgets, "trainer.checkpoint_tries", "trainer.collective_timeout_s")
+        if key not in RESUMABLE and not any(key == each or key.startswith(f"{each}.") for each in BEFORE_RECORDS)
     }
-    for (module, key), value in advised.items():
-        assert key in inspect.getsource(module)
-        check_resumable(parse_config({}, "test"), parse_config({}, "test", [f"{key}={value}"]))
+    assert refused == {}
+    changes = ["progress.trainer_s=9000", "kafka.transaction_timeout_s=99", "trainer.lost_batches=[7]"]
+    check_resumable(before, parse_config({}, "test", changes))
