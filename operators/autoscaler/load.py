@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any
 
 from operators.autoscaler.observation import Observation
+from operators.io.validation import MAX_STARTS_APART
 from schemas.records import Metric, ReplicaStatus, Settled
 from schemas.topics import PAUSE
 
@@ -78,8 +79,9 @@ class Load:
         )
 
     def _record_heartbeat(self, status: ReplicaStatus, now: float) -> None:
-        known = self._replicas.get(status.replica)
-        if known is None or status.incarnation >= known[0].incarnation:
+        known, at = self._replicas.get(status.replica, (status, now))
+        starts = status.incarnation - known.incarnation
+        if 0 <= starts <= MAX_STARTS_APART or now - at > self._timeout_s:  # a silent one may have been a foreign record
             self._replicas[status.replica] = status, now
 
     def _trainer_idle(self, now: float) -> float | None:

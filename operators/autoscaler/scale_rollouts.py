@@ -20,6 +20,7 @@ from operators.autoscaler.observation import Observation
 from operators.autoscaler.policies import Policy, make_policy
 from operators.autoscaler.prices import Prices
 from operators.io.clocks import wall_ms
+from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.io.map_outputs import MapOutputs
 from schemas.records import Metric, ScalingDecision, ScalingOutcome
@@ -32,7 +33,7 @@ NAME = "autoscaler"
 DAY_MS = 24 * 3600 * 1000
 _PLACE = PartitionKey(SCALING.short_name, 0)
 
-ScalingOutput = ScalingDecision | ScalingOutcome | Metric
+ScalingOutput = ScalingDecision | ScalingOutcome | Metric | Output
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,10 @@ class ScalingFold:
         with phase("observe load"):
             for received in polled.records:
                 if isinstance(received.record, ScalingDecision):
-                    self._execution.take(received.record, received.offset, clock)
+                    if (reason := self._foreign_reason(received.record)) is not None:
+                        outputs.append(dead_letter(received, "scale rollouts", reason, self._now()))
+                    else:
+                        self._execution.take(received.record, received.offset, clock)
                 else:
                     self._load.record(received.record, clock)
             if METRICS.short_name not in polled.unread:
@@ -123,6 +127,15 @@ class ScalingFold:
 
     def close(self) -> None:
         self._execution.close()
+
+    def _foreign_reason(self, decision: ScalingDecision) -> str | None:
+        """Why `decision` is not one of the autoscaler's; None if it is."""
+        limits = self._step.limits
+        if decision.number > self._number:
+            return f"decision {decision.number} was not made by the autoscaler, whose last is {self._number}"
+        if not limits.minimum <= decision.target <= limits.maximum:
+            return f"target {decision.target} is not between {limits.minimum} and {limits.maximum}"
+        return None
 
     def _observe(self, clock: float) -> Observation:
         price = self._prices.read()

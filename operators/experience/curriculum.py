@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from operators.experience.members import RowRun
+from operators.io.validation import MAX_PROMPTS_AHEAD
 from schemas.metric_labels import labelled
 from schemas.records import LevelReply, LevelRequest, LevelSuccess
 
@@ -34,7 +35,7 @@ class Curriculum:
     """
 
     def __init__(self, task: str, levels: int, state: Sequence[Any] | None = None, window: int | None = None) -> None:
-        self.task, self._levels, self._window = task, levels, window
+        self.task, self.levels, self._window = task, levels, window
         self.level: int
         self._since: int
         self._requested: bool
@@ -84,7 +85,7 @@ class Curriculum:
 
         None while a request is open, and None beyond the first and the last level.
         """
-        level = min(max(self.level + change, 0), self._levels - 1)
+        level = min(max(self.level + change, 0), self.levels - 1)
         if level == self.level or self._requested:
             return None
         self._requested = True
@@ -103,6 +104,8 @@ class Curricula:
         self, levels: Mapping[str, int], state: Mapping[str, Any] | None = None, window: int | None = None
     ) -> None:
         saved = state or {}
+        self._highest: int | None = None
+        """The highest number of a prompt with a settled answer; None before the first one of this start."""
         self._by_task = {
             task: Curriculum(task, count, saved.get(task), window) for task, count in levels.items() if count > 1
         }
@@ -110,10 +113,20 @@ class Curricula:
     def __iter__(self) -> Iterator[Curriculum]:
         return iter(self._by_task.values())
 
-    def handle_reply(self, reply: LevelReply) -> None:
-        """Pass a reply to the curriculum of its task; a reply for a task without curriculum is ignored."""
-        if reply.task in self._by_task:
-            self._by_task[reply.task].handle_reply(reply)
+    def handle_reply(self, reply: LevelReply) -> str | None:
+        """Pass a reply to the curriculum of its task; a reply for a task without curriculum is ignored.
+
+        Returns why it is rejected, or None. No answer would count after one with a number that no prompt reaches.
+        """
+        curriculum, highest = self._by_task.get(reply.task), self._highest
+        if curriculum is None:
+            return None
+        if reply.level >= curriculum.levels:
+            return f"level {reply.level} of task {reply.task!r}, which has {curriculum.levels} levels"
+        if highest is not None and reply.first_prompt > highest + MAX_PROMPTS_AHEAD:
+            return f"a level from prompt {reply.first_prompt} on, but the last prompt with an answer is {highest}"
+        curriculum.handle_reply(reply)
+        return None
 
     def handle_success(self, report: LevelSuccess, shard: int) -> None:
         """Record another shard's success; `shard`'s own report is ignored."""
@@ -133,6 +146,7 @@ class Curricula:
             return
         for block, first, last in runs:
             for row in range(first, last):
+                self._highest = max(block.numbers[row], self._highest or 0)
                 task = block.tasks[row]
                 curriculum = self._by_task.get("", self._by_task.get(task))
                 if curriculum is not None:

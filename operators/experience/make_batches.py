@@ -187,7 +187,8 @@ class _Buffering(ShardFold):
             case Pause() as pause:
                 (self._clock.stop if pause.paused else self._clock.go)()
             case LevelReply() as reply:
-                self._curricula.handle_reply(reply)
+                if (reason := self._curricula.handle_reply(reply)) is not None:
+                    self._dead_letters.append(dead_letter(received, "make batches", reason, self._now()))
             case BatchProposal() | BatchSelection():
                 self._coordinator.handle(received)
             case LevelSuccess() as success:

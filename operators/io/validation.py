@@ -32,7 +32,7 @@ MAX_MEMBERS = 65_536
 MAX_BATCHES_APART = 1000
 """Batches that the trainer may train between two published versions."""
 MAX_STARTS_APART = 10_000
-"""Consecutive starts of the trainer that may publish no version."""
+"""Consecutive starts of the trainer that may publish no version, and of a replica without a heartbeat."""
 MAX_PROMPTS_AHEAD = 10_000
 """How far the number of a prompt may be ahead of all earlier ones."""
 MAX_UNIX_MS = 253_402_300_799_999

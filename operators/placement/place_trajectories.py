@@ -252,7 +252,8 @@ class PlacementFold:
             return [self._tracking.reject(received, f"heartbeat of run {status.run!r}, not of {run!r}")]
         if not 0 <= status.replica < replicas:
             return [self._tracking.reject(received, f"replica {status.replica} has no inbox: there are {replicas}")]
-        self._replicas.record_heartbeat(status, now)
+        if (reason := self._replicas.record_heartbeat(status, now)) is not None:
+            return [self._tracking.reject(received, reason)]
         return []
 
     # -- decisions ---------------------------------------------------------------------------------------------------

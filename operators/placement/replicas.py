@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from operators.io.validation import MAX_STARTS_APART
 from operators.placement.work_table import Owner
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, ReplicaStatus
+
+
+MAX_FIRST_INCARNATION = 10**6
+"""Of a replica of which nothing is known yet: its process has not started more often than that."""
 
 
 @dataclass(slots=True)
@@ -79,14 +84,25 @@ class TrackedReplica:
 
 
 class ReplicaTable:
-    """Replicas by index. Each has at most one live incarnation, the highest one reported."""
+    """Replicas by index. Each has at most one live incarnation, the highest one reported.
+
+    One that is far above the highest known of a replica is of another program: the real process could beat no more.
+    """
 
     def __init__(self) -> None:
         self._replicas: dict[int, TrackedReplica] = {}
         self._fenced: dict[int, int] = {}
 
-    def record_heartbeat(self, status: ReplicaStatus, now: float) -> None:
-        """Record a heartbeat; those of older incarnations are ignored."""
+    def record_heartbeat(self, status: ReplicaStatus, now: float) -> str | None:
+        """Record a heartbeat; those of older incarnations are ignored. Returns why it is rejected, or None."""
+        fenced, known = self._fenced.get(status.replica, -1), self._replicas.get(status.replica)
+        highest = max(fenced, -1 if known is None else known.status.incarnation)
+        if status.incarnation > (MAX_FIRST_INCARNATION if highest < 0 else highest + MAX_STARTS_APART):
+            return f"incarnation {status.incarnation} of replica {status.replica} is far ahead of the highest, {highest}"
+        self._record(status, now)
+        return None
+
+    def _record(self, status: ReplicaStatus, now: float) -> None:
         if status.incarnation <= self._fenced.get(status.replica, -1):
             return  # fenced before its first heartbeat
         known = self._replicas.get(status.replica)

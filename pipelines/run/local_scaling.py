@@ -10,10 +10,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import partition_ranges
 from infra.kafka.readiness import ClientError
-from infra.kafka.topic_reader import follow_topic, read_rows
+from infra.kafka.topic_reader import StoredRecord, follow_topic, read_topic
+from operators.autoscaler.config import AutoscalingConfig
+from pipelines.config import Config
 from pipelines.roles import Role, RoleProcess
 from pipelines.run.fleet import Fleet
 from schemas.records import ScalingDecision
@@ -25,21 +26,32 @@ ROLLOUT = "rollout"
 RETRY_S = 5.0
 
 
-def newest_target(decisions: Iterable[ScalingDecision], present: int) -> int:
-    """The target of the last of `decisions` that is to be carried out; `present` without one."""
-    return next((each.target for each in reversed(list(decisions)) if not each.dry_run), present)
+def newest_target(records: Iterable[StoredRecord], present: int, bounds: range) -> int:
+    """The target of the last decision in `records` that is to be carried out; `present` without one.
+
+    The autoscaler writes in transactions, and targets within `bounds`: other decisions are of another program.
+    """
+    for record in records:
+        for row in record.rows if record.transactional else ():
+            if isinstance(row, ScalingDecision) and not row.dry_run and row.target in bounds:
+                present = row.target
+    return present
 
 
 class FollowedTarget:
-    """The number of rollout processes by the newest decision, which a thread follows; `processes` without one.
+    """The number of rollout processes by the newest decision, which a thread follows; that of the configuration
+    without one.
 
     Raises UnknownTopic, and the errors of a Kafka that does not respond.
     """
 
-    def __init__(self, client: ClientProperties, run: str, processes: int) -> None:
-        self._client, self._topic = client, SCALING.name(run)
-        self._positions = {number: held.end for number, held in partition_ranges(client, self._topic).items()}
-        self.target = newest_target(read_rows(client, self._topic, ScalingDecision), processes)
+    def __init__(self, config: Config, scaling: AutoscalingConfig) -> None:
+        self._bounds = range(scaling.minimum, scaling.most(config.rollout.replicas, config.inboxes) + 1)
+        self._client, self._topic = config.kafka.client(), SCALING.name(config.run.name)
+        self._positions = {number: held.end for number, held in partition_ranges(self._client, self._topic).items()}
+        self.target = newest_target(
+            read_topic(self._client, self._topic), config.rollout.processes, self._bounds
+        )
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scaling decisions", daemon=True)
         self._thread.start()
@@ -61,8 +73,7 @@ class FollowedTarget:
         for records in follow_topic(self._client, self._topic, self._positions):
             for record in records:
                 self._positions[record.partition] = record.offset + 1
-                decisions = [row for row in record.rows if isinstance(row, ScalingDecision)]
-                self.target = newest_target(decisions, self.target)
+            self.target = newest_target(records, self.target, self._bounds)
             if self._ended.is_set():
                 return
 

@@ -177,8 +177,7 @@ class Supervisor:
         scaling = self.config.autoscaling
         if scaling is None or scaling.actuator != "local":
             return nullcontext()
-        client, processes = self.config.kafka.client(), self.config.rollout.processes
-        return closing(self._kafka.retry(lambda: FollowedTarget(client, self.config.run.name, processes)))
+        return closing(self._kafka.retry(lambda: FollowedTarget(self.config, scaling)))
 
     def _open_audits(self) -> BackgroundAudit:
         every_s = self.config.run.audit_every_s

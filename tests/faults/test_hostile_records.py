@@ -96,6 +96,7 @@ def contradictory(log: Log) -> Iterator[Placed]:
         yield RELAY, replace(manifest, batches=(77,), trajectories_trained=10**9), at
     for at, status in log.records(REPLICAS, r.ReplicaStatus):
         yield REPLICAS, replace(status, incarnation=status.incarnation - 1, state="stopped"), at
+        yield REPLICAS, replace(status, incarnation=10**9), at
     yield RELAY_CHAIN, r.RelayChain(2**52, (), (), "chain", 0), 0
     for _, note in log.records(RESTORE, r.CommitNote, 100):
         yield RESTORE, note, 0

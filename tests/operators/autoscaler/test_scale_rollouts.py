@@ -12,10 +12,11 @@ from record_factories import settled, shard, version
 
 from operators.autoscaler.actuators import ActuatorFailed
 from operators.autoscaler.config import AutoscalingConfig
+from operators.autoscaler.load import Load
 from operators.autoscaler.scale_rollouts import ScaleRollouts, report_decisions
 from operators.io.config import TopicInput
 from schemas.records import Metric, ReplicaStatus, ScalingDecision, ScalingOutcome
-from schemas.topics import DECISION, METRICS, PAUSE, REPLICAS, SCALING, SETTLED
+from schemas.topics import DEAD_LETTERS, DECISION, METRICS, PAUSE, REPLICAS, SCALING, SETTLED
 
 CONFIG = AutoscalingConfig(observe_s=10.0, stable_s=20.0, cooldown_s=60.0, retry_s=15.0, maximum=4)
 INPUTS = (
@@ -100,6 +101,32 @@ class Autoscaler:
 def _status(**changes: Any) -> ReplicaStatus:
     load = {"waiting": 0, "capacity": 8, "kv_used": 0, "kv_capacity": 9, "tokens_generated": 0, "step_seconds": 0.0}
     return ReplicaStatus(**{"policy_version": version(0), **load, "host": "h", "pid": 1, "sent_at": 0, **changes})
+
+
+def test_autoscaler_rejects_decisions_that_it_has_not_made() -> None:
+    scaler = Autoscaler()
+    foreign = ScalingDecision(2**52, "queue", 2, 2, 3, "", False, 0)
+    for each in (foreign, replace(foreign, number=1), replace(foreign, number=0, target=10**9)):
+        scaler.log.append(SCALING, each, DECISION)
+    scaler.run(40)
+    assert scaler.actuator.asked == [(1, 4)]
+    reasons = [letter.reason for letter in scaler.log.rows(DEAD_LETTERS)]
+    assert [reason.split(" is not ")[0].split(",")[0] for reason in reasons] == [
+        f"decision {2**52} was not made by the autoscaler",
+        "decision 1 was not made by the autoscaler",
+        "target 1000000000",
+    ]
+
+
+def test_absurd_heartbeat_does_not_hide_a_replica() -> None:
+    load = Load(30.0, 20.0)
+    beat = {"replica": 0, "process": 0, "state": "running", "running": 3}
+    seen = []
+    for now, incarnation in ((0.0, 10**9), (5.0, 1), (40.0, 1), (45.0, 10**9), (50.0, 1), (75.0, 1)):
+        load.record(_status(**beat, incarnation=incarnation), now)
+        seen.append(load.observe(now, 0, None).requests)
+    assert seen == [3] * 6
+    assert load._replicas[0][1] == 75.0
 
 
 def test_autoscaler_decides_requests_once_and_confirms() -> None:

@@ -11,7 +11,7 @@ from operators.experience.config import Component
 from operators.experience.curriculum import Success, without_oldest
 from operators.experience.samplers import CurriculumSampler
 from schemas.records import LevelReply, LevelRequest, RewardComponent
-from schemas.topics import CURRICULUM, LEVEL_REPLY, METRICS
+from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, METRICS
 
 SAMPLER = Component("curriculum", {"least": 4, "harder_above": 0.7, "easier_below": 0.3})
 
@@ -49,6 +49,20 @@ def test_curriculum_requests_levels_by_success() -> None:
     answer(one, 10, 12, right=0.0)
     assert requests(one)[1:] == [(0, 0.0, 4)]
     assert [m.values["curriculum/level"] for m in one.log.rows(METRICS)][-2:] == [1.0, 1.0]
+
+
+def test_curriculum_rejects_replies_that_prompts_cannot_have_sent() -> None:
+    one = buffer()
+    answer(one, 0, 2)
+    begin_level(one, 1, 2**53)
+    begin_level(one, 7, 4)
+    begin_level(one, 1, 4)
+    answer(one, 4, 6, right=0.0)
+    assert [reason.partition(" of ")[0] for reason in (each.reason for each in one.log.rows(DEAD_LETTERS))] == [
+        f"a level from prompt {2**53} on, but the last prompt with an answer is 2",
+        "level 7",
+    ]
+    assert requests(one)[1:] == [(0, 0.0, 4)]
 
 
 def test_curriculum_is_separate_for_each_task() -> None:

@@ -17,6 +17,7 @@ from placement_harness import (
 from record_factories import prompt, trajectory
 
 from operators.io.elements import PartitionKey
+from schemas.records import Assignment
 from schemas.topics import REPLICAS
 
 
@@ -189,6 +190,18 @@ def test_heartbeats_of_another_run_become_dead_letters(changes: dict, reason: st
     outputs = placement.run()
     assert dead_letters(outputs) == [reason]
     assert assigned(outputs) == []
+
+
+def test_absurd_incarnation_does_not_mask_the_replica() -> None:
+    placement = Placement()
+    placement.prompts(0)
+    newest = placement.publish(0)
+    placement.beat(0, newest, incarnation=10**9)  # before anything is known of it
+    placement.beat(0, newest, incarnation=3)
+    placement.beat(0, newest, incarnation=50_000)
+    outputs = placement.run()
+    assert [reason.rpartition(", ")[2] for reason in dead_letters(outputs)] == ["-1", "3"]
+    assert {o.record.incarnation for o in outputs if isinstance(o.record, Assignment)} == {3}
 
 
 @pytest.mark.parametrize("replica", [4, -1])

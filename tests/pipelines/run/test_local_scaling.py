@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from infra.kafka.topic_reader import StoredRecord
 from pipelines.roles import Role, RoleProcess
 from pipelines.run.fleet import FleetMember
 from pipelines.run.local_scaling import LocalScaling, newest_target, rollouts, with_rollouts
@@ -34,9 +35,19 @@ def decision(number: int, target: int, dry_run: bool = False) -> ScalingDecision
     return ScalingDecision(number, "queue", 1, 1, target, "", dry_run, 0)
 
 
+def stored(*rows: ScalingDecision, transactional: bool = True) -> StoredRecord:
+    return StoredRecord("scaling", 0, 0, 0, None, (), 1, rows, None, transactional)
+
+
 def test_newest_decision_that_is_no_dry_run_counts() -> None:
-    assert newest_target([], 3) == 3
-    assert newest_target([decision(1, 2), decision(2, 5), decision(3, 9, dry_run=True)], 3) == 5
+    bounds = range(1, 10)
+    assert newest_target([], 3, bounds) == 3
+    assert newest_target([stored(decision(1, 2), decision(2, 5)), stored(decision(3, 9, dry_run=True))], 3, bounds) == 5
+
+
+def test_decisions_of_another_program_are_ignored() -> None:
+    foreign = [stored(decision(9, 8), transactional=False), *(stored(decision(9, each)) for each in (10**9, -1, 0))]
+    assert newest_target([stored(decision(1, 2)), *foreign], 3, range(1, 10)) == 2
 
 
 def test_other_processes_stay_beside_the_rollouts_of_the_target() -> None:
