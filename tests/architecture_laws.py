@@ -125,7 +125,7 @@ def _import_law(path: str, tree: ast.Module) -> Iterator[Breach]:
             and path.startswith("pipelines/inspect/audit/")
             and not name.startswith("operators.io.validation.")
         ):
-            yield line, f"imports {name}; the audit proves what operators did and shares no code with them but the validation of records"
+            yield line, f"imports {name}; the audit proves what operators did and shares no code with them"
 
 
 def _pipelines_law(path: str, tree: ast.Module) -> Iterator[Breach]:

@@ -32,6 +32,9 @@ RETRY_BACKOFF_MS = 3
 RECONNECT = {"reconnect_backoff_max_ms": 500}
 """Reconnect to a restarted broker within half a second (default 30 s), unless the client properties set it."""
 
+DELIVERY_MS = 120_000
+"""How long a record may wait and be retried, at least: all records of a transaction are enqueued at its beginning."""
+
 COORDINATOR_S = 30.0
 """How long a new cluster may take to create its topic of group offsets, or a broker that has started to load it."""
 _NO_COORDINATOR = CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError
@@ -106,6 +109,7 @@ class KafkaClients:
             | self._client.producer(
                 transactional_id=transactional_id,
                 transaction_timeout_ms=int(transaction_timeout_s * 1000),
+                delivery_timeout_ms=max(DELIVERY_MS, int(transaction_timeout_s * 1000)),
                 acks="all",
                 linger_ms=0,
                 retry_backoff_ms=RETRY_BACKOFF_MS,

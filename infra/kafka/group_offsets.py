@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from kafka import OffsetAndMetadata, TopicPartition
 
-from infra.kafka.note import Note, last_note, name_of, uncommitted_consumer
+from infra.kafka.log_gaps import note_missing
+from infra.kafka.note import last_note, name_of, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session_config import Partition
 from infra.kafka.transactions import TransactionalProducer
@@ -24,16 +25,20 @@ def set_group_offsets(
     """Let `group` resume `topic` at `offsets`, by partition, at its next start; the rest of its note is unchanged.
 
     The transactional.id of a shard is the name of its group: a running process of the group can no longer commit, and
-    must be restarted unless it restarts by itself. Raises KafkaError.
+    must be restarted unless it restarts by itself. Raises KafkaError, and NoteMissing for a group without a note: an
+    empty one would make the next start assign all numbers again.
     """
     producer = TransactionalProducer(**client.producer(transactional_id=group, transaction_timeout_ms=TIMEOUT_MS))
     try:
         producer.init_transactions()
         observer = uncommitted_consumer(client)
         try:  # after init_transactions: the predecessor commits nothing more
-            note = last_note(observer, TopicPartition(*restore), group) or Note()
+            note = last_note(observer, TopicPartition(*restore), group)
         finally:
             observer.close(autocommit=False)
+        if note is None:
+            places = ", ".join(name_of((topic, number)) for number in offsets)
+            raise note_missing(group, restore.topic, [f"its group has a committed offset in {places}"])
         named = {name_of((topic, number)): offset for number, offset in offsets.items()}
         moved = replace(note, offsets={**note.offsets, **named}, commit=note.commit + 1, written={})
         value, headers = encode(CommitNote(group, moved.encode(), time.time_ns() // 10**6))

@@ -139,6 +139,10 @@ class StallWatch:
         self._seen: dict[Partition, tuple[int, float]] = {}
         self._reported_at: dict[Partition, float] = {}
 
+    def forget(self) -> None:
+        """Measure from now on: the reader itself has stood still."""
+        self._seen.clear()
+
     def stalled(self, positions: Mapping[Partition, int], ends: Mapping[Partition, int | None]) -> list[Partition]:
         """Partitions without progress before their end for STALLED_S; each at most once every REPORT_INTERVAL_S."""
         now, found = self._clock(), []

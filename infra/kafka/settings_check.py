@@ -22,6 +22,8 @@ _CHECKED = (
     "default.replication.factor",
 )
 """The settings of a broker that `broker_problems` judges."""
+_NEWEST_ONLY = ("segment.bytes", "min.cleanable.dirty.ratio", "delete.retention.ms")
+"""The settings of a compacted topic that bound how much a start reads."""
 CLUSTER = "Kafka"
 """Where a permission is missing."""
 
@@ -162,11 +164,14 @@ def _of_topic(name: str, held: Settings, wanted: Settings, copies: int) -> Itera
         if setting == "max.message.bytes":
             if int(value) < int(needed):
                 yield SettingProblem(name, setting, value, f"at least {needed}", "large records would be rejected")
+        elif setting.startswith("retention.") and wanted.get("retention.ms", "-1") != "-1":
+            why = "kafka.metrics_hours is not what bounds the measurements that are kept; nothing else reads old ones"
+            yield SettingProblem(name, setting, value, needed, why, fatal=False)
         elif setting in ("cleanup.policy", "retention.ms", "retention.bytes"):
             yield SettingProblem(
                 name, setting, value, needed, "records that a restart or the audit needs would be deleted"
             )
-        elif setting in ("segment.bytes", "min.cleanable.dirty.ratio") and float(value) > float(needed):
+        elif setting in _NEWEST_ONLY and float(value) > float(needed):
             why = "restarts read more old records, and take longer the longer the run is"
             yield SettingProblem(name, setting, value, f"at most {needed}", why, fatal=False)
     replicas = held.get("min.insync.replicas")

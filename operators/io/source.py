@@ -25,6 +25,10 @@ BUSY_REPOLL_S = 0.02
 """Pause between polls of a busy step after an empty one: each poll costs 0.5 ms. It bounds a record's extra wait."""
 POSITIONS_MAX_AGE_S = 0.5
 """Maximum age of the positions of an empty poll: each partition's position costs a call to the client."""
+STALLS_EVERY_S = 1.0
+"""How often a busy reader looks for partitions that do not move."""
+MAX_FOLD_S = 5.0
+"""Time between two polls after which positions that have not moved show nothing."""
 SESSION_TIMEOUT_S = 120.0
 """How long a running shard retries to open a session while Kafka is unavailable."""
 FIRST_SESSION_TIMEOUT_S = 20.0
@@ -80,7 +84,7 @@ class ShardSource:
         self._caught_up = False
         self._behind: frozenset[str] = frozenset()
         self._unread: frozenset[str] = frozenset()
-        self._stalls = StallWatch(clock)
+        self._stalls, self._stalls_due = StallWatch(clock), 0.0
         self._sessions_without_commit = 0
         self._polls = 0
 
@@ -169,15 +173,23 @@ class ShardSource:
         positions, ends = session.positions(), session.high_watermarks()
         unread = (place for place, end in ends.items() if end is not None and positions[place] < end)
         self._unread = frozenset(self._partition_keys[place].topic for place in unread)
-        if idle and (stalled := self._stalls.stalled(positions, ends)):
-            for line in describe_blocking_transactions(self.config.client, stalled):
-                log.warning("%s waits: %s", self.config.group, line)
+        if idle or self._clock() >= self._stalls_due:  # others may hold one partition back while the rest is busy
+            self._warn_of_stalls(positions, ends)
         self._positions = {self._partition_keys[p]: offset for p, offset in positions.items()}
         self._positions_due = self._clock() + POSITIONS_MAX_AGE_S
         if not self._caught_up:
             behind = [place for place, end in session.ends.items() if positions[place] < end]
             self._behind = frozenset(self._partition_keys[place].topic for place in behind)
             self._caught_up = not behind
+
+    def _warn_of_stalls(self, positions: Mapping[Partition, int], ends: Mapping[Partition, int | None]) -> None:
+        now = self._clock()
+        if now - self._stalls_due > MAX_FOLD_S:  # nothing was polled meanwhile, so no position could move
+            self._stalls.forget()
+        self._stalls_due = now + STALLS_EVERY_S
+        if stalled := self._stalls.stalled(positions, ends):
+            for line in describe_blocking_transactions(self.config.client, stalled):
+                log.warning("%s waits: %s", self.config.group, line)
 
     def _open(self, before: Session | None) -> Restored:
         config = self.config

@@ -10,7 +10,6 @@ from operators.placement.work_table import Owner
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, ReplicaStatus
 
-
 MAX_FIRST_INCARNATION = 10**6
 """Of a replica of which nothing is known yet: its process has not started more often than that."""
 
@@ -98,7 +97,7 @@ class ReplicaTable:
         fenced, known = self._fenced.get(status.replica, -1), self._replicas.get(status.replica)
         highest = max(fenced, -1 if known is None else known.status.incarnation)
         if status.incarnation > (MAX_FIRST_INCARNATION if highest < 0 else highest + MAX_STARTS_APART):
-            return f"incarnation {status.incarnation} of replica {status.replica} is far ahead of the highest, {highest}"
+            return f"incarnation {status.incarnation} of replica {status.replica} is far ahead of the last, {highest}"
         self._record(status, now)
         return None
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from infra.files import write_atomically
+from infra.files import write_even_if_disk_full
 from pipelines.inspect.run_files import FIRST_SUBMITTED, LOGS, SUBMITTED
 from pipelines.inspect.run_folders import process_of
 from pipelines.roles import ALL_PIPELINES, DATA_PLANE, Role, submitted_process
@@ -111,7 +111,7 @@ class Submission:
         """Write the file; the first one of a run dates its start."""
         date_start(self.folder)
         fields = {**asdict(self), "folder": str(self.folder)}
-        write_atomically(self.file, json.dumps(fields, indent=1))
+        write_even_if_disk_full(self.file, json.dumps(fields, indent=1))
 
 
 def date_start(folder: Path) -> None:

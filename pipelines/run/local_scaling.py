@@ -49,9 +49,7 @@ class FollowedTarget:
         self._bounds = range(scaling.minimum, scaling.most(config.rollout.replicas, config.inboxes) + 1)
         self._client, self._topic = config.kafka.client(), SCALING.name(config.run.name)
         self._positions = {number: held.end for number, held in partition_ranges(self._client, self._topic).items()}
-        self.target = newest_target(
-            read_topic(self._client, self._topic), config.rollout.processes, self._bounds
-        )
+        self.target = newest_target(read_topic(self._client, self._topic), config.rollout.processes, self._bounds)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scaling decisions", daemon=True)
         self._thread.start()

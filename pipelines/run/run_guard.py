@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -121,9 +122,13 @@ Experiences = Callable[[int], Iterable[Mapping[str, Any]]]
 
 
 class RunGuard:
-    """Checks the states of the run of `config` since `started_at` (Unix milliseconds)."""
+    """Checks the states of the run of `config` since `started_at` (Unix milliseconds).
 
-    def __init__(self, config: Config, started_at: int) -> None:
+    `clock` (seconds) is this machine's: the state's time is the latest of all machines.
+    """
+
+    def __init__(self, config: Config, started_at: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._errors = ErrorGuard(config.run.stop_error_share, config.run.stop_error_window)
         self._limits = {task.task_name: task.max_refused_share for task in config.prompts.mixture}
         self._has_tasks = bool(config.prompts.tasks)
@@ -131,7 +136,7 @@ class RunGuard:
         self._earlier_errors, self._correct_until = 0, started_at
         self._epochs = config.prompts.epochs
         self._end_ms = END_MS + (0 if config.agents is None else 1000 * config.agents.timeout_s)
-        self._over_since: int | None = None
+        self._over_since: float | None = None
 
     def check(self, state: RunState, experiences: Experiences, earlier: bool = False) -> None:
         """Raise RunFailing if the run must stop; `experiences` reads its experiences, for the first error.
@@ -157,8 +162,9 @@ class RunGuard:
         if state.step >= (state.goal or 0) or not is_over(state):
             self._over_since = None
             return
-        self._over_since = state.now if self._over_since is None else self._over_since
-        if state.now - self._over_since >= self._end_ms:
+        now = self._clock()
+        self._over_since = now if self._over_since is None else self._over_since
+        if 1000 * (now - self._over_since) >= self._end_ms:
             counts = error_counts(state.score)
             lines = first_error_lines(experiences(since), since) if counts.errors else []
             raise RunFailing(self._end_message(state, errors_text(counts)), lines, self._more_epochs(state))

@@ -27,6 +27,10 @@ from schemas.topics import CATALOGUE, PREFIX, SCHEMAS, Topic, run_of
 SEGMENT_BYTES = 4 << 20
 """segment.bytes of a compacted topic: a read from the beginning reads the newest record of each key and about this much
 more."""
+MARKER_MS = 60_000
+"""delete.retention.ms of a compacted topic: Kafka keeps the marker of each transaction so long, 24 h by default, after
+its records have gone. A note has a marker of its own, which each start would read.
+"""
 HOUR_MS = 3_600_000
 DELIVER_S = 60.0
 """Time limit of the delivery of all schemas."""
@@ -55,6 +59,7 @@ def settings_of(topic: Topic, metrics_hours: float | None = None) -> dict[str, s
             settings |= {"retention.ms": kept, "retention.bytes": "-1"}
         case "newest":
             settings |= {"segment.bytes": str(SEGMENT_BYTES), "min.cleanable.dirty.ratio": "0.1"}
+            settings["delete.retention.ms"] = str(MARKER_MS)
     return settings
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from infra.kafka.topic_reader import read_rows
+from operators.io.validation import invalid_reason
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, TrimPoint
 from schemas.topics import TRIM_POINTS
@@ -37,9 +38,15 @@ class TrimmedHistory:
 
 
 def newest_trim_point(client: ClientProperties, run: str) -> TrimPoint | None:
-    """The newest trim point of `run`; None if it was never trimmed. Other records in the topic are skipped."""
+    """The newest trim point of `run`; None if it was never trimmed.
+
+    Other records in the topic are skipped, as are invalid trim points and those that do not have the next number.
+    """
+    newest: TrimPoint | None = None
     try:
-        found = list(read_rows(client, TRIM_POINTS.name(run), TrimPoint))
+        for found in read_rows(client, TRIM_POINTS.name(run), TrimPoint):
+            if invalid_reason(found) is None and found.number == (0 if newest is None else newest.number) + 1:
+                newest = found
     except UnknownTopic:
         return None
-    return found[-1] if found else None
+    return newest

@@ -23,6 +23,7 @@ from types import FrameType
 import psutil
 
 from infra.escaping import print_escaped
+from infra.files import is_out_of_space
 from pipelines.distribution import LAMINAR
 from pipelines.inspect.run_folders import has_ended
 from pipelines.inspect.submissions import Submission, read_submission
@@ -130,7 +131,11 @@ class Respawner:
 
     def _write(self, submission: Submission) -> None:
         self._submission = submission
-        submission.write()
+        try:
+            submission.write()
+        except OSError as error:
+            if not is_out_of_space(error):  # else the pipeline would be left without a respawner
+                raise
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._stopping.set()

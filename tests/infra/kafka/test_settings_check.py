@@ -10,6 +10,8 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.settings_check import broker_problems, broker_settings, topic_problems, topic_settings
 
 COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "4194304", "min.cleanable.dirty.ratio": "0.1"}
+COMPACTED["delete.retention.ms"] = "60000"
+WINDOW = {"cleanup.policy": "delete", "retention.ms": "3600000", "retention.bytes": "-1"}
 GOOD = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": "1000"}
 
 
@@ -25,6 +27,7 @@ GOOD = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1
         ("unclean.leader.election.enable", "true", 1, False),
         ("segment.bytes", "1073741824", 1, False),
         ("min.cleanable.dirty.ratio", "0.5", 1, False),
+        ("delete.retention.ms", "86400000", 1, False),
     ],
 )
 def test_topic_problem_names_setting_and_value(setting: str, value: str, copies: int, fatal: bool) -> None:
@@ -33,6 +36,15 @@ def test_topic_problem_names_setting_and_value(setting: str, value: str, copies:
     (problem,) = topic_problems({"t": held}, {"t": TopicSpec("t", 1, config=needed)}, {"t": copies})
     assert (problem.where, problem.setting, problem.value, problem.fatal) == ("t", setting, value, fatal)
     assert f"t: {setting} is {value}, must be " in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("retention.ms", "-1"), ("retention.ms", "60"), ("retention.bytes", "1")]
+)
+def test_other_retention_of_measurements_is_a_warning(setting: str, value: str) -> None:
+    (problem,) = topic_problems({"t": WINDOW | {setting: value}}, {"t": TopicSpec("t", 1, config=WINDOW)}, {"t": 1})
+    assert (problem.setting, problem.value, problem.fatal) == (setting, value, False)
+    assert "kafka.metrics_hours" in problem.why
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from kafka import OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaTimeoutError
 from kafka.producer.transaction_manager import TransactionalRequestResult
 
+from infra.kafka import clients
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, end_offsets
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
+from infra.kafka.clients import KafkaClients
 from infra.kafka.properties import ClientProperties
 from infra.kafka.transactions import TransactionalProducer
 
@@ -48,6 +50,15 @@ def stopped_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]
     """A broker of this file's own, for it is stopped."""
     with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as running:
         yield running
+
+
+@pytest.mark.parametrize(("timeout_s", "delivery_ms"), [(60, 120_000), (300, 300_000)])
+def test_records_may_take_as_long_as_their_transaction(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float, delivery_ms: int
+) -> None:
+    monkeypatch.setattr(clients, "TransactionalProducer", lambda **arguments: arguments)
+    made = KafkaClients(ClientProperties.at("localhost:1")).producer("shard", timeout_s)
+    assert made["delivery_timeout_ms"] == delivery_ms
 
 
 @pytest.mark.parametrize("call", ["send_offsets", "commit"])  # no request is in flight before these

@@ -34,12 +34,12 @@ HERE = PartitionKey("metrics", 0)
 
 
 class Clock:
-    """A clock that advances by one second per read."""
+    """A clock that advances by `step` seconds per read."""
 
-    now = 0.0
+    now, step = 0.0, 1.0
 
     def __call__(self) -> float:
-        self.now += 1.0
+        self.now += self.step
         return self.now
 
 
@@ -208,6 +208,25 @@ def test_source_names_the_transaction_that_blocks_it(
     assert f"{CONFIG.group} waits: [{INPUT}]" in line
 
 
+def test_busy_source_names_the_transaction_that_blocks_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(operators.io.source, "describe_blocking_transactions", lambda client, places: ["blocked"])
+    source = source_with(monkeypatch, ScriptedSession(1, [[raw(0)] for _ in range(int(STALLED_S))], end=5))
+    for _ in range(int(STALLED_S)):
+        polled = source.next(wait=False)
+        assert isinstance(polled, Restored) or polled.records
+    assert [each.message for each in caplog.records if "waits" in each.message] == [f"{CONFIG.group} waits: blocked"]
+    caplog.clear()
+    clock = Clock()
+    clock.step = 10.0  # each fold takes longer than the watch waits: nothing is known of a partition
+    monkeypatch.setattr(operators.io.source, "SESSIONS", ScriptedSessions(ScriptedSession(1, [[raw(0)]] * 9, end=5)))
+    source = ShardSource(CONFIG, clock=clock)
+    for _ in range(9):
+        source.next(wait=False)
+    assert caplog.records == []
+
+
 def test_source_opens_a_new_session_if_an_input_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     deleted = SessionLost("there is no topic laminar.run.metrics")
     first = ScriptedSession(1)
@@ -258,7 +277,7 @@ def test_source_ends_if_transactions_are_always_too_slow(monkeypatch: pytest.Mon
     source = source_with(monkeypatch, *sessions)
     for _ in range(MAX_SLOW_SESSIONS + 2):
         assert isinstance(source.next(wait=False), Restored)
-    with pytest.raises(AlwaysTooSlow, match="4 sessions in a row .* raise kafka.transaction_timeout_s .* resume the run"):
+    with pytest.raises(AlwaysTooSlow, match=r"4 sessions in a row .* raise kafka.transaction_timeout_s .* resume"):
         source.next(wait=False)
 
 

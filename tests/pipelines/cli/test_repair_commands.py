@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 from record_samples import SAMPLES
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
@@ -99,6 +99,16 @@ def test_reset_moves_offsets_back_and_keeps_commit_note(laminar: Laminar, sessio
 def test_reset_reports_skipped_offsets(laminar: Laminar, session: SessionConfig) -> None:
     rows = json.loads(laminar("topics", "reset", "placement", "settled", "--to", "end", "--json")[1])
     assert ["SKIPS" in row["action"] for row in rows] == [True, True]
+
+
+def test_reset_refuses_a_group_whose_note_is_gone(laminar: Laminar, client: ClientProperties) -> None:
+    consumer = KafkaConsumer(
+        bootstrap_servers=client.bootstrap_servers, group_id=group_name(RUN, "evaluation"), enable_auto_commit=False
+    )
+    consumer.commit({TopicPartition(SETTLED.name(RUN), 0): OffsetAndMetadata(2, "", -1)})
+    consumer.close()
+    code, _, err = laminar("topics", "reset", "evaluation", "settled", "--to", "beginning", "--execute")
+    assert (code, f"{group_name(RUN, 'evaluation')} has no note in" in err) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -67,13 +67,16 @@ def test_guard_stops_a_run_without_questions_or_trajectories() -> None:
     scored = Metric("score", 36, {"trajectories": 36.0}, START)
     idle = replace(heartbeat(0, START, 0), running=0, waiting=0)
     state = fold_all(new_run("r", 8, START), [Metric("prompts", 9, values, START), scored, idle])
-    guard = RunGuard(config_of(epochs=1, size=20), START)
+    seconds = 0.0
+    guard = RunGuard(config_of(epochs=1, size=20), START, lambda: seconds)
     guard.check(state, no_experiences)
-    guard.check(fold(state, Tick(START + END_MS - 1)), no_experiences)
+    guard.check(fold(state, Tick(START + 9 * END_MS)), no_experiences)  # the clock of another machine
+    seconds = END_MS / 1000
     guard.check(fold_all(state, [Tick(START + END_MS), heartbeat(0, START + END_MS, 1)]), no_experiences)  # one runs
-    guard.check(fold(state, Tick(START + END_MS)), no_experiences)
+    guard.check(state, no_experiences)
+    seconds *= 2
     with pytest.raises(RunFailing, match="after 0 of 8 optimizer steps: all 9 questions are drawn") as failure:
-        guard.check(fold(state, Tick(START + 2 * END_MS)), no_experiences)
+        guard.check(state, no_experiences)
     assert failure.value.resume == "--set prompts.epochs=2"
 
 

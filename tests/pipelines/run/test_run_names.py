@@ -99,7 +99,9 @@ def advised_settings() -> dict[str, str]:
 
 def test_resumed_run_takes_the_settings_that_errors_name() -> None:
     advised = advised_settings()
-    assert {"trainer.lost_batches", "kafka.transaction_timeout_s", "trainer.learner.max_skipped_batches"} <= set(advised)
+    assert {"trainer.lost_batches", "kafka.transaction_timeout_s", "trainer.learner.max_skipped_batches"} <= set(
+        advised
+    )
     before = parse_config({}, "test")
     budgets = [key for role in ALL_PIPELINES for key in before.progress.budget(role).setting.split(" or ")]
     refused = {

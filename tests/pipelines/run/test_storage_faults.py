@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError
 from pipelines.config import KafkaConfig, load_config
 from pipelines.inspect.run_files import CONFIG_FILE, STATE_FILE
 from pipelines.inspect.run_folders import read_run
+from pipelines.inspect.submissions import Submission, read_submission
 from pipelines.present.view.live import LiveView
 from pipelines.run.local import _end_failed
 from pipelines.run.run_kafka import BrokerDataDeleted, BrokerDiskFull, RunKafka, TopicsDeleted
@@ -83,6 +85,16 @@ def test_write_anyway_keeps_the_file_on_a_full_disk(tmp_path: Path) -> None:
         assert json.loads(file.read_text()) == "y" * 4_000
         assert sorted(path.name for path in disk.iterdir()) == ["filler", "state.json"]
         assert is_full(disk)
+
+
+def test_submission_is_written_on_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 128) as disk:
+        (disk / "submitted").mkdir()
+        submission = Submission(disk, "score", 0, "embedded", worker=1)
+        submission.write()
+        fill(disk)
+        replace(submission, state="failed", error="no space left").write()
+        assert read_submission(submission.file).error == "no space left"
 
 
 def test_end_failed_keeps_the_error_without_a_folder(tmp_path: Path) -> None:

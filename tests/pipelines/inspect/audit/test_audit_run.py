@@ -27,7 +27,18 @@ from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import ReachedStage
 from schemas.codec import encode
 from schemas.records import CommitNote
-from schemas.topics import BATCHES, EXPERIENCES, INBOX, PROMPTS, RELAY, RESTORE, SETTLED, TRAJECTORIES, Topic, group_name
+from schemas.topics import (
+    BATCHES,
+    EXPERIENCES,
+    INBOX,
+    PROMPTS,
+    RELAY,
+    RESTORE,
+    SETTLED,
+    TRAJECTORIES,
+    Topic,
+    group_name,
+)
 
 TOPICS = (PROMPTS, INBOX, TRAJECTORIES, EXPERIENCES, SETTLED, BATCHES, RELAY)
 NAMES = [f"p{number}.{member}" for number in range(4) for member in range(2)]
