@@ -14,7 +14,10 @@ PREFIX = "laminar"
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _MULTI_PROCESS_PRODUCERS = {"rollout", "relay", "experience", "every pipeline"}
 """Producers of which a run may have several writing processes. The trainer is not among them: only rank 0 writes."""
-_FENCED = "placement fences a replica without heartbeats in `replicas`, which aborts its transaction"
+_FENCED = (
+    "placement fences a replica without heartbeats in `replicas`, which aborts its transaction; that of placement or a "
+    "gateway is aborted by its next start, at the latest by its time-out, and holds the readers back until then"
+)
 _RESTARTED = (
     "no reader decides by time; the transaction is aborted by the writer's next start, at the latest by its time-out"
 )
@@ -176,7 +179,7 @@ RELAY = Topic(
     "version",
     ("trainer",),
     ("relay", "rollout", "placement", "experience", "evaluation"),
-    "weight manifests, never weights",
+    "weight manifests, never weights; `laminar weights publish` writes them, too",
     transactional=False,
 )
 RELAY_CHAIN = Topic(

@@ -37,8 +37,8 @@ def set_group_offsets(
         finally:
             observer.close(autocommit=False)
         if note is None:
-            places = ", ".join(name_of((topic, number)) for number in offsets)
-            raise note_missing(group, restore.topic, [f"its group has a committed offset in {places}"])
+            traces = [f"its group has a committed offset in {topic}:{number}" for number in offsets]
+            raise note_missing(group, restore.topic, traces)
         named = {name_of((topic, number)): offset for number, offset in offsets.items()}
         moved = replace(note, offsets={**note.offsets, **named}, commit=note.commit + 1, written={})
         value, headers = encode(CommitNote(group, moved.encode(), time.time_ns() // 10**6))

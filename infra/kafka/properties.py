@@ -102,7 +102,7 @@ _REJECTED = {
     ),
     **dict.fromkeys(("ssl.protocol", "ssl.enabled.protocols"), "TLS 1.2 or newer is always used"),
     "ssl.cipher.suites": "the client has no such setting; the system's OpenSSL decides",
-    "buffer.memory": "the client has no such bound; the sinks bound their bytes in flight",
+    "buffer.memory": "the client has no such bound; the sinks bound the outputs that wait by their number",
 }
 # A topic that a client's request creates would have the brokers' defaults: one partition, records deleted after a week.
 _NEVER_CREATE = {"allow_auto_create_topics": False}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from functools import partial
+from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -97,7 +97,7 @@ def _topics_of(log: RunClient) -> list[str]:
     with admin_client(log.client) as admin:
         found = list_topics(admin, run_prefix(log.run))
         before = end_offsets(admin, found, committed=False)
-        time.sleep(WATCH_S)
+        sleep(WATCH_S)
         after = end_offsets(admin, found, committed=False)
     if written := sorted({place.topic for place, end in after.items() if end > before[place]}):
         raise RuntimeError(
