@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Written(Protocol):
+class SizedOutput(Protocol):
     """A record that a transaction writes."""
 
     @property
@@ -27,7 +27,7 @@ class CommitProgress:
         self._begun: tuple[int, set[str]] | None = None
         self._commits = 0
 
-    def begin(self, outputs: Sequence[Written]) -> None:
+    def begin(self, outputs: Sequence[SizedOutput]) -> None:
         """A transaction with `outputs` begins."""
         self._begun = sum(len(each.value) for each in outputs), {each.topic for each in outputs}
 

@@ -29,6 +29,7 @@ from kafka.errors import (
     ProducerFencedError,
 )
 
+from infra.kafka.aborted_outputs import check_outputs
 from infra.kafka.clients import KafkaClients, SessionClients
 from infra.kafka.commit_progress import CommitProgress
 from infra.kafka.group_progress import GroupProgress
@@ -252,7 +253,7 @@ class Session:
 
     def verify(self) -> None:
         """Every VERIFY_COMMITS commits: raise SessionLost if another note than that of the last commit is the last (a
-        transaction ended from outside, or misjudged), Fenced if a later start's is, LogTruncated if outputs are gone.
+        transaction ended from outside, or misjudged), Fenced if a later start's is; see `check_outputs`, too.
         """
         if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
             return
@@ -263,9 +264,8 @@ class Session:
             where = f"where start {self.start}, commit {self.noted} was committed"
             kind = Fenced if note is not None and note.start > self.start else SessionLost
             raise self._lose(kind, f"{found} is the last in {self.config.restore.topic}, {where}")
-        if written := {TopicPartition(*place_of(name)): offset for name, offset in note.written.items()}:
-            with self._observer() as observer:
-                check_written(self.config.group, written, observer.end_offsets(list(written)))
+        with self._observer() as observer:
+            check_outputs(observer, self.config.group, note.written)
 
     def close(self, patience_s: float = 1.0) -> None:
         """Close both connections after a commit in progress; a longer one is aborted by the successor's fence."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
+from kafka import KafkaProducer
 from kafka.errors import KafkaTimeoutError
 from shard_sessions import Open, record, write_note
 
+from infra.kafka.aborted_outputs import OutputAborted
 from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.note import Note
 from infra.kafka.session import Fenced, SessionLost
@@ -23,6 +27,22 @@ def test_verify_raises_when_commit_is_not_in_log(config: SessionConfig, opened: 
     session.verify()
     session.commits = session.noted = 3  # a commit that the log has not
     with pytest.raises(SessionLost, match=r"commit 2 is the last .* commit 3 was committed"):
+        session.verify()
+
+
+def test_verify_raises_when_an_output_was_aborted(config: SessionConfig, opened: Open) -> None:
+    """As if another program had ended the session's transaction in the partition of an output alone."""
+    session = opened(config)
+    place = session.commit([record(config, b"A")], {}, {}, {})
+    session.verify()
+    with closing(KafkaProducer(**config.client.producer(transactional_id=f"{config.group}-other"))) as other:
+        other.init_transactions()
+        other.begin_transaction()
+        aborted = other.send(config.ledger[0].topic, b"B", partition=0).get(10)
+        other.abort_transaction()
+    session._written[next(iter(place))] = aborted.offset
+    session.commit([], {}, {}, {})
+    with pytest.raises(OutputAborted, match=f"output at offset {aborted.offset} of .*, partition 0, was aborted"):
         session.verify()
 
 

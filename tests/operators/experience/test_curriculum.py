@@ -51,7 +51,7 @@ def test_curriculum_requests_levels_by_success() -> None:
     assert [m.values["curriculum/level"] for m in one.log.rows(METRICS)][-2:] == [1.0, 1.0]
 
 
-def test_curriculum_rejects_replies_that_prompts_cannot_have_sent() -> None:
+def test_curriculum_rejects_replies_of_another_program() -> None:
     one = buffer()
     answer(one, 0, 2)
     begin_level(one, 1, 2**53)
