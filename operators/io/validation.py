@@ -303,14 +303,6 @@ def _proposal(proposal: r.BatchProposal) -> Iterator[str]:
         yield f"group sizes {_few(proposal.sizes)} are not between 1 and {MAX_MEMBERS}"
 
 
-def _trim_point(point: r.TrimPoint) -> Iterator[str]:
-    columns = (point.offsets, point.record_counts, point.byte_counts, point.digests)
-    if len(point.purposes) != len(point.closed_below) or len(point.count_names) != len(point.counts):
-        yield f"{_few(point.purposes)} and {_few(point.count_names)} have not as many values"
-    elif any(len(each) != len(point.partitions) for each in columns):
-        yield f"its {len(point.partitions)} partitions have not as many values"
-
-
 def _level_success(success: r.LevelSuccess) -> Iterator[str]:
     if not len(success.tasks) == len(success.correct) == len(success.answered):
         counts = f"{len(success.correct)} correct and {len(success.answered)} answered counts"
@@ -357,5 +349,4 @@ _RULES: Mapping[type, Callable[[Any], Iterator[str]]] = {
     r.Release: _leases,
     r.BatchProposal: _proposal,
     r.LevelSuccess: _level_success,
-    r.TrimPoint: _trim_point,
 }

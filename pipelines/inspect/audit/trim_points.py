@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from infra.kafka.topic_reader import read_rows
-from operators.io.validation import invalid_reason
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, TrimPoint
 from schemas.topics import TRIM_POINTS
@@ -40,13 +39,22 @@ class TrimmedHistory:
 def newest_trim_point(client: ClientProperties, run: str) -> TrimPoint | None:
     """The newest trim point of `run`; None if it was never trimmed.
 
-    Other records in the topic are skipped, as are invalid trim points and those that do not have the next number.
+    Other records in the topic are skipped, as are incomplete trim points and those that do not have the next number.
     """
     newest: TrimPoint | None = None
     try:
         for found in read_rows(client, TRIM_POINTS.name(run), TrimPoint):
-            if invalid_reason(found) is None and found.number == (0 if newest is None else newest.number) + 1:
+            if _is_complete(found) and found.number == (0 if newest is None else newest.number) + 1:
                 newest = found
     except UnknownTopic:
         return None
     return newest
+
+
+def _is_complete(point: TrimPoint) -> bool:
+    columns = (point.offsets, point.record_counts, point.byte_counts, point.digests)
+    return (
+        len(point.purposes) == len(point.closed_below)
+        and len(point.count_names) == len(point.counts)
+        and all(len(each) == len(point.partitions) for each in columns)
+    )
