@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import TypeAdapter
 
 from infra.deploy.config import DeployConfig
 from infra.files import write_atomically
@@ -33,7 +32,7 @@ from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.config_changes import apply_change, is_about_a_change
-from pipelines.config_draft import names_any, valid_part
+from pipelines.config_draft import adapter, names_any, valid_part
 from pipelines.config_paths import beside
 from pipelines.config_table import add_named_environments, complete_tasks, unknown_keys, without_inherited
 from pipelines.roles import ADMIN, ROLE
@@ -358,7 +357,7 @@ def save_config(config: Config, file: Path) -> None:
 
 def plain_table(config: Config) -> dict[str, Any]:
     """`config` as the table of a TOML file."""
-    return dict[str, Any](_without_none(TypeAdapter(Config).dump_python(config, mode="json")))
+    return dict[str, Any](_without_none(adapter(Config).dump_python(config, mode="json")))
 
 
 def flattened(config: Config) -> dict[str, Any]:
@@ -374,7 +373,7 @@ def flattened(config: Config) -> dict[str, Any]:
         else:
             yield name, value
 
-    return dict(leaves(_without_none(TypeAdapter(Config).dump_python(config, mode="json")), ""))
+    return dict(leaves(_without_none(adapter(Config).dump_python(config, mode="json")), ""))
 
 
 def _error_line(origin: str, problem: Mapping[str, Any], changed: Collection[str]) -> str:

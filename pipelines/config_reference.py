@@ -18,9 +18,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter
-
 from pipelines.config import Config, parse_config
+from pipelines.config_draft import adapter
 
 UNITS: Mapping[str, str] = {
     "_s": "seconds",
@@ -169,7 +168,7 @@ def reference() -> str:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a configuration file, with the meaning of each key, for editors (`#:schema FILE`)."""
-    schema = TypeAdapter(Config).json_schema()
+    schema = adapter(Config).json_schema()
     schema |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Laminar configuration"}
     for kind in (Config, *_classes(Config)):
         described = _descriptions(kind)

@@ -20,10 +20,14 @@ import pyarrow.compute as pc
 
 from schemas.columns import ELEMENTS, arrow_type
 from schemas.flatbuffer import field_of, table_at
+from schemas.hidden_modules import hidden_modules
 from schemas.plain import Columns
 from schemas.scalars import checked_float, checked_scalar
 from schemas.shape import Field, fields_of
 from schemas.stack import read_stacked
+
+with hidden_modules():
+    pa.array([0])  # pyarrow now looks for pandas, and later only for what needs it, such as `to_pandas`
 
 
 @dataclass(frozen=True, slots=True)

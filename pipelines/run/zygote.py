@@ -23,8 +23,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -33,23 +33,30 @@ from infra.escaping import print_escaped
 from infra.quiet_libraries import quiet_libraries
 from infra.runners.garbage_collection import reduce_gc_frequency
 from pipelines.roles import CANNOT_RUN, EMULATED, PIPELINES, WITH_MODEL
+from schemas.hidden_modules import hidden_modules
 
 GRACE_S = 3.5
 """How long roles may drain before they are killed."""
 _TICK_S = 0.05
+_ROLE_MODULES = (
+    "apache_beam.runners.portability.fn_api_runner.fn_runner",
+    "infra.runners.run",
+    "pipelines.branches",
+    "pipelines.config",
+)
 _TRAINING_MODULES = (
+    *_ROLE_MODULES,
     "infra.models.checkpoint_folder",
     "infra.models.demo",
     "operators.rollout.model_backend",
     "operators.trainer.train_batches",
     "pipelines.run.warm_start",
     "reasoning_gym",
-    "pipelines.branches",
     *(f"pipelines.{pipeline}" for pipeline in PIPELINES),
 )
 _EMULATION_MODULES = (
+    *_ROLE_MODULES,
     "operators.rollout.emulated_backend",
-    "pipelines.branches",
     *(f"pipelines.{pipeline}" for pipeline in PIPELINES if pipeline not in WITH_MODEL),
 )
 _PR_SET_PDEATHSIG = 1
@@ -84,6 +91,8 @@ def import_role_modules(model: str = "") -> None:
         defer_imports()
     for module in _EMULATION_MODULES if emulated else _TRAINING_MODULES:
         importlib.import_module(module)
+    config = importlib.import_module("pipelines.config").Config
+    importlib.import_module("pipelines.config_draft").adapter(config)  # built once, not by each role
     if model and not emulated:
         importlib.import_module("infra.models.checkpoint_folder").preload_model_code(Path(model))
     # A fork copies one thread: a lock that another holds would stay locked in every role.
@@ -263,22 +272,6 @@ def _run(command: Mapping[str, Any]) -> int:
     finally:
         logging.shutdown()
     return 0
-
-
-OPTIONAL = ("pandas",)
-"""Beam imports it if it is installed, which takes a second, for data frames alone."""
-
-
-@contextmanager
-def hidden_modules(names: Iterable[str] = OPTIONAL) -> Iterator[None]:
-    """A context in which these modules cannot be imported, as if they were not installed, unless they are already."""
-    hidden = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
 
 
 UNUSED = ("cellpylib",)

@@ -167,9 +167,12 @@ def test_run_exits_with_1_if_the_audit_fails(
 
 
 def test_emulated_zygote_imports_no_torch() -> None:
+    """And conversions of pyarrow import no pandas, which each role would do for itself."""
     code = (
         "import sys; from pipelines.run.zygote import import_role_modules; from pipelines.roles import EMULATED;"
-        "import_role_modules(EMULATED); print(*{'torch', 'transformers', 'reasoning_gym'} & set(sys.modules))"
+        "import_role_modules(EMULATED); import pyarrow; pyarrow.array([[1]]).to_pylist();"
+        "print(*{'torch', 'transformers', 'reasoning_gym', 'pandas'} & set(sys.modules));"
+        "assert len(pyarrow.table({'x': [1]}).to_pandas()) == 1"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],

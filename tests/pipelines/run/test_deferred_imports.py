@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.run.zygote import UNUSED, DeferredModule, defer_imports, hidden_modules, import_role_modules
+from pipelines.run.zygote import UNUSED, DeferredModule, defer_imports, import_role_modules
+from schemas.hidden_modules import hidden_modules
 
 NAME = "a_module_of_this_test"
 
