@@ -38,7 +38,7 @@ types: $(READY)
 
 # With it the start of each of the tests' brokers takes half the CPU time (see the file). The tests pass without it, too.
 BROKER_CACHE := $(VENV)/broker.aot
-$(BROKER_CACHE): $(READY)
+$(BROKER_CACHE): tests/broker_cache.py $(READY)
 	-$(BIN)/python tests/broker_cache.py $@
 
 # Two tests at a time, each file in one worker, because most of a test of a whole run is waiting.

@@ -10,6 +10,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
@@ -34,12 +35,26 @@ DRAIN_S = 4.0
 """Seconds for a job whose steps run elsewhere to drain before it is cancelled."""
 
 
+OptionsView = TypeVar("OptionsView", bound=PipelineOptions)
+
+
 class FlinkJobOptions(PipelineOptions):
     """The options of Flink's job server that Laminar sets, see `org.apache.beam.runners.flink.FlinkPipelineOptions`.
 
     Beam sends a job server the options that it describes, and warns of each that no class here declares, as if it were
     lost: `Unparseable argument: --checkpointing_interval=1000`.
+
+    Views are kept: Beam requests 70 while it builds and runs a pipeline, and each parses the arguments again.
     """
+
+    def view_as(self, cls: type[OptionsView]) -> OptionsView:
+        views: dict[type, PipelineOptions] = self.__dict__.setdefault("_views", {})  # attributes are options
+        if cls not in views:
+            views[cls] = super().view_as(cls)
+        return cast("OptionsView", views[cls])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_views"}
 
     @classmethod
     def _add_argparse_args(cls, parser: ArgumentParser) -> None:

@@ -22,8 +22,8 @@ from pipelines.roles import LIGHT
 from schemas.records import ReplicaStatus, ScalingDecision, ScalingOutcome, Trajectory
 from schemas.topics import REPLICAS, SCALING, TRAJECTORIES
 
-STEPS = 35
-"""The second decision comes about half way."""
+STEPS = 14
+"""The second decision comes about half way: a step takes a second at least."""
 
 
 def test_run_follows_a_price_and_loses_nothing(
@@ -33,7 +33,7 @@ def test_run_follows_a_price_and_loses_nothing(
     config, prices = tmp_path / "emulated.toml", tmp_path / "price.csv"
     prices.write_text("price\n0.5\n")
     changes = {
-        "run": {"time_scale": 20.0, "layout": "compact"},
+        "run": {"time_scale": 8.0, "layout": "compact"},
         "kafka": {"bootstrap_servers": broker.bootstrap_servers},
         "rollout": {**EMULATED["rollout"], "replicas": 1, "heartbeat_s": 0.5, "termination_notice_s": 20.0},
         "trainer": {"optimizer_steps": STEPS, "emulation": {"step_s": [[0, 10], [100_000, 20]]}},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions, PortableOptions, StandardOptions
 
@@ -23,6 +25,16 @@ def test_beam_parses_the_default_options(runner: str) -> None:
         assert portable.environment_type == "LOOPBACK"
         assert portable.job_server_timeout > 365 * 24 * 3600  # a run never reaches it
         assert options.view_as(DebugOptions).lookup_experiment("disable_logging_submission_environment")
+
+
+def test_views_of_options_are_kept_until_a_copy() -> None:
+    options = FlinkJobOptions(pipeline_options("embedded"))
+    view = options.view_as(StandardOptions)
+    assert options.view_as(StandardOptions) is view
+    copied = copy.deepcopy(options)  # as Beam's pipelines do
+    copied.view_as(StandardOptions).streaming = True
+    assert copied.view_as(StandardOptions).streaming
+    assert not view.streaming
 
 
 def test_flink_options_set_checkpoints_and_small_bundles() -> None:
