@@ -8,6 +8,7 @@ import socket
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from kafka.errors import KafkaConnectionError
@@ -94,3 +95,16 @@ def test_connect_closes_socket_after_failure(ends: type[BaseException], monkeypa
     with pytest.raises(ends):
         asyncio.run(KafkaNetSocket().connect(None, address))
     assert [sock.fileno() for sock in opened] == [-1]
+
+
+def test_connected_socket_is_formatted_without_system_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_clients()
+
+    async def connect(made: object, net: object, sock: socket.socket, address: object, timeout_at: object) -> object:
+        return sock
+
+    monkeypatch.setattr(KafkaNetSocket, "sock_connect", connect)
+    address = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 9))
+    with asyncio.run(KafkaNetSocket().connect(None, address)) as sock:
+        monkeypatch.setattr(socket.socket, "getsockname", Mock(side_effect=AssertionError), raising=False)
+        assert repr(sock) == f"<socket {sock.fileno()}>"
