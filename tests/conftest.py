@@ -36,7 +36,7 @@ SHORT = [Path(__file__).parent / name for name in ("schemas", "operators/placeme
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Short files last; shuffle where asked to. The tests of a file stay together: they share what is made once a file."""
+    """Short files last; shuffle where asked to. Tests of a file stay together: they share what is made once a file."""
     items.sort(key=lambda item: any(folder in item.path.parents for folder in SHORT))
     seed = config.getoption("--shuffle")
     if seed is not None:
