@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import apache_beam as beam
 
@@ -36,14 +36,6 @@ from schemas.records import WeightVersion
 from schemas.topics import DEAD_LETTERS
 
 _TOPIC = attrgetter("topic")
-
-
-@runtime_checkable
-class TimedFold(Protocol):
-    """A fold that knows when its next result is due; other folds wait for input alone."""
-
-    def due(self) -> float:
-        """Seconds until the fold has a result for which somebody waits; infinite if nothing is due."""
 
 
 class FoldStep(Protocol):
@@ -117,10 +109,11 @@ def idle_seconds(group: str) -> float:
 
 
 def idle_seconds_of(fold: ShardFold) -> float:
-    """As `idle_seconds`, of `fold`."""
+    """As `idle_seconds`, of `fold`. It may have `due`: the seconds until it has a result for which somebody waits."""
     if fold.busy():
         return 0.0
-    return fold.due() if isinstance(fold, TimedFold) else math.inf
+    due: Callable[[], float] | None = getattr(fold, "due", None)
+    return math.inf if due is None else due()
 
 
 def close_folds() -> None:
