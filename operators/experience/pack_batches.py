@@ -5,7 +5,6 @@ A micro-batch is concatenated sequences in parts of bounded size; every rank has
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -83,14 +82,19 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> Iterator[range]:
         yield range(start, len(lengths))
 
 
-def balance(loads: Sequence[int], ranks: int) -> list[int]:
-    """The rank of each load: the largest first, each to the rank with the least so far (Graham's LPT rule)."""
-    assigned = [0] * len(loads)
-    heap = [(0, rank) for rank in range(ranks)]
-    for index in sorted(range(len(loads)), key=lambda index: (-loads[index], index)):
-        total, rank = heapq.heappop(heap)
-        assigned[index] = rank
-        heapq.heappush(heap, (total + loads[index], rank))
+def deal(loads: Sequence[int], ranks: int) -> list[int]:
+    """The rank of each load: of every `ranks` loads in turn, one to each rank, the largest to the rank with the least.
+
+    So each stretch of loads, such as a mini-batch, is on all ranks, which have equally many and nearly equal sums.
+    """
+    assigned, totals = [0] * len(loads), [0] * ranks
+    for first in range(0, len(loads), ranks):
+        largest_first = sorted(range(first, min(first + ranks, len(loads))), key=lambda index: (-loads[index], index))
+        for index, rank in zip(
+            largest_first, sorted(range(ranks), key=lambda rank: (totals[rank], rank)), strict=False
+        ):
+            assigned[index] = rank
+            totals[rank] += loads[index]
     return assigned
 
 
@@ -123,7 +127,7 @@ def _shares(members: Sequence[GroupMember], lengths: Sequence[int], ranks: int) 
     if ranks == 1:
         return [list(range(len(members)))]
     groups = [list(group) for _, group in groupby(range(len(members)), key=lambda index: members[index].number)]
-    assigned = balance([sum(lengths[index] for index in group) for group in groups], ranks)
+    assigned = deal([sum(lengths[index] for index in group) for group in groups], ranks)
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for group, rank in zip(groups, assigned, strict=True):
         shares[rank] += group

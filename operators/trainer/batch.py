@@ -36,6 +36,7 @@ class TrainingBatch:
     temperatures: np.ndarray
     truncated: np.ndarray
     rewards: np.ndarray
+    recorded_ranks: np.ndarray
     contexts: np.ndarray
     context_lengths: np.ndarray
     context_trained: np.ndarray
@@ -121,6 +122,7 @@ def join_parts(parts: Sequence[MicroBatch]) -> TrainingBatch:
         temperatures=temperatures,
         truncated=truncated,
         rewards=rewards,
+        recorded_ranks=np.repeat([part.rank for part in parts], [len(part.trajectory_ids) for part in parts]),
         contexts=contexts,
         context_lengths=np.diff(edges, append=len(token_ids)),
         context_trained=np.diff(np.append(0, np.cumsum(loss_mask))[np.append(edges, len(token_ids))]),

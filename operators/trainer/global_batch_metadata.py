@@ -16,8 +16,8 @@ from schemas.records import MicroBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GlobalBatchMetadata:
-    """n sequences in rank order: rewards float64[n]; groups (dense numbers), lengths, prompt_lengths, trained and
-    staleness int64[n]; truncated bool[n], whether a length limit cut the response off. Their c contexts in the same
+    """n sequences in rank order: rewards float64[n]; groups (dense numbers in the order of training), lengths, prompt_lengths,
+    trained and staleness int64[n]; truncated bool[n], whether a length limit cut the response off. Their c contexts in the same
     order: `sequences` int64[c], the sequence of each, context_rewards float64[c], context_trained int64[c].
 
     `rows` is this rank's slice of the sequences, `tokens` its slice of their trained tokens.
@@ -60,11 +60,11 @@ def gather_metadata(batch: TrainingBatch, ranks: Ranks) -> GlobalBatchMetadata:
     """The metadata of the global batch; `batch` is this rank's part. A collective: every rank must call it."""
     columns = (
         *(batch.group_keys, batch.lengths, batch.prompt_lengths, batch.trained),
-        *(batch.staleness, batch.truncated, batch.contexts),
+        *(batch.staleness, batch.truncated, batch.contexts, batch.recorded_ranks),
     )
     table = torch.from_numpy(np.stack([column.astype(np.int64) for column in columns], 1))
     parts = ranks.gather(table)
-    keys, lengths, prompt_lengths, trained, staleness, truncated, contexts = torch.cat(parts).numpy().T
+    keys, lengths, prompt_lengths, trained, staleness, truncated, contexts, recorded = torch.cat(parts).numpy().T
     before = parts[: ranks.rank]
     rows, tokens = sum(map(len, before)), sum(int(part[:, 3].sum()) for part in before)
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
@@ -74,7 +74,7 @@ def gather_metadata(batch: TrainingBatch, ranks: Ranks) -> GlobalBatchMetadata:
     )
     return GlobalBatchMetadata(
         rewards=rewards,
-        groups=np.argsort(np.argsort(first))[inverse],  # numbered by first occurrence
+        groups=_number(first, recorded[first])[inverse],
         lengths=lengths,
         prompt_lengths=prompt_lengths,
         trained=trained,
@@ -86,3 +86,20 @@ def gather_metadata(batch: TrainingBatch, ranks: Ranks) -> GlobalBatchMetadata:
         rows=slice(rows, rows + len(batch)),
         tokens=slice(tokens, tokens + int(batch.trained.sum())),
     )
+
+
+def _number(first: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """The number of each group by where it occurs `first` and for which of `ranks` it was recorded, both int64[n].
+
+    Ranks take turns: groups with successive numbers, the mini-batches, are on all of them. The numbers depend on the
+    batch's records alone, so a replay of all ranks' parts by a single one has the same mini-batches.
+    """
+    order = np.argsort(first)
+    of = ranks[order]
+    by_rank, counts = np.argsort(of, kind="stable"), np.bincount(of)
+    places = np.empty(len(of), np.int64)
+    places[by_rank] = np.arange(len(of)) - (np.cumsum(counts) - counts)[of[by_rank]]
+    turns = order[np.argsort((places + 0.5) / counts[of], kind="stable")]
+    numbers = np.empty(len(of), np.int64)
+    numbers[turns] = np.arange(len(of))
+    return numbers

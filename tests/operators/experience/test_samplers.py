@@ -17,7 +17,7 @@ from operators.experience.config import Component, ExperienceConfig
 from operators.experience.evictions import Age, Capacity, Staleness
 from operators.experience.groups import Group, Groups
 from operators.experience.members import GroupMember
-from operators.experience.pack_batches import balance, pack
+from operators.experience.pack_batches import deal, pack
 from operators.experience.samplers import SAMPLERS, DynamicSampling, GroupComplete, Sampler
 from operators.experience.writers import Bounded, Finished
 from schemas.block import Block
@@ -217,7 +217,13 @@ def test_pack_gives_empty_micro_batches_to_a_rank_without_work() -> None:
 
 @pytest.mark.parametrize(
     ("loads", "ranks", "expected"),
-    [([], 2, []), ([5, 4, 3], 1, [0, 0, 0]), ([1, 9, 4, 5], 2, [0, 0, 1, 1]), ([3, 3, 3], 4, [0, 1, 2])],
+    [
+        ([], 2, []),
+        ([5, 4, 3], 1, [0, 0, 0]),
+        ([1, 9, 4, 5], 2, [1, 0, 0, 1]),
+        ([3, 3, 3], 4, [0, 1, 2]),
+        ([9, 1, 1, 1, 1], 2, [0, 1, 1, 0, 1]),
+    ],
 )
-def test_balance_assigns_the_longest_load_first(loads: list[int], ranks: int, expected: list[int]) -> None:
-    assert balance(loads, ranks) == expected
+def test_deal_assigns_equally_many_loads_to_each_rank(loads: list[int], ranks: int, expected: list[int]) -> None:
+    assert deal(loads, ranks) == expected
